@@ -1,4 +1,6 @@
-"""Compiles the replay's loop when the package is built, where a C compiler is there; the package works without it, slower."""
+"""Compiles the replay's loop when the package is built, where a C compiler is there;
+the package works without it, slower.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class ReplayHook(BuildHookInterface[Any]):
         try:
             subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            self.app.display_warning(f"no C compiler that works ({error}): replays take Python twenty times as long")
+            self.app.display_warning(
+                f"no C compiler that works ({error}): replays take Python twenty times as long"
+            )
             return
         build_data["artifacts"].append(LIBRARY)
         build_data["pure_python"] = False

@@ -1,4 +1,6 @@
-"""A wheelhouse for a machine without a network: everything that measuring needs, for a given Python and platform."""
+"""A wheelhouse for a machine without a network: everything that measuring needs,
+for a given Python and platform.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from planner.printing import without_passwords
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _EXTRA = "measure"
-# pip takes tags as written: one that is missing here hides its wheels, as 2_18 does NCCL's and with it every newer torch.
+# pip takes tags as written: one that is missing here hides its wheels,
+# as 2_18 does NCCL's and with it every newer torch.
 _OLDEST_GLIBC, _NEWEST_GLIBC = 5, 35
 _OLDER_NAMES = ("manylinux2014", "manylinux2010", "manylinux1")
 
@@ -65,11 +68,23 @@ class Fetched:
 def download_command(folder: Path, target: WheelTarget, fetched: Sequence[Fetched]) -> list[str]:
     """The call of pip that fills ``folder`` with these wheels and no others."""
     exact = [f"{each.name}=={each.version}" for each in fetched]
-    return [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *_settings(target), *exact]
+    return [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        *_settings(target),
+        *exact,
+    ]
 
 
 def report_command(folder: Path, target: WheelTarget, wanted: Sequence[str]) -> list[str]:
-    """The call of pip that says what it would fetch and fetches no wheel: it needs a ``folder`` and leaves it empty.
+    """The call of pip that says what it would fetch and fetches no wheel:
+    it needs a ``folder`` and leaves it empty.
 
     Source: pip 26.3, ``pip install --dry-run --report``; both are there since pip 22.2.
     """
@@ -105,7 +120,9 @@ def plan_bundle(target: WheelTarget, without: Sequence[str]) -> tuple[Fetched, .
     return tuple(found[name] for name in sorted(_needed(found, asked, missing, target)))
 
 
-def _needed(found: Mapping[str, Fetched], asked: Sequence[str], missing: AbstractSet[str], target: WheelTarget) -> set[str]:
+def _needed(
+    found: Mapping[str, Fetched], asked: Sequence[str], missing: AbstractSet[str], target: WheelTarget
+) -> set[str]:
     """Packages of ``found`` that ``asked`` comes to without going through ``missing``."""
     seen: set[tuple[str, frozenset[str]]] = set()
     left = [_requirement(text) for text in asked]
@@ -129,7 +146,9 @@ class _Wanted:
     def applies(self, target: WheelTarget, extras: AbstractSet[str]) -> bool:
         """Whether the other machine needs it, when it takes its package with ``extras``."""
         place = {"python_version": target.python, "platform_machine": target.machine, "sys_platform": "linux"}
-        return self.marker is None or any(self.marker.evaluate({**place, "extra": extra}) for extra in ("", *extras))
+        return self.marker is None or any(
+            self.marker.evaluate({**place, "extra": extra}) for extra in ("", *extras)
+        )
 
 
 def _requirement(text: str) -> _Wanted:
@@ -156,7 +175,17 @@ def make_bundle(folder: Path, target: WheelTarget, without: Sequence[str]) -> tu
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"folder '{folder}' cannot be written: {error.strerror or error}") from None
-    own = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(_PROJECT)]
+    own = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder),
+        str(_PROJECT),
+    ]
     for command in (own, download_command(folder, target, fetched)):
         _run_pip(command, target)
     return tuple(sorted(folder.glob("*.whl")))
@@ -172,12 +201,17 @@ def _run_pip(command: Sequence[str], target: WheelTarget) -> str:
     if done.returncode != 0:
         reason = without_passwords(" ".join((done.stderr or done.stdout).split()))[-300:]
         place = f"Python {target.python} on {target.machine}"
-        raise UsageError(f"pip could not fill the wheelhouse for {place}: {reason}; leave a package out with --without NAME")
+        raise UsageError(
+            f"pip could not fill the wheelhouse for {place}: {reason}; leave a package out with "
+            "--without NAME"
+        )
     return done.stdout
 
 
 def install_line(folder: Path, without: Sequence[str] = ()) -> str:
-    """What to run on the other machine; where packages were left out, all that was carried and nothing that is missing."""
+    """What to run on the other machine; where packages were left out,
+    all that was carried and nothing that is missing.
+    """
     if without:
         return f"pip install --no-index --no-deps {folder.name}/*.whl"
     return f"pip install --no-index --find-links {folder.name} 'finetune-planner[{_EXTRA}]'"

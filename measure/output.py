@@ -1,6 +1,8 @@
-"""The one place where ``measure`` writes: results to standard output, remarks to standard error, both without control characters.
+"""The one place where ``measure`` writes: results to standard output, remarks to standard error,
+both without control characters.
 
-Titles, model names, reasons of libraries and names of cards come from outside and must not steer the terminal.
+Titles, model names, reasons of libraries and names of cards come from outside and must not steer the
+terminal.
 """
 
 from __future__ import annotations

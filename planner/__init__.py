@@ -7,9 +7,10 @@
     answer = planner.estimate(model="7b", method="qlora", gpu="4090", seq=1024)
     answer.verdict, answer.peak.driver_bytes, answer.probability
 
-``estimate`` answers one job, ``check`` config files of training tools, and ``search`` looks for recipes that fit.  ``precheck``
-answers for a Trainer of Transformers or TRL that is about to start; ``PrecheckCallback`` does so by itself.  What is imported
-here costs nothing until it is used, and no framework is imported but by ``PrecheckCallback``.
+``estimate`` answers one job, ``check`` config files of training tools, and ``search`` looks for recipes that
+fit.  ``precheck`` answers for a Trainer of Transformers or TRL that is about to start; ``PrecheckCallback``
+does so by itself.  What is imported here costs nothing until it is used, and no framework is imported but by
+``PrecheckCallback``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Arithmetic that answers one scenario or a grid of a million with the same formula.
 
-Plain numbers take the plain Python path, which is about ten times faster than numpy on scalars; arrays broadcast.
+Plain numbers take the plain Python path, which is about ten times faster than numpy on scalars;
+arrays broadcast.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def minimum(first: Number, *others: Number) -> Number:
 
 
 def is_zero(value: Number) -> bool:
-    """Whether ``value`` is the plain number 0 (an array never is): lets sums skip terms that a recipe does not have."""
+    """Whether ``value`` is the plain number 0 (an array never is):
+    lets sums skip terms that a recipe does not have.
+    """
     return isinstance(value, _PLAIN) and value == 0
 
 

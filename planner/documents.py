@@ -1,4 +1,6 @@
-"""Documents of published schemas: their parts, their JSON Schemas, and their text, which any terminal and any pipe can carry."""
+"""Documents of published schemas: their parts, their JSON Schemas, and their text,
+which any terminal and any pipe can carry.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
 
 
 class Part(BaseModel):
-    """A part of a document: read from any object with these attributes, or from JSON with these names and nothing else."""
+    """A part of a document: read from any object with these attributes,
+    or from JSON with these names and nothing else.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True, populate_by_name=True)
 
@@ -29,9 +33,13 @@ def at_or_none(*path: str) -> Any:
 
 
 def document_text(document: BaseModel) -> str:
-    """``document`` as indented JSON in ASCII: letters that an encoding lacks and control characters escaped."""
+    """``document`` as indented JSON in ASCII:
+    letters that an encoding lacks and control characters escaped.
+    """
     text = document.model_dump_json(by_alias=True, indent=2)
-    return _NOT_PLAIN.sub(lambda found: json.dumps(found.group())[1:-1].replace("\x7f", "\\u007f"), text) + "\n"
+    return (
+        _NOT_PLAIN.sub(lambda found: json.dumps(found.group())[1:-1].replace("\x7f", "\\u007f"), text) + "\n"
+    )
 
 
 def document_schema(document: type[BaseModel]) -> dict[str, Any]:

@@ -28,7 +28,13 @@ _CANDIDATES, _MAX_NEAREST = 12, 3
 
 def show(value: object) -> str:
     """``value`` as a message may repeat it: one line, printable, at most 60 characters."""
-    text = value if isinstance(value, str) else repr(value) if isinstance(value, float | bool | type(None)) else _shape(value)
+    text = (
+        value
+        if isinstance(value, str)
+        else repr(value)
+        if isinstance(value, float | bool | type(None))
+        else _shape(value)
+    )
     short = text if len(text) <= _MAX_ECHO_CHARS else text[:_MAX_ECHO_CHARS] + "..."
     return printable(short)
 
@@ -53,7 +59,9 @@ class ExitCode(IntEnum):
 
 
 def how_to_install(extra: str) -> str:
-    """What installs the package with an ``extra``: from the project's folder, because the package is on no index."""
+    """What installs the package with an ``extra``: from the project's folder,
+    because the package is on no index.
+    """
     return f"install the {extra} extra: pip install '.[{extra}]' in the project's folder"
 
 
@@ -72,11 +80,13 @@ class UsageError(PlannerError):
 class UnknownNameError(UsageError):
     """A name that no catalog or enumeration knows.
 
-    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant: names, or spellings in lower case
-    with the name that each stands for.
+    ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant: names, or
+    spellings in lower case with the name that each stands for.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str] | Mapping[str, str], hint: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str] | Mapping[str, str], hint: str = ""
+    ) -> None:
         self.kind, self.name = kind, name
         meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
         near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
@@ -86,7 +96,9 @@ class UnknownNameError(UsageError):
 
 
 class InputFileError(UsageError):
-    """A file that is missing, unreadable, malformed or hostile.  Names the file and, where known, the line."""
+    """A file that is missing, unreadable, malformed or hostile.  Names the file and, where known,
+    the line.
+    """
 
     def __init__(self, path: str | Path, problem: str, line: int | None = None) -> None:
         self.path, self.problem, self.line = str(path), problem, line
@@ -99,7 +111,9 @@ class RefusedCombinationError(UsageError):
 
 
 class DoesNotFit(PlannerError):  # noqa: N818 - reads as what it says, as StopIteration does
-    """A job that is about to start needs more memory than there is; ``answer`` is the prediction that says so."""
+    """A job that is about to start needs more memory than there is;
+    ``answer`` is the prediction that says so.
+    """
 
     exit_code = ExitCode.GPU_MEMORY_SHORT
 

@@ -10,8 +10,23 @@ from planner.anatomy.parameters import param_counts
 from planner.arrays import minimum
 from planner.domain.calibration import Calibration, lengths_of
 from planner.domain.coefficients import Coefficients
-from planner.domain.interval import NOMINAL_COVERAGE, NORMAL_QUANTILE, TAIL, Interval, Lengths, SpreadKey, interval_around
-from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, Prediction, Uncertainty, Verdict
+from planner.domain.interval import (
+    NOMINAL_COVERAGE,
+    NORMAL_QUANTILE,
+    TAIL,
+    Interval,
+    Lengths,
+    SpreadKey,
+    interval_around,
+)
+from planner.domain.prediction import (
+    HostPrediction,
+    MemoryLevel,
+    MemoryPrediction,
+    Prediction,
+    Uncertainty,
+    Verdict,
+)
 from planner.domain.recipe import Number
 from planner.domain.scale import Doubt, far_factor, lifted, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
@@ -36,18 +51,23 @@ def estimate(
     quick: bool = False,
     why: bool = False,
 ) -> Prediction:
-    """Memory, host RAM and time of one scenario, with a verdict; with ``explain`` each term carries the numbers of its formula.
+    """Memory, host RAM and time of one scenario, with a verdict;
+    with ``explain`` each term carries the numbers of its formula.
 
-    The step is replayed through the model of the caching allocator, which takes about a tenth of a second.  ``quick`` takes
-    a few milliseconds instead: one slack in the place of the replay, to compare many jobs; who is shown is replayed.
-    ``why``: of a job that does not fit, the request that fails, which takes one more replay or two.
+    The step is replayed through the model of the caching allocator, which takes about a tenth of a second.
+    ``quick`` takes a few milliseconds instead: one slack in the place of the replay, to compare many jobs;
+    who is shown is replayed.  ``why``: of a job that does not fit, the request that fails, which takes one
+    more replay or two.
 
-    All numeric fields of the scenario are plain numbers; for grids of scenarios see :mod:`planner.searching.grid`.
+    All numeric fields of the scenario are plain numbers; for grids of scenarios see
+    :mod:`planner.searching.grid`.
     """
     job = job_of(scenario, coefficients)
     memory = predict_quick(job) if quick else predict_replayed(job, why=why)
     host = predict_host(job, paged_bytes(job))
-    verdict, reason = judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
+    verdict, reason = (
+        judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
+    )
     if explain:
         from planner.memory.details import with_details
         from planner.memory.shares import with_shares
@@ -71,12 +91,17 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     A job fits when the least that it needs fits: the allocator gives cached blocks back before it fails.
     """
     if memory.limit_bytes is None:
-        return "no_verdict", "the memory that CUDA makes visible on this card is unknown; give it with --gpu-memory"
+        return (
+            "no_verdict",
+            "the memory that CUDA makes visible on this card is unknown; give it with --gpu-memory",
+        )
     need, limit = float(memory.must_have_bytes), memory.limit_bytes
     moment = PHASE_WORDS[memory.limiting_phase]
     if need > limit:
         more = (
-            f"{format_gib(need - limit)} more than the card's {format_gib(limit)}" if limit else "and nothing is left on the card"
+            f"{format_gib(need - limit)} more than the card's {format_gib(limit)}"
+            if limit
+            else "and nothing is left on the card"
         )
         failed = memory.failed
         stops = f"; it stops at {failed.where} ({PHASE_WORDS[failed.phase]})" if failed and limit else ""
@@ -88,42 +113,72 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     if driver_bytes > limit:
         return (
             "fits",
-            f"it fills the card ({moment}): the allocator has to return cached blocks to fit {format_gib(limit)}",
+            (
+                f"it fills the card ({moment}): the allocator has to return cached blocks to fit "
+                f"{format_gib(limit)}"
+            ),
         )
     return "fits", f"{format_gib(limit - driver_bytes)} remain free at the peak ({moment})"
 
 
 def _not_cuda(memory: MemoryPrediction) -> str:
     """The replay is that of PyTorch's CUDA allocator: elsewhere only what has to be held is known."""
-    return f"not a CUDA device; weights and optimizer states alone take at least {format_gib(float(memory.state_bytes))}"
+    return (
+        "not a CUDA device; weights and optimizer states alone take at least "
+        f"{format_gib(float(memory.state_bytes))}"
+    )
 
 
 def _host_shortage(host: HostPrediction) -> str | None:
-    """What a node lacks of host RAM, in a sentence; ``None`` where it has enough or nobody knows what it has."""
+    """What a node lacks of host RAM, in a sentence;
+    ``None`` where it has enough or nobody knows what it has.
+    """
     node_bytes, available = float(host.required_per_node_bytes), host.available_bytes
     if available is None or node_bytes <= available:
         return None
     when = " while it saves" if float(host.steps_per_node_bytes) <= available else ""
-    return f"the node needs {format_gib(node_bytes)} of host RAM{when}, {format_gib(node_bytes - available)} more than it has"
+    return (
+        f"the node needs {format_gib(node_bytes)} of host RAM{when}, "
+        f"{format_gib(node_bytes - available)} more than it has"
+    )
 
 
 def estimate_calibrated(
-    scenario: Scenario, calibration: Calibration, *, explain: bool = False, quick: bool = False, why: bool = False
+    scenario: Scenario,
+    calibration: Calibration,
+    *,
+    explain: bool = False,
+    quick: bool = False,
+    why: bool = False,
 ) -> Prediction:
-    """:func:`estimate` with fitted coefficients, intervals and P(fits); the verdict says when the limit is inside."""
-    prediction = estimate(scenario, calibration.coefficients_for(scenario), explain=explain, quick=quick, why=why)
+    """:func:`estimate` with fitted coefficients, intervals and P(fits);
+    the verdict says when the limit is inside.
+    """
+    prediction = estimate(
+        scenario, calibration.coefficients_for(scenario), explain=explain, quick=quick, why=why
+    )
     uncertainty = _uncertainty(prediction, scenario, calibration)
     probability = _fits_probability(prediction.memory, scenario, calibration)
     verdict, reason = prediction.verdict, prediction.reason
     if probability is not None and TAIL < probability < 1 - TAIL and verdict in ("fits", "does_not_fit"):
         short = _host_shortage(prediction.host)
-        straddles = f"the {100 * NOMINAL_COVERAGE:.0f} % interval of what it needs straddles the card's limit; {short or reason}"
+        straddles = (
+            f"the {100 * NOMINAL_COVERAGE:.0f} % interval of what it needs straddles the card's limit; "
+            f"{short or reason}"
+        )
         verdict, reason = ("uncertain" if short is None else "host_memory_short"), straddles
-    return replace(prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty)
+    return replace(
+        prediction, verdict=verdict, reason=reason, fits_probability=probability, uncertainty=uncertainty
+    )
 
 
 def predict_with(
-    scenario: Scenario, model: Coefficients | Calibration, *, explain: bool = False, quick: bool = False, why: bool = False
+    scenario: Scenario,
+    model: Coefficients | Calibration,
+    *,
+    explain: bool = False,
+    quick: bool = False,
+    why: bool = False,
 ) -> Prediction:
     """:func:`estimate` or :func:`estimate_calibrated`, as ``model`` asks for."""
     if isinstance(model, Calibration):
@@ -134,9 +189,14 @@ def predict_with(
 def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibration) -> Uncertainty:
     time, host_bytes = prediction.time, float(prediction.host.per_process_bytes)
     doubt, lengths = calibration.doubt(scenario), lengths_of(scenario)
-    levels = {level: _peak_interval(prediction.memory, level, lengths, calibration, doubt) for level in _LEVELS}
+    levels = {
+        level: _peak_interval(prediction.memory, level, lengths, calibration, doubt) for level in _LEVELS
+    }
     down, up = _assumed_reach(scenario)
-    levels = {level: around and Interval(max(0.0, around.low - down), around.high + up) for level, around in levels.items()}
+    levels = {
+        level: around and Interval(max(0.0, around.low - down), around.high + up)
+        for level, around in levels.items()
+    }
     step = host = None
     if time is not None and (spread := calibration.spread_for(SpreadKey("time"))):
         step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
@@ -156,7 +216,9 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
 def _peak_interval(
     memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, doubt: Doubt
 ) -> Interval | None:
-    """Around what an unlimited card would show; no reading is above the card where the job is said to fit on it."""
+    """Around what an unlimited card would show;
+    no reading is above the card where the job is said to fit on it.
+    """
     spread = calibration.spread_for(SpreadKey("memory", lengths))
     if spread is None:
         return None
@@ -175,9 +237,11 @@ def _peak_interval(
 
 
 def order_reach_bytes(memory: MemoryPrediction) -> tuple[Number, Number]:
-    """How far down and up the order of samples of natural lengths alone moves what is reserved; 0 where lengths are fixed.
+    """How far down and up the order of samples of natural lengths alone moves what is reserved;
+    0 where lengths are fixed.
 
-    As many standard deviations as a normal distribution has at the nominal coverage, and downwards no more than was piled up.
+    As many standard deviations as a normal distribution has at the nominal coverage,
+    and downwards no more than was piled up.
     """
     spread: Number = NORMAL_QUANTILE * memory.order_spread_bytes
     piled: Number = sum(term.n_bytes for term in memory.terms if term.label == LENGTH_CACHE)
@@ -185,9 +249,11 @@ def order_reach_bytes(memory: MemoryPrediction) -> tuple[Number, Number]:
 
 
 def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration: Calibration) -> float | None:
-    """Share of unseen measurements, at this prediction, that need no more than the limit; ``None`` where that is not known.
+    """Share of unseen measurements, at this prediction, that need no more than the limit;
+    ``None`` where that is not known.
 
-    No meter shows the least that a job needs; which readings stand for it says :mod:`planner.calibration.intervals.spreads`.
+    No meter shows the least that a job needs; which readings stand for it says
+    :mod:`planner.calibration.intervals.spreads`.
     """
     spread = calibration.spread_for(SpreadKey("need"))
     if spread is None or memory.limit_bytes is None:
@@ -203,7 +269,9 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
 
 
 def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
-    """How far down and up the groups of a packed base may move its bytes where nobody said them; both ends count alike."""
+    """How far down and up the groups of a packed base may move its bytes where nobody said them;
+    both ends count alike.
+    """
     stored = scenario.model.stored
     if stored is None or not stored.assumes_group:
         return 0.0, 0.0

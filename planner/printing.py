@@ -1,4 +1,6 @@
-"""What both programs print: text from outside without control characters, in the width and the encoding of the stream."""
+"""What both programs print: text from outside without control characters,
+in the width and the encoding of the stream.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _PASSWORD = re.compile(r"(://)[^\s/]+@")
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with control characters and lone surrogates replaced by ``?``: names and paths come from outside."""
+    """``text`` on one line, with control characters and lone surrogates replaced by ``?``:
+    names and paths come from outside.
+    """
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -33,7 +37,9 @@ def in_short(text: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """``text`` in which the credentials of addresses (``https://user:password@host``) are left out, as other programs may not."""
+    """``text`` in which the credentials of addresses (``https://user:password@host``) are left out,
+    as other programs may not.
+    """
     return _PASSWORD.sub(r"\1***@", text)
 
 
@@ -55,7 +61,9 @@ def moves_the_cursor(stream: TextIO) -> bool:
 
 
 def prepare_streams() -> None:
-    """Standard output and error take any text: nothing where they are closed, escapes for what their encoding does not have."""
+    """Standard output and error take any text: nothing where they are closed,
+    escapes for what their encoding does not have.
+    """
     # Closed by the caller (>&-), who wants the exit code alone.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123

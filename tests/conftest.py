@@ -1,4 +1,6 @@
-"""Keeps the calibrations and the terminal of whoever runs the tests out of them, and chance out of continuous integration."""
+"""Keeps the calibrations and the terminal of whoever runs the tests out of them,
+and chance out of continuous integration.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Property tests try the same examples on every machine, so that a change passes or fails by what it does.  `make explore` draws
-# others (`--hypothesis-profile=explore`): what it finds becomes an example of its test.
+# Property tests try the same examples on every machine, so that a change passes or fails by what it does.
+# `make explore` draws others (`--hypothesis-profile=explore`): what it finds becomes an example of its test.
 # How long examples take to draw says how busy the machine is.
 ANY_SPEED = [HealthCheck.too_slow]
 settings.register_profile("repeatable", derandomize=True, database=None, suppress_health_check=ANY_SPEED)
@@ -27,7 +29,9 @@ def _a_terminal_of_one_width() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_calibrations_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """``plan`` uses a personal calibration by itself, so the tests look for them in a folder that is empty."""
+    """``plan`` uses a personal calibration by itself,
+    so the tests look for them in a folder that is empty.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield

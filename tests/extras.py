@@ -1,4 +1,6 @@
-"""What a test needs beyond the core packages: where that is missing it is skipped, for a reason that names the extra."""
+"""What a test needs beyond the core packages: where that is missing it is skipped,
+for a reason that names the extra.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from types import ModuleType
 
 import pytest
 
-_PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_PROJECT = tomllib.loads(
+    (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+)["project"]
 # Modules whose package has another name.
 _PACKAGES = {"importlinter": "import-linter", "pynvml": "nvidia-ml-py"}
 
@@ -22,7 +26,9 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 
 def import_or_skip(module: str, minversion: str | None = None) -> ModuleType:
-    """The imported ``module``; skips the test, or at the top of a file all its tests, where it is not installed."""
+    """The imported ``module``; skips the test, or at the top of a file all its tests,
+    where it is not installed.
+    """
     # The report names the line that asked.
     __tracebackhide__ = True
     too_old = f"{module} is not installed in version {minversion} or newer" if minversion else ""

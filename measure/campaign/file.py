@@ -1,8 +1,9 @@
 """A campaign file (TOML) -> its cases.
 
-Top level: ``schema = 1``, ``title``, and optionally ``[defaults]``, any number of ``[[grid]]`` and of ``[[case]]``.  Keys are the
-names of ``REQUEST_FIELDS`` and of the options of a run (``workload``, ``steps``, ``memory_limit``); ``repeat`` says how often a
-case is run.  In a grid a list is an axis: every combination is a case.  A model that is a path is meant from the file's folder.
+Top level: ``schema = 1``, ``title``, and optionally ``[defaults]``, any number of ``[[grid]]`` and of
+``[[case]]``.  Keys are the names of ``REQUEST_FIELDS`` and of the options of a run (``workload``, ``steps``,
+``memory_limit``); ``repeat`` says how often a case is run.  In a grid a list is an axis: every combination is
+a case.  A model that is a path is meant from the file's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _MAX_REPEAT = 100
 
 @dataclass(frozen=True, slots=True)
 class PlannedCase:
-    """One case of a campaign: what it says about the job, how it is measured, and which repeat it is, from 0."""
+    """One case of a campaign: what it says about the job, how it is measured,
+    and which repeat it is, from 0.
+    """
 
     values: Mapping[str, Any]
     options: RunOptions
@@ -53,7 +56,8 @@ def read_campaign(path: str | Path) -> Campaign:
     """Cases of a campaign file.
 
     Raises:
-        InputFileError: missing, too large, not TOML, an unknown key, a value that cannot be used, or no cases.
+        InputFileError: missing, too large, not TOML, an unknown key, a value that cannot be used,
+        or no cases.
     """
     file = Path(path)
     table = _read(file)
@@ -62,7 +66,9 @@ def read_campaign(path: str | Path) -> Campaign:
     if table.get("schema") != SCHEMA:
         said = table.get("schema")
         found = show(said) if isinstance(said, int | None) else "no number"
-        raise InputFileError(file, f"schema must be {SCHEMA}, but it is {found}; a newer one needs a newer planner")
+        raise InputFileError(
+            file, f"schema must be {SCHEMA}, but it is {found}; a newer one needs a newer planner"
+        )
     defaults = _section(file, "defaults", table.get("defaults", {}))
     cases: list[PlannedCase] = []
     for place, entry in _entries(file, table):
@@ -96,7 +102,10 @@ def _entries(file: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
             if kind == "case":
                 yield place, entry
                 continue
-            axes = [[(key, each) for each in (value if isinstance(value, list) else [value])] for key, value in entry.items()]
+            axes = [
+                [(key, each) for each in (value if isinstance(value, list) else [value])]
+                for key, value in entry.items()
+            ]
             for combination in itertools.islice(itertools.product(*axes), MAX_CASES + 1):
                 yield place, dict(combination)
 

@@ -1,4 +1,6 @@
-"""The order in which cases teach most when the time may end at any moment: new models, methods and lengths before repeats."""
+"""The order in which cases teach most when the time may end at any moment: new models,
+methods and lengths before repeats.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _PAIR_WEIGHT = 1.0
 
 
 def in_teaching_order(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """``cases`` such that each next one has the most that was not there before; ties keep the order of the file.
+    """``cases`` such that each next one has the most that was not there before;
+    ties keep the order of the file.
 
     All first runs come before the second ones.
     """

@@ -1,4 +1,6 @@
-"""How far a campaign is: a bar and a live table on a terminal, a line for each case elsewhere.  On standard error."""
+"""How far a campaign is: a bar and a live table on a terminal, a line for each case elsewhere.
+On standard error.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class PlainProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def begin(self, label: str, eta_s: float | None) -> None:
@@ -58,7 +62,12 @@ class LiveProgress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
         self._bar = Bar(*columns)
         self._task = self._bar.add_task("starting", total=total)
         self._rows: list[tuple[str, ...]] = []
@@ -69,7 +78,9 @@ class LiveProgress:
         self._draw()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.__exit__(kind, error, trace)
 
     def begin(self, label: str, eta_s: float | None) -> None:

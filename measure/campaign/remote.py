@@ -1,4 +1,6 @@
-"""A campaign through a cluster's scheduler, by submitit: each job runs its share of the cases on a node of its own."""
+"""A campaign through a cluster's scheduler, by submitit:
+each job runs its share of the cases on a node of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _DEFAULT_MINUTES = 60
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How jobs are asked for.  ``partition`` and ``more`` are Slurm's; ``budget_s`` is the time for the cases of each job."""
+    """How jobs are asked for.  ``partition`` and ``more`` are Slurm's;
+    ``budget_s`` is the time for the cases of each job.
+    """
 
     executor: str
     jobs: int
@@ -34,30 +38,51 @@ class Submission:
     wait: bool = False
 
 
-def share_command(file: Path, out: Path, share: str, submission: Submission, card: int | None = None) -> list[str]:
-    """What one job runs.  Each has a folder of its own: what a share has recorded is counted in its folder alone.
+def share_command(
+    file: Path, out: Path, share: str, submission: Submission, card: int | None = None
+) -> list[str]:
+    """What one job runs.  Each has a folder of its own:
+    what a share has recorded is counted in its folder alone.
 
-    Everything else in its environment is the job's own: the scheduler says there which cards are its, and what the submitting
-    machine has in its environment is nobody else's business.  ``card`` is the one of a job on this machine, where there are any.
+    Everything else in its environment is the job's own: the scheduler says there which cards are its, and
+    what the submitting machine has in its environment is nobody else's business.  ``card`` is the one of a
+    job on this machine, where there are any.
     """
     number = share.partition("/")[0]
     own_card = [] if card is None else [f"CUDA_VISIBLE_DEVICES={card}"]
     python = ["env", f"PYTHONPATH={worker_environment()['PYTHONPATH']}", *own_card, sys.executable]
-    command = [*python, "-m", "measure", "campaign", str(file), "--share", share, "--out", str(out / f"job-{number}")]
+    command = [
+        *python,
+        "-m",
+        "measure",
+        "campaign",
+        str(file),
+        "--share",
+        share,
+        "--out",
+        str(out / f"job-{number}"),
+    ]
     if submission.budget_s is not None:
         command += ["--time-budget", f"{submission.budget_s:g}s"]
     command += ["--retry", submission.retry] if submission.retry is not None else []
-    return [*command, *(["--history"] if submission.history else []), *(["--wait"] if submission.wait else [])]
+    return [
+        *command,
+        *(["--history"] if submission.history else []),
+        *(["--wait"] if submission.wait else []),
+    ]
 
 
 def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     """Hand the jobs to the scheduler; returns submitit's jobs.
 
     Raises:
-        UsageError: an unknown executor, submitit is not installed, the scheduler is not here, or an option that is none.
+        UsageError: an unknown executor, submitit is not installed, the scheduler is not here,
+        or an option that is none.
     """
     if submission.executor not in EXECUTORS:
-        raise UnknownNameError("executor", show(submission.executor), EXECUTORS, hint=f"allowed: {', '.join(EXECUTORS)}")
+        raise UnknownNameError(
+            "executor", show(submission.executor), EXECUTORS, hint=f"allowed: {', '.join(EXECUTORS)}"
+        )
     try:
         import submitit
         from submitit.core.utils import CommandFunction
@@ -74,7 +99,8 @@ def submit(file: Path, out: Path, submission: Submission) -> list[Any]:
     executor.update_parameters(timeout_min=minutes + _SPARE_MINUTES, **settings)
     shares = [f"{number}/{submission.jobs}" for number in range(1, submission.jobs + 1)]
     commands = [
-        share_command(file.absolute(), out.absolute(), share, submission, card) for share, card in zip(shares, cards, strict=True)
+        share_command(file.absolute(), out.absolute(), share, submission, card)
+        for share, card in zip(shares, cards, strict=True)
     ]
     return [executor.submit(CommandFunction(command)) for command in commands]
 
@@ -92,7 +118,8 @@ def _cards(submission: Submission) -> list[int | None]:
         return [None] * submission.jobs
     if submission.jobs > len(gpus):
         raise UsageError(
-            f"{submission.jobs} jobs on this machine would share {len(gpus)} GPUs and measure each other: say --jobs {len(gpus)}"
+            f"{submission.jobs} jobs on this machine would share {len(gpus)} GPUs and measure each other: "
+            f"say --jobs {len(gpus)}"
         )
     return [gpu.index for gpu in gpus[: submission.jobs]]
 
@@ -106,7 +133,9 @@ def _slurm_settings(submission: Submission) -> dict[str, Any]:
     for text in submission.more:
         name, _, value = text.partition("=")
         if not (name.replace("-", "").isalnum() and value.isprintable() and value):
-            raise UsageError(f"--slurm must be like account=lab, an option of sbatch, but it is '{show(text)}'")
+            raise UsageError(
+                f"--slurm must be like account=lab, an option of sbatch, but it is '{show(text)}'"
+            )
         more[name] = value
     return settings | ({"slurm_additional_parameters": more} if more else {})
 
@@ -124,7 +153,9 @@ def parse_share(text: str) -> tuple[int, int]:
 
 
 def take_share(cases: Sequence[PlannedCase], text: str | None) -> tuple[PlannedCase, ...]:
-    """Every n-th of ``cases``, so that each share is as mixed as the whole; all of them when nothing is given."""
+    """Every n-th of ``cases``, so that each share is as mixed as the whole;
+    all of them when nothing is given.
+    """
     if text is None:
         return tuple(cases)
     number, count = parse_share(text)

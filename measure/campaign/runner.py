@@ -49,7 +49,8 @@ class RefusedCase:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What is to be done: the cases left in their order, how many are recorded already, and those that cannot run here.
+    """What is to be done: the cases left in their order, how many are recorded already,
+    and those that cannot run here.
 
     ``left_out``: that lines of the records could not be read, so that what they recorded is measured again.
     """
@@ -71,9 +72,17 @@ class Tally:
 
     @property
     def same_crash(self) -> str | None:
-        """What every case so far crashed with, where there are enough of them: the machine's fault, not that of a case."""
-        messages = {measured.attachments["raw"]["error"] for _, measured in self.measured if measured.record.outcome == "crash"}
-        crashed_alike = len(messages) == 1 and all(each.record.outcome == "crash" for _, each in self.measured)
+        """What every case so far crashed with, where there are enough of them: the machine's fault,
+        not that of a case.
+        """
+        messages = {
+            measured.attachments["raw"]["error"]
+            for _, measured in self.measured
+            if measured.record.outcome == "crash"
+        }
+        crashed_alike = len(messages) == 1 and all(
+            each.record.outcome == "crash" for _, each in self.measured
+        )
         return next(iter(messages)) if crashed_alike and len(self.measured) >= _SAME_CRASHES else None
 
 
@@ -87,8 +96,11 @@ class Progress(Protocol):
         """A case is over and recorded."""
 
 
-def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bool, retry: Collection[Outcome] = ()) -> Agenda:
-    """Place every case on this machine, in teaching order, less those that are recorded on such a machine with this software.
+def plan_agenda(
+    campaign: Campaign, machine: Machine, store: Store, *, force: bool, retry: Collection[Outcome] = ()
+) -> Agenda:
+    """Place every case on this machine, in teaching order,
+    less those that are recorded on such a machine with this software.
 
     Records with an outcome of ``retry`` do not count as recorded.
 
@@ -117,7 +129,9 @@ def plan_agenda(campaign: Campaign, machine: Machine, store: Store, *, force: bo
     return Agenda(tuple(queue), recorded, tuple(refused), left_out_text(records))
 
 
-def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progress, budget_s: float | None) -> Tally:
+def run_agenda(
+    agenda: Agenda, machine: Machine, store: Store, progress: Progress, budget_s: float | None
+) -> Tally:
     """Run what is on the agenda; each record is on the disk before the next case begins.
 
     Raises:
@@ -152,7 +166,9 @@ def run_agenda(agenda: Agenda, machine: Machine, store: Store, progress: Progres
 
 
 def _needs_parent(scenario: Scenario) -> bool:
-    """Whether the warm parent starts the case or is asked for the card; ranks on a CPU have a launcher of their own."""
+    """Whether the warm parent starts the case or is asked for the card;
+    ranks on a CPU have a launcher of their own.
+    """
     return not scenario.recipe.sharding.communicates or scenario.hardware.gpu.id != CPU
 
 
@@ -172,4 +188,6 @@ def _plain_label(planned: PlannedCase) -> str:
     name = model.parent.name if model.name == "config.json" else str(model)
     text = f"{name} {values.pop('method')} seq {values.pop('seq')} batch {values.pop('batch', 1)}"
     more = [f"{key} {value}" for key, value in values.items()]
-    return ", ".join([text, *more, *([planned.options.workload] if planned.options.workload == "loop" else [])])
+    return ", ".join(
+        [text, *more, *([planned.options.workload] if planned.options.workload == "loop" else [])]
+    )

@@ -13,7 +13,12 @@ from planner.units import format_seconds
 
 def agenda_text(title: str, agenda: Agenda) -> str:
     """The cases left in their order, and those that cannot run here with the reason."""
-    lines = [f"{title}: {len(agenda.queue)} to run, {agenda.recorded} recorded already, {len(agenda.refused)} not possible here"]
+    lines = [
+        (
+            f"{title}: {len(agenda.queue)} to run, {agenda.recorded} recorded already, "
+            f"{len(agenda.refused)} not possible here"
+        )
+    ]
     lines += [f"{number:4d}  {queued.label}" for number, queued in enumerate(agenda.queue, 1)]
     return "\n".join([*lines, *_refused_lines(agenda)]) + "\n"
 
@@ -37,18 +42,27 @@ def tally_text(title: str, agenda: Agenda, tally: Tally, folder: Path) -> str:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()) or "nothing"
     lines = [
         *_table(rows),
-        f"{title}: {counts}; {agenda.recorded} were recorded before, {len(agenda.refused)} are not possible here",
+        (
+            f"{title}: {counts}; {agenda.recorded} were recorded before, {len(agenda.refused)} are not "
+            "possible here"
+        ),
         *_refused_lines(agenda),
     ]
     if tally.warm_up_s:
-        lines.append(f"before the first case torch and Transformers were imported once, in {format_seconds(tally.warm_up_s)}")
+        lines.append(
+            "before the first case torch and Transformers were imported once, in "
+            f"{format_seconds(tally.warm_up_s)}"
+        )
     if tally.same_crash is not None:
         crashed = f"every case crashed with: {tally.same_crash}"
         lines.append(f"stopped, because {crashed}; when that is mended, --retry crash runs them again")
     if tally.left:
         reason = "the time is over" if tally.stopped else "not begun"
         lines.append(f"{tally.left} cases are left ({reason}); the same command goes on with them")
-    lines.append(f"records: {folder}; look at them with: measure check '{folder}/*.jsonl'; plan validate '{folder}/*.jsonl'")
+    lines.append(
+        f"records: {folder}; look at them with: measure check '{folder}/*.jsonl'; plan validate "
+        f"'{folder}/*.jsonl'"
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -56,4 +70,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     if not rows:
         return []
     widths = [max(len(row[column]) for row in (HEADER, *rows)) for column in range(len(HEADER))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (HEADER, *rows)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (HEADER, *rows)
+    ]

@@ -39,7 +39,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and exit", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Nothing else to do before the command."""
@@ -57,4 +58,6 @@ app.command("check", short_help="Whether records can be trusted, and why not")(c
 app.command("env", short_help="What a measurement on this machine would be made on")(env)
 app.command("bundle", short_help="Wheels for a machine without a network")(bundle)
 app.command("replay", short_help="Replay a recorded allocator history")(replay_history)
-app.command("trace", short_help="Trace one step of the real modules; needs no GPU")(with_scenario_options(trace, TRACE_OPTIONS))
+app.command("trace", short_help="Trace one step of the real modules; needs no GPU")(
+    with_scenario_options(trace, TRACE_OPTIONS)
+)

@@ -24,23 +24,43 @@ def _text(flag: str, metavar: str, words: str) -> tuple[Any, None]:
 
 
 OPTIONS: OwnOptions = {
-    "file": (Annotated[str, typer.Argument(metavar="FILE", help="Campaign file, such as data/campaigns/first.toml")], ...),
+    "file": (
+        Annotated[
+            str, typer.Argument(metavar="FILE", help="Campaign file, such as data/campaigns/first.toml")
+        ],
+        ...,
+    ),
     "time_budget": _text("--time-budget", "TIME", "Stop after this, such as 9m"),
     "out": (Out, DEFAULT_OUT),
-    "dry_run": (Annotated[bool, typer.Option("--dry-run", help="Print the cases in their order and run nothing")], False),
-    "history": (Annotated[bool, typer.Option("--history", help="Keep the allocator's history of every case (GPU)")], False),
+    "dry_run": (
+        Annotated[bool, typer.Option("--dry-run", help="Print the cases in their order and run nothing")],
+        False,
+    ),
+    "history": (
+        Annotated[bool, typer.Option("--history", help="Keep the allocator's history of every case (GPU)")],
+        False,
+    ),
     "share": _text("--share", "I/N", "Run the I-th of N shares of the cases"),
     "executor": _text("--executor", "NAME", "slurm or local: submit jobs"),
-    "jobs": (Annotated[int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")], 1),
+    "jobs": (
+        Annotated[
+            int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")
+        ],
+        1,
+    ),
     "partition": _text("--partition", "NAME", "With --executor slurm"),
     "slurm": (
         Annotated[
-            list[str] | None, typer.Option("--slurm", metavar="NAME=VALUE", help="With --executor slurm: an option of sbatch")
+            list[str] | None,
+            typer.Option("--slurm", metavar="NAME=VALUE", help="With --executor slurm: an option of sbatch"),
         ],
         None,
     ),
     "wait": (
-        Annotated[bool, typer.Option("--wait", help="Wait for another campaign in the same folder; refused otherwise")],
+        Annotated[
+            bool,
+            typer.Option("--wait", help="Wait for another campaign in the same folder; refused otherwise"),
+        ],
         False,
     ),
     "retry": _text("--retry", "OUTCOMES", "Run what is recorded so once more, such as crash,timeout"),
@@ -92,9 +112,13 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
 
     out = Path(asked.out)
     more = tuple(asked.slurm or ())
-    submission = Submission(executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, more, asked.wait)
+    submission = Submission(
+        executor, asked.jobs, budget_s, asked.partition, asked.history, asked.retry, more, asked.wait
+    )
     submitted = submit(Path(asked.file), out, submission)
-    write_result(f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n")
+    write_result(
+        f"submitted to {executor}: {', '.join(str(job.job_id) for job in submitted)}; records: {out}/job-*\n"
+    )
     return int(ExitCode.FITS)
 
 

@@ -15,10 +15,14 @@ Json = Annotated[bool, typer.Option("--json", help="Write JSON")]
 
 
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Record files (JSONL); patterns may be quoted")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Record files (JSONL); patterns may be quoted")
+    ],
     as_json: Json = False,
 ) -> int:
-    """Look at records: quality, repeats that disagree, environments that must not be merged, lines left out."""
+    """Look at records: quality, repeats that disagree, environments that must not be merged,
+    lines left out.
+    """
     from measure.run.checking import check_records, findings_text
     from planner.records import read_records
 
@@ -36,7 +40,12 @@ def env(as_json: Json = False) -> int:
     machine = this_machine()
     key = environment_key(machine.environment)
     if as_json:
-        facts = {"environment_key": key, "gpu_id": machine.gpu_id, "unusable": machine.unusable, **machine.environment}
+        facts = {
+            "environment_key": key,
+            "gpu_id": machine.gpu_id,
+            "unusable": machine.unusable,
+            **machine.environment,
+        }
         write_result(json.dumps(facts, indent=2) + "\n")
     else:
         from measure.run.readings.environment import environment_text

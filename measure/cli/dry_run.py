@@ -29,7 +29,10 @@ def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
     """
     left = sorted(name for name, value in said.items() if value is not None and name not in _TAKEN)
     if left:
-        raise UsageError(f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; leave it out")
+        raise UsageError(
+            f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; "
+            "leave it out"
+        )
     name, count = split_count(said.get("gpu") or _ASSUMED_GPU)
     if said.get("gpu") is None:
         write_remark(f"no --gpu was said: {_ASSUMED_GPU} is assumed")
@@ -40,7 +43,8 @@ def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
 
 
 def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
-    """The dry run of ``command``, or of the file in ``how.check`` by its own tool; ``how`` has the flags beside what the job is.
+    """The dry run of ``command``, or of the file in ``how.check`` by its own tool;
+    ``how`` has the flags beside what the job is.
 
     Raises:
         PlannerError: as :func:`measure.dry_run.parent.dry_run`.
@@ -59,16 +63,21 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     if job_of_file is not None:
         command, files = job_of_file.command, dict(job_of_file.files)
         said = f"rows of {job_of_file.n_tokens:,} tokens"
-        stood_in = (Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),)
+        stood_in = (
+            Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),
+        )
     check_program(command)
     need("measure", "torch")
     card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
     multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
-    facts = CardFacts(f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards)
+    facts = CardFacts(
+        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards
+    )
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = Job(
-        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "", how.trust_remote_code,
+        str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
+        how.trust_remote_code,
         files, how.check is not None or bool(rows), rows,
     )  # fmt: skip
     ran = dry_run(job)
@@ -79,6 +88,11 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         )
     if ran.allocator and not how.allocator:
         stood_in += (
-            Assumed("settings of torch's allocator", ran.allocator, "the program's variables", "--allocator says others"),
+            Assumed(
+                "settings of torch's allocator",
+                ran.allocator,
+                "the program's variables",
+                "--allocator says others",
+            ),
         )
     return replace(ran, assumed=(*stood_in, *ran.assumed))

@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         need = "install the package with all that it needs: pip install '.[measure]' in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)
     try:
-        result = command_of(app).main(list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False)
+        result = command_of(app).main(
+            list(sys.argv[1:] if argv is None else argv), prog_name="measure", standalone_mode=False
+        )
     except PlannerError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -41,8 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = getattr(error, "format_message", None)
         if not callable(message):
             kind = type(error).__name__
-            return _fail(f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR)
-        return _fail(f"{in_short(str(message())).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE)
+            return _fail(
+                f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR
+            )
+        return _fail(
+            f"{in_short(str(message())).rstrip('.')}; measure --help lists the commands", ExitCode.USAGE
+        )
     return int(result or ExitCode.FITS)
 
 

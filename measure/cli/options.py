@@ -19,38 +19,84 @@ def _option(kind: Any, flag: str, metavar: str, text: str) -> Any:
 
 RUN_OPTIONS: OwnOptions = {
     "workload": (
-        _option(str, "--workload", "NAME", f"trainer (the Hugging Face Trainer) or loop (plain torch); {_DEFAULTS.workload}"),
+        _option(
+            str,
+            "--workload",
+            "NAME",
+            f"trainer (the Hugging Face Trainer) or loop (plain torch); {_DEFAULTS.workload}",
+        ),
         None,
     ),
     "steps": (_option(int, "--steps", "N", f"Counted steps at least, from 1; {_DEFAULTS.steps}"), None),
-    "warmup": (_option(int, "--warmup", "N", f"Steps before them, kept apart, from 0; {_DEFAULTS.warmup}"), None),
-    "max_steps": (_option(int, "--max-steps", "N", f"Counted steps at most, when times spread; {_DEFAULTS.max_steps}"), None),
-    "budget_s": (_option(float, "--budget", "SECONDS", f"Stop stepping after this, above 0; {_DEFAULTS.budget_s:g}"), None),
-    "timeout_s": (_option(float, "--timeout", "SECONDS", f"Kill the case after this, above 0; {_DEFAULTS.timeout_s:g}"), None),
+    "warmup": (
+        _option(int, "--warmup", "N", f"Steps before them, kept apart, from 0; {_DEFAULTS.warmup}"),
+        None,
+    ),
+    "max_steps": (
+        _option(int, "--max-steps", "N", f"Counted steps at most, when times spread; {_DEFAULTS.max_steps}"),
+        None,
+    ),
+    "budget_s": (
+        _option(float, "--budget", "SECONDS", f"Stop stepping after this, above 0; {_DEFAULTS.budget_s:g}"),
+        None,
+    ),
+    "timeout_s": (
+        _option(float, "--timeout", "SECONDS", f"Kill the case after this, above 0; {_DEFAULTS.timeout_s:g}"),
+        None,
+    ),
     "lengths": (
-        _option(str, "--lengths", "N,N,...", "Quantiles of the samples' tokens, evenly spaced from shortest to longest"),
+        _option(
+            str,
+            "--lengths",
+            "N,N,...",
+            "Quantiles of the samples' tokens, evenly spaced from shortest to longest",
+        ),
         None,
     ),
     "seed": (_option(int, "--seed", "N", "Seed of weights, ids and lengths; 0"), None),
     "memory_limit": (
-        _option(str, "--memory-limit", "SIZE|GPU", "Let the job have this much device memory, or what this card makes visible"),
+        _option(
+            str,
+            "--memory-limit",
+            "SIZE|GPU",
+            "Let the job have this much device memory, or what this card makes visible",
+        ),
         None,
     ),
     "checkpoint": (
-        _option(str, "--checkpoint", "PATH|ID", "Real weights (safetensors) from a folder or the Hub; random ones otherwise"),
+        _option(
+            str,
+            "--checkpoint",
+            "PATH|ID",
+            "Real weights (safetensors) from a folder or the Hub; random ones otherwise",
+        ),
         None,
     ),
     "trust_remote_code": (
-        Annotated[bool, typer.Option("--trust-remote-code", help="Run the code that ships with the model's checkpoint")],
+        Annotated[
+            bool,
+            typer.Option("--trust-remote-code", help="Run the code that ships with the model's checkpoint"),
+        ],
         False,
     ),
     "history": (
-        Annotated[bool, typer.Option("--history", help="Keep the allocator's events up to the end of the warm-up (GPU)")],
+        Annotated[
+            bool,
+            typer.Option("--history", help="Keep the allocator's events up to the end of the warm-up (GPU)"),
+        ],
         False,
     ),
     "nvme_path": (_option(str, "--nvme-path", "DIR", "Folder on an NVMe disk for --offload ...-nvme"), None),
-    "rendezvous": (_option(str, "--rendezvous", "HOST:PORT", "Where the nodes of --nodes meet; the same command on each"), None),
-    "save": (Annotated[bool, typer.Option("--save", help="Measure saving too, to a temporary folder")], False),
+    "rendezvous": (
+        _option(
+            str, "--rendezvous", "HOST:PORT", "Where the nodes of --nodes meet; the same command on each"
+        ),
+        None,
+    ),
+    "save": (
+        Annotated[bool, typer.Option("--save", help="Measure saving too, to a temporary folder")],
+        False,
+    ),
 }
 
 
@@ -62,7 +108,8 @@ def run_options(said: dict[str, Any]) -> RunOptions:
     """
     given = {name: said.pop(name) for name in RUN_OPTIONS}
     limit = given.pop("memory_limit")
-    # A switch that was not given is False; a number that was given may be 0, which is for the checks to refuse.
+    # A switch that was not given is False; a number that was given may be 0,
+    # which is for the checks to refuse.
     values = {name: value for name, value in given.items() if value is not None and value is not False}
     if limit is not None:
         values["memory_limit_bytes"] = memory_limit_bytes(limit)

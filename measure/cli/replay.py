@@ -1,4 +1,6 @@
-"""``measure replay FILE``: a recorded allocator history through the model of the allocator, beside what the real one did."""
+"""``measure replay FILE``: a recorded allocator history through the model of the allocator,
+beside what the real one did.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
 
 
 def replay_history(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="History that measure run --history wrote (.jsonl.gz)")],
-    fits: Annotated[str | None, typer.Option("--fits", metavar="SIZE", help="Replay on a card that lets torch have SIZE")] = None,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="History that measure run --history wrote (.jsonl.gz)")
+    ],
+    fits: Annotated[
+        str | None, typer.Option("--fits", metavar="SIZE", help="Replay on a card that lets torch have SIZE")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON")] = False,
 ) -> int:
     """Replay a recorded history: the reserved peak of the model against that of the real allocator."""
@@ -43,7 +49,10 @@ def _text(summary: Summary, result: ReplayResult, real: int) -> str:
     lines = [
         f"{summary.n_events} events; outcome of the replay: {result.outcome}",
         f"reserved peak: replayed {format_bytes(result.peak_reserved_bytes)}, recorded {format_bytes(real)}",
-        f"most allocated: {format_bytes(peak.allocated_bytes)} in {peak.phase or 'no phase'}; by birth and end of each block:",
+        (
+            f"most allocated: {format_bytes(peak.allocated_bytes)} in {peak.phase or 'no phase'}; by birth "
+            "and end of each block:"
+        ),
         *(f"  {name.replace('_', ' '):24}{format_bytes(size):>12}" for name, size in peak.terms.items()),
     ]
     return "\n".join(lines) + "\n"

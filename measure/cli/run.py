@@ -30,7 +30,10 @@ OPTIONS: OwnOptions = {
     "out": (Out, DEFAULT_OUT),
     "solve": (
         Annotated[
-            str | None, typer.Option("--solve", metavar="batch|seq", help="Find the largest that runs; every probe is recorded")
+            str | None,
+            typer.Option(
+                "--solve", metavar="batch|seq", help="Find the largest that runs; every probe is recorded"
+            ),
         ],
         None,
     ),
@@ -38,7 +41,9 @@ OPTIONS: OwnOptions = {
         Annotated[
             str | None,
             typer.Option(
-                "--hostfile", metavar="FILE", help="Nodes and GPUs of one job, as DeepSpeed reads them; run it on each node"
+                "--hostfile",
+                metavar="FILE",
+                help="Nodes and GPUs of one job, as DeepSpeed reads them; run it on each node",
             ),
         ],
         None,
@@ -70,7 +75,9 @@ def run(**said: Any) -> int:
     return int(outcome_code(finished.measured.record.outcome))
 
 
-def solve_for(quantity: str, values: dict[str, Any], options: RunOptions, *, store: Store, force: bool) -> Boundary:
+def solve_for(
+    quantity: str, values: dict[str, Any], options: RunOptions, *, store: Store, force: bool
+) -> Boundary:
     """The boundary of one job.
 
     Raises:
@@ -93,7 +100,9 @@ def said_values(said: dict[str, Any]) -> dict[str, Any]:
     from planner.intake.request import from_flags
 
     config = said.pop("config")
-    request = over_config(from_flags({name: value for name, value in said.items() if name != "force"}), config)
+    request = over_config(
+        from_flags({name: value for name, value in said.items() if name != "force"}), config
+    )
     request = with_length(request, EXAMPLE)
     return {name: given.value for name, given in request.values.items()}
 

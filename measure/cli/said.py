@@ -20,9 +20,15 @@ _ASSUMED_SEQ = 1024
 
 
 def scenario_of(
-    said: dict[str, Any], *, config: str | None, force: bool, example: str, reader: ConfigReader = model_from_config
+    said: dict[str, Any],
+    *,
+    config: str | None,
+    force: bool,
+    example: str,
+    reader: ConfigReader = model_from_config,
 ) -> Scenario:
-    """The scenario of flags and a config file; flags win.  ``reader`` describes a model that the catalog does not have.
+    """The scenario of flags and a config file; flags win.
+    ``reader`` describes a model that the catalog does not have.
 
     Raises:
         UsageError: model or method are missing, or what was said cannot be used.
@@ -75,7 +81,9 @@ def size_bytes(flag: str, text: str) -> int:
     except ValueError:
         size = 0
     if size == 0:
-        raise UsageError(f"{flag} must be a size with a unit and above 0, such as 24GiB or 80GB, but it is '{show(text)}'")
+        raise UsageError(
+            f"{flag} must be a size with a unit and above 0, such as 24GiB or 80GB, but it is '{show(text)}'"
+        )
     return size
 
 
@@ -91,7 +99,9 @@ def need(extra: str, *packages: str) -> None:
 
 
 def quiet() -> None:
-    """Libraries warn about settings that they themselves choose here; standard error is for what the user can act on."""
+    """Libraries warn about settings that they themselves choose here;
+    standard error is for what the user can act on.
+    """
     import logging
     import warnings
 

@@ -1,4 +1,6 @@
-"""``measure trace``: one training step of the real modules on fake tensors, replayed through the allocator."""
+"""``measure trace``: one training step of the real modules on fake tensors,
+replayed through the allocator.
+"""
 
 from __future__ import annotations
 
@@ -30,58 +32,102 @@ OPTIONS: OwnOptions = {
     "config": (Config, None),
     "force": (Force, False),
     "fits": (
-        Annotated[str | None, typer.Option("--fits", metavar="SIZE", help="Replay on a card that lets torch have SIZE")],
+        Annotated[
+            str | None,
+            typer.Option("--fits", metavar="SIZE", help="Replay on a card that lets torch have SIZE"),
+        ],
         None,
     ),
     "allocator": (
-        Annotated[str | None, typer.Option("--allocator", metavar="TEXT", help="Settings as in PYTORCH_CUDA_ALLOC_CONF")],
+        Annotated[
+            str | None,
+            typer.Option("--allocator", metavar="TEXT", help="Settings as in PYTORCH_CUDA_ALLOC_CONF"),
+        ],
         None,
     ),
-    "plot": (Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the timeline as a PNG")], None),
+    "plot": (
+        Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the timeline as a PNG")],
+        None,
+    ),
     "export": (
-        Annotated[str | None, typer.Option("--export", metavar="FILE", help="Write a snapshot for PyTorch's memory visualiser")],
+        Annotated[
+            str | None,
+            typer.Option("--export", metavar="FILE", help="Write a snapshot for PyTorch's memory visualiser"),
+        ],
         None,
     ),
     "events": (
-        Annotated[str | None, typer.Option("--events", metavar="FILE", help="Write every allocation and free, one line each")],
+        Annotated[
+            str | None,
+            typer.Option("--events", metavar="FILE", help="Write every allocation and free, one line each"),
+        ],
         None,
     ),
-    "all_layers": (Annotated[bool, typer.Option("--all-layers", help="Run every layer, not one period of them")], False),
+    "all_layers": (
+        Annotated[bool, typer.Option("--all-layers", help="Run every layer, not one period of them")],
+        False,
+    ),
     "as_json": (Annotated[bool, typer.Option("--json", help="Write JSON")], False),
     "steps": (
-        Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Of a program: optimizer steps before it is stopped")],
+        Annotated[
+            int,
+            typer.Option(
+                "--steps", metavar="N", min=1, help="Of a program: optimizer steps before it is stopped"
+            ),
+        ],
         _STEPS,
     ),
     "timeout_s": (
-        Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Of a program: give up after this")],
+        Annotated[
+            float,
+            typer.Option("--timeout", metavar="SECONDS", min=1, help="Of a program: give up after this"),
+        ],
         _TIMEOUT_S,
     ),
     "trust_remote_code": (
-        Annotated[bool, typer.Option("--trust-remote-code", help="Of a program: run the code that comes with a checkpoint")],
+        Annotated[
+            bool,
+            typer.Option(
+                "--trust-remote-code", help="Of a program: run the code that comes with a checkpoint"
+            ),
+        ],
         False,
     ),
     "check": (
         Annotated[
             str | None,
-            typer.Option("--check", metavar="FILE", help="A training file: its own tool runs it, on rows of full length"),
+            typer.Option(
+                "--check",
+                metavar="FILE",
+                help="A training file: its own tool runs it, on rows of full length",
+            ),
         ],
         None,
     ),
     "lengths": (
-        Annotated[int | None, typer.Option("--lengths", metavar="TOKENS", min=1, help="Of --check: tokens of each row")],
+        Annotated[
+            int | None,
+            typer.Option("--lengths", metavar="TOKENS", min=1, help="Of --check: tokens of each row"),
+        ],
         None,
     ),
     "data": (
         Annotated[
             str | None,
-            typer.Option("--data", metavar="FILE", help="Of a program: JSONL rows in place of each data set that is not there"),
+            typer.Option(
+                "--data",
+                metavar="FILE",
+                help="Of a program: JSONL rows in place of each data set that is not there",
+            ),
         ],
         None,
     ),
     "program": (
         Annotated[
             list[str] | None,
-            typer.Argument(metavar="[-- PROGRAM ARGUMENTS...]", help="A program to run as it is, such as python train.py"),
+            typer.Argument(
+                metavar="[-- PROGRAM ARGUMENTS...]", help="A program to run as it is, such as python train.py"
+            ),
         ],
         None,
     ),
@@ -136,7 +182,9 @@ def trace(**said: Any) -> int:
     _write_files(answer, picture_title(scenario), traced.events, summary)
     timeline = timeline_of(traced.events, summary)
     host = traced.host
-    write_result(to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host))
+    write_result(
+        to_json(summary, timeline, scenario.assumptions, host) if answer.as_json else to_text(summary, host)
+    )
     return _exit_code(summary)
 
 
@@ -145,13 +193,21 @@ def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
     if program and answer.check is not None:
         raise UsageError("--check names a file that its own tool runs, so no program can follow")
     if answer.lengths is not None and answer.check is None:
-        raise UsageError("--lengths says how long the rows of --check FILE are; a program has its own data, or --data")
+        raise UsageError(
+            "--lengths says how long the rows of --check FILE are; a program has its own data, or --data"
+        )
     if answer.data is not None and not program:
-        raise UsageError("--data stands in for data sets of a program: measure trace --data rows.jsonl -- python train.py")
+        raise UsageError(
+            "--data stands in for data sets of a program: measure trace --data rows.jsonl -- python train.py"
+        )
 
 
-def _trace_program(program: list[str] | None, said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None) -> int:
-    """The same of the user's own program.  Where no ``--fits`` is said, the limit is what the card makes visible."""
+def _trace_program(
+    program: list[str] | None, said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None
+) -> int:
+    """The same of the user's own program.  Where no ``--fits`` is said,
+    the limit is what the card makes visible.
+    """
     from measure.cli.dry_run import cards_of, run
 
     del said["force"]
@@ -162,7 +218,9 @@ def _trace_program(program: list[str] | None, said: dict[str, Any], answer: Trac
     ran = run(program or (), cards, answer)
     settings = parse_settings(answer.allocator or ran.allocator)
     summary = summarize(ran.events, limit_bytes or card.visible_memory_bytes, settings)
-    _write_files(answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", ran.events, summary)
+    _write_files(
+        answer, f"{' '.join(program or ()) or answer.check}"[:80] + f", {card.id}", ran.events, summary
+    )
     if answer.as_json:
         write_result(to_json(summary, timeline_of(ran.events, summary), ran.assumed))
     else:

@@ -26,7 +26,8 @@ class CardFacts:
 class LiveAllocator:
     """The allocator's statistics at any moment: it catches up with the log whenever it is asked.
 
-    ``settings``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  There is no limit here: what a full card does is said after the run.
+    ``settings``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  There is no limit here:
+    what a full card does is said after the run.
     """
 
     def __init__(self, native: Native, settings: str = "") -> None:

@@ -1,4 +1,6 @@
-"""The process of a dry run: the pretended card first, then torch, then the program.  ``python -m measure.dry_run.child JOB``."""
+"""The process of a dry run: the pretended card first, then torch, then the program.
+``python -m measure.dry_run.child JOB``.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,16 @@ def main(text: str) -> None:
     ending, reason, code = _run(job)
     if ending in ("steps", "ended") and n_ranks() != job.card.n_cards:
         ending = "refused"
-        reason = f"{job.card.n_cards} cards are named, and {n_ranks()} processes train: start one for each, or name one card"
+        reason = (
+            f"{job.card.n_cards} cards are named, and {n_ranks()} processes train: start one for each, "
+            "or name one card"
+        )
     faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
     sys.stderr.flush()
-    _leave(folder, native, pretended.stages, _answer((ending, reason, code), pretended.guesses, pretended.stages))
+    _leave(
+        folder, native, pretended.stages, _answer((ending, reason, code), pretended.guesses, pretended.stages)
+    )
     # Without what programs do at exit: nothing that they would upload or join is there.
     os._exit(0)
 
@@ -64,7 +71,8 @@ def _from_program(error: BaseException) -> Any:
     """The traceback without the frames that started the program."""
     found = error.__traceback__
     while found is not None and (
-        "runpy" in found.tb_frame.f_code.co_filename or __package__.replace(".", "/") in found.tb_frame.f_code.co_filename
+        "runpy" in found.tb_frame.f_code.co_filename
+        or __package__.replace(".", "/") in found.tb_frame.f_code.co_filename
     ):
         found = found.tb_next
     return found or error.__traceback__
@@ -76,9 +84,19 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> A
         (op, why), place = next(iter(guesses.refusals.items()))
         ending, reason = "refused", f"operator {op} {why}, at {place}"
     assumed = tuple(
-        {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note} for each in guesses.listed()
+        {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note}
+        for each in guesses.listed()
     )
-    return Answer(ending, reason, code, stages.steps_done, stages.micro_steps, stages.most_tokens, stages.allocator, assumed)
+    return Answer(
+        ending,
+        reason,
+        code,
+        stages.steps_done,
+        stages.micro_steps,
+        stages.most_tokens,
+        stages.allocator,
+        assumed,
+    )
 
 
 def _leave(folder: Path, native: Native, stages: Stages, answer: Answer) -> None:

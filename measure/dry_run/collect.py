@@ -45,13 +45,17 @@ class _Collector:
             path = self._path_of_node(event.node)
         self._last_path, self._place = path, Place(stage, micro_step, self._stages.modules.layer_of(path))
         operator = self._operator(event.op)
-        block = TracedBlock(event.id, event.n_bytes, self._place, operator, path, recomputed, stream=event.stream)
+        block = TracedBlock(
+            event.id, event.n_bytes, self._place, operator, path, recomputed, stream=event.stream
+        )
         block.role = self._role(event, block)
         self._blocks[event.id] = block
         return Record(True, block, self._place)
 
     def _path_of_node(self, node: int) -> str:
-        """Module that made an autograd node; one that accumulates a gradient belongs to the node before it."""
+        """Module that made an autograd node;
+        one that accumulates a gradient belongs to the node before it.
+        """
         if node == ACCUMULATES:
             return self._last_path
         return self._stages.modules.path_at(node) if node >= 0 else ""
@@ -69,7 +73,11 @@ class _Collector:
             return "workspace"
         if block.place.stage in ("forward", "backward"):
             source = self._blocks.get(event.source)
-            if block.op == "aten._to_copy.default" and source is not None and source.role in ("weights", "adapters"):
+            if (
+                block.op == "aten._to_copy.default"
+                and source is not None
+                and source.role in ("weights", "adapters")
+            ):
                 return "autocast_copies"
             if block.op.startswith("bitsandbytes.") and "dequantize" in block.op:
                 return "dequantization"
@@ -77,6 +85,11 @@ class _Collector:
 
 
 def _with_waits(records: list[Record], waits: list[bool]) -> list[AllocEvent]:
-    """Events of ``records``; a free that waits for another stream is the request, and a second one follows it."""
+    """Events of ``records``; a free that waits for another stream is the request,
+    and a second one follows it.
+    """
     labelled = to_events(records)
-    return [replace(event, action="free_requested") if wait else event for event, wait in zip(labelled, waits, strict=True)]
+    return [
+        replace(event, action="free_requested") if wait else event
+        for event, wait in zip(labelled, waits, strict=True)
+    ]

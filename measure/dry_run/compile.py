@@ -1,4 +1,6 @@
-"""The compiled part of the dry run: built once for each version of torch and kept in the user's cache folder."""
+"""The compiled part of the dry run:
+built once for each version of torch and kept in the user's cache folder.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def compiled_library() -> Path:
     torch = _torch_folder()
     sources = sorted(SOURCES.iterdir())
     content = b"".join(each.read_bytes() for each in sources)
-    key = hashlib.sha256(b"\0".join((content, version("torch").encode(), str(torch).encode()))).hexdigest()[:16]
+    key = hashlib.sha256(b"\0".join((content, version("torch").encode(), str(torch).encode()))).hexdigest()[
+        :16
+    ]
     target = _cache_folder() / f"pretended_card-{key}.so"
     if not target.is_file():
         _compile(torch, [each for each in sources if each.suffix == ".cpp"], target)
@@ -42,8 +46,9 @@ def _torch_folder() -> Path:
     folder = Path(spec.origin).parent
     if any((folder / "lib").glob("libtorch_cuda.*")):
         raise UsageError(
-            "the installed torch is a CUDA build, where the place of the card is taken: dry runs of programs need the CPU build "
-            "in another environment (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
+            "the installed torch is a CUDA build, where the place of the card is taken: dry runs of "
+            "programs need the CPU build in another environment (pip install torch --index-url "
+            "https://download.pytorch.org/whl/cpu)"
         )
     return folder
 
@@ -54,7 +59,9 @@ def _cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"the cache folder {folder} cannot be made ({error.strerror}); set XDG_CACHE_HOME") from None
+        raise UsageError(
+            f"the cache folder {folder} cannot be made ({error.strerror}); set XDG_CACHE_HOME"
+        ) from None
     return folder
 
 
@@ -62,8 +69,8 @@ def _compile(torch: Path, sources: list[Path], target: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     if not compiler or shutil.which(compiler[0]) is None:
         raise UsageError(
-            "a dry run of a program needs a C++ compiler once, and there is none: install g++ (Debian: apt install g++), "
-            "or name one in CXX"
+            "a dry run of a program needs a C++ compiler once, and there is none: install g++ (Debian: apt "
+            "install g++), or name one in CXX"
         )
     includes = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
     linked = [f"-L{torch / 'lib'}", *_LIBRARIES, f"-Wl,-rpath,{torch / 'lib'}"]
@@ -72,6 +79,10 @@ def _compile(torch: Path, sources: list[Path], target: Path) -> None:
         command = [*compiler, *_OPTIONS, *includes, *map(str, sources), "-o", str(made), *linked]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
-            raise UsageError(f"{compiler[0]} cannot compile the pretended card for torch {version('torch')}: {reason}")
+            reason = next(
+                (line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200]
+            )
+            raise UsageError(
+                f"{compiler[0]} cannot compile the pretended card for torch {version('torch')}: {reason}"
+            )
         made.replace(target)

@@ -17,7 +17,8 @@ from measure.dry_run.streams import Event, OnDevice, Stream, StreamContext, devi
 from planner.units import KIB, MIB
 
 _CUDA_VERSION, _DRIVER = "12.8", 12080
-# Of every NVIDIA card since compute capability 8.0; kernels choose their tiles by the last three (CUDA C++ Programming Guide).
+# Of every NVIDIA card since compute capability 8.0;
+# kernels choose their tiles by the last three (CUDA C++ Programming Guide).
 _LIMITS = {
     "warp_size": 32,
     "max_threads_per_multi_processor": 2048,
@@ -33,7 +34,13 @@ _Call = Callable[..., Any]
 def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
     """Make torch believe in the card, in this process and for good."""
     Stream.native = OnDevice.native = native
-    functions = _queries(facts) | _devices(native, facts) | _memory(native, facts, allocator) | _random(facts) | _streams(native)
+    functions = (
+        _queries(facts)
+        | _devices(native, facts)
+        | _memory(native, facts, allocator)
+        | _random(facts)
+        | _streams(native)
+    )
     for name, function in functions.items():
         own = _own(function)
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
@@ -144,7 +151,9 @@ def _memory(native: Native, facts: CardFacts, allocator: LiveAllocator) -> dict[
         "memory_summary": _always(""),
         "reset_peak_memory_stats": reset,
         "reset_max_memory_allocated": reset,
-        "mem_get_info": _no_argument(lambda: (max(facts.total_bytes - allocator.now().reserved_bytes, 0), facts.total_bytes)),
+        "mem_get_info": _no_argument(
+            lambda: (max(facts.total_bytes - allocator.now().reserved_bytes, 0), facts.total_bytes)
+        ),
         "empty_cache": _no_argument(native.empty_cache),
         "set_per_process_memory_fraction": _nothing,
     }
@@ -159,7 +168,10 @@ def _random(facts: CardFacts) -> dict[str, _Call]:
         return torch.zeros(16, dtype=torch.uint8)
 
     return {
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"), _nothing),
+        **dict.fromkeys(
+            ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+            _nothing,
+        ),
         "initial_seed": _always(0),
         "get_rng_state": state,
         "get_rng_state_all": lambda: [state() for _ in range(facts.n_cards)],

@@ -1,4 +1,6 @@
-"""What was assumed: each value that nobody has, by the line of the program or of a library that asked for it."""
+"""What was assumed: each value that nobody has,
+by the line of the program or of a library that asked for it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Guesses:
 
     def listed(self) -> list[Assumed]:
         """All guesses, the most frequent first."""
-        files = [Assumed(what, value, of, f"{count} times") for (what, value, of), count in self._files.items()]
+        files = [
+            Assumed(what, value, of, f"{count} times") for (what, value, of), count in self._files.items()
+        ]
         return files + [
             Assumed(what, _TAKEN.get(what, "nothing"), place, f"{count} times, by {op}")
             for (what, op, place), count in self._counts.most_common()

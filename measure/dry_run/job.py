@@ -16,8 +16,9 @@ class Job:
     """A program and the card that it runs on.
 
     ``library``: the compiled part.  ``folder``: where the answer goes, the program's own folders are below.
-    ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  ``files``: contents by name, for the folder that the program sees.
-    ``stands_in``: whether a tokenizer that is not there may be replaced; ``rows``: a file that data sets may be replaced by.
+    ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  ``files``: contents by name, for the folder that
+    the program sees.  ``stands_in``: whether a tokenizer that is not there may be replaced; ``rows``: a file
+    that data sets may be replaced by.
     """
 
     library: str
@@ -46,11 +47,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How the program ended.  ``reason`` says why it failed or was refused; ``assumed`` are fields of :class:`Assumed`.
+    """How the program ended.  ``reason`` says why it failed or was refused;
+    ``assumed`` are fields of :class:`Assumed`.
 
     ``steps``: optimizer steps that ran.  ``most_tokens``: rows and tokens of the largest batch.
-    ``allocator``: what the variables said that torch's allocator reads, where the program set them or was given them.
-    ``exit_code``: the program's own, if it ended itself.
+    ``allocator``: what the variables said that torch's allocator reads, where the program set them or was
+    given them.  ``exit_code``: the program's own, if it ended itself.
     """
 
     ending: Ending

@@ -1,4 +1,6 @@
-"""Launchers in this process: the Python program that one would start runs here, with the variables that it would give it."""
+"""Launchers in this process: the Python program that one would start runs here,
+with the variables that it would give it.
+"""
 
 # ruff: noqa: SLF001 - the one place where every way to start a process comes by has no public name
 
@@ -25,7 +27,9 @@ _EXECS = {"execv": 0, "execvp": 0, "execve": 1, "execvpe": 1}
 
 
 class Launches:
-    """Takes over what launchers start.  ``n_cards``: as many processes run together, of which this one is the first."""
+    """Takes over what launchers start.  ``n_cards``: as many processes run together,
+    of which this one is the first.
+    """
 
     def __init__(self, guesses: Guesses, n_cards: int) -> None:
         self._guesses, self._n_cards = guesses, n_cards
@@ -89,7 +93,9 @@ class Launches:
 
         module.elastic_launch = FirstRank  # type: ignore[attr-defined]
 
-    def _spawn(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+    def _spawn(
+        self, fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any
+    ) -> None:
         self._check_number(nprocs, 1)
         fn(0, *args)
 
@@ -97,7 +103,9 @@ class Launches:
         if n_machines != 1:
             self._refuse(f"starts processes on {n_machines} machines, and a dry run has one")
         if n_processes != self._n_cards:
-            self._refuse(f"starts {n_processes} processes, but --gpu names {self._n_cards} cards; make both equal")
+            self._refuse(
+                f"starts {n_processes} processes, but --gpu names {self._n_cards} cards; make both equal"
+            )
 
     def _refuse(self, why: str) -> NoReturn:
         self._guesses.refuse(why, "the launcher")
@@ -125,8 +133,17 @@ def _words(args: Any) -> list[str]:
 
 
 def _rank_variables(n_processes: int, run_id: str) -> dict[str, str]:
-    """What torch's agent tells the first of its processes (torch 2.13 elastic/agent/server/local_elastic_agent.py)."""
-    zero = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    """What torch's agent tells the first of its processes (torch 2.13
+    elastic/agent/server/local_elastic_agent.py).
+    """
+    zero = (
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+    )
     number = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
         **dict.fromkeys(zero, "0"),

@@ -1,4 +1,6 @@
-"""The compiled part as Python calls it: events, blocks, streams, and what it says about values that nobody has."""
+"""The compiled part as Python calls it: events, blocks, streams,
+and what it says about values that nobody has.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Native:
         self._library.dry_see_thread()
 
     def listen(self, guess: Callable[[str, str], None], refusal: Callable[[str, str], None]) -> None:
-        """Call ``guess`` for each value that stands in for one that nobody has, ``refusal`` where there is no shape function."""
+        """Call ``guess`` for each value that stands in for one that nobody has,
+        ``refusal`` where there is no shape function.
+        """
         self._heard = tuple(_Said(_with_text(each)) for each in (guess, refusal))
         self._library.dry_listen(*self._heard)
 

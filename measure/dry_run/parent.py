@@ -63,7 +63,8 @@ def dry_run(job: Job) -> DryRun:
     """Run ``job`` in a temporary folder.
 
     Raises:
-        ProgramError: the program failed by itself, or came to no end in time; its own words went to standard error.
+        ProgramError: the program failed by itself, or came to no end in time;
+        its own words went to standard error.
         NotModelledError: it needs something that cannot be pretended; names the operator and the place.
     """
     with tempfile.TemporaryDirectory(prefix="measure-dry-run-", ignore_cleanup_errors=True) as name:
@@ -75,10 +76,13 @@ def dry_run(job: Job) -> DryRun:
         if answer.ending == "refused":
             raise NotModelledError(f"the program cannot be dry-run: {answer.reason}")
         if answer.ending == "failed":
-            raise ProgramError(f"the program itself failed (its exit code would be {answer.exit_code}): {answer.reason}")
+            raise ProgramError(
+                f"the program itself failed (its exit code would be {answer.exit_code}): {answer.reason}"
+            )
         if answer.steps == 0:
             raise NotModelledError(
-                "the program ended without an optimizer step of torch, so its training was not seen; name the script that trains"
+                "the program ended without an optimizer step of torch, so its training was not seen; name "
+                "the script that trains"
             )
         events = read_jsonl(folder / EVENTS_FILE)
     return DryRun(
@@ -124,7 +128,9 @@ def _run_child(job: Job, folder: Path) -> int:
 
 
 def _show(stream: IO[str] | None, work: str) -> None:
-    """The program's own words go to standard error, with its files by their own names: the result alone is on standard output."""
+    """The program's own words go to standard error, with its files by their own names:
+    the result alone is on standard output.
+    """
     for line in stream or ():
         write_foreign(line.replace(work, ""))
 
@@ -145,17 +151,25 @@ def _answer_in(folder: Path) -> Answer | None:
     if not path.is_file():
         return None
     fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
-    return Answer(**{**fields, "assumed": tuple(fields["assumed"]), "most_tokens": tuple(fields["most_tokens"])})
+    return Answer(
+        **{**fields, "assumed": tuple(fields["assumed"]), "most_tokens": tuple(fields["most_tokens"])}
+    )
 
 
 def _without_answer(code: int, folder: Path, timeout_s: float) -> PlannerError:
-    """Why a child ended without an answer: a kernel that touched memory, too little time, or an end from outside."""
+    """Why a child ended without an answer: a kernel that touched memory, too little time,
+    or an end from outside.
+    """
     stacks = (folder / STACKS_FILE).read_text(encoding="utf-8") if (folder / STACKS_FILE).is_file() else ""
     place = next(_places(stacks), "an unknown place")
     if "Timeout" in stacks or code == -signal.SIGKILL:
-        return ProgramError(f"the program came to no end in {timeout_s:g} seconds (--timeout); it was at {place}")
+        return ProgramError(
+            f"the program came to no end in {timeout_s:g} seconds (--timeout); it was at {place}"
+        )
     if code in (-signal.SIGSEGV, -signal.SIGBUS):
-        return NotModelledError(f"the program cannot be dry-run: a kernel that has no stand-in read or wrote memory, at {place}")
+        return NotModelledError(
+            f"the program cannot be dry-run: a kernel that has no stand-in read or wrote memory, at {place}"
+        )
     return ProgramError(f"the program ended the process by itself (code {code}), so there is no answer")
 
 

@@ -18,7 +18,9 @@ _NAME = "fake"
 
 
 def install() -> None:
-    """Groups of any backend are made of torch's own group without communication, in this process and for good."""
+    """Groups of any backend are made of torch's own group without communication,
+    in this process and for good.
+    """
 
     def create(options: Any, _: Any) -> Any:
         return FakeProcessGroup._create_internal(options.group_rank, options.group_size)
@@ -26,7 +28,9 @@ def install() -> None:
     dist.Backend.register_backend(_NAME, create, extended_api=True, devices=["cpu", "cuda"])
     make: Any = distributed_c10d._new_process_group_helper
 
-    def made(size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *_: Any, **said: Any) -> Any:
+    def made(
+        size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *_: Any, **said: Any
+    ) -> Any:
         kept = {key: value for key, value in said.items() if key in ("timeout", "pg_tag", "group_desc")}
         group, prefix = make(size, rank, ranks, _NAME, store, name, **kept)
         if isinstance(group, dist.ProcessGroup):
@@ -44,7 +48,9 @@ def install() -> None:
 
 
 def _sum_gradients() -> None:
-    """DDP waits for the tensor that a reduction gives back, which torch's group without communication has not."""
+    """DDP waits for the tensor that a reduction gives back,
+    which torch's group without communication has not.
+    """
     made: Any = DistributedDataParallel._ddp_init_helper
 
     def make(model: Any, *args: Any, **kwargs: Any) -> None:

@@ -46,8 +46,14 @@ def _check_command(name: str) -> None:
     if not interpreter:
         raise UsageError(f"'{name}' is no Python program; name the script: -- python train.py")
     # Its libraries would not be the ones that a dry run in this environment finds.
-    if Path(interpreter).is_absolute() and Path(interpreter).parent.resolve() != Path(sys.executable).parent.resolve():
-        raise UsageError(f"'{name}' belongs to the environment of {interpreter}: install measure there, and run it from there")
+    if (
+        Path(interpreter).is_absolute()
+        and Path(interpreter).parent.resolve() != Path(sys.executable).parent.resolve()
+    ):
+        raise UsageError(
+            f"'{name}' belongs to the environment of {interpreter}: install measure there, and run "
+            "it from there"
+        )
 
 
 def _command_file(name: str) -> Path | None:
@@ -60,7 +66,9 @@ def _command_file(name: str) -> Path | None:
 
 
 def _interpreter_of(path: Path) -> str:
-    """The Python that an installed command names in its first line, or in its second where the path is long; empty for none."""
+    """The Python that an installed command names in its first line,
+    or in its second where the path is long; empty for none.
+    """
     try:
         lines = read_bytes(path, _MAX_COMMAND_BYTES).splitlines()[:2]
     except InputFileError:
@@ -70,7 +78,9 @@ def _interpreter_of(path: Path) -> str:
 
 
 def is_python_program(words: Sequence[str]) -> bool:
-    """Whether a command line starts a script, a module or an installed command of Python, and no line of code."""
+    """Whether a command line starts a script, a module or an installed command of Python,
+    and no line of code.
+    """
     name = PurePath(words[0]).name
     if name.startswith(_INTERPRETERS):
         rest = _after_interpreter(words)
@@ -82,7 +92,9 @@ def is_python_program(words: Sequence[str]) -> bool:
 
 
 def _after_interpreter(words: Sequence[str]) -> list[str]:
-    """A script, ``-m`` or ``-c`` with all behind it: the command line without the interpreter and its flags."""
+    """A script, ``-m`` or ``-c`` with all behind it:
+    the command line without the interpreter and its flags.
+    """
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in _WITH_VALUE else rest[1:]

@@ -12,7 +12,10 @@ _MOST_LINES = 12
 
 def to_text(run: DryRun) -> str:
     """Steps, and each value that nobody has, by the line that asked for it."""
-    head = f"The program ran {run.steps} optimizer steps in {run.micro_steps} micro-steps, without weights, data or a GPU"
+    head = (
+        f"The program ran {run.steps} optimizer steps in {run.micro_steps} micro-steps, without "
+        "weights, data or a GPU"
+    )
     if run.most_tokens[1]:
         head += f"; the largest batch had {run.most_tokens[0]:,} x {run.most_tokens[1]:,} tokens"
     return "\n".join(["", head, *_assumed_lines(run.assumed)]) + "\n"

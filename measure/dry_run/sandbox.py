@@ -1,4 +1,6 @@
-"""What the program may do to the machine: read anything, write only to temporary folders, and talk to nobody."""
+"""What the program may do to the machine: read anything, write only to temporary folders,
+and talk to nobody.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,26 @@ from pathlib import Path
 from typing import Any
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
-_CHANGES = frozenset({"os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"})
+_CHANGES = frozenset(
+    {
+        "os.mkdir",
+        "os.rmdir",
+        "os.remove",
+        "os.rename",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "shutil.rmtree",
+    }
+)
 _ALWAYS = ("/dev/", "/proc/")
 _LOCAL = ("127.", "::1", "localhost")
 _MOST_LINKS = 20_000
 
 
 def view_of(folder: Path, work: Path) -> Path:
-    """A folder ``work`` that shows the files of ``folder``: links in folders of its own, so that new files are made there.
+    """A folder ``work`` that shows the files of ``folder``: links in folders of its own,
+    so that new files are made there.
 
     Hidden folders, and what is left after 20,000 files, are links as a whole.
     """
@@ -42,7 +56,9 @@ def view_of(folder: Path, work: Path) -> Path:
 
 
 class Walls:
-    """Refuses what would change anything outside of ``folder``.  A link below it gives way to a new file when it is written."""
+    """Refuses what would change anything outside of ``folder``.
+    A link below it gives way to a new file when it is written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._inside = f"{folder.resolve()}/"
@@ -52,20 +68,30 @@ class Walls:
         path, mode, flags = args
         if isinstance(path, int) or path is None:
             return
-        writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else bool((flags or 0) & _WRITES)
+        writes = (
+            any(letter in mode for letter in "wax+")
+            if isinstance(mode, str)
+            else bool((flags or 0) & _WRITES)
+        )
         if not writes or self._is_inside(os.path.realpath(os.fsdecode(path))):
             return
         if not self._is_own_link(path):
             raise _refused(path)
         target = Path(os.fsdecode(path))
-        content = target.read_bytes() if isinstance(mode, str) and "w" not in mode and target.is_file() else None
+        content = (
+            target.read_bytes() if isinstance(mode, str) and "w" not in mode and target.is_file() else None
+        )
         target.unlink()
         if content is not None:
             target.write_bytes(content)
 
     def check_change(self, args: tuple[Any, ...]) -> None:
-        """A name is made, moved or taken away.  A link is made at its second path; all others change the first."""
-        for path in args[:2] if len(args) > 1 and isinstance(args[1], str | bytes | os.PathLike) else args[:1]:
+        """A name is made, moved or taken away.  A link is made at its second path;
+        all others change the first.
+        """
+        for path in (
+            args[:2] if len(args) > 1 and isinstance(args[1], str | bytes | os.PathLike) else args[:1]
+        ):
             if not isinstance(path, int) and not self._is_own_link(path):
                 raise _refused(path)
 
@@ -82,7 +108,10 @@ class Walls:
 def close_in(folder: Path) -> None:
     """From now on this process writes only below ``folder`` and connects only to itself; for good."""
     walls = Walls(folder)
-    checks: dict[str, Callable[[tuple[Any, ...]], None]] = {"open": walls.check_open, "socket.connect": _connected}
+    checks: dict[str, Callable[[tuple[Any, ...]], None]] = {
+        "open": walls.check_open,
+        "socket.connect": _connected,
+    }
     checks |= dict.fromkeys(_CHANGES, walls.check_change)
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
@@ -96,8 +125,8 @@ def close_in(folder: Path) -> None:
 
 def _refused(path: Any) -> PermissionError:
     return PermissionError(
-        f"a dry run writes nothing outside of its temporary folder, but the program wants to write {os.fsdecode(path)!r}: "
-        "give it a relative output folder"
+        "a dry run writes nothing outside of its temporary folder, but the program wants to write "
+        f"{os.fsdecode(path)!r}: give it a relative output folder"
     )
 
 

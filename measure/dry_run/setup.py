@@ -1,4 +1,6 @@
-"""Puts everything in place before the program runs: card, kernels, libraries, stages, and the walls around it."""
+"""Puts everything in place before the program runs: card, kernels, libraries, stages,
+and the walls around it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,11 @@ def set_up(native: Native, job: Job) -> Pretended:
     Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)
     if find_spec("triton") is None:
-        guesses.assume("triton", "not installed; a GPU installation has it, and libraries may run otherwise", "this environment")
+        guesses.assume(
+            "triton",
+            "not installed; a GPU installation has it, and libraries may run otherwise",
+            "this environment",
+        )
     _see_other_threads(native)
     native.begin(cublas_workspace_bytes(".".join(map(str, job.card.compute_capability))))
     # Imported libraries hold some million objects, which every collection would look at.

@@ -1,4 +1,6 @@
-"""Where the program is: its pass, its module, its step; and which tensors are weights, gradients and optimizer states."""
+"""Where the program is: its pass, its module, its step; and which tensors are weights,
+gradients and optimizer states.
+"""
 
 # ruff: noqa: SLF001 - what torch calls private here has no public name
 
@@ -34,7 +36,8 @@ class Followed(ModuleStack):
 
     def _name_of(self, module: nn.Module) -> str:
         if not self._stack:
-            # A layer that is computed again in the backward pass is called from outside as well, and has its name.
+            # A layer that is computed again in the backward pass is called from outside as well,
+            # and has its name.
             if id(module) not in self._names:
                 self.learn(module, longest_list(module))
             self._began(module)
@@ -46,9 +49,13 @@ class Followed(ModuleStack):
 
 
 def longest_list(model: nn.Module) -> str:
-    """Name of the list that holds most modules, the outermost of equals: the layers of most models; empty for none."""
+    """Name of the list that holds most modules, the outermost of equals: the layers of most models;
+    empty for none.
+    """
     lists = [
-        (len(each), name) for name, each in model.named_modules() if isinstance(each, nn.ModuleList | nn.Sequential) and name
+        (len(each), name)
+        for name, each in model.named_modules()
+        if isinstance(each, nn.ModuleList | nn.Sequential) and name
     ]
     return max(lists, key=lambda found: (found[0], -found[1].count(".")))[1] if lists else ""
 
@@ -56,9 +63,9 @@ def longest_list(model: nn.Module) -> str:
 class Stages:
     """Tells the log where the program is, and keeps roles of blocks by their numbers.
 
-    ``most_tokens``: rows and tokens of the largest batch.
-    ``allocator``: settings of torch's allocator that the program runs with.
-    ``places`` gives stage, micro-step and module path by the number in the log.  ``n_steps``: optimizer steps to run.
+    ``most_tokens``: rows and tokens of the largest batch.  ``allocator``: settings of torch's allocator that
+    the program runs with.  ``places`` gives stage, micro-step and module path by the number in the log.
+    ``n_steps``: optimizer steps to run.
     """
 
     def __init__(self, native: Native, n_steps: int) -> None:
@@ -116,7 +123,9 @@ class Stages:
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             if self.backwards == 0:
-                self.allocator = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+                self.allocator = next(
+                    (os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), ""
+                )
                 self.enter("backward")
             self.backwards += 1
             try:
@@ -171,7 +180,9 @@ class Stages:
             self._mark_constants(tensor)
 
     def _mark_constants(self, holder: Any) -> None:
-        """The constants of a quantised matrix, which bitsandbytes keeps as attributes of it and of its state."""
+        """The constants of a quantised matrix,
+        which bitsandbytes keeps as attributes of it and of its state.
+        """
         for name in _CONSTANTS:
             value = getattr(holder, name, None)
             if isinstance(value, torch.Tensor):

@@ -19,9 +19,12 @@ _WORDS = 1000
 _FEWEST_ROWS, _ROWS_PER_STEP = 32, 2
 # Files, splits and places that lead to data, reports and copies elsewhere.
 _LEFT_OUT = {
-    "llama-factory": ("eval_dataset", "val_size", "tokenized_path", "max_samples", "resume_from_checkpoint", "eval_strategy",
-                      "evaluation_strategy", "eval_steps", "media_dir", "streaming", "mix_strategy", "push_to_hub"),
-    "trl": ("dataset_config", "dataset_name", "dataset_train_split", "dataset_test_split", "eval_strategy", "eval_steps",
+    "llama-factory": ("eval_dataset", "val_size", "tokenized_path", "max_samples", "resume_from_checkpoint",
+    "eval_strategy",
+                      "evaluation_strategy", "eval_steps", "media_dir", "streaming", "mix_strategy",
+                      "push_to_hub"),
+    "trl": ("dataset_config", "dataset_name", "dataset_train_split", "dataset_test_split", "eval_strategy",
+    "eval_steps",
             "resume_from_checkpoint", "push_to_hub", "hub_model_id", "datasets", "dataset_mixture"),
 }  # fmt: skip
 _LIMITS = {"llama-factory": ("cutoff_len", 2048), "trl": ("max_length", 1024)}
@@ -39,7 +42,8 @@ class ToolJob:
 
 
 def tool_job(path: Path, n_tokens: int | None = None) -> ToolJob:
-    """The job of ``path`` as its own tool runs it.  ``n_tokens``: of each row; ``None`` for as many as the file lets through.
+    """The job of ``path`` as its own tool runs it.  ``n_tokens``: of each row;
+    ``None`` for as many as the file lets through.
 
     Raises:
         InputFileError: the file cannot be read, or no tool can be told.
@@ -50,7 +54,8 @@ def tool_job(path: Path, n_tokens: int | None = None) -> ToolJob:
     tool = recognise(document)
     if tool.name not in _LIMITS:
         raise NotModelledError(
-            f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace --gpu 4090 -- COMMAND"
+            f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace "
+            "--gpu 4090 -- COMMAND"
         )
     fields = {key: value for key, value in document.table.items() if key not in _LEFT_OUT[tool.name]}
     key, default = _LIMITS[tool.name]
@@ -68,7 +73,9 @@ def _whole(value: Any, default: int) -> int:
 
 
 def _n_rows(fields: Mapping[str, Any]) -> int:
-    batch = _whole(fields.get("per_device_train_batch_size"), 8) * _whole(fields.get("gradient_accumulation_steps"), 1)
+    batch = _whole(fields.get("per_device_train_batch_size"), 8) * _whole(
+        fields.get("gradient_accumulation_steps"), 1
+    )
     return max(_FEWEST_ROWS, batch * _ROWS_PER_STEP * 2)
 
 
@@ -82,13 +89,23 @@ def _llama_factory(fields: dict[str, Any], length: int, rows: int) -> ToolJob:
     elif stage in _MARKED:
         columns |= {"kto_tag": "label"}
     elif stage != "sft":
-        raise NotModelledError(f"stage {stage} of LLaMA-Factory generates text, which a dry run cannot follow")
+        raise NotModelledError(
+            f"stage {stage} of LLaMA-Factory generates text, which a dry run cannot follow"
+        )
     described = {"file_name": "rows.jsonl", "columns": columns, "ranking": ranking}
-    changed = {"dataset": "rows", "dataset_dir": FOLDER, "output_dir": "dry_run_output", "report_to": "none", "do_train": True}
+    changed = {
+        "dataset": "rows",
+        "dataset_dir": FOLDER,
+        "output_dir": "dry_run_output",
+        "report_to": "none",
+        "do_train": True,
+    }
     files = {
         f"{FOLDER}/dataset_info.json": json.dumps({"rows": described}),
         f"{FOLDER}/rows.jsonl": _rows(length, rows, marked=stage in _MARKED),
-        f"{FOLDER}/train.yaml": json.dumps({**fields, **changed, "preprocessing_num_workers": 1}, default=str),
+        f"{FOLDER}/train.yaml": json.dumps(
+            {**fields, **changed, "preprocessing_num_workers": 1}, default=str
+        ),
     }
     return ToolJob(("llamafactory-cli", "train", f"{FOLDER}/train.yaml"), files, length)
 
@@ -97,9 +114,16 @@ def _trl(fields: dict[str, Any], length: int, rows: int, path: Path) -> ToolJob:
     named = [task for task in _TRL_TASKS if task in path.stem.lower()]
     if len(named) != 1:
         said = " or ".join(f"-- trl {task} --config {path}" for task in _TRL_TASKS[:2])
-        raise UsageError(f"the file does not say which trainer of TRL it is for: give the whole command, {said}")
+        raise UsageError(
+            f"the file does not say which trainer of TRL it is for: give the whole command, {said}"
+        )
     task = named[0]
-    changed = {"dataset_name": f"{FOLDER}/rows", "output_dir": "dry_run_output", "report_to": "none", "max_length": length}
+    changed = {
+        "dataset_name": f"{FOLDER}/rows",
+        "output_dir": "dry_run_output",
+        "report_to": "none",
+        "max_length": length,
+    }
     files = {
         f"{FOLDER}/rows/train.jsonl": _rows(length, rows, marked=task in _MARKED, only=_TRL_COLUMNS[task]),
         f"{FOLDER}/train.yaml": json.dumps({**fields, **changed}, default=str),
@@ -121,7 +145,13 @@ def _rows(length: int, count: int, *, marked: bool, only: tuple[str, ...] = ()) 
     for number in range(count):
         words = [f"w{(number * 7 + each) % _WORDS}" for each in range(length)]
         prompt, rest = " ".join(words[: length // 2]), " ".join(words[: length - length // 2])
-        row: dict[str, Any] = {"text": " ".join(words), "prompt": prompt, "completion": rest, "chosen": rest, "rejected": rest}
+        row: dict[str, Any] = {
+            "text": " ".join(words),
+            "prompt": prompt,
+            "completion": rest,
+            "chosen": rest,
+            "rejected": rest,
+        }
         if marked:
             row["label"] = number % 2 == 0
         lines.append(json.dumps({key: value for key, value in row.items() if not only or key in only}))

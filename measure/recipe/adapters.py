@@ -33,7 +33,11 @@ def _targets(model: nn.Module, adapter: Adapter, spec: ModelSpec) -> str | list[
     """``target_modules`` as PEFT reads them: it knows ``all-linear`` alone, and not among names."""
     if adapter.targets == ("all-linear",):
         return "all-linear"
-    named = [target for target in adapter.targets if target not in GROUP_TARGETS and target not in _parameters(adapter)]
+    named = [
+        target
+        for target in adapter.targets
+        if target not in GROUP_TARGETS and target not in _parameters(adapter)
+    ]
     if "all-linear" in adapter.targets:
         return named + [name for name in linear_names(spec) if name != spec.head.name]
     return named + (_attention_paths(model, spec) if "attention" in adapter.targets else [])

@@ -1,4 +1,6 @@
-"""What ``torch.utils.checkpoint`` is told, and torchtitan's policy for selective checkpointing of operators."""
+"""What ``torch.utils.checkpoint`` is told,
+and torchtitan's policy for selective checkpointing of operators.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class _Policy:
         operators: Iterable[Any] = get_default_op_list().compute_intensive_ops
         self._kept = {each.default for each in operators}
         # What SDPA calls inside where a kernel is called by its own name.
-        self._kept |= {getattr(torch.ops.aten, f"_{kernel}_attention_forward").default for kernel in ("flash", "efficient")}
+        self._kept |= {
+            getattr(torch.ops.aten, f"_{kernel}_attention_forward").default
+            for kernel in ("flash", "efficient")
+        }
         self._products = {True: 0, False: 0}
 
     def __call__(self, context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -21,7 +21,8 @@ def zero_stage(scenario: Scenario) -> int:
 def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None = None) -> dict[str, Any]:
     """A DeepSpeed configuration as the Trainer finishes one, with the bucket sizes of the scenario's stack.
 
-    On a CPU the optimizer is torch's own, because DeepSpeed's needs a compiler and forty seconds, and buckets are small.
+    On a CPU the optimizer is torch's own, because DeepSpeed's needs a compiler and forty seconds,
+    and buckets are small.
     """
     recipe, stack = scenario.recipe, scenario.stack
     width = scenario.model.hidden_size
@@ -56,8 +57,8 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None 
 def trainer_deepspeed_config(scenario: Scenario, *, nvme_path: str | None = None) -> dict[str, Any]:
     """The configuration for ``TrainingArguments(deepspeed=...)``.
 
-    With an offloaded AdamW the file names the optimizer, like people's files, so that DeepSpeed takes its own for the CPU.  Other
-    optimizers are the Trainer's, which DeepSpeed then has to be allowed to take.
+    With an offloaded AdamW the file names the optimizer, like people's files, so that DeepSpeed takes its own
+    for the CPU.  Other optimizers are the Trainer's, which DeepSpeed then has to be allowed to take.
     """
     config = deepspeed_config(scenario, on_cpu=False, nvme_path=nvme_path)
     if scenario.recipe.offloads_optimizer:
@@ -70,14 +71,19 @@ def trainer_deepspeed_config(scenario: Scenario, *, nvme_path: str | None = None
 
 
 def trainer_fsdp_config(scenario: Scenario) -> dict[str, Any]:
-    """The configuration for ``TrainingArguments(fsdp=True, fsdp_config=...)``: FSDP2, or FSDP1 where that is asked for.
+    """The configuration for ``TrainingArguments(fsdp=True, fsdp_config=...)``: FSDP2,
+    or FSDP1 where that is asked for.
 
     Source: Transformers 5.17 and 5.23 training_args.py _process_fsdp_args.
     """
     recipe = scenario.recipe
     first = recipe.sharding == FSDP1
     whole = "full_shard" if first else recipe.sharding.divides_weights
-    return {"version": 1 if first else 2, "reshard_after_forward": whole, "cpu_offload": recipe.offloads_params}
+    return {
+        "version": 1 if first else 2,
+        "reshard_after_forward": whole,
+        "cpu_offload": recipe.offloads_params,
+    }
 
 
 def fsdp_config(scenario: Scenario) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """TRL's fused head: log-probabilities of the tokens, tile by tile, in place of the logits.
 
-Where it picks completion tokens by a mask of values, all tokens are taken for completion tokens: fake tensors have no values.
+Where it picks completion tokens by a mask of values, all tokens are taken for completion tokens:
+fake tensors have no values.
 Source: trl 1.16.0 trainer/utils.py add_fused_lm_head and kernels/chunked_logprob.py.
 """
 
@@ -26,9 +27,15 @@ def add_fused_head(model: Any) -> None:
     Raises:
         NotModelledError: a head with a bias, or logits that the model scales or caps after its head.
     """
-    inner: Any = next(module for module in model.modules() if isinstance(module, transformers.PreTrainedModel))
+    inner: Any = next(
+        module for module in model.modules() if isinstance(module, transformers.PreTrainedModel)
+    )
     text = inner.config.get_text_config()
-    changed = [name for name in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(text, name, None)]
+    changed = [
+        name
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
+        if getattr(text, name, None)
+    ]
     if changed or getattr(inner.get_output_embeddings(), "bias", None) is not None:
         what = changed[0] if changed else "a head with a bias"
         raise NotModelledError(f"log-probabilities in tiles with {what} cannot be traced; use --stack trl@0")
@@ -42,19 +49,26 @@ class FusedOutput(ModelOutput):
     log_probs: torch.Tensor | None = None
 
 
-def _fused_forward(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **_: Any) -> Any:
-    hidden = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state[:, :-1]
+def _fused_forward(
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **_: Any
+) -> Any:
+    hidden = model.base_model(
+        input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+    ).last_hidden_state[:, :-1]
     labels = labels[:, 1:]
     mask = labels != -100
     tokens = torch.zeros(labels.numel(), dtype=torch.int64)
-    per_token = LogProbTiles.apply(hidden[tokens, tokens], model.get_output_embeddings().weight, labels.reshape(-1))  # type: ignore[no-untyped-call]
+    per_token = LogProbTiles.apply(
+        hidden[tokens, tokens], model.get_output_embeddings().weight, labels.reshape(-1)
+    )  # type: ignore[no-untyped-call]
     return FusedOutput(log_probs=per_token.new_zeros(mask.shape).masked_scatter(mask, per_token))
 
 
 class LogProbTiles(torch.autograd.Function):
     """What TRL's ``ChunkedLogProbFunction`` allocates, without its Triton kernels, which work in place.
 
-    Source: trl 1.16.0 kernels/chunked_logprob.py; the products of its backward add to fp32 sums in place (``_addmm_fp32``).
+    Source: trl 1.16.0 kernels/chunked_logprob.py;
+    the products of its backward add to fp32 sums in place (``_addmm_fp32``).
     """
 
     @staticmethod
@@ -68,7 +82,9 @@ class LogProbTiles(torch.autograd.Function):
             for start in range(0, weight.shape[0], TILE_WORDS):
                 n_words = min(TILE_WORDS, weight.shape[0] - start)
                 # The cast words of one tile go before those of the next one come.
-                torch.mm(rows, weight[start : start + n_words].to(dtype).t(), out=buffer[: len(rows), :n_words])
+                torch.mm(
+                    rows, weight[start : start + n_words].to(dtype).t(), out=buffer[: len(rows), :n_words]
+                )
         ctx.save_for_backward(hidden, weight, targets, sums)
         ctx.dtype = dtype
         return sums - 1.0

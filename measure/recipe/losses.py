@@ -1,7 +1,7 @@
 """Losses that never hold all logits: head and loss in one, piece by piece.
 
-The model's own forward stays: its head hands the hidden states on, and its loss function, which gets them in the place of the
-logits, runs head and loss.  No logits are returned, as with Liger and TRL.
+The model's own forward stays: its head hands the hidden states on, and its loss function, which gets them in
+the place of the logits, runs head and loss.  No logits are returned, as with Liger and TRL.
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ def install_loss(model: Any, recipe: Recipe) -> None:
     """
     if recipe.loss == "hf":
         return
-    inner: Any = next(module for module in model.modules() if isinstance(module, transformers.PreTrainedModel))
+    inner: Any = next(
+        module for module in model.modules() if isinstance(module, transformers.PreTrainedModel)
+    )
     head: Any = inner.get_output_embeddings()
     text = inner.config.get_text_config()
-    changed = [name for name in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(text, name, None)]
+    changed = [
+        name
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling")
+        if getattr(text, name, None)
+    ]
     if changed or getattr(head, "bias", None) is not None:
         what = changed[0] if changed else "a head with a bias"
         raise NotModelledError(f"loss '{recipe.loss}' with {what} cannot be traced; use --loss hf")
@@ -66,7 +72,9 @@ def _without_logits(forward: Any) -> Any:
 
 
 def _chunked(rows: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Head and loss of one piece after another, each computed again in backward; so only one piece's logits are alive."""
+    """Head and loss of one piece after another, each computed again in backward;
+    so only one piece's logits are alive.
+    """
     size = math.ceil(rows.shape[0] / CHUNKS)
     total = rows.new_zeros((), dtype=torch.float32)
     for start in range(0, rows.shape[0], size):
@@ -95,8 +103,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
     """What Liger's function of this name allocates, without its Triton kernels, which work in place.
 
     The gradients are made in the forward pass, piece by piece, and handed out in the backward pass.
-    Source: Liger-Kernel (commit 00eba634 of 2026) ops/fused_linear_cross_entropy.py, for a mean or sum over tokens, no bias and
-    no ``accum_dtype``, on compute capability 8.0 and later.
+    Source: Liger-Kernel (commit 00eba634 of 2026) ops/fused_linear_cross_entropy.py, for a mean or sum over
+    tokens, no bias and no ``accum_dtype``, on compute capability 8.0 and later.
     """
 
     @staticmethod
@@ -113,7 +121,11 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         buffer = rows.new_empty((size, weight.shape[0])) if direct else None
         for start in range(0, rows.shape[0], size):
             piece = rows[start : start + size]
-            logits = torch.mm(piece, weight.t(), out=buffer[: len(piece)]) if buffer is not None else piece @ weight.t()
+            logits = (
+                torch.mm(piece, weight.t(), out=buffer[: len(piece)])
+                if buffer is not None
+                else piece @ weight.t()
+            )
             if buffer is not None:
                 torch.mm(logits, weight, out=by_rows[start : start + size])
             else:
@@ -136,7 +148,9 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: torch.Tensor, logits: torch.Tensor, piece: torch.Tensor) -> None:
-    """Add a piece to the head's gradient: in place where the accumulator is fp32 or of the logits' 16-bit dtype."""
+    """Add a piece to the head's gradient:
+    in place where the accumulator is fp32 or of the logits' 16-bit dtype.
+    """
     if logits.dtype in (torch.float16, torch.bfloat16) and total.dtype in (torch.float32, logits.dtype):
         operand = piece.to(logits.dtype)
         total.add_(operand[:1].sum())

@@ -32,7 +32,11 @@ def find_layer_list(model: nn.Module, config: Any) -> str:
         NotModelledError: no such list, or several.
     """
     text = config.get_text_config()
-    lists: list[str] = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == text.num_hidden_layers]
+    lists: list[str] = [
+        n
+        for n, m in model.named_modules()
+        if isinstance(m, nn.ModuleList) and len(m) == text.num_hidden_layers
+    ]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     if len(outermost) != 1:
         found = f"{len(outermost)} lists of decoder layers found"

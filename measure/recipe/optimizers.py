@@ -15,7 +15,8 @@ from torch import nn
 from planner.domain.recipe import Optimizer, Recipe
 from planner.errors import NotModelledError, UsageError, how_to_install
 
-# The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py get_decay_parameter_names).
+# The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py
+# get_decay_parameter_names).
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 _LEARNING_RATE = 1e-4
 # Where a choice is left to torch, CUDA takes the foreach form and a CPU does not.
@@ -32,7 +33,9 @@ _BITSANDBYTES: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "lion": ("Lion", {"optim_bits": 32, "is_paged": False}),
 }
 MIN_PAGED_ELEMENTS = 100_000
-"""Smaller states of a paged optimizer are ordinary tensors.  Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer."""
+"""Smaller states of a paged optimizer are ordinary tensors.  Source:
+bitsandbytes 0.50 optim/optimizer.py get_state_buffer.
+"""
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -85,7 +88,9 @@ def _made(make: Any, groups: list[dict[str, Any]], options: dict[str, Any]) -> t
     return optimizer
 
 
-def _bitsandbytes(model: nn.Module, name: str, groups: list[dict[str, Any]], options: dict[str, Any]) -> torch.optim.Optimizer:
+def _bitsandbytes(
+    model: nn.Module, name: str, groups: list[dict[str, Any]], options: dict[str, Any]
+) -> torch.optim.Optimizer:
     """An optimizer of bitsandbytes; the Trainer keeps the states of tables in 32 bits under an 8-bit one."""
     if find_spec("bitsandbytes") is None:
         raise UsageError(f"bitsandbytes is not installed; {how_to_install('measure')}")

@@ -1,12 +1,14 @@
-"""Training from preferences as the trainers of TRL and LLaMA-Factory run it: several passes, and losses over log-probabilities.
+"""Training from preferences as the trainers of TRL and LLaMA-Factory run it: several passes,
+and losses over log-probabilities.
 
-Where a trainer picks completion tokens by a mask of values, all tokens are taken for completion tokens: fake tensors have no
-values, and that is the most.
-Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and cpo_trainer.py
-concatenated_forward, which are those of 1.16.0 trl/experimental.  trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and
-reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
-get_batch_logps.  Of allenai/open-instruct b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
+Where a trainer picks completion tokens by a mask of values, all tokens are taken for completion tokens: fake
+tensors have no values, and that is the most.
+Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and
+trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward,
+trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward, which are those of 1.16.0 trl/experimental.
+trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit
+ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py get_batch_logps.  Of
+allenai/open-instruct b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ Stage = Literal["forward", "divergence", "reference", "reference_2", "metrics"]
 class Passes:
     """The models of a job and how it takes log-probabilities.
 
-    ``reference``: a second model; without one the adapters are switched off.  ``enter`` is told when passes begin.
+    ``reference``: a second model; without one the adapters are switched off.
+    ``enter`` is told when passes begin.
     """
 
     model: Any
@@ -84,7 +87,9 @@ class _ValueHead(nn.Module):
 
 
 def add_value_head(model: Any, width: int) -> None:
-    """A number for each token beside the logits of words, as trl 0.24.0 models/modeling_value_head.py makes and returns them."""
+    """A number for each token beside the logits of words,
+    as trl 0.24.0 models/modeling_value_head.py makes and returns them.
+    """
     model.v_head = _ValueHead(width)
     inner = model.forward.__func__
 
@@ -117,7 +122,9 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 
 def _odds_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """ORPO, and SimPO with TRL's own weight of the chosen sequences' loss: their cross-entropy, then log-probabilities."""
+    """ORPO, and SimPO with TRL's own weight of the chosen sequences' loss: their cross-entropy,
+    then log-probabilities.
+    """
     logits = passes.model(**_without_labels(inputs), use_cache=False).logits
     n_chosen = logits.shape[0] // 2
     chosen = logits[:n_chosen][..., :-1, :].contiguous()
@@ -150,14 +157,18 @@ def _kto_tiles(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 
 def _kto_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """TRL 0.15 to 0.28: one function for each model, which holds the logits of its first pass during the second."""
+    """TRL 0.15 to 0.28: one function for each model,
+    which holds the logits of its first pass during the second.
+    """
     divergence, logps, *_held = _kto_of_rows(passes, passes.model, inputs)
     with passes.as_before() as reference:
         ref_divergence, ref_logps, *_ = _kto_of_rows(passes, reference, inputs, second=True)
     return _kto(logps - ref_logps, divergence - ref_divergence)
 
 
-def _kto_of_rows(passes: Passes, model: Any, inputs: Inputs, *, second: bool = False) -> tuple[torch.Tensor, ...]:
+def _kto_of_rows(
+    passes: Passes, model: Any, inputs: Inputs, *, second: bool = False
+) -> tuple[torch.Tensor, ...]:
     targets = inputs["input_ids"][:, 1:]
     with torch.no_grad() if second else passes.aside():
         aside = model(**_without_labels(inputs)).logits
@@ -170,7 +181,9 @@ def _kto_of_rows(passes: Passes, model: Any, inputs: Inputs, *, second: bool = F
 
 
 def _kto_shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """TRL 0.29 to 1.14: the logits of both models are held until the metrics are there; all samples count as good ones."""
+    """TRL 0.29 to 1.14: the logits of both models are held until the metrics are there;
+    all samples count as good ones.
+    """
     targets = inputs["input_ids"][:, 1:]
 
     def divergence_of(model: Any) -> torch.Tensor:
@@ -194,7 +207,9 @@ def _kto_shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 
 def _kto_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """LLaMA-Factory: the pass for the divergence comes second, and the good and bad samples' logits are copied."""
+    """LLaMA-Factory: the pass for the divergence comes second,
+    and the good and bad samples' logits are copied.
+    """
     divergence, logps, _held = _kto_of_all(passes.model, inputs, lambda: passes.enter("divergence"))
     with passes.as_before() as reference:
         ref_divergence, ref_logps, _ = _kto_of_all(reference, inputs, lambda: passes.enter("reference_2"))
@@ -232,7 +247,9 @@ def _tiles(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 
 def _shifted_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """TRL 0.29 to 1.14: one function holds the logits of both passes, and reads those of the policy for its metrics."""
+    """TRL 0.29 to 1.14: one function holds the logits of both passes,
+    and reads those of the policy for its metrics.
+    """
     outputs = passes.model(**_without_labels(inputs), use_cache=False)
     targets = inputs["input_ids"][..., 1:]
     logits = outputs.logits[..., :-1, :]
@@ -297,7 +314,9 @@ def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
 
 
 def _let_go(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """open-instruct: one function, which lets the logits go; a reference is asked in the step, or was before training."""
+    """open-instruct: one function, which lets the logits go; a reference is asked in the step,
+    or was before training.
+    """
     chosen, rejected = _logps_let_go(passes, passes.model, inputs).chunk(2, dim=0)
     before: tuple[Any, ...] = _known(inputs)
     if passes.recipe.has_reference:
@@ -313,7 +332,10 @@ def _known(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _logps_let_go(passes: Passes, model: Any, inputs: Inputs) -> torch.Tensor:
-    logits, ids = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32), inputs["input_ids"]
+    logits, ids = (
+        model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32),
+        inputs["input_ids"],
+    )
     if passes.kernel == "unshifted":
         return torch.gather(logits.log_softmax(-1), 2, ids.unsqueeze(2)).squeeze(2)[:, :-1].sum(-1)
     targets = ids[:, 1:].clone()
@@ -344,7 +366,9 @@ class CompiledLogps(torch.autograd.Function):
         return torch.empty(logits.shape), None
 
 
-def _sigmoid(chosen: torch.Tensor, rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor) -> torch.Tensor:
+def _sigmoid(
+    chosen: torch.Tensor, rejected: torch.Tensor, ref_chosen: torch.Tensor, ref_rejected: torch.Tensor
+) -> torch.Tensor:
     """The loss of DPO, whose tensors have one number for each pair."""
     margins = (chosen - rejected) - (ref_chosen - ref_rejected)
     return -nn.functional.logsigmoid(0.1 * margins).mean()

@@ -16,7 +16,9 @@ from planner.intake.trained import End, TrainedParts, trained_parts
 
 
 def freeze(model: Any, scenario: Scenario) -> Any:
-    """``model``, in which only what the recipe trains requires gradients, in fp32 where the stack widens it."""
+    """``model``, in which only what the recipe trains requires gradients,
+    in fp32 where the stack widens it.
+    """
     recipe, widens = scenario.recipe, scenario.stack.trainable_fp32
     if recipe.method != "full":
         return model
@@ -27,23 +29,35 @@ def freeze(model: Any, scenario: Scenario) -> Any:
     spec, layer_list = scenario.model, find_layer_list(model, model.config)
     parts, ends = trained_parts(recipe.train_layers, spec.n_layers, tied=spec.tied), _ends(model)
     for name, tensor in model.named_parameters():
-        number = name.removeprefix(f"{layer_list}.").partition(".")[0] if name.startswith(f"{layer_list}.") else ""
-        tensor.requires_grad_(_in_layer(parts, int(number), name) if number else ends.get(id(tensor), "norm") in parts.ends)
+        number = (
+            name.removeprefix(f"{layer_list}.").partition(".")[0] if name.startswith(f"{layer_list}.") else ""
+        )
+        tensor.requires_grad_(
+            _in_layer(parts, int(number), name) if number else ends.get(id(tensor), "norm") in parts.ends
+        )
         if widens and tensor.requires_grad:
             tensor.data = tensor.data.to(torch.float32)
     return model
 
 
 def _widen_ends(model: nn.Module) -> None:
-    """Turn norms, tables and head to fp32.  Source: axolotl 0.19.0 loaders/model.py _convert_embedding_modules_dtype."""
+    """Turn norms, tables and head to fp32.  Source: axolotl 0.19.0 loaders/model.py
+    _convert_embedding_modules_dtype.
+    """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     for name, module in model.named_modules():
-        if module is head or isinstance(module, nn.Embedding | nn.LayerNorm) or "norm" in name.rpartition(".")[2]:
+        if (
+            module is head
+            or isinstance(module, nn.Embedding | nn.LayerNorm)
+            or "norm" in name.rpartition(".")[2]
+        ):
             module.to(torch.float32)
 
 
 def _in_layer(parts: TrainedParts, number: int, name: str) -> bool:
-    """Whether a parameter of a layer is trained; modules of feed-forward parts are called so, or ``block_sparse_moe``."""
+    """Whether a parameter of a layer is trained; modules of feed-forward parts are called so,
+    or ``block_sparse_moe``.
+    """
     is_half = ".mlp." in name or ".block_sparse_moe." in name or ".feed_forward." in name
     return number in parts.layers and (number not in parts.mlp_only or is_half)
 

@@ -11,7 +11,8 @@ from planner.domain.stack import LossWeights
 
 
 def weighted_loss(model: Any, inputs: dict[str, torch.Tensor], weights: LossWeights) -> torch.Tensor:
-    """The loss of each token times its probability, or times the entropy of its largest logits; every token is trained.
+    """The loss of each token times its probability, or times the entropy of its largest logits;
+    every token is trained.
 
     Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func.
     """

@@ -39,7 +39,9 @@ class MeasuredRecord:
     history: bytes | None = None
 
 
-def assemble(case: RunCase, scenario: Scenario, run: RunResult, environment: Mapping[str, Any]) -> MeasuredRecord:
+def assemble(
+    case: RunCase, scenario: Scenario, run: RunResult, environment: Mapping[str, Any]
+) -> MeasuredRecord:
     """The record of one run."""
     counted = [event for event in _steps(run) if not event["warmup"]]
     evidence = evidence_of(case, run, scenario, _steps(run), environment)
@@ -55,7 +57,11 @@ def assemble(case: RunCase, scenario: Scenario, run: RunResult, environment: Map
     )
     return MeasuredRecord(
         record,
-        {"raw": raw, "environment": dict(environment), "quality": {"verdict": verdict, "reasons": list(reasons)}},
+        {
+            "raw": raw,
+            "environment": dict(environment),
+            "quality": {"verdict": verdict, "reasons": list(reasons)},
+        },
         run.history,
     )
 
@@ -76,7 +82,11 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
     """The job in the columns of a record, nothing left to defaults."""
     recipe, hardware = scenario.recipe, scenario.hardware
     flat = flat_recipe(recipe)
-    flat |= {name: int(flat[name]) for name in ("micro_batch", "grad_accum", "seq_len", "lora_rank") if name in flat}
+    flat |= {
+        name: int(flat[name])
+        for name in ("micro_batch", "grad_accum", "seq_len", "lora_rank")
+        if name in flat
+    }
     flat |= {} if recipe.gradient_checkpointing else {"checkpoint_reentrant": None}
     flat |= {"lora_rank": None} if flat.get("oft_block_size") else {"oft_block_size": None}
     flat |= {} if recipe.checkpoint_policy != "full" else {"checkpoint_policy": None}
@@ -117,7 +127,11 @@ def _identity(raw: Mapping[str, Any], environment: Mapping[str, Any], scenario: 
 
 def _measured_columns(scenario: Scenario, run: RunResult, counted: Sequence[Event]) -> dict[str, Any]:
     """Outcome, memory and speed; rates only of a run that was measured to its end."""
-    peaks = [peak for peak in (_rank_peak(events, "reserved_peak_bytes") for events in run.events) if peak is not None]
+    peaks = [
+        peak
+        for peak in (_rank_peak(events, "reserved_peak_bytes") for events in run.events)
+        if peak is not None
+    ]
     host = run.host.rss_process_bytes
     columns: dict[str, Any] = {
         "outcome": run.outcome,
@@ -136,14 +150,19 @@ def _measured_columns(scenario: Scenario, run: RunResult, counted: Sequence[Even
 
 
 def _rates(scenario: Scenario, counted: Sequence[Event]) -> dict[str, float]:
-    """Step time is the median; rates are totals over totals, because steps of different lengths count by their work."""
+    """Step time is the median; rates are totals over totals,
+    because steps of different lengths count by their work.
+    """
     world = scenario.hardware.world_size
     batch = scenario.recipe.batch
     total_s = sum(event["wall_s"] for event in counted)
     median_s = statistics.median(event["wall_s"] for event in counted)
     same = len({event["padded_tokens"] for event in counted}) == 1
     per_step_s = median_s if same else total_s / len(counted)
-    tokens = {name: world * statistics.mean(event[name] for event in counted) for name in ("real_tokens", "padded_tokens")}
+    tokens = {
+        name: world * statistics.mean(event[name] for event in counted)
+        for name in ("real_tokens", "padded_tokens")
+    }
     return {
         "step_time_s": per_step_s,
         "samples_per_s": world * int(batch.micro_batch) * int(batch.grad_accum) / per_step_s,
@@ -177,25 +196,33 @@ def _limit_mib(case: RunCase, scenario: Scenario) -> float | None:
 
 def _raw(case: RunCase, scenario: Scenario, run: RunResult, environment: Mapping[str, Any]) -> dict[str, Any]:
     model = next((event for event in run.events[0] if event["event"] == "model"), {})
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(case.options).items()}
+    options = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(case.options).items()
+    }
     return {
         "case_key": case_key(case, scenario),
         "environment_key": environment_key(environment),
         "started_at": datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds"),
         "duration_s": run.duration_s,
         "how": run.how,
-        "said": {name: list(value) if isinstance(value, tuple) else value for name, value in case.values.items()},
+        "said": {
+            name: list(value) if isinstance(value, tuple) else value for name, value in case.values.items()
+        },
         "options": options,
         "workload": case.options.workload,
         **{name: model.get(name) for name in ("model_class", "engine_class", "params", "trained_params")},
         "configs": dict(model.get("configs", {})),
         "ranks": [_rank(number, events) for number, events in enumerate(run.events)],
         "steps": [
-            _only(event, ("index", "warmup", "wall_s", "device_s", "real_tokens", "padded_tokens")) for event in _steps(run)
+            _only(event, ("index", "warmup", "wall_s", "device_s", "real_tokens", "padded_tokens"))
+            for event in _steps(run)
         ],
         "step_summary": _summary(_steps(run)),
         "host": asdict(run.host),
-        "devices": [{**asdict(device), "throttle_reasons": list(device.throttle_reasons)} for device in run.devices],
+        "devices": [
+            {**asdict(device), "throttle_reasons": list(device.throttle_reasons)} for device in run.devices
+        ],
         "error": None if run.message is None else without_passwords(run.message),
     }
 

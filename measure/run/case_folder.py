@@ -21,7 +21,9 @@ _STARTING_S = 60.0
 
 @contextmanager
 def case_folder() -> Iterator[Path]:
-    """A temporary folder for everything that a case writes.  Its owner locks a file in it, and so is known to live."""
+    """A temporary folder for everything that a case writes.  Its owner locks a file in it,
+    and so is known to live.
+    """
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
         folder = Path(name)
         with (folder / _OWNER_FILE).open("a+b") as owner:
@@ -32,7 +34,8 @@ def case_folder() -> Iterator[Path]:
 def remove_abandoned_folders() -> tuple[Path, ...]:
     """Remove the folders of this user's cases whose owner has died; returns them.
 
-    The lock says who lives, not a process id: ids are used again, and other containers that share the folder count their own.
+    The lock says who lives, not a process id: ids are used again,
+    and other containers that share the folder count their own.
     """
     found = sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
     return tuple(folder for folder in found if _remove_if_abandoned(folder))
@@ -42,7 +45,11 @@ def _remove_if_abandoned(folder: Path) -> bool:
     owner = folder / _OWNER_FILE
     try:
         status = folder.lstat()
-        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and stat.S_ISREG(owner.lstat().st_mode)
+        ours = (
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == os.getuid()
+            and stat.S_ISREG(owner.lstat().st_mode)
+        )
         if not ours or time.time() - status.st_mtime < _STARTING_S:
             return False
         with owner.open("r+b") as stream:

@@ -26,7 +26,10 @@ def check_records(records: RecordSet) -> dict[str, Any]:
         if key is not None:
             by_case[key].append(record)
     return {
-        "records": [_finding(record, attachments.get(record.id, {}), records.places[record.id]) for record in records.records],
+        "records": [
+            _finding(record, attachments.get(record.id, {}), records.places[record.id])
+            for record in records.records
+        ],
         "repeats": [each for same in by_case.values() for each in _repeats(same, attachments)],
         "environments": _environments(attachments),
         "unfinished_lines": [_told(each) for each in records.quarantined if each.rule == "unfinished"],
@@ -44,26 +47,41 @@ def _finding(record: RunRecord, extra: Mapping[str, Any], place: str) -> dict[st
     verdict = quality["verdict"] if quality else "doubtful"
     if record.gpu == "cpu":
         reasons.append("a CPU run: never used for a GPU")
-    return {"id": record.id, "place": place, "outcome": record.outcome, "verdict": verdict, "reasons": reasons}
+    return {
+        "id": record.id,
+        "place": place,
+        "outcome": record.outcome,
+        "verdict": verdict,
+        "reasons": reasons,
+    }
 
 
 def _repeats(same: Sequence[RunRecord], attachments: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Runs of one case in one environment whose results disagree, and in several environments, which are not repeats."""
+    """Runs of one case in one environment whose results disagree, and in several environments,
+    which are not repeats.
+    """
     groups: dict[str, list[RunRecord]] = defaultdict(list)
     for record in same:
         groups[attachments[record.id]["raw"]["environment_key"]].append(record)
     findings = []
     for group in groups.values():
         if len({record.outcome for record in group}) > 1:
-            findings.append({"ids": [each.id for each in group], "problem": "runs of one case ended differently"})
+            findings.append(
+                {"ids": [each.id for each in group], "problem": "runs of one case ended differently"}
+            )
         times = [record.step_time_s for record in group if record.step_time_s is not None]
         if len(times) > 1 and (max(times) - min(times)) / statistics.median(times) > _MAX_REPEAT_SPREAD:
             spread = (max(times) - min(times)) / statistics.median(times)
             findings.append(
-                {"ids": [each.id for each in group], "problem": f"step times of one case differ by {100 * spread:.0f} %"}
+                {
+                    "ids": [each.id for each in group],
+                    "problem": f"step times of one case differ by {100 * spread:.0f} %",
+                }
             )
     if len(groups) > 1:
-        findings.append({"ids": [each.id for each in same], "problem": "one case in several environments: not merged"})
+        findings.append(
+            {"ids": [each.id for each in same], "problem": "one case in several environments: not merged"}
+        )
     return findings
 
 
@@ -95,7 +113,10 @@ def findings_text(findings: Mapping[str, Any]) -> str:
                 details = reason.removeprefix(doubt).lstrip(": ")
                 doubts[doubt].append(f"{record['id']} ({record['place']}, {record['outcome']}): {details}")
     for doubt, those in sorted(doubts.items(), key=lambda each: -len(each[1])):
-        lines += ["", f"{doubt}: {'all' if len(those) == len(records) > 1 else _counted(len(those), 'record')}"]
+        lines += [
+            "",
+            f"{doubt}: {'all' if len(those) == len(records) > 1 else _counted(len(those), 'record')}",
+        ]
         lines += [f"  {each}".rstrip(": ") for each in those[:_SHOWN]]
         lines += [f"  and {len(those) - _SHOWN} more; --json names all"] if len(those) > _SHOWN else []
     left_out = [f"unfinished line, left out: {each}" for each in findings["unfinished_lines"]]
@@ -104,7 +125,10 @@ def findings_text(findings: Mapping[str, Any]) -> str:
     lines += [f"{', '.join(each['ids'])}: {each['problem']}" for each in findings["repeats"]]
     for environment in findings["environments"][1:]:
         differs = "; ".join(environment["differs_by"])
-        lines.append(f"environment {environment['key']} ({_counted(environment['records'], 'record')}) differs: {differs}")
+        lines.append(
+            f"environment {environment['key']} ({_counted(environment['records'], 'record')}) "
+            f"differs: {differs}"
+        )
     lines += left_out
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,9 @@ def evidence_of(
 ) -> Evidence:
     """The evidence of one run; ``steps`` are those of its first rank, ``environment`` what it was made on."""
     counted = [event for event in steps if not event["warmup"]]
-    retries = [event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"]
+    retries = [
+        event["counters"]["retries"] for rank in run.events for event in rank if event["event"] == "readings"
+    ]
     known = [value for value in retries if value is not None]
     others = [device.other_processes for device in run.devices if device.other_processes is not None]
     limit_bytes = case.options.memory_limit_bytes
@@ -33,14 +35,17 @@ def evidence_of(
         driver_asked=scenario.hardware.gpu.id == CPU or len(run.devices) > 0,
         other_processes=max(others, default=None),
         held_before_bytes=max((device.held_before_bytes or 0 for device in run.devices), default=None),
-        device_peak_bytes=max((_filled_bytes(device, limited=limit_bytes is not None) for device in run.devices), default=None),
+        device_peak_bytes=max(
+            (_filled_bytes(device, limited=limit_bytes is not None) for device in run.devices), default=None
+        ),
         device_bytes=limit_bytes or scenario.hardware.gpu.visible_memory_bytes,
         warnings=_boundary_warnings(case, scenario),
     )
 
 
 def _filled_bytes(device: DevicePeaks, *, limited: bool) -> int:
-    """How full a device became: all that programs held, without what the driver keeps, which CUDA does not make visible either.
+    """How full a device became: all that programs held, without what the driver keeps,
+    which CUDA does not make visible either.
 
     Under a limit only what this run added.
     """
@@ -49,7 +54,9 @@ def _filled_bytes(device: DevicePeaks, *, limited: bool) -> int:
 
 
 def _throttled(devices: Sequence[DevicePeaks], environment: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why clocks were low.  A card that reaches the power limit it is sold with is not slowed: that is its speed."""
+    """Why clocks were low.  A card that reaches the power limit it is sold with is not slowed:
+    that is its speed.
+    """
     reasons: list[str] = []
     states = {state.get("index"): state for state in environment.get("gpu_state") or ()}
     for device in devices:

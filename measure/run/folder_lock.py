@@ -1,4 +1,6 @@
-"""One campaign at a time in a folder of records: two would measure everything twice, and on one card each other."""
+"""One campaign at a time in a folder of records: two would measure everything twice,
+and on one card each other.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ Say = Callable[[str], None]
 
 @contextmanager
 def folder_lock(folder: Path, *, share: str | None = None, wait: bool = False, say: Say) -> Iterator[None]:
-    """Keep other campaigns out of ``folder`` until the end or the death of this process, on this machine and on others.
+    """Keep other campaigns out of ``folder`` until the end or the death of this process,
+    on this machine and on others.
 
-    Campaigns of different shares may work in one folder, because their cases are different.  So each of them locks the folder
-    together with others and its share alone; a campaign of all cases locks the folder alone.
+    Campaigns of different shares may work in one folder, because their cases are different.  So each of them
+    locks the folder together with others and its share alone; a campaign of all cases locks the folder alone.
 
     Args:
         folder: exists and can be written.
@@ -44,7 +47,9 @@ def folder_lock(folder: Path, *, share: str | None = None, wait: bool = False, s
 
 
 def _hold(path: Path, held: ExitStack, own: str, *, shared: bool, wait: bool, say: Say) -> None:
-    """Lock the file of ``path`` as long as ``held`` is open, and write into it who does, where that is one."""
+    """Lock the file of ``path`` as long as ``held`` is open, and write into it who does,
+    where that is one.
+    """
     try:
         # Both ways, because NFS needs it; not emptied, because it names who holds it.
         stream = held.enter_context(path.open("a+b", buffering=0))
@@ -56,7 +61,10 @@ def _hold(path: Path, held: ExitStack, own: str, *, shared: bool, wait: bool, sa
             say(f"{busy}; waiting for its end")
             locked = lock(stream, shared=shared, wait=True)
         if locked is None:
-            say(f"the disk of '{path.parent}' has no locks: nothing keeps a second campaign from measuring the same there")
+            say(
+                f"the disk of '{path.parent}' has no locks: nothing keeps a second campaign from measuring "
+                "the same there"
+            )
             return
         # What is written there is by one who died.
         stream.truncate(0)
@@ -64,7 +72,9 @@ def _hold(path: Path, held: ExitStack, own: str, *, shared: bool, wait: bool, sa
             stream.write(own.encode())
             held.callback(_empty, stream)
     except OSError as error:
-        raise UsageError(f"'{path}' cannot be locked: {error.strerror or error}; give another --out") from None
+        raise UsageError(
+            f"'{path}' cannot be locked: {error.strerror or error}; give another --out"
+        ) from None
 
 
 def _empty(stream: IO[bytes]) -> None:
@@ -73,11 +83,15 @@ def _empty(stream: IO[bytes]) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock, in that process's own words; of a folder that shares hold together, the first of them."""
+    """Who holds the lock, in that process's own words; of a folder that shares hold together,
+    the first of them.
+    """
     for each in (path, *sorted(path.parent.glob(f"{LOCK_FILE}-*"))):
         with each.open("a+b", buffering=0) as stream:
             if lock(stream, shared=True) is False:
                 stream.seek(0)
                 if name := stream.read(_MAX_HOLDER_BYTES):
-                    return "".join(char if char.isprintable() else "?" for char in name.decode(errors="replace"))
+                    return "".join(
+                        char if char.isprintable() else "?" for char in name.decode(errors="replace")
+                    )
     return "which has not said yet who it is"

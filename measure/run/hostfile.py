@@ -1,6 +1,7 @@
 """A hostfile as DeepSpeed reads it: which machines make one job, and how many GPUs each gives.
 
-Every line is a name and ``slots=N``; ``#`` begins a comment.  Source: DeepSpeed 0.19 launcher/runner.py fetch_hostfile.
+Every line is a name and ``slots=N``; ``#`` begins a comment.  Source:
+DeepSpeed 0.19 launcher/runner.py fetch_hostfile.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def read_hostfile(path: str | Path) -> Hosts:
     """The machines of a hostfile.
 
     Raises:
-        InputFileError: missing, not such a file, a machine twice, or machines that give different numbers of GPUs.
+        InputFileError: missing, not such a file, a machine twice,
+        or machines that give different numbers of GPUs.
     """
     file = Path(path)
     found: dict[str, int] = {}
@@ -41,13 +43,16 @@ def read_hostfile(path: str | Path) -> Hosts:
         if match is None or int(match["slots"]) < 1:
             raise InputFileError(file, "a line must be like 'node-1 slots=8'", number)
         if match["name"] in found:
-            raise InputFileError(file, f"machine '{match['name']}' is there twice; write one line for each", number)
+            raise InputFileError(
+                file, f"machine '{match['name']}' is there twice; write one line for each", number
+            )
         found[match["name"]] = int(match["slots"])
     if not found:
         raise InputFileError(file, "names no machine: write a line like 'node-1 slots=8' for each")
     if len(set(found.values())) > 1:
         raise InputFileError(
-            file, "different numbers of slots; one job needs as many GPUs of each machine: give all the smallest"
+            file,
+            "different numbers of slots; one job needs as many GPUs of each machine: give all the smallest",
         )
     return Hosts(tuple(found), next(iter(found.values())))
 
@@ -62,5 +67,7 @@ def with_hosts(said: dict[str, Any], path: str) -> dict[str, Any]:
         if said.get(flag) is not None:
             raise UsageError(f"--{flag} is in the hostfile already: leave one of the two out")
     hosts = read_hostfile(path)
-    several = {"nodes": len(hosts.names), "rendezvous": f"{hosts.names[0]}:{_PORT}"} if len(hosts.names) > 1 else {}
+    several = (
+        {"nodes": len(hosts.names), "rendezvous": f"{hosts.names[0]}:{_PORT}"} if len(hosts.names) > 1 else {}
+    )
     return {**said, "gpus": hosts.slots, **several}

@@ -1,4 +1,6 @@
-"""Runs one case in a process of its own, watches it from outside, and says how it ended.  Survives whatever the case does."""
+"""Runs one case in a process of its own, watches it from outside, and says how it ended.
+Survives whatever the case does.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from planner.domain.run_record import Outcome
 
 _INTERVAL_S = 0.05
 _MAX_LOG_CHARS = 500
-# A worker that was forked has torch already and opens its device in seconds; one that inherited a lock never does.
+# A worker that was forked has torch already and opens its device in seconds;
+# one that inherited a lock never does.
 _OPENING_S = 120.0
 # How a worker ends that somebody else ended: an operator, a guard of the machine's memory, the kernel.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -33,7 +36,9 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How one case went.  ``events`` are those of each rank; ``killed``: by a signal that nobody here sent, not for memory."""
+    """How one case went.  ``events`` are those of each rank; ``killed``:
+    by a signal that nobody here sent, not for memory.
+    """
 
     outcome: Outcome
     phase: str | None
@@ -60,7 +65,9 @@ class Launcher:
         remove_abandoned_folders()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -88,7 +95,9 @@ class Launcher:
         self._warm()
         return time.monotonic() - start_s
 
-    def run(self, case: RunCase, *, ranks: int = 1, devices: Sequence[int] = (), end_s: float | None = None) -> RunResult:
+    def run(
+        self, case: RunCase, *, ranks: int = 1, devices: Sequence[int] = (), end_s: float | None = None
+    ) -> RunResult:
         """Run ``case`` to its end, its timeout or its death; once more where somebody killed it.
 
         Args:
@@ -111,18 +120,23 @@ class Launcher:
         on_gpu = case.values.get("gpu") != CPU
         crashed = run.outcome == "crash" and not run.killed
         if on_gpu and run.how == "fork" and crashed and not _has_opened_device(run.events):
-            # Something that the parent did, such as looking for a device without NVML, may keep its children from opening one.
+            # Something that the parent did, such as looking for a device without NVML,
+            # may keep its children from opening one.
             spawned = self._run_once(case, ranks, devices, may_fork=False)
             self._may_fork = not _has_opened_device(spawned.events)
             return spawned
         return run
 
-    def _run_once(self, case: RunCase, ranks: int, devices: Sequence[int], *, may_fork: bool = True) -> RunResult:
+    def _run_once(
+        self, case: RunCase, ranks: int, devices: Sequence[int], *, may_fork: bool = True
+    ) -> RunResult:
         with case_folder() as folder:
             write_whole(folder / JOB_FILE, json.dumps(case.to_json()))
             return self._watch(case, folder, ranks, devices, may_fork and self._may_fork)
 
-    def _watch(self, case: RunCase, folder: Path, ranks: int, devices: Sequence[int], may_fork: bool) -> RunResult:
+    def _watch(
+        self, case: RunCase, folder: Path, ranks: int, devices: Sequence[int], may_fork: bool
+    ) -> RunResult:
         watch = _Watch(folder, ranks, device_watches(self._nvml, devices))
         kills_before = cgroup_kills()
         child, how = self._start(case, folder, ranks, may_fork)
@@ -135,7 +149,9 @@ class Launcher:
                 running_s = time.monotonic() - start_s
                 if running_s > case.options.timeout_s:
                     timed_out = True
-                given_up = given_up or (how == "fork" and running_s > _OPENING_S and not _has_opened_device(watch.events))
+                given_up = given_up or (
+                    how == "fork" and running_s > _OPENING_S and not _has_opened_device(watch.events)
+                )
                 if timed_out or given_up:
                     kill_group(child.pid)
                 time.sleep(_INTERVAL_S)
@@ -171,8 +187,12 @@ class Launcher:
             # DeepSpeed looks for an accelerator of its own; on a CPU two ranks share the cores.
             apart = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
             on_cpu = apart if case.values.get("gpu") == CPU else {}
-            meeting = f"{case.options.rendezvous}/{case_key(case, scenario)}" if scenario.hardware.nodes > 1 else ""
-            return spawn_ranks(folder, ranks, on_cpu, nodes=scenario.hardware.nodes, meeting=meeting), "torchrun"
+            meeting = (
+                f"{case.options.rendezvous}/{case_key(case, scenario)}" if scenario.hardware.nodes > 1 else ""
+            )
+            return spawn_ranks(
+                folder, ranks, on_cpu, nodes=scenario.hardware.nodes, meeting=meeting
+            ), "torchrun"
         zygote = self._warm()
         return (zygote.fork(folder), "fork") if may_fork and zygote.can_fork else (spawn(folder), "spawn")
 
@@ -191,7 +211,11 @@ class Launcher:
 def _within(case: RunCase, end_s: float | None) -> RunCase:
     """``case`` with a timeout that ends it at ``end_s`` at the latest."""
     left_s = case.options.timeout_s if end_s is None else max(0.0, end_s - time.monotonic())
-    return case if left_s >= case.options.timeout_s else replace(case, options=replace(case.options, timeout_s=left_s))
+    return (
+        case
+        if left_s >= case.options.timeout_s
+        else replace(case, options=replace(case.options, timeout_s=left_s))
+    )
 
 
 def _has_opened_device(events: Sequence[Sequence[Event]]) -> bool:
@@ -243,8 +267,13 @@ class _End:
 
 
 def _verdict(events: Sequence[Sequence[Event]], end: _End, case: RunCase) -> tuple[Outcome, str | None]:
-    """How the case ended: by what its ranks said themselves, and by its death only where they said nothing."""
-    failures = sorted((each for rank in events for each in rank if each["event"] == "failed"), key=lambda each: each["time_s"])
+    """How the case ended: by what its ranks said themselves,
+    and by its death only where they said nothing.
+    """
+    failures = sorted(
+        (each for rank in events for each in rank if each["event"] == "failed"),
+        key=lambda each: each["time_s"],
+    )
     # Ranks that lose the one that was killed fail too, and say so.
     if failures and not (end.by_kernel and failures[0]["outcome"] == "crash"):
         return failures[0]["outcome"], failures[0]["message"]
@@ -254,11 +283,20 @@ def _verdict(events: Sequence[Sequence[Event]], end: _End, case: RunCase) -> tup
         return "timeout", f"not done after {case.options.timeout_s:g} s"
     if end.by_kernel:
         return "host_oom", "killed by the kernel because the container ran out of memory"
-    died = f"killed by signal {signal.Signals(-end.status).name}" if end.status < 0 else f"ended with status {end.status}"
+    died = (
+        f"killed by signal {signal.Signals(-end.status).name}"
+        if end.status < 0
+        else f"ended with status {end.status}"
+    )
     died += " from outside" * end.from_outside
-    on_cpu_with_limit = end.status < 0 and case.options.memory_limit_bytes is not None and case.values.get("gpu") == CPU
+    on_cpu_with_limit = (
+        end.status < 0 and case.options.memory_limit_bytes is not None and case.values.get("gpu") == CPU
+    )
     limit = "; native code may die so when a memory limit refuses it memory, which a larger limit would show"
-    return "crash", f"{died} and said nothing{limit * on_cpu_with_limit}; the end of its log: {_tail(end.log)}"
+    return (
+        "crash",
+        f"{died} and said nothing{limit * on_cpu_with_limit}; the end of its log: {_tail(end.log)}",
+    )
 
 
 def _read_if_there(path: Path) -> bytes | None:

@@ -32,7 +32,8 @@ class MicroBatch:
 
 
 def plan_batches(batch: Batch, quantiles: Sequence[int], seed: int) -> tuple[MicroBatch, ...]:
-    """Micro-batches in the order in which they are used, the widest (then the fullest) first, so that the peak comes early.
+    """Micro-batches in the order in which they are used, the widest (then the fullest) first,
+    so that the peak comes early.
 
     Packed rows are full.  A mean below the cap without quantiles is drawn evenly around the mean.
     """
@@ -43,7 +44,9 @@ def plan_batches(batch: Batch, quantiles: Sequence[int], seed: int) -> tuple[Mic
     law = tuple(quantiles) or _even_law(float(batch.tokens_per_sample), seq)
     draw = random.Random(seed)  # noqa: S311  (a repeatable sample, nothing secret)
     drawn = [tuple(_quantile(law, draw.random()) for _ in range(rows)) for _ in range(_POOL)]
-    batches = [MicroBatch(lengths, seq if batch.padding == "max_length" else max(lengths)) for lengths in drawn]
+    batches = [
+        MicroBatch(lengths, seq if batch.padding == "max_length" else max(lengths)) for lengths in drawn
+    ]
     # The longest sample has to occur: what is asked for is the peak of a whole epoch.
     longest = MicroBatch((max(law),) * rows, seq if batch.padding == "max_length" else max(law))
     return (longest, *sorted(batches[1:], key=lambda each: -each.width_tokens)[:1], *batches[1:])

@@ -16,7 +16,8 @@ from planner.units import GIB, HOUR_S, MINUTE_S
 _MAX_COUNT: Final = 100_000
 _MAX_SECONDS: Final = 1_000_000.0
 _MAX_LIMIT_BYTES: Final = 1024 * 1024 * GIB
-# Whole numbers with the lowest that each may be, and amounts above 0 with their flag, the highest and the unit.
+# Whole numbers with the lowest that each may be, and amounts above 0 with their flag,
+# the highest and the unit.
 _COUNTS: Final = {"steps": 1, "warmup": 0, "max_steps": 1, "seed": 0}
 _AMOUNTS: Final = {
     "budget_s": (" (--budget)", _MAX_SECONDS, " seconds"),
@@ -35,7 +36,9 @@ def checked_options(values: dict[str, Any]) -> RunOptions:
     """
     checked = dict(values)
     if "workload" in checked and checked["workload"] not in WORKLOADS:
-        raise UnknownNameError("workload", show(checked["workload"]), WORKLOADS, hint=f"allowed: {', '.join(WORKLOADS)}")
+        raise UnknownNameError(
+            "workload", show(checked["workload"]), WORKLOADS, hint=f"allowed: {', '.join(WORKLOADS)}"
+        )
     _check_numbers(checked)
     _check_plain(checked)
     if "lengths" in checked:
@@ -44,7 +47,10 @@ def checked_options(values: dict[str, Any]) -> RunOptions:
     if options.max_steps >= options.steps:
         return options
     if "max_steps" in checked:
-        raise UsageError(f"max_steps is {options.max_steps:,}, which is below steps ({options.steps:,}): say a lower --steps too")
+        raise UsageError(
+            f"max_steps is {options.max_steps:,}, which is below steps ({options.steps:,}): say a "
+            "lower --steps too"
+        )
     # Who asks for more counted steps than the usual limit means it.
     return replace(options, max_steps=options.steps)
 
@@ -54,11 +60,15 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
     for name, low in _COUNTS.items():
         value = values.get(name, low)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MAX_COUNT:
-            raise UsageError(f"{name} must be a whole number from {low} to {_MAX_COUNT:,}, but it is {show(value)}")
+            raise UsageError(
+                f"{name} must be a whole number from {low} to {_MAX_COUNT:,}, but it is {show(value)}"
+            )
     for name, (flag, high, unit) in _AMOUNTS.items():
         value = values.get(name, high)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
-            raise UsageError(f"{name}{flag} must be above 0 and up to {high:,.0f}{unit}, but it is {show(value)}")
+            raise UsageError(
+                f"{name}{flag} must be above 0 and up to {high:,.0f}{unit}, but it is {show(value)}"
+            )
 
 
 def _check_plain(values: Mapping[str, Any]) -> None:
@@ -67,7 +77,10 @@ def _check_plain(values: Mapping[str, Any]) -> None:
         if name in values and not isinstance(values[name], str):
             raise UsageError(f"{name} must be a text, but it is {show(values[name])}")
     if "rendezvous" in values and not _PLACE.fullmatch(values["rendezvous"]):
-        raise UsageError(f"rendezvous must be a host and a port such as node-1:29500, but it is '{show(values['rendezvous'])}'")
+        raise UsageError(
+            "rendezvous must be a host and a port such as node-1:29500, but it is "
+            f"'{show(values['rendezvous'])}'"
+        )
     for name in ("trust_remote_code", "history", "save"):
         if name in values and not isinstance(values[name], bool):
             raise UsageError(f"{name} must be true or false, but it is {show(values[name])}")
@@ -88,12 +101,17 @@ def memory_limit_bytes(text: str) -> int:
         size_bytes = None
     if size_bytes is not None:
         if not 0 < size_bytes <= _MAX_LIMIT_BYTES:
-            raise UsageError(f"memory_limit must be above 0 and up to {_MAX_LIMIT_BYTES // GIB:,} GiB, but it is '{show(text)}'")
+            raise UsageError(
+                f"memory_limit must be above 0 and up to {_MAX_LIMIT_BYTES // GIB:,} GiB, but it is "
+                f"'{show(text)}'"
+            )
         return size_bytes
     try:
         gpu = load_gpu(text)
     except UnknownNameError:
-        raise UsageError(f"memory_limit must be a size such as 24GiB or a card such as 4090, but it is '{show(text)}'") from None
+        raise UsageError(
+            f"memory_limit must be a size such as 24GiB or a card such as 4090, but it is '{show(text)}'"
+        ) from None
     if gpu.visible_memory_bytes is None:
         raise UsageError(f"how much memory {gpu.name} makes visible is not known: give --memory-limit a size")
     return gpu.visible_memory_bytes
@@ -123,7 +141,9 @@ def outcomes(flag: str, text: str | None) -> tuple[Outcome, ...]:
     parts = [] if text is None else [part.strip() for part in text.split(",")]
     for part in parts:
         if part not in known:
-            raise UnknownNameError(f"outcome of {flag}", show(part), tuple(known), hint=f"allowed: {', '.join(known)}")
+            raise UnknownNameError(
+                f"outcome of {flag}", show(part), tuple(known), hint=f"allowed: {', '.join(known)}"
+            )
     return tuple(known[part] for part in parts)
 
 
@@ -135,5 +155,7 @@ def _lengths(value: object) -> tuple[int, ...]:
     except (TypeError, ValueError):
         lengths = ()
     if not lengths or min(lengths) < 1 or list(lengths) != sorted(lengths):
-        raise UsageError(f"lengths must be rising whole numbers from 1 such as 32,180,400,1024, but they are {show(value)}")
+        raise UsageError(
+            f"lengths must be rising whole numbers from 1 such as 32,180,400,1024, but they are {show(value)}"
+        )
     return lengths

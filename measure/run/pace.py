@@ -34,7 +34,9 @@ class Pace:
 
     @property
     def enough(self) -> bool:
-        """Whether to stop: enough steps, and the spread has settled, the budget is spent or the largest count reached."""
+        """Whether to stop: enough steps, and the spread has settled,
+        the budget is spent or the largest count reached.
+        """
         counted = self.counted_s
         if len(counted) < self.options.steps:
             return False

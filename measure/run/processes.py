@@ -1,4 +1,6 @@
-"""The ways to start the worker of a case: forked from the warm zygote, spawned, or several ranks under torchrun."""
+"""The ways to start the worker of a case: forked from the warm zygote, spawned,
+or several ranks under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class ZygoteError(PlannerError):
 
 
 class Zygote:
-    """The warm parent of forked workers.  ``only_needed``: it imports nothing that some cases could do without."""
+    """The warm parent of forked workers.  ``only_needed``:
+    it imports nothing that some cases could do without.
+    """
 
     def __init__(self, *, only_needed: bool = False) -> None:
         # A file, because nobody reads a pipe while the process waits for its next case.
@@ -130,7 +134,8 @@ class Zygote:
             answer = None
         if answer is None:
             raise ZygoteError(
-                f"the process that starts cases does not answer: can this Python import torch and transformers?{self._reason()}"
+                "the process that starts cases does not answer: can this Python import torch and "
+                f"transformers?{self._reason()}"
             )
         return answer
 
@@ -176,8 +181,12 @@ def spawn(folder: Path) -> Child:
     return _Spawned([sys.executable, "-m", "measure.worker.worker", str(folder)], folder, {})
 
 
-def spawn_ranks(folder: Path, ranks: int, variables: Mapping[str, str], *, nodes: int = 1, meeting: str = "") -> Child:
-    """Start one worker for each rank on this machine, by torchrun; other machines do the same and meet at ``meeting``."""
+def spawn_ranks(
+    folder: Path, ranks: int, variables: Mapping[str, str], *, nodes: int = 1, meeting: str = ""
+) -> Child:
+    """Start one worker for each rank on this machine, by torchrun;
+    other machines do the same and meet at ``meeting``.
+    """
     command = [sys.executable, "-m", "measure.worker.ranks", str(ranks), str(folder), str(nodes), meeting]
     return _Spawned(command, folder, variables)
 
@@ -189,9 +198,11 @@ def kill_group(pid: int) -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment variables of a worker: those of this process, this package on the path, and this Python's own programs.
+    """Environment variables of a worker: those of this process, this package on the path,
+    and this Python's own programs.
 
-    Libraries that compile on first use call ``ninja`` by name, which lies beside the Python of an environment that is not active.
+    Libraries that compile on first use call ``ninja`` by name,
+    which lies beside the Python of an environment that is not active.
     """
     root = str(Path(__file__).resolve().parents[2])
     modules, programs = os.environ.get("PYTHONPATH", ""), os.environ.get("PATH", os.defpath)

@@ -1,7 +1,7 @@
 """What a worker says to the process that started it: JSON lines in one file for each rank.
 
-A file, not a pipe: nobody waits for the other, and what a killed worker said remains.  Every line has ``event`` and ``time_s``
-(the system's monotonic clock, which processes share).  Events, in their order:
+A file, not a pipe: nobody waits for the other, and what a killed worker said remains.  Every line has
+``event`` and ``time_s`` (the system's monotonic clock, which processes share).  Events, in their order:
 
 ========= ===================================================================================================================
 history   the allocator's history is in a file of the folder

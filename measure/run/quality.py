@@ -1,4 +1,6 @@
-"""Whether a measurement is worth keeping, with the reasons.  The readings stay as they are; this is only said beside them."""
+"""Whether a measurement is worth keeping, with the reasons.  The readings stay as they are;
+this is only said beside them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> tuple[Verdict, tuple[str, ...]]:
-    """``good``, or ``doubtful`` with each reason in a sentence part that says what to do where something can be done."""
+    """``good``, or ``doubtful`` with each reason in a sentence part that says what to do where something can
+    be done.
+    """
     reasons = [*_time_reasons(evidence), *_device_reasons(evidence), *evidence.warnings]
     return ("doubtful" if reasons else "good"), tuple(reasons)
 
@@ -66,14 +70,20 @@ def _time_reasons(evidence: Evidence) -> list[str]:
         return [f"the run ended as {evidence.outcome}: nothing follows about memory or speed"]
     if evidence.warmup_steps < MIN_WARMUP or len(counted) < MIN_STEPS:
         reasons.append(
-            f"too few steps: {evidence.warmup_steps} warm-up and {len(counted)} counted, at least {MIN_WARMUP} and {MIN_STEPS}"
+            f"too few steps: {evidence.warmup_steps} warm-up and {len(counted)} counted, at least "
+            f"{MIN_WARMUP} and {MIN_STEPS}"
         )
     # Steps of different lengths differ for a good reason.
     if evidence.same_tokens and len(counted) >= MIN_STEPS:
         if relative_spread(counted) > MAX_SPREAD:
-            reasons.append(f"step times spread by {100 * relative_spread(counted):.0f} % of their median: is the machine busy?")
+            reasons.append(
+                f"step times spread by {100 * relative_spread(counted):.0f} % of their median: is the "
+                "machine busy?"
+            )
         if abs(drift(counted)) > MAX_DRIFT:
-            reasons.append(f"step times drift by {100 * drift(counted):+.0f} %: more warm-up, or the clocks fall")
+            reasons.append(
+                f"step times drift by {100 * drift(counted):+.0f} %: more warm-up, or the clocks fall"
+            )
     return reasons
 
 
@@ -88,20 +98,27 @@ def _device_reasons(evidence: Evidence) -> list[str]:
     if evidence.throttled:
         reasons.append(f"throttled: {', '.join(evidence.throttled)}")
     if not evidence.driver_asked:
-        reasons.append("the driver said nothing about the device: other processes and slowed clocks would not be known")
+        reasons.append(
+            "the driver said nothing about the device: other processes and slowed clocks would not be known"
+        )
     reasons += _other_reasons(evidence)
     if evidence.outcome in _RAN_OUT:
         # Before it gives up, the allocator gives its cache back, and then the card is as full as can be.
         return reasons
     if evidence.retries:
-        reasons.append(f"the allocator gave its cache back {evidence.retries} times to go on: times are not those of a free card")
+        reasons.append(
+            f"the allocator gave its cache back {evidence.retries} times to go on: times are not "
+            "those of a free card"
+        )
     if is_censored(evidence):
         reasons.append("the card was nearly full: the peak is what there was, not what would be used")
     return reasons
 
 
 def _other_reasons(evidence: Evidence) -> list[str]:
-    """Who else uses the device, by the driver's list, or by what was held before, because a container may not see the list."""
+    """Who else uses the device, by the driver's list, or by what was held before,
+    because a container may not see the list.
+    """
     held_bytes = evidence.held_before_bytes or 0
     held = f"; {format_bytes(held_bytes)} were in use before this run" if held_bytes > _HELD_BYTES else ""
     if evidence.other_processes:

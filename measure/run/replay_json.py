@@ -1,4 +1,6 @@
-"""A replayed history as JSON, ``measure/replay@1``: the document that ``plan validate --history`` reads.  Bytes are integers."""
+"""A replayed history as JSON, ``measure/replay@1``:
+the document that ``plan validate --history`` reads. Bytes are integers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from planner.documents import document_text
 
 
 def replay_json(summary: Summary, recorded_bytes: int) -> str:
-    """The replay beside ``recorded_bytes``, the most that the real allocator had reserved; terms at the peak of each phase."""
+    """The replay beside ``recorded_bytes``, the most that the real allocator had reserved;
+    terms at the peak of each phase.
+    """
     result = summary.result if summary.verdict is None else summary.verdict
     document = {
         "schema": REPLAY_SCHEMA_ID,

@@ -12,7 +12,9 @@ from planner.records.schema import RECORD_SCHEMA_ID
 from planner.units import MIB, format_bytes, format_seconds
 
 _NONE = "-"
-_SUMS = "time: visits of the phase over all steps, warm-up too, x mean time of one; memory: the most of any visit"
+_SUMS = (
+    "time: visits of the phase over all steps, warm-up too, x mean time of one; memory: the most of any visit"
+)
 
 
 def record_json(finished: Finished) -> str:
@@ -30,7 +32,9 @@ def record_text(finished: Finished) -> str:
     lines += ["", *_phase_table(raw), "", *_step_lines(raw), *_host_lines(record.host_memory_mib)]
     quality = finished.measured.attachments["quality"]
     lines.append(f"quality: {quality['verdict']}{''.join(f'; {reason}' for reason in quality['reasons'])}")
-    lines.append(f"engine: {raw['engine_class'] or 'none'}, workload {raw['workload']}, started by {raw['how']}")
+    lines.append(
+        f"engine: {raw['engine_class'] or 'none'}, workload {raw['workload']}, started by {raw['how']}"
+    )
     lines.append(f"record: {record.id} in {finished.path}")
     return "\n".join(lines) + "\n"
 
@@ -66,11 +70,17 @@ def _step_lines(raw: Mapping[str, Any]) -> list[str]:
     if summary is None:
         return ["no step was counted"]
     steps = f"{summary['n_counted']} steps after {summary['n_warmup']} of warm-up"
-    return [f"step: median {format_seconds(summary['median_s'])}, IQR {format_seconds(summary['iqr_s'])}, {steps}"]
+    return [
+        f"step: median {format_seconds(summary['median_s'])}, IQR {format_seconds(summary['iqr_s'])}, {steps}"
+    ]
 
 
 def _host_lines(host_memory_mib: float | None) -> list[str]:
-    return [] if host_memory_mib is None else [f"host: peak RSS {format_bytes(host_memory_mib * MIB)} of one process"]
+    return (
+        []
+        if host_memory_mib is None
+        else [f"host: peak RSS {format_bytes(host_memory_mib * MIB)} of one process"]
+    )
 
 
 def _size(n_bytes: int | None) -> str:

@@ -26,12 +26,16 @@ _CURES = {
 _COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say --offload none"
 _BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
 Say = Callable[[str], None]
-_CPU_SENTENCE = "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
+_CPU_SENTENCE = (
+    "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
+)
 _SLOW_SENTENCE = "a step of a model with billions of weights takes minutes to hours on a CPU"
 
 
 class OtherNodeError(PlannerError):
-    """This node took part in a job of several nodes, and another one writes the record; that is no failure if all went well."""
+    """This node took part in a job of several nodes, and another one writes the record;
+    that is no failure if all went well.
+    """
 
     def __init__(self, message: str, *, done: bool) -> None:
         super().__init__(message)
@@ -82,25 +86,36 @@ def _check_limit(scenario: Scenario, options: RunOptions, machine: Machine) -> N
     here_bytes = machine.gpus[0].memory_bytes
     if limit_bytes > here_bytes:
         raise UsageError(
-            f"the memory limit is {format_bytes(limit_bytes)} and the card of this machine has {format_bytes(here_bytes)}: "
-            "leave --memory-limit out, or give less"
+            f"the memory limit is {format_bytes(limit_bytes)} and the card of this machine has "
+            f"{format_bytes(here_bytes)}: leave --memory-limit out, or give less"
         )
 
 
 def _check_driver(machine: Machine) -> None:
     """A driver runs builds for its own CUDA and older ones, and of its own major version newer ones too.
 
-    Source: CUDA compatibility guide (minor version compatibility); torch would say it after each case was started.
+    Source: CUDA compatibility guide (minor version compatibility);
+    torch would say it after each case was started.
     """
-    built, driver = machine.environment.get("torch_cuda"), machine.gpus[0].cuda_driver if machine.gpus else None
-    if built is not None and driver is not None and int(built.partition(".")[0]) > int(driver.partition(".")[0]):
+    built, driver = (
+        machine.environment.get("torch_cuda"),
+        machine.gpus[0].cuda_driver if machine.gpus else None,
+    )
+    if (
+        built is not None
+        and driver is not None
+        and int(built.partition(".")[0]) > int(driver.partition(".")[0])
+    ):
         raise UsageError(
-            f"the installed torch is built for CUDA {built} and the driver {machine.gpus[0].driver} goes up to CUDA {driver}: "
-            f"install a build of torch for CUDA {driver.partition('.')[0]}, or a newer driver"
+            f"the installed torch is built for CUDA {built} and the driver {machine.gpus[0].driver} goes "
+            f"up to CUDA {driver}: install a build of torch for CUDA {driver.partition('.')[0]}, or a "
+            "newer driver"
         )
 
 
-def measure_one(values: Mapping[str, Any], options: RunOptions, *, store: Store, force: bool, say: Say) -> Finished:
+def measure_one(
+    values: Mapping[str, Any], options: RunOptions, *, store: Store, force: bool, say: Say
+) -> Finished:
     """Run one case and record it.
 
     Raises:
@@ -132,7 +147,9 @@ def _check_node(measured: MeasuredRecord) -> None:
         raise OtherNodeError(f"{here}; the node with rank 0 has the record", done=outcome == "ok")
 
 
-def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher, end_s: float | None = None) -> MeasuredRecord:
+def run_prepared(
+    prepared: Prepared, machine: Machine, launcher: Launcher, end_s: float | None = None
+) -> MeasuredRecord:
     """Run a case in a process of its own, which is killed at ``end_s`` of the monotonic clock at the latest.
 
     Raises:
@@ -141,7 +158,10 @@ def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher, end_s
     hardware = prepared.scenario.hardware
     on_gpu = hardware.gpu.id != CPU
     if on_gpu and not launcher.facts["cuda_available"]:
-        raise UsageError("the installed torch cannot use the GPU of this machine: install a CUDA build of it, or say --gpu cpu")
+        raise UsageError(
+            "the installed torch cannot use the GPU of this machine: install a CUDA build of it, or "
+            "say --gpu cpu"
+        )
     devices = [gpu.index for gpu in machine.gpus[: hardware.gpus_per_node]] if on_gpu else []
     run = launcher.run(prepared.case, ranks=hardware.gpus_per_node, devices=devices, end_s=end_s)
     return assemble(prepared.case, prepared.scenario, run, machine.environment)
@@ -150,14 +170,25 @@ def run_prepared(prepared: Prepared, machine: Machine, launcher: Launcher, end_s
 def _need_libraries(scenario: Scenario) -> None:
     recipe = scenario.recipe
     needed = {
-        "bitsandbytes": recipe.numerics.quantization in ("nf4", "fp4", "int8") or recipe.optimizer in _BITSANDBYTES_OPTIMIZERS,
+        "bitsandbytes": recipe.numerics.quantization in ("nf4", "fp4", "int8")
+        or recipe.optimizer in _BITSANDBYTES_OPTIMIZERS,
         "deepspeed": recipe.uses_deepspeed,
         "flash_attn": recipe.attention == "flash2",
         "liger_kernel": recipe.loss == "liger",
     }
     for name, wanted in needed.items():
         if wanted and find_spec(name) is None:
-            raise UsageError(f"{name} is not installed and this job needs it; {_CURES.get(name, how_to_install('measure'))}")
+            raise UsageError(
+                f"{name} is not installed and this job needs it; "
+                f"{_CURES.get(name, how_to_install('measure'))}"
+            )
     on_gpu = scenario.hardware.gpu.id != CPU
-    if on_gpu and recipe.uses_deepspeed and recipe.offloads_optimizer and (tool := missing_build_tool()) is not None:
-        raise UsageError(f"DeepSpeed compiles its Adam for the CPU on first use, and '{tool}' is not here: {_COMPILERS}")
+    if (
+        on_gpu
+        and recipe.uses_deepspeed
+        and recipe.offloads_optimizer
+        and (tool := missing_build_tool()) is not None
+    ):
+        raise UsageError(
+            f"DeepSpeed compiles its Adam for the CPU on first use, and '{tool}' is not here: {_COMPILERS}"
+        )

@@ -1,4 +1,6 @@
-"""The largest micro-batch or length that runs: bisection, each probe in a fresh process and each on the record."""
+"""The largest micro-batch or length that runs: bisection,
+each probe in a fresh process and each on the record.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class ProbeFailedError(PlannerError):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """``largest`` ran (``None``: nothing did), ``smallest_short`` ran out of memory (``None``: nothing did, up to the limit)."""
+    """``largest`` ran (``None``: nothing did), ``smallest_short`` ran out of memory (``None``:
+    nothing did, up to the limit).
+    """
 
     quantity: Quantity
     largest: int | None
@@ -40,10 +44,11 @@ class Boundary:
 
 
 def bisect(runs: Callable[[int], bool], start: int, step: int, highest: int) -> tuple[int | None, int | None]:
-    """Largest value that runs and smallest that does not, both multiples of ``step`` (the first may be ``start``).
+    """Largest value that runs and smallest that does not,
+    both multiples of ``step`` (the first may be ``start``).
 
-    Doubles from ``start`` while it runs, halves while it does not, then bisects to ``step``.  Assumes that more never runs where
-    less did not.
+    Doubles from ``start`` while it runs, halves while it does not, then bisects to ``step``.  Assumes that
+    more never runs where less did not.
     """
     low: int | None = None
     high: int | None = None
@@ -68,7 +73,9 @@ def bisect(runs: Callable[[int], bool], start: int, step: int, highest: int) -> 
     return low, high
 
 
-def solve(values: Mapping[str, Any], options: RunOptions, quantity: Quantity, *, store: Store, force: bool, say: Say) -> Boundary:
+def solve(
+    values: Mapping[str, Any], options: RunOptions, quantity: Quantity, *, store: Store, force: bool, say: Say
+) -> Boundary:
     """Find the boundary of one job.
 
     Raises:
@@ -79,7 +86,8 @@ def solve(values: Mapping[str, Any], options: RunOptions, quantity: Quantity, *,
     store.prepare()
     if first.scenario.hardware.gpu.id == CPU and options.memory_limit_bytes is None:
         raise UsageError(
-            "on a CPU --solve needs --memory-limit, such as --memory-limit 4GiB: without one it would fill the host's memory"
+            "on a CPU --solve needs --memory-limit, such as --memory-limit 4GiB: without one it would fill "
+            "the host's memory"
         )
     step = 1 if quantity == "batch" else SEQ_STEP_TOKENS
     series = f"solve-{quantity}-{case_key(first.case, first.scenario)}"
@@ -109,7 +117,9 @@ def boundary_text(boundary: Boundary) -> str:
     probes = f"{boundary.probes} probes, each on the record"
     if boundary.largest is None:
         return f"no {name} runs: {boundary.smallest_short} is short of memory already; {probes}\n"
-    beyond = "which is the limit" if boundary.smallest_short is None else f"{boundary.smallest_short} does not run"
+    beyond = (
+        "which is the limit" if boundary.smallest_short is None else f"{boundary.smallest_short} does not run"
+    )
     return f"largest {name} that runs: {boundary.largest}; {beyond}; {probes}\n"
 
 

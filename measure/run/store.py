@@ -43,11 +43,13 @@ class Store:
             free_bytes = shutil.disk_usage(self.folder).free
         except OSError as error:
             raise UsageError(
-                f"output folder '{self.folder}' cannot be written: {error.strerror or error}; give another --out"
+                f"output folder '{self.folder}' cannot be written: {error.strerror or error}; give "
+                "another --out"
             ) from None
         if free_bytes < _MIN_FREE_BYTES:
             raise UsageError(
-                f"the disk of output folder '{self.folder}' is full: {format_bytes(free_bytes)} are left; give another --out"
+                f"the disk of output folder '{self.folder}' is full: {format_bytes(free_bytes)} are left; "
+                "give another --out"
             )
 
     def add(self, measured: MeasuredRecord) -> Path:
@@ -71,16 +73,24 @@ class Store:
             with whole_file(self.folder / name) as stream:
                 stream.write(measured.history or b"")
         except (OSError, InputFileError) as error:
-            raise UsageError(f"the history of '{measured.record.id}' cannot be written: {error}; give another --out") from None
+            raise UsageError(
+                f"the history of '{measured.record.id}' cannot be written: {error}; give another --out"
+            ) from None
         measured.attachments["raw"]["history"] = name
 
     def read(self) -> RecordSet | None:
-        """All records of the folder, ``None`` when there are none yet; lines that are no records are among ``quarantined``.
+        """All records of the folder, ``None`` when there are none yet;
+        lines that are no records are among ``quarantined``.
 
         Raises:
-            InputFileError: a file that cannot be used, or a line of a newer schema: what it records would be measured again.
+            InputFileError: a file that cannot be used, or a line of a newer schema:
+            what it records would be measured again.
         """
-        files = sorted(path for path in self.folder.glob("*.jsonl") if _holds_lines(path)) if self.folder.is_dir() else []
+        files = (
+            sorted(path for path in self.folder.glob("*.jsonl") if _holds_lines(path))
+            if self.folder.is_dir()
+            else []
+        )
         if not files:
             return None
         records = read_records(files, by_row=True, may_be_none=True)
@@ -103,11 +113,16 @@ def left_out_text(records: RecordSet | None) -> str | None:
     first = f"{lines[0].place}: {lines[0].reason}"
     if len(lines) == 1:
         return f"1 line of the records is no record and is left out; its file stays as it is: {first}"
-    return f"{len(lines)} lines of the records are no records and are left out; their files stay as they are: first {first}"
+    return (
+        f"{len(lines)} lines of the records are no records and are left out; their files stay as they "
+        f"are: first {first}"
+    )
 
 
 def recorded_counts(records: RecordSet, retry: Collection[Outcome] = ()) -> Counter[tuple[str, str]]:
-    """How often each case was recorded on machines alike: (case key, setup key); outcomes of ``retry`` do not count."""
+    """How often each case was recorded on machines alike: (case key, setup key);
+    outcomes of ``retry`` do not count.
+    """
     kept = (records.attachments.get(each.id, {}) for each in records.records if each.outcome not in retry)
     found = (each for each in kept if "raw" in each and "environment" in each)
     return Counter((each["raw"]["case_key"], setup_key(each["environment"])) for each in found)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """Something that was assumed, how often, and where it was asked for.  ``name`` says what, ``value`` what was taken for it."""
+    """Something that was assumed, how often, and where it was asked for.  ``name`` says what,
+    ``value`` what was taken for it.
+    """
 
     name: str
     value: str

@@ -1,4 +1,6 @@
-"""The model of a scenario as the libraries build it, without memory: on meta, adapted by PEFT, then turned into fake tensors."""
+"""The model of a scenario as the libraries build it, without memory: on meta, adapted by PEFT,
+then turned into fake tensors.
+"""
 
 # ruff: noqa: SLF001 - what torch calls private here has no public name
 
@@ -34,7 +36,9 @@ _REMOTE_CODE = "its code ships with the checkpoint and not with Transformers"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model ready to run, the name of its list of decoder layers, and the model that it is compared with, if there is one."""
+    """A model ready to run, the name of its list of decoder layers,
+    and the model that it is compared with, if there is one.
+    """
 
     model: Any
     layer_list: str
@@ -43,13 +47,19 @@ class Built:
 
 
 def prediction_answers(model: ModelSpec) -> str:
-    """The end of a sentence about a model that cannot be traced: that a prediction is there, where the architecture is known."""
+    """The end of a sentence about a model that cannot be traced: that a prediction is there,
+    where the architecture is known.
+    """
     return "; a prediction is still there: plan --model ..." if reader_for(model.architecture) else ""
 
 
 def configuration_of(fields: Mapping[str, Any]) -> Any:
-    """The configuration object for fields of a ``config.json``, without those that name code beside the checkpoint."""
-    return transformers.AutoConfig.for_model(**{name: value for name, value in fields.items() if name != "auto_map"})
+    """The configuration object for fields of a ``config.json``,
+    without those that name code beside the checkpoint.
+    """
+    return transformers.AutoConfig.for_model(
+        **{name: value for name, value in fields.items() if name != "auto_map"}
+    )
 
 
 def make_config(scenario: Scenario) -> Any:
@@ -60,15 +70,19 @@ def make_config(scenario: Scenario) -> Any:
     """
     model, recipe = scenario.model, scenario.recipe
     if model.remote_code:
-        raise NotModelledError(f"model '{model.id}' cannot be traced: {_REMOTE_CODE}{prediction_answers(model)}")
+        raise NotModelledError(
+            f"model '{model.id}' cannot be traced: {_REMOTE_CODE}{prediction_answers(model)}"
+        )
     fields = config_fields(model)
     if fields.get("model_type") not in transformers.CONFIG_MAPPING:
         raise NotModelledError(
-            f"architecture '{fields.get('model_type')}' cannot be traced: {_REMOTE_CODE}{prediction_answers(model)}"
+            f"architecture '{fields.get('model_type')}' cannot be traced: "
+            f"{_REMOTE_CODE}{prediction_answers(model)}"
         )
     config = configuration_of(fields)
     config._attn_implementation = _ATTENTION[recipe.attention]
-    # The Trainer turns caches off (training_args.use_cache); a composite configuration holds that of its language model.
+    # The Trainer turns caches off (training_args.use_cache);
+    # a composite configuration holds that of its language model.
     config.use_cache = False
     config.get_text_config().use_cache = False
     return config
@@ -122,8 +136,12 @@ def _use_flash(model: Any, name: str) -> None:
     Raises:
         NotModelledError: an architecture that has no code for it, which Transformers refuses too.
     """
-    if not next(module for module in model.modules() if isinstance(module, transformers.PreTrainedModel))._supports_flash_attn:
-        raise NotModelledError(f"model '{name}' has no FlashAttention 2 in Transformers; use --attention sdpa")
+    if not next(
+        module for module in model.modules() if isinstance(module, transformers.PreTrainedModel)
+    )._supports_flash_attn:
+        raise NotModelledError(
+            f"model '{name}' has no FlashAttention 2 in Transformers; use --attention sdpa"
+        )
     for module in model.modules():
         if isinstance(getattr(module, "config", None), transformers.PretrainedConfig):
             module.config._attn_implementation_internal = "flash_attention_2"
@@ -150,7 +168,8 @@ def base_model(scenario: Scenario, config: Any) -> Any:
 
 
 def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
-    """PEFT's preparation of quantised bases, where the stack calls it.  A tensor that it widens was loaded narrower first.
+    """PEFT's preparation of quantised bases, where the stack calls it.
+    A tensor that it widens was loaded narrower first.
 
     Raises:
         NotModelledError: a preparation that is another library's own.
@@ -160,28 +179,36 @@ def _prepare_for_kbit(model: Any, scenario: Scenario) -> None:
     upcast = scenario.stack.kbit_upcast
     if upcast == "norms":
         raise NotModelledError(
-            f"the k-bit preparation of stack '{scenario.stack.id}' cannot be traced yet; use --stack hf-trainer@5"
+            f"the k-bit preparation of stack '{scenario.stack.id}' cannot be traced yet; use --stack "
+            "hf-trainer@5"
         )
     if upcast == "all":
         dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
         prepare: Any = peft.prepare_model_for_kbit_training
         again = checkpoint_kwargs(scenario.recipe)
-        prepare(model, use_gradient_checkpointing=scenario.recipe.gradient_checkpointing, gradient_checkpointing_kwargs=again)
+        prepare(
+            model,
+            use_gradient_checkpointing=scenario.recipe.gradient_checkpointing,
+            gradient_checkpointing_kwargs=again,
+        )
         for name, tensor in model.named_parameters():
             if tensor.dtype != dtypes[name]:
                 tensor.first_dtype = dtypes[name]
 
 
 def spare_layers(model: Any, layer_list: str, every: int) -> None:
-    """Leave out all layers but 0, n, 2n, ..., as Transformers does (5.23 modeling_utils.py _set_gradient_checkpointing).
+    """Leave out all layers but 0, n, 2n, ..., as Transformers does (5.23 modeling_utils.py
+    _set_gradient_checkpointing).
 
     Raises:
-        NotModelledError: layers that do not checkpoint themselves, as those of older code, where the model around them does.
+        NotModelledError: layers that do not checkpoint themselves, as those of older code,
+        where the model around them does.
     """
     for index, layer in enumerate(model.get_submodule(layer_list)):
         if not isinstance(layer, GradientCheckpointingLayer):
             raise NotModelledError(
-                f"layers of class {type(layer).__name__} cannot be checkpointed one without the other; use --checkpoint-every 1"
+                f"layers of class {type(layer).__name__} cannot be checkpointed one without the other; use "
+                "--checkpoint-every 1"
             )
         layer.gradient_checkpointing = index % every == 0
 
@@ -196,7 +223,8 @@ def _checkpointing(model: Any, scenario: Scenario, layer_list: str) -> None:
     except ValueError as error:
         kind = model.config.model_type
         raise NotModelledError(
-            f"architecture '{kind}' cannot be traced with gradient checkpointing ({error}); use --no-gradient-checkpointing"
+            f"architecture '{kind}' cannot be traced with gradient checkpointing ({error}); use "
+            "--no-gradient-checkpointing"
         ) from None
     if recipe.rebuilds_some:
         spare_layers(model, layer_list, recipe.checkpoint_every)
@@ -207,7 +235,8 @@ def _checkpointing(model: Any, scenario: Scenario, layer_list: str) -> None:
 
 
 def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:
-    """Replace every meta tensor of ``model`` by a fake CPU one, in the order in which the libraries move them to the device.
+    """Replace every meta tensor of ``model`` by a fake CPU one,
+    in the order in which the libraries move them to the device.
 
     Base weights are recorded as the stage ``load``, adapters as ``adapters``.  ``number``: of the model.
     """
@@ -216,7 +245,9 @@ def materialize(model: nn.Module, recorder: Recorder, number: int = 0) -> None:
     with recorder:
         base = {tensor: places for tensor, places in owners.items() if not _is_adapter(places[0][2])}
         narrow = {
-            tensor: _load_narrow(tensor, places, recorder) for tensor, places in base.items() if hasattr(tensor, "first_dtype")
+            tensor: _load_narrow(tensor, places, recorder)
+            for tensor, places in base.items()
+            if hasattr(tensor, "first_dtype")
         }
         for tensor, places in base.items():
             if tensor not in narrow:
@@ -235,7 +266,9 @@ _Place = tuple[nn.Module, str, str]
 
 
 def _owners(model: nn.Module) -> Mapping[torch.Tensor, list[_Place]]:
-    """Every parameter and buffer once, with all modules that hold it (tied weights have several) and its full name."""
+    """Every parameter and buffer once, with all modules that hold it (tied weights have several)
+    and its full name.
+    """
     owners: dict[torch.Tensor, list[_Place]] = {}
     for prefix, module in model.named_modules():
         for table in (module._parameters, module._buffers):
@@ -264,7 +297,10 @@ def _load_narrow(tensor: Any, places: list[_Place], recorder: Recorder) -> Trace
 def _replace(tensor: torch.Tensor, places: list[_Place], recorder: Recorder) -> None:
     with recorder.modules.at(places[0][2].rpartition(".")[0]):
         # A quantised matrix is on the card in full before it is packed.
-        whole = [recorder.take(n_bytes, "load", "dequantization") for n_bytes in getattr(tensor, "loading_bytes", ())]
+        whole = [
+            recorder.take(n_bytes, "load", "dequantization")
+            for n_bytes in getattr(tensor, "loading_bytes", ())
+        ]
         fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         for block in whole:
             recorder.give_back(block)

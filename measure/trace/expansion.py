@@ -51,7 +51,9 @@ class Expansion:
             for period in sweep.order:
                 self._name_blocks(number, period, sweep.units[period])
         for sweep in sweeps:
-            first, second = (self._signature(sweep.units[period], period) for period in (_FIRST_INNER, _SECOND_INNER))
+            first, second = (
+                self._signature(sweep.units[period], period) for period in (_FIRST_INNER, _SECOND_INNER)
+            )
             if first != second:
                 raise Irregular(f"{sweep.units[0][0].place.stage}: {_difference(first, second)}")
         number = 0
@@ -95,7 +97,11 @@ class Expansion:
 
     def _relative(self, place: Place, period: int) -> Name:
         layer = place.layer
-        return place.stage, place.micro_step, layer if self.pattern.period_of(layer) is None else layer - self._shift(period)
+        return (
+            place.stage,
+            place.micro_step,
+            layer if self.pattern.period_of(layer) is None else layer - self._shift(period),
+        )
 
     def _shift(self, periods: int) -> int:
         """Layers in so many periods."""
@@ -142,7 +148,9 @@ class Expansion:
             if home is None:
                 self.out.append(Record(False, self.fixed[record.block.id], place))
             elif record.alloc:
-                self.out.append(Record(True, self._new(record.block, Home(sweep, target, home.name), shift), place))
+                self.out.append(
+                    Record(True, self._new(record.block, Home(sweep, target, home.name), shift), place)
+                )
             else:
                 offset = home.period - template
                 period = target + offset if abs(offset) <= 1 else self._absolute(home.period)

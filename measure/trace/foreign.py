@@ -1,7 +1,8 @@
-"""Models of architectures that no prediction covers: described by their own modules, which Transformers ships.
+"""Models of architectures that no prediction covers: described by their own modules,
+which Transformers ships.
 
-The description serves the questions that are asked before a trace: names of matrices, widths, the longest text.  Nothing is
-predicted from it; the trace runs the modules themselves.
+The description serves the questions that are asked before a trace: names of matrices, widths, the longest
+text.  Nothing is predicted from it; the trace runs the modules themselves.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ from planner.domain.model import (
 from planner.errors import InputFileError, NotModelledError, UnknownArchitectureError
 
 _MAX_REASON_CHARS = 200
-# Words in the names of fields that say how many of something there are, in configurations of Transformers 5.23: modules are made
-# for each, and lists of that length before them.
+# Words in the names of fields that say how many of something there are, in configurations of Transformers
+# 5.23: modules are made for each, and lists of that length before them.
 _COUNTED = re.compile(r"layers|experts|heads|blocks|codebooks|groups|buckets|streams|^n_(layer|head|group)$")
-# Modules and parameters that a model may have.  58 layers of 256 experts with modules of their own have 104,000 (DeepSeek-V3).
+# Modules and parameters that a model may have.
+# 58 layers of 256 experts with modules of their own have 104,000 (DeepSeek-V3).
 _MAX_PARTS = 200_000
 
 
 def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitectureError) -> ModelSpec:
-    """The model of a ``config.json`` whose architecture the catalog does not know: ``unknown`` is how it said so.
+    """The model of a ``config.json`` whose architecture the catalog does not know:
+    ``unknown`` is how it said so.
 
     Raises:
         InputFileError: fields that the configuration class of Transformers refuses.
@@ -56,7 +59,8 @@ def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitecture
     model = _on_meta(config, unknown.where)
     try:
         spec = _described(config, model, unknown.where)
-    except (AttributeError, TypeError, ValueError) as error:  # configurations that say something for each layer, or not at all
+    # configurations that say something for each layer, or not at all
+    except (AttributeError, TypeError, ValueError) as error:
         raise NotModelledError(
             f"{unknown.where}: architecture '{unknown.model_type}' cannot be traced: {_reason(error)}"
         ) from None
@@ -72,7 +76,9 @@ def _configuration(fields: Mapping[str, Any], where: str) -> Any:
 
 
 def _check_counts(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse more layers, experts or heads than the catalog reads layers, in the configuration and in those inside it."""
+    """Refuse more layers, experts or heads than the catalog reads layers,
+    in the configuration and in those inside it.
+    """
     parts: list[Mapping[str, Any]] = [fields]
     for part in parts:
         parts += [value for value in part.values() if isinstance(value, Mapping)]
@@ -95,7 +101,10 @@ def _bounded_parts() -> Iterator[None]:
             raise ValueError(f"it has more than {_MAX_PARTS:,} modules and parameters")
 
     hooks = nn.modules.module
-    with hooks.register_module_module_registration_hook(one_more), hooks.register_module_parameter_registration_hook(one_more):
+    with (
+        hooks.register_module_module_registration_hook(one_more),
+        hooks.register_module_parameter_registration_hook(one_more),
+    ):
         yield
 
 
@@ -105,7 +114,9 @@ def _on_meta(config: Any, where: str) -> Any:
             make: Any = transformers.AutoModelForCausalLM.from_config
             return make(config)
     except Exception as error:  # noqa: BLE001 - a module that cannot be made says why in any way it likes
-        raise NotModelledError(f"{where}: a causal language model cannot be made of it: {_reason(error)}") from None
+        raise NotModelledError(
+            f"{where}: a causal language model cannot be made of it: {_reason(error)}"
+        ) from None
 
 
 def _reason(error: Exception) -> str:
@@ -115,11 +126,15 @@ def _reason(error: Exception) -> str:
 def _described(config: Any, model: Any, where: str) -> ModelSpec:
     text, table, head = config.get_text_config(), model.get_input_embeddings(), model.get_output_embeddings()
     if table is None or head is None:
-        raise NotModelledError(f"{where}: architecture '{config.model_type}' cannot be traced: it has no token table or no head")
+        raise NotModelledError(
+            f"{where}: architecture '{config.model_type}' cannot be traced: it has no token table or no head"
+        )
     names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
     heads = getattr(text, "num_attention_heads", None)
     if not isinstance(heads, int) or heads < 1:
-        raise NotModelledError(f"{where}: architecture '{config.model_type}' cannot be traced: it has no attention heads")
+        raise NotModelledError(
+            f"{where}: architecture '{config.model_type}' cannot be traced: it has no attention heads"
+        )
     rows, width = table.weight.shape
     layers = model.get_submodule(find_layer_list(model, config))
     blocks = [BlockSpec(_attention(text, heads), _mlp(text), _matrices(layer), ()) for layer in layers]
@@ -145,17 +160,23 @@ def _attention(text: Any, heads: int) -> AttentionSpec:
 
 def _mlp(text: Any) -> MlpSpec:
     widths = getattr(text, "intermediate_size", None) or 0
-    return MlpSpec(int(max(widths) if isinstance(widths, list) else widths), False, str(getattr(text, "hidden_act", "")))
+    return MlpSpec(
+        int(max(widths) if isinstance(widths, list) else widths), False, str(getattr(text, "hidden_act", ""))
+    )
 
 
 def _matrices(layer: Any) -> tuple[LinearSpec, ...]:
-    """Every matrix of a layer that LoRA can be put on; whether it is attention's is told by the module that it is in."""
+    """Every matrix of a layer that LoRA can be put on;
+    whether it is attention's is told by the module that it is in.
+    """
     found = []
     for path, module in layer.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
             parent, _, name = path.rpartition(".")
             rows, columns = module.weight.shape
-            outputs, inputs = (int(columns), int(rows)) if isinstance(module, Conv1D) else (int(rows), int(columns))
+            outputs, inputs = (
+                (int(columns), int(rows)) if isinstance(module, Conv1D) else (int(rows), int(columns))
+            )
             group: LinearGroup = "attention" if "att" in parent.lower() else "mlp"
             reads: InputTensor = "attn_in" if group == "attention" else "mlp_in"
             found.append(LinearSpec(name, group, inputs, outputs, reads, bias=module.bias is not None))

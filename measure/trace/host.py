@@ -1,7 +1,8 @@
-"""Host memory of a traced step: what offload and paged optimizer states put there, by name and by kind of memory.
+"""Host memory of a traced step: what offload and paged optimizer states put there,
+by name and by kind of memory.
 
-Such blocks are records like any other, so they go through the repetition of layers.  They have a kind of memory in place of a
-stream, and are no events of the card.
+Such blocks are records like any other, so they go through the repetition of layers.  They have a kind of
+memory in place of a stream, and are no events of the card.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _LOADING = ("load", "adapters")
 
 @dataclass(frozen=True, slots=True)
 class HostHolding:
-    """Host memory of one name and kind in one process: what was asked for, and what it takes, which rounding can make more."""
+    """Host memory of one name and kind in one process: what was asked for, and what it takes,
+    which rounding can make more.
+    """
 
     name: HostName
     kind: HostKind
@@ -33,8 +36,9 @@ class HostHolding:
 class HostMemory:
     """Host memory of one process, and of the ``processes`` of a node, which hold as much each.
 
-    ``holdings`` are those of the moment of training when most was held; ``setup_peak_bytes`` is the most of one process at any
-    moment, copies while buffers are made included.  The interpreter, libraries and checkpoint files are no part of it.
+    ``holdings`` are those of the moment of training when most was held; ``setup_peak_bytes`` is the most of
+    one process at any moment, copies while buffers are made included.  The interpreter, libraries and
+    checkpoint files are no part of it.
     """
 
     holdings: tuple[HostHolding, ...]
@@ -82,8 +86,9 @@ def host_memory(records: Sequence[Record], *, rounds_pinned: bool, processes: in
 class _Host:
     """Host memory as it changes.
 
-    Pinned blocks are rounded up to powers of two, and freed ones are kept for requests of their own size.  Source: torch 2.13
-    ATen/core/CachingHostAllocator.h (``allocate``: PowerOf2Ceil; one free list per power of two).
+    Pinned blocks are rounded up to powers of two, and freed ones are kept for requests of their own
+    size.  Source: torch 2.13 ATen/core/CachingHostAllocator.h (``allocate``: PowerOf2Ceil; one free list per
+    power of two).
     """
 
     def __init__(self, rounds_pinned: bool) -> None:

@@ -1,4 +1,6 @@
-"""Records -> events: the phase of every moment and the term of every block, under the names that predictions use."""
+"""Records -> events: the phase of every moment and the term of every block,
+under the names that predictions use.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,8 @@ def to_events(records: Sequence[Record]) -> list[AllocEvent]:
 def phases_of_records(records: Sequence[Record]) -> list[Phase]:
     """Phase of each record.
 
-    ``loss`` begins when the last decoder layer has run and ends when its backward begins: final norm, head, loss, and the
-    gradient of the logits.
+    ``loss`` begins when the last decoder layer has run and ends when its backward begins: final norm, head,
+    loss, and the gradient of the logits.
     """
     last_in_forward: dict[int, int] = {}
     first_in_backward: dict[int, int] = {}
@@ -98,8 +100,8 @@ def phases_of_records(records: Sequence[Record]) -> list[Phase]:
 def terms_of_blocks(records: Sequence[Record], phases: Sequence[Phase]) -> dict[int, TermName]:
     """Term of each block, by its id.
 
-    What a pass allocates and backward frees is a saved activation.  What is freed within its own pass is a temporary: of its
-    block, of logits and loss, or of the optimizer.
+    What a pass allocates and backward frees is a saved activation.  What is freed within its own pass is
+    a temporary: of its block, of logits and loss, or of the optimizer.
     """
     born: dict[int, Phase] = {}
     freed_in: dict[int, Phase] = {}
@@ -121,12 +123,18 @@ def _term(block: TracedBlock, born: Phase, freed: Phase | None) -> TermName:
     if born == "optimizer_step":
         return "optimizer_temporaries"
     if born in ("loss", "loss_2"):
-        return "block_recompute" if block.place.stage in ASIDES and block.place.layer != _OUTSIDE else "logits_and_loss"
+        return (
+            "block_recompute"
+            if block.place.stage in ASIDES and block.place.layer != _OUTSIDE
+            else "logits_and_loss"
+        )
     if born == "eval" and block.place.layer == _OUTSIDE:
         return "logits_and_loss"
     if born in ("forward", "forward_2") and block.place.stage == "forward":
         if freed is not None and freed.startswith("backward"):
             return "saved_activations"
         if block.place.layer == _OUTSIDE:
-            return "saved_activations" if freed is not None and freed.startswith("loss") else "other_temporaries"
+            return (
+                "saved_activations" if freed is not None and freed.startswith("loss") else "other_temporaries"
+            )
     return "block_recompute"

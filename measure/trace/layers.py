@@ -31,13 +31,17 @@ def layer_pattern(scenario: Scenario, config: Any) -> Pattern:
     every = scenario.recipe.checkpoint_every if scenario.recipe.rebuilds_some else 1
     kinds = [_fingerprint(layer) for layer in model.get_submodule(layer_list)]
     pattern = find_pattern([(kind, index % every == 0) for index, kind in enumerate(kinds)], full_name)
-    if pattern.periods > TRACED_PERIODS and not _is_prefix(scenario, shortened(config, pattern.traced_layers), kinds):
+    if pattern.periods > TRACED_PERIODS and not _is_prefix(
+        scenario, shortened(config, pattern.traced_layers), kinds
+    ):
         return Pattern(len(kinds), 1, 0, full_name)
     return pattern
 
 
 def _is_prefix(scenario: Scenario, short: Any, kinds: list[Hashable]) -> bool:
-    """Whether a configuration with fewer layers makes the first layers of the whole model, and not some in another order."""
+    """Whether a configuration with fewer layers makes the first layers of the whole model,
+    and not some in another order.
+    """
     try:
         with torch.device("meta"):
             model = base_model(scenario, short)
@@ -50,7 +54,11 @@ def _is_prefix(scenario: Scenario, short: Any, kinds: list[Hashable]) -> bool:
 def _fingerprint(layer: nn.Module) -> Hashable:
     parts: list[Hashable] = []
     for name, module in layer.named_modules():
-        settings = {key: value for key, value in vars(module).items() if isinstance(value, str | int | float | bool | None)}
+        settings = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, str | int | float | bool | None)
+        }
         tensors = (*module._parameters.items(), *module._buffers.items())
         shapes = [(key, tuple(value.shape), str(value.dtype)) for key, value in tensors if value is not None]
         kept = sorted((key, str(value)) for key, value in settings.items() if key not in _LAYER_NUMBERS)

@@ -17,8 +17,8 @@ from measure.trace.record import OUTSIDE
 class ModuleStack:
     """Which module's forward is running, and which ran when an autograd node was made.
 
-    Autograd numbers nodes in the order of the forward pass (``Node._sequence_nr``), so a node of the backward pass is traced to
-    the module that made it without holding any tensor.
+    Autograd numbers nodes in the order of the forward pass (``Node._sequence_nr``), so a node of the backward
+    pass is traced to the module that made it without holding any tensor.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,18 @@ class ModuleStack:
 
     @contextmanager
     def watching(self, models: Iterable[torch.nn.Module], layer_list: str) -> Iterator[None]:
-        """Follow the calls of all modules of ``models``, which are alike; ``layer_list``: name of the list of decoder layers."""
+        """Follow the calls of all modules of ``models``, which are alike; ``layer_list``:
+        name of the list of decoder layers.
+        """
         for model in models:
             self.learn(model, layer_list)
         with self.following():
             yield
 
     def learn(self, model: torch.nn.Module, layer_list: str) -> None:
-        """Take the names of the modules of ``model``; ``layer_list`` is as in :meth:`watching`, empty for none."""
+        """Take the names of the modules of ``model``; ``layer_list`` is as in :meth:`watching`,
+        empty for none.
+        """
         prefix = f"{layer_list}."
         for name, module in model.named_modules():
             self._names[id(module)] = name

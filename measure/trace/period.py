@@ -1,9 +1,10 @@
 """Blocks repeat: the events of a few whole periods of the layer pattern stand for all of them.
 
-A pass over the layers is a *sweep*: the records of period 0, 1, 2, ... in order, forward or backward.  Four periods are traced.
-The two inner ones must be the same event by event, each block named by what it is rather than by its number.  Then the first of
-them is repeated as often as the depth says, and its references to neighbouring periods move along.  Anything that does not fit
-this picture is :class:`Irregular`, and the caller traces all layers.
+A pass over the layers is a *sweep*: the records of period 0, 1, 2, ... in order, forward or backward.  Four
+periods are traced.  The two inner ones must be the same event by event, each block named by what it is rather
+than by its number.  Then the first of them is repeated as often as the depth says, and its references to
+neighbouring periods move along.  Anything that does not fit this picture is :class:`Irregular`, and the
+caller traces all layers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Irregular(Exception):  # noqa: N818 - not an error: the caller traces ever
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``prefix`` layers of their own, then ``periods`` times ``length`` layers.  ``layer_list`` is the name of the list."""
+    """``prefix`` layers of their own, then ``periods`` times ``length`` layers.
+    ``layer_list`` is the name of the list.
+    """
 
     prefix: int
     length: int
@@ -48,10 +51,19 @@ class Sweep:
 
 
 def find_pattern(fingerprints: list[Hashable], layer_list: str) -> Pattern:
-    """The shortest prefix and period that explain the layers; the prefix takes what is left of the last period."""
+    """The shortest prefix and period that explain the layers;
+    the prefix takes what is left of the last period.
+    """
     n_layers = len(fingerprints)
     for length in range(1, n_layers + 1):
-        irregular = next((i + 1 for i in reversed(range(n_layers - length)) if fingerprints[i] != fingerprints[i + length]), 0)
+        irregular = next(
+            (
+                i + 1
+                for i in reversed(range(n_layers - length))
+                if fingerprints[i] != fingerprints[i + length]
+            ),
+            0,
+        )
         prefix = irregular + (n_layers - irregular) % length
         periods = (n_layers - prefix) // length
         if periods > TRACED_PERIODS:
@@ -110,7 +122,11 @@ class _Reader:
 
     def read(self, records: list[Record]) -> list[Record | Sweep]:
         """Parts of the pass."""
-        inside = [index for index, record in enumerate(records) if self.pattern.period_of(record.place.layer) is not None]
+        inside = [
+            index
+            for index, record in enumerate(records)
+            if self.pattern.period_of(record.place.layer) is not None
+        ]
         first, last = (inside[0], inside[-1]) if inside else (len(records), -1)
         for index, record in enumerate(records):
             if index == last + 1:
@@ -122,15 +138,17 @@ class _Reader:
     def _period_of(self, record: Record, *, between: bool) -> int | None:
         """Period of the place, or of the block where the blocks of many layers go at once.
 
-        A variable of an optimizer's loop is freed when the next tensor's turn has come.  That tensor may be one of the next
-        layer, or of the first layer again where the next group of parameters begins.
+        A variable of an optimizer's loop is freed when the next tensor's turn has come.  That tensor may be
+        one of the next layer, or of the first layer again where the next group of parameters begins.
         """
         stage = record.place.stage
         if not record.alloc and stage == "optimizer_step" == record.block.place.stage and self.units:
             period = self.pattern.period_of(record.block.place.layer)
             left_over = not self.step and period is not None and abs(period - self.period) > 1
             return self.period if left_over or (self.step and period == self.period - self.step) else period
-        if stage == "optimizer_step" or (not record.alloc and not between and stage in ("forward", *ASIDES, "backward")):
+        if stage == "optimizer_step" or (
+            not record.alloc and not between and stage in ("forward", *ASIDES, "backward")
+        ):
             return self.pattern.period_of(record.block.place.layer)
         return self.pattern.period_of(record.place.layer)
 

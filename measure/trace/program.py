@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from measure.trace.build import Built, build_on_meta, make_config, materialize, prediction_answers
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
@@ -76,8 +80,9 @@ def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> 
 def _own_garbage_only() -> Iterator[None]:
     """Collect garbage only where the step itself says so, and look at nothing that is older than the trace.
 
-    Imported libraries hold some million objects: each collection of them takes as long as a quarter of a trace.  Without
-    automatic collections a tensor in a cycle goes at the end of its micro-step, every time at the same place.
+    Imported libraries hold some million objects: each collection of them takes as long as a quarter of a
+    trace.  Without automatic collections a tensor in a cycle goes at the end of its micro-step, every time at
+    the same place.
     """
     was_on, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
@@ -152,7 +157,9 @@ def _is_sharded(scenario: Scenario) -> bool:
 
 
 def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
-    """The sentence for a module that cannot run on fake tensors: operator, module, what happened, and the way out if any."""
+    """The sentence for a module that cannot run on fake tensors: operator, module, what happened,
+    and the way out if any.
+    """
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         what = "needs values, which fake tensors do not have"
     else:
@@ -161,8 +168,8 @@ def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
     # torch names the operator where it could not run one; else it is the one before the failure.
     operator = getattr(error, "func", None) or recorder.last_operator or "(none)"
     return (
-        f"model '{scenario.model.id}' cannot be traced: operator {operator} in module {recorder.last_path or '(none)'} {what}"
-        f"{prediction_answers(scenario.model)}"
+        f"model '{scenario.model.id}' cannot be traced: operator {operator} in module "
+        f"{recorder.last_path or '(none)'} {what}{prediction_answers(scenario.model)}"
     )
 
 
@@ -173,7 +180,13 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         NotModelledError: names the setting and the way out.
     """
     recipe, stack = scenario.recipe, scenario.stack
-    trained = recipe.adapter.dtype if recipe.adapter else "fp32" if stack.trainable_fp32 else recipe.numerics.load_dtype
+    trained = (
+        recipe.adapter.dtype
+        if recipe.adapter
+        else "fp32"
+        if stack.trainable_fp32
+        else recipe.numerics.load_dtype
+    )
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
@@ -186,17 +199,27 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (
-            recipe.has_reference_model and (recipe.uses_deepspeed or recipe.uses_fsdp) and not recipe.sharding.is_zero3,
+            recipe.has_reference_model
+            and (recipe.uses_deepspeed or recipe.uses_fsdp)
+            and not recipe.sharding.is_zero3,
             f"a second model as the reference under {recipe.sharding}",
             "--sharding ddp or none",
         ),
-        (stack.fused_norm or stack.fused_mlp, f"the fused kernels of stack '{stack.id}'", "--stack hf-trainer@5"),
+        (
+            stack.fused_norm or stack.fused_mlp,
+            f"the fused kernels of stack '{stack.id}'",
+            "--stack hf-trainer@5",
+        ),
         (
             recipe.gradient_checkpointing and stack.checkpoints_parts,
             f"the checkpointing of stack '{stack.id}'",
             "--stack hf-trainer@5",
         ),
-        (stack.prepares_unquantized, f"the preparation of unquantised bases in stack '{stack.id}'", "--stack hf-trainer@5"),
+        (
+            stack.prepares_unquantized,
+            f"the preparation of unquantised bases in stack '{stack.id}'",
+            "--stack hf-trainer@5",
+        ),
         (
             not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
             f"the loss of stack '{stack.id}'",
@@ -205,15 +228,23 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     )
     for applies, what, way_out in refused:
         if applies:
-            raise NotModelledError(f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ...")
+            raise NotModelledError(
+                f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ..."
+            )
 
 
 def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
-    """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is, the way out."""
+    """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is,
+    the way out.
+    """
     numerics, storage = recipe.numerics, recipe.numerics.quant_storage
     divides, four_bit = recipe.sharding.gathers_weights, numerics.quantization in ("nf4", "fp4")
     return (
-        (divides and numerics.quantization == "int8", f"an int8 base under {recipe.sharding}", "--sharding zero2"),
+        (
+            divides and numerics.quantization == "int8",
+            f"an int8 base under {recipe.sharding}",
+            "--sharding zero2",
+        ),
         (
             recipe.sharding.is_zero3 and four_bit and storage is None,
             "4-bit matrices that are stored as bytes under zero3, which divides elements of a float dtype,",
@@ -221,7 +252,10 @@ def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
         ),
         (
             divides and four_bit and storage not in (None, numerics.compute_dtype),
-            f"4-bit matrices stored as {storage} under {recipe.sharding}, which would cast them to {numerics.compute_dtype},",
+            (
+                f"4-bit matrices stored as {storage} under {recipe.sharding}, which would cast them to "
+                f"{numerics.compute_dtype},"
+            ),
             f"--quant-storage {numerics.compute_dtype}",
         ),
     )

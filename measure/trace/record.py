@@ -1,4 +1,6 @@
-"""What a traced step records: allocations and frees of blocks, each with its place in the program and what it is for."""
+"""What a traced step records: allocations and frees of blocks,
+each with its place in the program and what it is for.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,26 @@ from typing import Literal
 
 HostKind = Literal["pageable", "pinned", "managed"]
 HostName = Literal[
-    "offloaded_optimizer", "offloaded_gradients", "upload_buffer", "offloaded_parameters", "paged_optimizer", "pinned_cache"
+    "offloaded_optimizer",
+    "offloaded_gradients",
+    "upload_buffer",
+    "offloaded_parameters",
+    "paged_optimizer",
+    "pinned_cache",
 ]
 OUTSIDE = -1
 """Number of the layer of what is outside of the decoder layers."""
 Stage = Literal[
-    "load", "adapters", "forward", "divergence", "reference", "reference_2", "metrics", "backward", "optimizer_step", "eval"
+    "load",
+    "adapters",
+    "forward",
+    "divergence",
+    "reference",
+    "reference_2",
+    "metrics",
+    "backward",
+    "optimizer_step",
+    "eval",
 ]
 ASIDES = frozenset({"divergence", "reference", "reference_2"})
 """Stages of passes without gradients beside the one that is trained."""
@@ -37,7 +53,9 @@ Role = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the program is: which pass, of which micro-step, in which decoder layer (-1: outside of the layers)."""
+    """Where the program is: which pass, of which micro-step, in which decoder layer (-1:
+    outside of the layers).
+    """
 
     stage: Stage
     micro_step: int
@@ -48,9 +66,10 @@ class Place:
 class ParameterNote:
     """The parameter that a block was loaded for.
 
-    ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before an engine cast it.
-    ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what FSDP gathers it with outside of layers,
-    and whether that stays until its backward.  ``is_float``: whether an engine can divide it.
+    ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before
+    an engine cast it.  ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what
+    FSDP gathers it with outside of layers, and whether that stays until its backward.  ``is_float``: whether
+    an engine can divide it.
     """
 
     name: str
@@ -68,9 +87,10 @@ class TracedBlock:
     """One allocation of ``n_bytes`` requested bytes.
 
     ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
-    ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream (:mod:`measure.trace.host`).
-    ``recomputed``: made by a module that runs again inside the backward pass.  ``part_layers``: the layers of the tensors that it
-    holds one element of each for, where its size grows with the depth of the model.
+    ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream
+    (:mod:`measure.trace.host`).  ``recomputed``: made by a module that runs again inside the backward pass.
+    ``part_layers``: the layers of the tensors that it holds one element of each for, where its size grows
+    with the depth of the model.
     """
 
     id: int
@@ -97,7 +117,9 @@ class Record:
 
 @dataclass(slots=True)
 class Trace:
-    """What a run recorded, in program order.  ``operators`` are the operators in dispatch order, if they were kept."""
+    """What a run recorded, in program order.  ``operators`` are the operators in dispatch order,
+    if they were kept.
+    """
 
     records: list[Record] = field(default_factory=list)
     operators: list[str] = field(default_factory=list)

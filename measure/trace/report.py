@@ -1,4 +1,6 @@
-"""What a trace says, for people: peaks by phase, terms at the peak, where it is, unused memory, and the verdict for a card."""
+"""What a trace says, for people: peaks by phase, terms at the peak, where it is, unused memory,
+and the verdict for a card.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
     """The summary for people, in GiB (powers of 2)."""
     highest = summary.reserved_peak
     lines = [
-        f"allocated peak {format_gib(summary.allocated_peak_bytes)} in {summary.peak.phase} at {_place(summary.peak)}",
+        (
+            f"allocated peak {format_gib(summary.allocated_peak_bytes)} in {summary.peak.phase} at "
+            f"{_place(summary.peak)}"
+        ),
         f"reserved peak  {format_gib(summary.reserved_peak_bytes)} in {highest.phase} at {_place(highest)}",
         "",
         "Peak of each phase in GiB; unused: reserved and not allocated at the moment of the allocated peak",
@@ -36,12 +41,17 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
 
 def _host_lines(host: HostMemory) -> list[str]:
     """Host memory of one process by name and kind, and of a node."""
-    kinds = ", ".join(f"{format_gib(host.bytes_of(kind))} {kind}" for kind in HOST_STREAMS if host.bytes_of(kind))
+    kinds = ", ".join(
+        f"{format_gib(host.bytes_of(kind))} {kind}" for kind in HOST_STREAMS if host.bytes_of(kind)
+    )
     processes = f"{host.processes} process{'es' if host.processes > 1 else ''}"
     most = f"most while buffers are made: {format_gib(host.setup_peak_bytes)} per process"
     return [
         "Host memory of one process while it trains, beside interpreter, libraries and checkpoint files",
-        *(f"  {each.name.replace('_', ' '):<24}{format_bytes(each.n_bytes):>12}  {each.kind}" for each in host.holdings),
+        *(
+            f"  {each.name.replace('_', ' '):<24}{format_bytes(each.n_bytes):>12}  {each.kind}"
+            for each in host.holdings
+        ),
         f"per process {format_gib(host.per_process_bytes)} ({kinds}); {most}",
         f"per node ({processes}) {format_gib(host.per_node_bytes)}",
     ]
@@ -54,13 +64,17 @@ def verdict_sentence(verdict: ReplayResult) -> str:
     releases = f"gave its cache back {verdict.n_retries} time{'s' if verdict.n_retries > 1 else ''}"
     if failed is not None:
         return (
-            f"DOES NOT FIT in {size}: out of memory in {failed.phase} at {failed.op} ({failed.module or 'no module'}), "
-            f"which asked for {format_bytes(failed.requested_bytes)} with {format_gib(failed.allocated_bytes)} allocated and "
-            f"{format_gib(failed.reserved_bytes)} reserved, after the allocator {releases}"
+            f"DOES NOT FIT in {size}: out of memory in {failed.phase} at {failed.op} "
+            f"({failed.module or 'no module'}), which asked for {format_bytes(failed.requested_bytes)} "
+            f"with {format_gib(failed.allocated_bytes)} allocated and {format_gib(failed.reserved_bytes)} "
+            f"reserved, after the allocator {releases}"
         )
     if verdict.n_retries:
         return f"FITS in {size} after the allocator {releases} and went on, which costs time"
-    return f"FITS in {size} (reserved peak {format_gib(verdict.peak_reserved_bytes)}), and the cache was never given back"
+    return (
+        f"FITS in {size} (reserved peak {format_gib(verdict.peak_reserved_bytes)}), and the cache was "
+        "never given back"
+    )
 
 
 def _expandable_sentence(other: ReplayResult) -> str:
@@ -68,7 +82,10 @@ def _expandable_sentence(other: ReplayResult) -> str:
     if other.out_of_memory is not None:
         return "With expandable segments it does not fit either"
     releases = ", after giving its cache back" if other.n_retries else ""
-    return f"With expandable_segments:True it fits: reserved peak {format_gib(other.peak_reserved_bytes)}{releases}"
+    return (
+        "With expandable_segments:True it fits: reserved peak "
+        f"{format_gib(other.peak_reserved_bytes)}{releases}"
+    )
 
 
 def _phase_line(each: PhaseSummary) -> str:

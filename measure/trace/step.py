@@ -25,10 +25,11 @@ from planner.domain.scenario import Scenario
 
 
 def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any = None) -> None:
-    """Two micro-steps with an optimizer step between them; with gradient accumulation the second one finds gradients.
+    """Two micro-steps with an optimizer step between them;
+    with gradient accumulation the second one finds gradients.
 
-    Micro-step 0 starts with neither gradients nor states, as training does.  ``reference``: the model that a policy is compared
-    with, where that is not the same one without its adapters.
+    Micro-step 0 starts with neither gradients nor states, as training does.  ``reference``: the model that a
+    policy is compared with, where that is not the same one without its adapters.
     """
     recipe = scenario.recipe
     for each in (model, reference):
@@ -64,7 +65,11 @@ class Inputs:
         """One micro-batch."""
         ids = torch.randint(0, self.vocabulary, self.shape)
         labels = torch.randint(0, self.vocabulary, self.shape)
-        return {"input_ids": ids, "attention_mask": torch.ones(self.shape, dtype=torch.int64), "labels": labels}
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones(self.shape, dtype=torch.int64),
+            "labels": labels,
+        }
 
 
 Losses = Callable[[dict[str, torch.Tensor], int], torch.Tensor]
@@ -95,7 +100,9 @@ def _in_tiles(scenario: Scenario) -> bool:
 
 
 def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
-    """The loss of a training from preferences, or with a weight for each token; ``None`` where the model has the loss itself."""
+    """The loss of a training from preferences, or with a weight for each token;
+    ``None`` where the model has the loss itself.
+    """
     recipe, weights = scenario.recipe, scenario.stack.loss_weights
     if weights != "none":
         return lambda inputs, _: weighted_loss(model, inputs, weights)
@@ -115,7 +122,9 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder
 
 @dataclass(frozen=True, slots=True)
 class BackwardHooks:
-    """What a runtime does before the loss runs backward, and when the backward is over and the graph not yet gone."""
+    """What a runtime does before the loss runs backward,
+    and when the backward is over and the graph not yet gone.
+    """
 
     begins: Callable[[], None]
     ended: Callable[[], None]
@@ -148,7 +157,9 @@ def micro_step(
     gc.collect()
 
 
-def _optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+def _optimizer_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+) -> None:
     """Clip, then update; scaled gradients are unscaled in place first, before their norm is taken."""
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     if scaler is not None:
@@ -181,7 +192,9 @@ def _mark_states(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
 
 
 def _wrap_forward(model: Any, dtype: torch.dtype) -> None:
-    """Autocast around the forward pass and outputs in fp32, as accelerate's ``prepare_model`` does (accelerator.py)."""
+    """Autocast around the forward pass and outputs in fp32,
+    as accelerate's ``prepare_model`` does (accelerator.py).
+    """
     autocast = torch.autocast("cpu", dtype=dtype, cache_enabled=True)
     inner = model.forward.__func__
     model.forward = MethodType(convert_outputs_to_fp32(autocast(inner)), model)

@@ -15,7 +15,10 @@ from planner.domain.scenario import Assumption
 
 
 def to_json(
-    summary: Summary, timeline: Sequence[Moment], assumptions: Sequence[Assumption | Assumed], host: HostMemory = NO_HOST_MEMORY
+    summary: Summary,
+    timeline: Sequence[Moment],
+    assumptions: Sequence[Assumption | Assumed],
+    host: HostMemory = NO_HOST_MEMORY,
 ) -> str:
     """The summary as JSON; ``terms`` are those of :data:`planner.domain.term.TermName`, in its order."""
     shared = ("allocated_peak_bytes", "reserved_peak_bytes", "peak", "reserved_peak", "phases")

@@ -1,4 +1,6 @@
-"""Records every storage that operators allocate and free while real modules run, and where in the model that happens."""
+"""Records every storage that operators allocate and free while real modules run,
+and where in the model that happens.
+"""
 
 # ruff: noqa: SLF001 - what torch calls private here has no public name
 
@@ -17,9 +19,11 @@ from measure.trace.host import HOST_STREAMS
 from measure.trace.modules import ModuleStack
 from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
 
-# An AccumulateGrad node has no place in the forward pass: torch gives it the largest number (torch/csrc/autograd/function.h).
+# An AccumulateGrad node has no place in the forward pass: torch gives it the largest number
+# (torch/csrc/autograd/function.h).
 _ACCUMULATE_GRAD = 2**64 - 1
-# Uses of a tensor, and of its storage, that a gradient has inside of a dispatch mode when only autograd's buffer holds it.
+# Uses of a tensor, and of its storage,
+# that a gradient has inside of a dispatch mode when only autograd's buffer holds it.
 _USES_OF_LAST, _STORAGE_USES_OF_LAST = 4, 2
 _Operator = Any
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
@@ -30,9 +34,9 @@ _PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that sees every operator below autograd, forward and backward.
 
-    ``kernel_workspaces`` gives the bytes that the CUDA kernel of an operator takes and returns while it runs, by the operator.
-    ``product_workspace_bytes`` is taken at the first matrix product and kept, as cuBLAS does.
-    ``keep_operators`` keeps the operator stream as well, with shapes, for comparisons.
+    ``kernel_workspaces`` gives the bytes that the CUDA kernel of an operator takes and returns while it runs,
+    by the operator.  ``product_workspace_bytes`` is taken at the first matrix product and kept, as cuBLAS
+    does.  ``keep_operators`` keeps the operator stream as well, with shapes, for comparisons.
     """
 
     def __init__(
@@ -86,7 +90,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensor: torch.Tensor, role: Role) -> None:
         """Say what the block behind ``tensor`` is for.
 
-        What autograd summed to a gradient is part of one: a table that is tied to the head gets a gradient of each of its uses.
+        What autograd summed to a gradient is part of one:
+        a table that is tied to the head gets a gradient of each of its uses.
         """
         block = self.block_of(tensor)
         if block is None:
@@ -111,14 +116,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._host -= 1
 
     def take(self, n_bytes: int, op: str, role: Role = "") -> TracedBlock:
-        """Record a block that no tensor stands for; the caller releases it with :meth:`give_back`, or keeps it."""
+        """Record a block that no tensor stands for; the caller releases it with :meth:`give_back`,
+        or keeps it.
+        """
         self._locate()
         block = self._new_block(n_bytes, op)
         block.role = role
         return block
 
-    def keep_on_host(self, n_bytes: int, op: str, like: torch.Tensor, what: tuple[HostName, HostKind]) -> None:
-        """Record host memory that an optimizer keeps for the tensor ``like``, of the layer that this is in."""
+    def keep_on_host(
+        self, n_bytes: int, op: str, like: torch.Tensor, what: tuple[HostName, HostKind]
+    ) -> None:
+        """Record host memory that an optimizer keeps for the tensor ``like``,
+        of the layer that this is in.
+        """
         block = self._new_block(n_bytes, op)
         block.place = Place(self._stage, self._micro_step, self._layer_behind(like))
         block.host_name, block.stream = what[0], HOST_STREAMS[what[1]]
@@ -136,12 +147,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._product_workspace_bytes = 0
         self._last_operator = str(func)
         workspace = self._workspaces.get(func)
-        taken = [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size] if workspace else []
+        taken = (
+            [self.take(size, f"{func} workspace") for size in workspace(*args, **(kwargs or {})) if size]
+            if workspace
+            else []
+        )
         summed = self._summed_gradients(func, args, kwargs)
         if func is _ADD and summed and self._sums_in_place(summed[0]):
             func = _ADD_IN_PLACE
         if func is _SCATTER and self._in_engine:
-            # gather_backward adds to fresh zeros, in place unless a dispatch mode is on (torch 2.13 FunctionsManual.cpp).
+            # gather_backward adds to fresh zeros,
+            # in place unless a dispatch mode is on (torch 2.13 FunctionsManual.cpp).
             func = _SCATTER_IN_PLACE
         out = func(*args, **(kwargs or {}))
         if self._keep_operators:
@@ -155,8 +171,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.give_back(block)
         return out
 
-    def _summed_gradients(self, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Two gradients of one tensor that autograd itself adds, or the new one of a parameter that has one already."""
+    def _summed_gradients(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Two gradients of one tensor that autograd itself adds,
+        or the new one of a parameter that has one already.
+        """
         if not self._in_engine or func not in (_ADD, _ADD_IN_PLACE) or kwargs or len(args) != 2:
             return None
         held, new = args
@@ -170,7 +190,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_sum(self, total: torch.Tensor, summed: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Remember what a sum was made of, in case that it turns out to be a gradient."""
-        block, parts = self.block_of(total), tuple(part for each in summed if (part := self.block_of(each)) is not None)
+        block, parts = (
+            self.block_of(total),
+            tuple(part for each in summed if (part := self.block_of(each)) is not None),
+        )
         if block is None:
             return
         if block.role != "gradients":
@@ -181,17 +204,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _sums_in_place(held: Any) -> bool:
-        """Whether autograd would add a gradient in place to the one of that tensor that it has, were it not for this mode.
+        """Whether autograd would add a gradient in place to the one of that tensor that it has,
+        were it not for this mode.
 
-        It does where nothing else holds the first of them, and never under a dispatch mode or on fake tensors.  A gradient that
-        is a view, as that of a linear layer's weight is, shares its memory with the tensor that it is a view of.
-        Source: torch 2.13 torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace, ATen/TensorSubclassLikeUtils.h.
+        It does where nothing else holds the first of them, and never under a dispatch mode or on fake
+        tensors.  A gradient that is a view, as that of a linear layer's weight is, shares its memory with the
+        tensor that it is a view of.
+        Source: torch 2.13 torch/csrc/autograd/input_buffer.cpp can_accumulate_inplace,
+        ATen/TensorSubclassLikeUtils.h.
         """
         storage_uses = torch._C._storage_Use_Count(held.untyped_storage()._cdata)
-        return held._use_count() <= _USES_OF_LAST and storage_uses <= _STORAGE_USES_OF_LAST and not held._is_view()
+        return (
+            held._use_count() <= _USES_OF_LAST
+            and storage_uses <= _STORAGE_USES_OF_LAST
+            and not held._is_view()
+        )
 
     def _locate(self) -> None:
-        """Work out the module of the operator that runs: from the call stack, or from the autograd node in the backward pass."""
+        """Work out the module of the operator that runs: from the call stack,
+        or from the autograd node in the backward pass.
+        """
         path = self.modules.path
         if not path and self._stage == "backward":
             node = torch._C._current_autograd_node()
@@ -222,9 +254,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(storage, self._freed, key, block).atexit = False
 
     def _place_by_source(self, block: TracedBlock, args: Any, index: int) -> None:
-        """Optimizers work on tensors and lists of them outside of modules: a result belongs to the layer of its source.
+        """Optimizers work on tensors and lists of them outside of modules:
+        a result belongs to the layer of its source.
 
-        What is made from no tensor, such as the scales of 8-bit states, belongs to the tensor that was worked on before.
+        What is made from no tensor, such as the scales of 8-bit states,
+        belongs to the tensor that was worked on before.
         """
         source = args[0] if args else None
         if isinstance(source, list | tuple) and any(isinstance(each, torch.Tensor) for each in source):
@@ -234,7 +268,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 block.part_layers = layers
         elif isinstance(source, torch.Tensor):
-            block.place = self._source_place = Place(self._stage, self._micro_step, self._layer_behind(source))
+            block.place = self._source_place = Place(
+                self._stage, self._micro_step, self._layer_behind(source)
+            )
         else:
             block.place = self._source_place
 

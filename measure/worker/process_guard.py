@@ -1,4 +1,6 @@
-"""What every process of a run makes sure of: that it dies with its parent, and whether it has opened CUDA's driver."""
+"""What every process of a run makes sure of: that it dies with its parent,
+and whether it has opened CUDA's driver.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED of cuda.h
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when the one that started it dies, so that nothing is left on the device.
+    """Ask the kernel to kill this process when the one that started it dies,
+    so that nothing is left on the device.
 
-    ``parent`` is its process id where that is known: one that died before the kernel was asked ends this process now.
+    ``parent`` is its process id where that is known:
+    one that died before the kernel was asked ends this process now.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -24,9 +28,11 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def driver_is_open() -> bool:
-    """Whether this process has opened CUDA's driver, by torch or past it: Triton and others call the driver themselves.
+    """Whether this process has opened CUDA's driver, by torch or past it:
+    Triton and others call the driver themselves.
 
-    ``cuDeviceGetCount`` refuses before ``cuInit`` and opens nothing; a driver that is not even loaded is not open.
+    ``cuDeviceGetCount`` refuses before ``cuInit`` and opens nothing;
+    a driver that is not even loaded is not open.
     """
     try:
         driver = ctypes.CDLL(_CUDA_DRIVER, mode=os.RTLD_NOLOAD)

@@ -1,4 +1,6 @@
-"""The process that measures one case (one rank of it): ``python -m measure.worker.worker FOLDER``, or a fork of the zygote."""
+"""The process that measures one case (one rank of it): ``python -m measure.worker.worker FOLDER``,
+or a fork of the zygote.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from planner.units import MIB
 if TYPE_CHECKING:
     from measure.worker.probes.device import DeviceProbe
 
-# What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN, NCCL and Triton.
+# What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN,
+# NCCL and Triton.
 _DEVICE_FULL = (
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -28,16 +31,20 @@ _DEVICE_FULL = (
     "Cuda failure 2 'out of memory'",
     "Triton Error [CUDA]: out of memory",
 )
-# CUDA's runtime calls both so: no memory on the device, and none on the host that could be page-locked (cudaHostAlloc).
+# CUDA's runtime calls both so: no memory on the device,
+# and none on the host that could be page-locked (cudaHostAlloc).
 _EITHER_FULL = "CUDA error: out of memory"
-# The runtime asks the device for little beside torch's allocator: with this much left it was the host that had none.
+# The runtime asks the device for little beside torch's allocator:
+# with this much left it was the host that had none.
 _PLENTY_BYTES = 512 * MIB
 _CPU_ALLOCATOR_FULL = "DefaultCPUAllocator: can't allocate memory"
 _MAX_MESSAGE_CHARS = 1000
 
 
 def run_worker(folder: Path, *, started: str) -> bool:
-    """Measure the case in ``folder`` and say how it went, without raising.  Returns whether all was measured."""
+    """Measure the case in ``folder`` and say how it went, without raising.
+    Returns whether all was measured.
+    """
     # Each node has a folder of its own.
     reporter = Reporter(events_file(folder, _variable("LOCAL_RANK", 0)))
     case = case_from_json(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")))
@@ -60,7 +67,9 @@ def _measure(case: RunCase, reporter: Reporter, started: str) -> None:
 
     scenario = case.scenario()
     if started == "fork" and (torch.cuda.is_initialized() or driver_is_open()):  # type: ignore[no-untyped-call]
-        raise RuntimeError("CUDA was initialised before the fork, so nothing that this process reads would be true")
+        raise RuntimeError(
+            "CUDA was initialised before the fork, so nothing that this process reads would be true"
+        )
     probe = _open_probe(case, scenario, reporter, started)
     if scenario.recipe.sharding.communicates:
         from measure.worker.workloads.sharded import join_ranks
@@ -85,7 +94,8 @@ def _open_probe(case: RunCase, scenario: Scenario, reporter: Reporter, started: 
     from measure.worker.probes.device import open_device
 
     if _variable("WORLD_SIZE", 1) == 1:
-        # With several devices in sight the Trainer would use them all, by nn.DataParallel; a CPU run's libraries would open one.
+        # With several devices in sight the Trainer would use them all, by nn.DataParallel; a CPU run's
+        # libraries would open one.
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         os.environ["CUDA_VISIBLE_DEVICES"] = "" if scenario.hardware.gpu.id == CPU else first
     probe = open_device(scenario.hardware.gpu.id != CPU, _variable("LOCAL_RANK", 0))
@@ -118,7 +128,9 @@ def _workload(case: RunCase) -> Any:
 
 
 def _outcome(error: BaseException) -> Outcome:
-    """How a failure counts: device memory only when torch or the driver says so, host memory when the host had none left."""
+    """How a failure counts: device memory only when torch or the driver says so,
+    host memory when the host had none left.
+    """
     import torch
 
     text = str(error)

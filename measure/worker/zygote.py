@@ -1,8 +1,9 @@
 """The warm parent: imports torch and Transformers once, then forks one child for each case.
 
-Run as ``python -m measure.worker.zygote``.  It reads lines ``{"folder": ...}`` from standard input and answers each with
-``{"pid": ...}`` at once and ``{"status": ...}`` (as ``os.waitpid`` gives it) when the child is gone.  It never computes anything,
-never touches CUDA and keeps no connection to NVML: a child that inherits any of them can hang or fail.  One case at a time.
+Run as ``python -m measure.worker.zygote``.  It reads lines ``{"folder": ...}`` from standard input and
+answers each with ``{"pid": ...}`` at once and ``{"status": ...}`` (as ``os.waitpid`` gives it) when the child
+is gone.  It never computes anything, never touches CUDA and keeps no connection to NVML: a child that
+inherits any of them can hang or fail.  One case at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from measure.run.protocol import LOG_FILE, ONLY_NEEDED
 from measure.run.readings.nvml import forget_nvml
 from measure.worker.process_guard import die_with_parent, driver_is_open
 
-# What every case needs.  Transformers' own names are imported when they are asked for, which would be in each child.
+# What every case needs.  Transformers' own names are imported when they are asked for,
+# which would be in each child.
 _NEEDED = ("torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.modeling_utils")
 # The compiler, which bitsandbytes imports with itself: half of a child's start.
 _COMPILER = "torch._inductor.compile_fx"

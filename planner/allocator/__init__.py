@@ -1,1 +1,3 @@
-"""PyTorch's CUDA caching allocator as a model: events of allocation, their replay, and what a replay says.  Needs no torch."""
+"""PyTorch's CUDA caching allocator as a model: events of allocation, their replay,
+and what a replay says. Needs no torch.
+"""

@@ -1,7 +1,7 @@
 """Blocks of device memory and the free lists they wait in.
 
-The names follow c10/cuda/CUDACachingAllocator.cpp: ``Block``, ``BlockPool`` (here one per stream), ``BlockComparatorSize``
-and ``try_merge_blocks``.
+The names follow c10/cuda/CUDACachingAllocator.cpp: ``Block``, ``BlockPool`` (here one per stream),
+``BlockComparatorSize`` and ``try_merge_blocks``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from bisect import bisect_left, insort
 
 from planner.units import GIB
 
-# A free list is a sorted list of single integers, size above address: comparing them is what makes the search fast.
+# A free list is a sorted list of single integers, size above address:
+# comparing them is what makes the search fast.
 ADDRESS_BITS = 64
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
@@ -19,13 +20,24 @@ UNLIMITED_BYTES = 1024 * 64 * GIB
 
 
 class Block:
-    """A run of addresses inside one segment.  ``free`` means it may be handed out or merged; ``mapped`` that memory is behind it.
+    """A run of addresses inside one segment.  ``free`` means it may be handed out or merged;
+    ``mapped`` that memory is behind it.
 
-    ``prev`` and ``next`` are its neighbours in the segment.  ``expandable_bytes`` is the address space of its expandable
-    segment, 0 in a plain one.
+    ``prev`` and ``next`` are its neighbours in the segment.  ``expandable_bytes`` is the address space of its
+    expandable segment, 0 in a plain one.
     """
 
-    __slots__ = ("address", "expandable_bytes", "free", "inserted_at", "mapped", "next", "pool", "prev", "size")
+    __slots__ = (
+        "address",
+        "expandable_bytes",
+        "free",
+        "inserted_at",
+        "mapped",
+        "next",
+        "pool",
+        "prev",
+        "size",
+    )
 
     def __init__(self, pool: StreamPool, address: int, size: int, expandable_bytes: int = 0) -> None:
         self.pool = pool
@@ -40,7 +52,9 @@ class Block:
 
 
 class Clock:
-    """Counts the searches of the large (or of the small) pools: the age of a cached block is measured in these."""
+    """Counts the searches of the large (or of the small) pools:
+    the age of a cached block is measured in these.
+    """
 
     __slots__ = ("searches",)
 
@@ -49,12 +63,24 @@ class Clock:
 
 
 class StreamPool:
-    """Free blocks of one stream and one size class, ordered by size and then address (``BlockComparatorSize``).
+    """Free blocks of one stream and one size class, ordered by size and then address
+    (``BlockComparatorSize``).
 
-    A block is split when more than ``split_above`` bytes remain and the request is below ``split_below`` (``should_split``).
+    A block is split when more than ``split_above`` bytes remain and the request is below ``split_below``
+    (``should_split``).
     """
 
-    __slots__ = ("blocks", "clock", "is_small", "keys", "page_bytes", "split_above", "split_below", "stream", "unmapped")
+    __slots__ = (
+        "blocks",
+        "clock",
+        "is_small",
+        "keys",
+        "page_bytes",
+        "split_above",
+        "split_below",
+        "stream",
+        "unmapped",
+    )
 
     def __init__(self, stream: int, is_small: bool, clock: Clock) -> None:
         self.stream = stream
@@ -95,7 +121,9 @@ class StreamPool:
 
 
 def merge(block: Block, other: Block | None) -> None:
-    """Let ``block`` (in no list) swallow a free neighbour of the same kind; else do nothing.  Source: ``try_merge_blocks``."""
+    """Let ``block`` (in no list) swallow a free neighbour of the same kind;
+    else do nothing.  Source: ``try_merge_blocks``.
+    """
     if other is None or not other.free or other.mapped is not block.mapped:
         return
     block.pool.remove(other)
@@ -112,7 +140,9 @@ def merge(block: Block, other: Block | None) -> None:
 
 
 def split_front(block: Block, size: int) -> Block:
-    """A new block of the first ``size`` bytes of ``block`` (in no list), which keeps the rest.  Source: ``alloc_found_block``."""
+    """A new block of the first ``size`` bytes of ``block`` (in no list),
+    which keeps the rest.  Source: ``alloc_found_block``.
+    """
     front = Block(block.pool, block.address, size, block.expandable_bytes)
     front.prev = block.prev
     if front.prev is not None:

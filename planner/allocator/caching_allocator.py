@@ -1,15 +1,25 @@
-"""A model of PyTorch's CUDA caching allocator: which blocks serve which requests, and what is reserved on the card for that.
+"""A model of PyTorch's CUDA caching allocator: which blocks serve which requests,
+and what is reserved on the card for that.
 
-Written from the rules of ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.13); each method names its
-counterpart.  Not modelled: private pools of CUDA graphs and ``torch.cuda.MemPool``, sharing between processes, and the
-2 MiB granularity of the driver for segments that are no multiple of it.
+Written from the rules of ``DeviceCachingAllocator`` in c10/cuda/CUDACachingAllocator.cpp (PyTorch 2.13); each
+method names its counterpart.  Not modelled: private pools of CUDA graphs and ``torch.cuda.MemPool``, sharing
+between processes, and the 2 MiB granularity of the driver for segments that are no multiple of it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from planner.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, UNLIMITED_BYTES, Block, Clock, StreamPool, merge, split_front
+from planner.allocator.blocks import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
+    UNLIMITED_BYTES,
+    Block,
+    Clock,
+    StreamPool,
+    merge,
+    split_front,
+)
 from planner.allocator.device import Device
 from planner.allocator.expandable import allocate, release_pages
 from planner.allocator.settings import (
@@ -26,12 +36,15 @@ from planner.allocator.settings import (
 class CachingAllocator:
     """The allocator of one card, with the counters of ``torch.cuda.memory_stats``.
 
-    ``allocated_bytes`` are blocks the program holds, ``active_bytes`` those and the ones that another stream still uses,
-    ``reserved_bytes`` what was taken from the card.  Blocks count with their full size, as in PyTorch, so a block that was not
-    split counts with what the request left over.  ``limit_bytes``: see :class:`planner.allocator.device.Device`.
+    ``allocated_bytes`` are blocks the program holds, ``active_bytes`` those and the ones that another stream
+    still uses, ``reserved_bytes`` what was taken from the card.  Blocks count with their full size, as in
+    PyTorch, so a block that was not split counts with what the request left over.  ``limit_bytes``: see
+    :class:`planner.allocator.device.Device`.
     """
 
-    def __init__(self, settings: AllocatorSettings = DEFAULT_SETTINGS, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, settings: AllocatorSettings = DEFAULT_SETTINGS, limit_bytes: int | None = None
+    ) -> None:
         self.settings = settings
         self.device = Device(limit_bytes)
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -45,9 +58,12 @@ class CachingAllocator:
         self._last_ticket = 0
         self._expandable = settings.expandable_segments
         self._max_split = UNLIMITED_BYTES if settings.max_split_bytes is None else settings.max_split_bytes
-        # setMemoryFraction sets a limit of its own only for a fraction below 1, and garbage collection needs that limit.
+        # setMemoryFraction sets a limit of its own only for a fraction below 1,
+        # and garbage collection needs that limit.
         limited = limit_bytes is not None and settings.memory_fraction < 1.0
-        self._allowed = int(settings.memory_fraction * limit_bytes) if limited and limit_bytes is not None else None
+        self._allowed = (
+            int(settings.memory_fraction * limit_bytes) if limited and limit_bytes is not None else None
+        )
         self._collects = self._allowed is not None and settings.garbage_collection_threshold > 0
 
     @property
@@ -74,7 +90,8 @@ class CachingAllocator:
         return size
 
     def malloc(self, n_bytes: int, stream: int = 0) -> Block | None:
-        """A block for ``n_bytes`` (above 0) on ``stream``, or ``None`` when the card is full even without the cache.
+        """A block for ``n_bytes`` (above 0) on ``stream``,
+        or ``None`` when the card is full even without the cache.
 
         Source: ``malloc`` and ``alloc_found_block``.
         """
@@ -102,7 +119,8 @@ class CachingAllocator:
         self._return(block)
 
     def request_free(self, block: Block) -> int:
-        """Take back a block that another stream still uses (``record_stream``); gives the ticket for :meth:`complete_free`.
+        """Take back a block that another stream still uses (``record_stream``);
+        gives the ticket for :meth:`complete_free`.
 
         Until then it is active and cannot be reused (``insert_events``).
         """
@@ -112,7 +130,9 @@ class CachingAllocator:
         return self._last_ticket
 
     def complete_free(self, ticket: int) -> None:
-        """The other stream is done (``process_events``).  Nothing happens if the allocator has waited for it meanwhile."""
+        """The other stream is done (``process_events``).
+        Nothing happens if the allocator has waited for it meanwhile.
+        """
         block = self._waiting.pop(ticket, None)
         if block is not None:
             self._return(block)
@@ -133,7 +153,8 @@ class CachingAllocator:
     def _new_pool(self, stream: int, small: bool) -> StreamPool:
         pool = StreamPool(stream, small, self._clocks[0 if small else 1])
         pool.page_bytes = SMALL_SEGMENT_BYTES if small else self.settings.large_segment_bytes
-        # should_split: all but a last piece of less than 512 bytes, or, in a plain large segment, of up to 1 MiB.
+        # should_split: all but a last piece of less than 512 bytes, or, in a plain large segment,
+        # of up to 1 MiB.
         fine = small or self._expandable
         pool.split_above = MIN_BLOCK_BYTES - 1 if fine else SMALL_REQUEST_BYTES
         pool.split_below = UNLIMITED_BYTES if fine else self._max_split
@@ -161,7 +182,9 @@ class CachingAllocator:
         return block
 
     def _new_block(self, pool: StreamPool, size: int) -> Block | None:
-        """A block of new memory; when the card is full, give cached memory back and try again (``malloc``, second half)."""
+        """A block of new memory; when the card is full,
+        give cached memory back and try again (``malloc``, second half).
+        """
         if self._collects:
             self._collect_garbage()
         block = self._reserve(pool, size)
@@ -189,10 +212,16 @@ class CachingAllocator:
         self.device.release(block.size)
 
     def _release_oversize(self, pool: StreamPool, size: int) -> bool:
-        """Give back just enough blocks above ``max_split_size``, if that is set (``release_available_cached_blocks``)."""
+        """Give back just enough blocks above ``max_split_size``, if that is set
+        (``release_available_cached_blocks``).
+        """
         if self.settings.max_split_bytes is None:
             return False
-        blocks = [block for block in pool.free_blocks() if block.size >= self._max_split and not block.expandable_bytes]
+        blocks = [
+            block
+            for block in pool.free_blocks()
+            if block.size >= self._max_split and not block.expandable_bytes
+        ]
         enough = next((block for block in blocks if block.size >= size), None)
         if enough is not None:
             self._release(enough)
@@ -245,7 +274,8 @@ class CachingAllocator:
 def _least_expandable(pool: StreamPool, index: int) -> tuple[int, Block]:
     """From ``index`` on, move to the next larger block as long as it could grow to less than the one before.
 
-    A block before an unmapped range counts with that range, so that holes are filled first (``get_free_block``).
+    A block before an unmapped range counts with that range,
+    so that holes are filled first (``get_free_block``).
     """
     keys, blocks = pool.keys, pool.blocks
     block = blocks[keys[index] & ADDRESS_MASK]

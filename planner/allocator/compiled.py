@@ -1,4 +1,6 @@
-"""The replay's loop as ``replay.c`` has it, where a C compiler was there when the package was installed (``build_hook.py``)."""
+"""The replay's loop as ``replay.c`` has it,
+where a C compiler was there when the package was installed (``build_hook.py``).
+"""
 
 from __future__ import annotations
 
@@ -48,15 +50,20 @@ def is_compiled() -> bool:
     return _library() is not None
 
 
-def packed(events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]) -> tuple[Any, Any, Any] | None:
-    """The lists as arrays of the machine; ``None`` where the library is not there, or numbers are too large for it."""
+def packed(
+    events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
+) -> tuple[Any, Any, Any] | None:
+    """The lists as arrays of the machine; ``None`` where the library is not there,
+    or numbers are too large for it.
+    """
     if _library() is None or sum(sizes) > _MOST_BYTES or max(streams, default=0) >= N_STREAMS:
         return None
     return array("q", events), array("q", sizes), array("B", streams)
 
 
 class CompiledMemory:
-    """One card while a program runs; the same as ``Memory`` of :mod:`planner.allocator.slots`, for packed programs.
+    """One card while a program runs; the same as ``Memory`` of :mod:`planner.allocator.slots`,
+    for packed programs.
 
     Raises:
         MemoryError: the host has no room for the list of blocks.
@@ -64,7 +71,9 @@ class CompiledMemory:
 
     def __init__(self, limit_bytes: int | None, n_slots: int) -> None:
         self._library = _library()
-        self._memory = self._library.memory_open(-1 if limit_bytes is None else min(limit_bytes, _MOST_BYTES), n_slots)
+        self._memory = self._library.memory_open(
+            -1 if limit_bytes is None else min(limit_bytes, _MOST_BYTES), n_slots
+        )
         if not self._memory:
             raise MemoryError
         self._state = _State.from_address(self._memory)
@@ -85,7 +94,8 @@ class CompiledMemory:
         self._library.release_cached(self._memory)
 
     def run(self, events: Any, sizes: Any, streams: Any) -> tuple[int | None, int]:
-        """Serve ``events``; (the one that failed, the one after which most was allocated), as places in the list.
+        """Serve ``events``; (the one that failed, the one after which most was allocated),
+        as places in the list.
 
         All three are arrays as :func:`packed` makes them.
         """

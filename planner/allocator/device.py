@@ -10,11 +10,19 @@ from planner.units import MIB
 class Device:
     """Stands for ``cudaMalloc``, ``cudaFree``, ``cuMemCreate`` and ``cuMemRelease``.
 
-    ``limit_bytes`` is what the allocator may reserve in all: the card without the CUDA context and other processes.  Addresses
-    are handed out upwards and never twice; the real driver may reuse them, which only decides between blocks of equal size.
+    ``limit_bytes`` is what the allocator may reserve in all: the card without the CUDA context and other
+    processes.  Addresses are handed out upwards and never twice; the real driver may reuse them, which only
+    decides between blocks of equal size.
     """
 
-    __slots__ = ("_next_address", "limit_bytes", "n_allocs", "n_frees", "peak_reserved_bytes", "reserved_bytes")
+    __slots__ = (
+        "_next_address",
+        "limit_bytes",
+        "n_allocs",
+        "n_frees",
+        "peak_reserved_bytes",
+        "reserved_bytes",
+    )
 
     def __init__(self, limit_bytes: int | None) -> None:
         if limit_bytes is not None and limit_bytes < 0:
@@ -58,6 +66,8 @@ class Device:
         return start
 
     def address_space_bytes(self, page_bytes: int) -> int:
-        """Addresses that one expandable segment sets aside: 9/8 of the card in whole pages (``ExpandableSegment``)."""
+        """Addresses that one expandable segment sets aside:
+        9/8 of the card in whole pages (``ExpandableSegment``).
+        """
         n_bytes = UNLIMITED_BYTES if self.limit_bytes is None else self.limit_bytes + self.limit_bytes // 8
         return max(-(-n_bytes // page_bytes), 1) * page_bytes

@@ -1,7 +1,7 @@
 """The stream of allocation events: what a trace or a recorded history says, before any allocator sees it.
 
-A stream is a list of :class:`AllocEvent` in program order.  Sizes are the bytes that the program asked for; rounding is the
-allocator's business.
+A stream is a list of :class:`AllocEvent` in program order.  Sizes are the bytes that the program asked for;
+rounding is the allocator's business.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ _MAX_SIGNED = 2**63 - 1
 class AllocEvent:
     """One allocation or free of ``n_bytes`` requested bytes.
 
-    ``block`` names the allocation; an id may be used again once it is free.  ``free_requested`` is the moment the program let go
-    of memory that another stream still uses (``record_stream``): it no longer counts as allocated but cannot be reused before
-    the ``free`` that follows.  A plain ``free`` alone is both at once.  ``phase`` is one of ``planner.domain.term.PHASES``,
-    ``term`` one of its term names, ``op`` the operator and ``module`` the module path; they may be empty where unknown.
+    ``block`` names the allocation; an id may be used again once it is free.  ``free_requested`` is the moment
+    the program let go of memory that another stream still uses (``record_stream``): it no longer counts as
+    allocated but cannot be reused before the ``free`` that follows.  A plain ``free`` alone is both at once.
+    ``phase`` is one of ``planner.domain.term.PHASES``, ``term`` one of its term names, ``op`` the operator
+    and ``module`` the module path; they may be empty where unknown.
     """
 
     action: Action
@@ -75,13 +76,16 @@ def allocated_timeline(events: Iterable[AllocEvent]) -> list[int]:
             if event.action == "free_requested":
                 waiting.add(block)
         else:
-            raise UsageError(f"event {index}: block {block} is freed but not allocated; record the stream from its start")
+            raise UsageError(
+                f"event {index}: block {block} is freed but not allocated; record the stream from its start"
+            )
         timeline.append(total_bytes)
     return timeline
 
 
 def write_jsonl(path: str | Path, events: Iterable[AllocEvent]) -> None:
-    """Write a header line (schema, field names), then one JSON array per event.  The file appears whole or not at all.
+    """Write a header line (schema, field names), then one JSON array per event.
+    The file appears whole or not at all.
 
     Raises:
         InputFileError: the file cannot be written.
@@ -100,7 +104,8 @@ def read_jsonl(path: str | Path) -> list[AllocEvent]:
     """Events of a file that :func:`write_jsonl` wrote, checked value by value.
 
     Raises:
-        InputFileError: a file that is missing, too large, of another schema or with a malformed line; names the line.
+        InputFileError: a file that is missing, too large, of another schema or with a malformed line;
+        names the line.
     """
     source = Path(path)
     events: list[AllocEvent] = []
@@ -124,16 +129,26 @@ def _parse_line(path: Path, raw: bytes, line: int) -> Any:
 
 
 def _check_header(path: Path, header: Any) -> None:
-    if not isinstance(header, dict) or header.get("schema") != EVENTS_SCHEMA_ID or header.get("fields") != list(FIELDS):
-        raise InputFileError(path, f"not a stream of allocation events: the first line must name {EVENTS_SCHEMA_ID}", 1)
+    if (
+        not isinstance(header, dict)
+        or header.get("schema") != EVENTS_SCHEMA_ID
+        or header.get("fields") != list(FIELDS)
+    ):
+        raise InputFileError(
+            path, f"not a stream of allocation events: the first line must name {EVENTS_SCHEMA_ID}", 1
+        )
 
 
 def _event(path: Path, values: Any, line: int) -> AllocEvent:
     if not isinstance(values, list) or tuple(map(type, values)) != _TYPES:
-        raise InputFileError(path, f"not an event: expected the {len(FIELDS)} values {', '.join(FIELDS)}", line)
+        raise InputFileError(
+            path, f"not an event: expected the {len(FIELDS)} values {', '.join(FIELDS)}", line
+        )
     if values[0] not in ACTIONS:
         raise InputFileError(path, f"the action must be {', '.join(ACTIONS[:-1])} or {ACTIONS[-1]}", line)
-    if not 0 <= values[2] <= _MAX_SIGNED or not all(-_MAX_SIGNED <= number <= _MAX_SIGNED for number in values[1:4]):
+    if not 0 <= values[2] <= _MAX_SIGNED or not all(
+        -_MAX_SIGNED <= number <= _MAX_SIGNED for number in values[1:4]
+    ):
         raise InputFileError(path, "bytes must be zero or more, and all numbers fit in 64 bits", line)
     return AllocEvent(*values)
 

@@ -1,8 +1,8 @@
 """Expandable segments: one growing range of addresses per stream and pool, with memory mapped page by page.
 
-Source: Note [Expandable Segments], ``ExpandableSegment``, ``find_expandable_block``, ``map_block``, ``unmap_block`` and
-``try_allocate_expandable_block`` in c10/cuda/CUDACachingAllocator.cpp.  Pages are 2 MiB in the small pool and
-``large_segment_size`` (20 MiB) in the large one.
+Source: Note [Expandable Segments], ``ExpandableSegment``, ``find_expandable_block``, ``map_block``,
+``unmap_block`` and ``try_allocate_expandable_block`` in c10/cuda/CUDACachingAllocator.cpp.  Pages are 2 MiB
+in the small pool and ``large_segment_size`` (20 MiB) in the large one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from planner.allocator.device import Device
 
 
 def allocate(device: Device, pool: StreamPool, size: int) -> Block | None:
-    """A block of at least ``size`` bytes (in no list) at the lowest address where one fits, or ``None`` when the card is full.
+    """A block of at least ``size`` bytes (in no list) at the lowest address where one fits,
+    or ``None`` when the card is full.
 
     What was mapped before the card was full stays, as a free block.
     """
@@ -20,7 +21,8 @@ def allocate(device: Device, pool: StreamPool, size: int) -> Block | None:
     if not candidate.mapped and not _map(device, candidate, min(candidate.size, size)):
         return None
     while candidate.size < size:
-        # The candidate is free and mapped, and ends where an unmapped range starts; mapping that merges the two.
+        # The candidate is free and mapped, and ends where an unmapped range starts;
+        # mapping that merges the two.
         following = candidate.next
         if following is None or not _map(device, following, min(size - candidate.size, following.size)):
             return None
@@ -32,7 +34,8 @@ def allocate(device: Device, pool: StreamPool, size: int) -> Block | None:
 def release_pages(device: Device, block: Block) -> None:
     """Unmap the whole pages inside a free block; the parts of pages at its ends stay mapped."""
     pool, page = block.pool, block.pool.page_bytes
-    # Addresses of a segment count from a multiple of the page size, so pages are aligned in absolute addresses too.
+    # Addresses of a segment count from a multiple of the page size,
+    # so pages are aligned in absolute addresses too.
     start = -(-block.address // page) * page
     end = (block.address + block.size) // page * page
     if start >= end:
@@ -52,7 +55,9 @@ def release_pages(device: Device, block: Block) -> None:
 
 
 def _find(device: Device, pool: StreamPool, size: int) -> Block:
-    """The first free or unmapped block from which ``size`` bytes of addresses are available; a new segment if there is none."""
+    """The first free or unmapped block from which ``size`` bytes of addresses are available;
+    a new segment if there is none.
+    """
     for address in sorted(pool.unmapped):
         block = pool.unmapped[address]
         if block.prev is not None and block.prev.free:

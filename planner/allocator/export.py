@@ -1,7 +1,8 @@
-"""Events in the format of PyTorch's memory snapshots, which its memory visualiser opens (pytorch.org/memory_viz).
+"""Events in the format of PyTorch's memory snapshots, which its memory visualiser opens
+(pytorch.org/memory_viz).
 
-The format is a pickle of plain lists, dictionaries, texts and numbers (``torch.cuda.memory._snapshot``, ``_dump_snapshot``,
-torch 2.13): it is written here and never read.
+The format is a pickle of plain lists, dictionaries, texts and numbers (``torch.cuda.memory._snapshot``,
+``_dump_snapshot``, torch 2.13): it is written here and never read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _NO_POOL = (0, 0)
 
 
 def write_snapshot(path: str | Path, events: Sequence[AllocEvent], settings_text: str = "") -> None:
-    """Write the snapshot of ``events``, replayed on a card with room to spare.  ``settings_text``: see :func:`snapshot_of`.
+    """Write the snapshot of ``events``, replayed on a card with room to spare.  ``settings_text``:
+    see :func:`snapshot_of`.
 
     Raises:
         InputFileError: the file cannot be written.
@@ -35,7 +37,8 @@ def write_snapshot(path: str | Path, events: Sequence[AllocEvent], settings_text
 
 
 def snapshot_of(events: Iterable[AllocEvent], settings_text: str = "") -> dict[str, Any]:
-    """What ``torch.cuda.memory._snapshot()`` gives: ``segments`` at the end, ``device_traces``, and the settings.
+    """What ``torch.cuda.memory._snapshot()`` gives: ``segments`` at the end, ``device_traces``,
+    and the settings.
 
     ``settings_text`` is what ``PYTORCH_CUDA_ALLOC_CONF`` would say; parts of expandable segments are mapped
     (``segment_map``) instead of allocated.  Phases are ``external_annotations``, times are numbers of
@@ -43,7 +46,10 @@ def snapshot_of(events: Iterable[AllocEvent], settings_text: str = "") -> dict[s
     """
     settings = parse_settings(settings_text)
     snapshot = _Snapshot(settings).run(events)
-    return {**snapshot, "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings_text, **_settings(settings)}}
+    return {
+        **snapshot,
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings_text, **_settings(settings)},
+    }
 
 
 # Action, address, bytes, stream.
@@ -69,7 +75,9 @@ class _LoggingDevice(Device):
 
 
 class LoggingAllocator(CachingAllocator):
-    """Notes in ``log`` every segment, or part of an expandable one, that is taken from the card or given back."""
+    """Notes in ``log`` every segment, or part of an expandable one,
+    that is taken from the card or given back.
+    """
 
     def __init__(self, settings: AllocatorSettings) -> None:
         super().__init__(settings)
@@ -88,7 +96,9 @@ class LoggingAllocator(CachingAllocator):
 
     def free_blocks(self) -> list[Block]:
         """Every cached block."""
-        return [block for pool in (*self._small.values(), *self._large.values()) for block in pool.free_blocks()]
+        return [
+            block for pool in (*self._small.values(), *self._large.values()) for block in pool.free_blocks()
+        ]
 
 
 class _Snapshot:
@@ -120,7 +130,9 @@ class _Snapshot:
             return
         for name, stage in ((self.phase, "END"), (phase, "START")):
             if name:
-                self.annotations.append({"name": name, "stage": stage, "device": 0, "time_us": len(self.entries)})
+                self.annotations.append(
+                    {"name": name, "stage": stage, "device": 0, "time_us": len(self.entries)}
+                )
         self.phase = phase
 
     def _allocate(self, event: AllocEvent) -> None:
@@ -152,7 +164,9 @@ class _Snapshot:
             self._note(action, address, size, event, stream)
         self.allocator.log.clear()
 
-    def _note(self, action: str, address: int, n_bytes: int, made: AllocEvent, stream: int | None = None) -> None:
+    def _note(
+        self, action: str, address: int, n_bytes: int, made: AllocEvent, stream: int | None = None
+    ) -> None:
         self.entries.append(
             {
                 "action": action,
@@ -166,7 +180,9 @@ class _Snapshot:
         )
 
     def _frames(self, event: AllocEvent) -> list[dict[str, Any]]:
-        """Innermost first: the operator in its module, then the term.  The same list for the same place, as in a real one."""
+        """Innermost first: the operator in its module, then the term.  The same list for the same place,
+        as in a real one.
+        """
         key = event.op, event.module, event.term
         if key not in self.frames:
             self.frames[key] = [
@@ -176,11 +192,17 @@ class _Snapshot:
         return self.frames[key]
 
     def _segments(self) -> list[dict[str, Any]]:
-        """Every plain segment, and every run of an expandable one that has memory behind it (``snapshot``)."""
+        """Every plain segment,
+        and every run of an expandable one that has memory behind it (``snapshot``).
+        """
         held = {block.address: ("active_allocated", made) for block, made in self.live.values()}
         held |= {block.address: ("active_awaiting_free", made) for _, block, made in self.waiting.values()}
         blocks = [block for block, _ in self.live.values()] + [block for _, block, _ in self.waiting.values()]
-        heads = [each for each in blocks + self.allocator.free_blocks() if each.prev is None or not each.prev.mapped]
+        heads = [
+            each
+            for each in blocks + self.allocator.free_blocks()
+            if each.prev is None or not each.prev.mapped
+        ]
         return [self._segment(head, held) for head in sorted(heads, key=lambda each: each.address)]
 
     def _segment(self, head: Block, held: dict[int, tuple[str, AllocEvent]]) -> dict[str, Any]:

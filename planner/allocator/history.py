@@ -1,8 +1,8 @@
 """Recorded allocator histories of PyTorch -> events.
 
-The input is ``torch.cuda.memory._snapshot()`` after ``_record_memory_history()``, turned into JSON (never a pickle).  Its
-fields are described in the docstring of ``torch.cuda.memory._snapshot`` and by ``TraceEntry`` in
-c10/core/CachingDeviceAllocator.h.
+The input is ``torch.cuda.memory._snapshot()`` after ``_record_memory_history()``, turned into JSON (never a
+pickle).  Its fields are described in the docstring of ``torch.cuda.memory._snapshot`` and by ``TraceEntry``
+in c10/core/CachingDeviceAllocator.h.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def events_from_history(
 ) -> list[AllocEvent]:
     """The requests that the program made, in order; what the real allocator did with them is left out.
 
-    A free that completes at once becomes one ``free``, one that waits for another stream ``free_requested`` and later ``free``.
-    Streams become 0, 1, ... in the order in which they occur.  ``phase_marks`` are times (``time_us`` of the history) at which
-    a phase begins, in order; without them the phase is empty.
+    A free that completes at once becomes one ``free``, one that waits for another stream ``free_requested``
+    and later ``free``.  Streams become 0, 1, ... in the order in which they occur.  ``phase_marks`` are times
+    (``time_us`` of the history) at which a phase begins, in order; without them the phase is empty.
 
     Raises:
-        UsageError: not such a history, or one that does not reach back to the first allocation; names the entry.
+        UsageError: not such a history, or one that does not reach back to the first allocation;
+        names the entry.
         NotModelledError: it uses private pools (CUDA graphs, ``MemPool``).
     """
     entries = _entries(history, device)
@@ -49,7 +50,10 @@ def events_from_history(
         phase = phases.at(entry, index)
         if action == "alloc":
             if address in blocks:
-                raise UsageError(f"history entry {index}: address {address} is allocated twice; an entry is missing before it")
+                raise UsageError(
+                    f"history entry {index}: address {address} is allocated twice; an entry is "
+                    "missing before it"
+                )
             blocks[address] = index
             events.append(AllocEvent("alloc", index, n_bytes, stream, phase, op=_operator(entry)))
         elif action == "free_requested":
@@ -64,7 +68,8 @@ def events_from_history(
 
 
 def reserved_timeline(history: Mapping[str, Any], device: int = 0) -> list[int]:
-    """Bytes that the real allocator had reserved after each of its segment entries: what a replay is held against.
+    """Bytes that the real allocator had reserved after each of its segment entries:
+    what a replay is held against.
 
     Raises:
         UsageError: not such a history, or segments are freed that it never reserved.
@@ -75,7 +80,9 @@ def reserved_timeline(history: Mapping[str, Any], device: int = 0) -> list[int]:
         if action in _RESERVES:
             reserved += _RESERVES[action] * _number(entry, "size", index)
             if reserved < 0:
-                raise UsageError(f"history entry {index}: more is released than was reserved; record from the start")
+                raise UsageError(
+                    f"history entry {index}: more is released than was reserved; record from the start"
+                )
             timeline.append(reserved)
     return timeline
 
@@ -90,7 +97,11 @@ def settings_from_history(history: Mapping[str, Any]) -> AllocatorSettings:
     settings = history.get("allocator_settings")
     # Devices other than NVIDIA's use the shorter name, and torch is moving to it.
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    text = next((settings[name] for name in names if name in settings), None) if isinstance(settings, Mapping) else None
+    text = (
+        next((settings[name] for name in names if name in settings), None)
+        if isinstance(settings, Mapping)
+        else None
+    )
     if not isinstance(text, str):
         raise UsageError("the history has no allocator_settings; record it with PyTorch 2.1 or later")
     return parse_settings(text)
@@ -117,8 +128,12 @@ class _Phases:
 
 def _entries(history: Mapping[str, Any], device: int) -> Sequence[Any]:
     traces = history.get("device_traces")
-    if not isinstance(traces, list) or not all(isinstance(trace, Sequence) and not isinstance(trace, str) for trace in traces):
-        raise UsageError("not an allocator history: it has no device_traces; use torch.cuda.memory._record_memory_history")
+    if not isinstance(traces, list) or not all(
+        isinstance(trace, Sequence) and not isinstance(trace, str) for trace in traces
+    ):
+        raise UsageError(
+            "not an allocator history: it has no device_traces; use torch.cuda.memory._record_memory_history"
+        )
     if not 0 <= device < len(traces):
         raise UsageError(f"the history has {len(traces)} devices; there is no device {device}")
     segments = history.get("segments")
@@ -133,14 +148,19 @@ def _checked(entries: Sequence[Any]) -> Iterator[tuple[int, str, Mapping[str, An
     for index, entry in enumerate(entries):
         action = entry.get("action") if isinstance(entry, Mapping) else None
         if action not in ACTIONS:
-            raise UsageError(f"history entry {index}: unknown action {str(action)[:40]!r}; the format of PyTorch 2.13 is read")
+            raise UsageError(
+                f"history entry {index}: unknown action {str(action)[:40]!r}; the format of PyTorch "
+                "2.13 is read"
+            )
         _refuse_private_pool(entry.get("pool_id"))
         yield index, str(action), entry
 
 
 def _refuse_private_pool(pool_id: Any) -> None:
     if isinstance(pool_id, (list, tuple)) and tuple(pool_id) != _NO_POOL:
-        raise NotModelledError("private memory pools (CUDA graphs, MemPool) are not modelled; record the run without them")
+        raise NotModelledError(
+            "private memory pools (CUDA graphs, MemPool) are not modelled; record the run without them"
+        )
 
 
 def _number(entry: Mapping[str, Any], key: str, index: int) -> int:
@@ -153,7 +173,8 @@ def _number(entry: Mapping[str, Any], key: str, index: int) -> int:
 def _known(blocks: dict[int, int], address: int, index: int) -> int:
     if address not in blocks:
         raise UsageError(
-            f"history entry {index}: address {address} is freed but was never allocated; record from the start of the program"
+            f"history entry {index}: address {address} is freed but was never allocated; record from the "
+            "start of the program"
         )
     return blocks.pop(address)
 
@@ -161,7 +182,11 @@ def _known(blocks: dict[int, int], address: int, index: int) -> int:
 def _completes(entries: Sequence[Any], index: int, address: int) -> bool:
     """Whether the next entry is the completion of this free, so that no other stream held it up."""
     following = entries[index + 1] if index + 1 < len(entries) else None
-    return isinstance(following, Mapping) and following.get("action") == "free_completed" and following.get("addr") == address
+    return (
+        isinstance(following, Mapping)
+        and following.get("action") == "free_completed"
+        and following.get("addr") == address
+    )
 
 
 def _operator(entry: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Recorded allocator histories on the disk: JSON lines, compressed.  Plain Python; never a pickle.
 
-The first line holds ``schema``, the device's index, ``allocator_settings`` and ``phase_marks``; every other line is one entry of
-the history as ``[action, address, bytes, stream, time_us]``.
+The first line holds ``schema``, the device's index, ``allocator_settings`` and ``phase_marks``; every other
+line is one entry of the history as ``[action, address, bytes, stream, time_us]``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ HISTORY_SCHEMA_ID = "finetune-planner/alloc-history/1"
 _FIELDS = ("action", "addr", "size", "stream", "time_us")
 _N_NUMBERS = len(_FIELDS) - 1
 MAX_ENTRIES = 1_500_000
-"""Entries of one history: a replay takes at most 650 bytes of memory for each (0.9 GiB), and 30 to 60 us (a minute or more)."""
+"""Entries of one history: a replay takes at most 650 bytes of memory for each (0.9 GiB),
+and 30 to 60 us (a minute or more).
+"""
 _BOUNDS = Bounds(n_bytes=256 * MIB, line_bytes=1 * MIB, n_lines=MAX_ENTRIES + 1)
 _MAX_NUMBER = 2**64 - 1
 _MAX_DEVICE = 1024
@@ -53,7 +55,9 @@ class HistoryHeader(BaseModel):
 
 
 class HistoryEntries(Sequence[Mapping[str, Any]]):
-    """Entries of a history, as those of torch's snapshot; held as plain numbers, because there are millions."""
+    """Entries of a history, as those of torch's snapshot; held as plain numbers,
+    because there are millions.
+    """
 
     def __init__(self) -> None:
         self._actions: list[str] = []
@@ -81,19 +85,29 @@ class HistoryEntries(Sequence[Mapping[str, Any]]):
     def _entry(self, place: int) -> Mapping[str, Any]:
         start = place * _N_NUMBERS
         address, size, stream, time_us = self._numbers[start : start + _N_NUMBERS]
-        return {"action": self._actions[place], "addr": address, "size": size, "stream": stream, "time_us": time_us}
+        return {
+            "action": self._actions[place],
+            "addr": address,
+            "size": size,
+            "stream": stream,
+            "time_us": time_us,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedHistory:
-    """What ``planner.allocator.history`` takes: the history of one device (as device 0) and when each phase began."""
+    """What ``planner.allocator.history`` takes: the history of one device (as device 0)
+    and when each phase began.
+    """
 
     history: Mapping[str, Any]
     phase_marks: tuple[tuple[int, str], ...]
 
 
 def pack_history(snapshot: Mapping[str, Any], device: int, phase_marks: PhaseMarks) -> bytes:
-    """The compressed file of one device's history; ``snapshot`` is that of ``torch.cuda.memory._snapshot``."""
+    """The compressed file of one device's history; ``snapshot`` is that of
+    ``torch.cuda.memory._snapshot``.
+    """
     header = {
         "schema": HISTORY_SCHEMA_ID,
         "device": device,
@@ -132,7 +146,9 @@ def read_history(path: str | Path) -> RecordedHistory:
 def _header(file: Path, line: bytes) -> HistoryHeader:
     value = json_value(file, decoded(file, line))
     if not isinstance(value, dict) or value.get("schema") != HISTORY_SCHEMA_ID:
-        raise InputFileError(file, f"the schema must be '{HISTORY_SCHEMA_ID}'; a newer one needs a newer planner", 1)
+        raise InputFileError(
+            file, f"the schema must be '{HISTORY_SCHEMA_ID}'; a newer one needs a newer planner", 1
+        )
     try:
         return HistoryHeader.model_validate(value)
     except ValidationError as error:
@@ -146,7 +162,9 @@ def _add(file: Path, entries: HistoryEntries, line: bytes, number: int) -> None:
     except ValueError:
         raise InputFileError(file, "not valid JSON", number) from None
     if not isinstance(value, list) or len(value) != len(_FIELDS):
-        raise InputFileError(file, f"an entry must be a list of the {len(_FIELDS)} values {', '.join(_FIELDS)}", number)
+        raise InputFileError(
+            file, f"an entry must be a list of the {len(_FIELDS)} values {', '.join(_FIELDS)}", number
+        )
     action, *numbers = value
     if not isinstance(action, str) or action not in ACTIONS:
         raise InputFileError(file, "the action is none that PyTorch 2.13 records", number)
@@ -154,5 +172,7 @@ def _add(file: Path, entries: HistoryEntries, line: bytes, number: int) -> None:
         # PyTorch leaves some of their fields out.
         numbers = [each if type(each) is int and 0 <= each <= _MAX_NUMBER else 0 for each in numbers]
     if not all(type(each) is int and 0 <= each <= _MAX_NUMBER for each in numbers):
-        raise InputFileError(file, "addresses, bytes, streams and times are whole numbers of 64 bits, zero or more", number)
+        raise InputFileError(
+            file, "addresses, bytes, streams and times are whole numbers of 64 bits, zero or more", number
+        )
     entries.add(action, numbers)

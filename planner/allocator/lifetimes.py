@@ -1,7 +1,8 @@
 """Recorded allocations -> terms, by when each block was made and when it was let go.
 
-A recorded history names no module and no operator, so it tells fewer terms apart than a trace.  Constants of a quantised base
-count as weights, expanded weights as temporaries of the pass, and 16-bit copies of autocast as saved activations.
+A recorded history names no module and no operator, so it tells fewer terms apart than a trace.  Constants of
+a quantised base count as weights, expanded weights as temporaries of the pass, and 16-bit copies of autocast
+as saved activations.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def with_terms(events: Sequence[AllocEvent]) -> list[AllocEvent]:
             freed_at[live.pop(event.block)] = places[index]
     last = places[-1] if places else None
     return [
-        replace(event, term=_term(places[index], freed_at.get(index), last)) if event.action == "alloc" else event
+        replace(event, term=_term(places[index], freed_at.get(index), last))
+        if event.action == "alloc"
+        else event
         for index, event in enumerate(events)
     ]
 
@@ -57,7 +60,9 @@ def _places(events: Sequence[AllocEvent]) -> list[_Place]:
 
 
 def _term(born: _Place, freed: _Place | None, last: _Place | None) -> TermName:
-    """What a block was for.  ``freed`` is ``None`` for one that was still there when the recording ended at ``last``."""
+    """What a block was for.  ``freed`` is ``None`` for one that was still there when the recording ended at
+    ``last``.
+    """
     passing = freed is not None and freed.visit == born.visit
     if born.phase in _SETUP:
         return "other_temporaries" if passing else "adapters" if born.phase == "adapters" else "weights"
@@ -73,7 +78,8 @@ def _term(born: _Place, freed: _Place | None, last: _Place | None) -> TermName:
 
 
 def _waits_for_backward(born: _Place, freed: _Place | None, last: _Place | None) -> bool:
-    """Whether a block of a pass is let go later in its own micro-step, or would have been had the recording not ended there.
+    """Whether a block of a pass is let go later in its own micro-step,
+    or would have been had the recording not ended there.
 
     What stays beyond it is a workspace or a cache.
     """

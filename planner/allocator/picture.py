@@ -1,7 +1,7 @@
 """A timeline as a picture: what was allocated by term, what was reserved, the phases, and the peak.
 
-``measure trace`` and ``plan`` draw the same picture, so that what the libraries do and what the program says lie side by
-side.  It needs matplotlib, which is imported when a picture is drawn.
+``measure trace`` and ``plan`` draw the same picture, so that what the libraries do and what the program says
+lie side by side.  It needs matplotlib, which is imported when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _COLOURS = {
 }
 _UNNAMED = "#d8d8d8"
 _SHADES = {"load": 0.04, "backward": 0.05, "loss": 0.12, "adapters": 0.10}
-# The loss is fifty events of many thousands, and often the peak: no phase is drawn narrower than this part of the width.
+# The loss is fifty events of many thousands, and often the peak:
+# no phase is drawn narrower than this part of the width.
 _NARROWEST = 0.055
 
 
@@ -66,19 +67,25 @@ def draw_timeline(path: str | Path, title: str, timeline: Timeline) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, top_bytes / GIB)
     axes.set_xticks(scale.borders, labels=[])
-    axes.set_xlabel(f"{timeline.n_events:,} allocations and frees, in program order; short phases are widened")
+    axes.set_xlabel(
+        f"{timeline.n_events:,} allocations and frees, in program order; short phases are widened"
+    )
     axes.set_ylabel("GiB")
     axes.set_title(title, loc="left", fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    axes.legend(
+        handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9
+    )
     with whole_file(path) as stream:
         FigureCanvasAgg(figure).print_png(stream)  # type: ignore[no-untyped-call]
 
 
 class _Scale:
-    """Event -> place from 0 to 1: in proportion within a phase, and each phase at least of the narrowest width."""
+    """Event -> place from 0 to 1: in proportion within a phase,
+    and each phase at least of the narrowest width.
+    """
 
     def __init__(self, spans: Sequence[Span]) -> None:
         n_events = spans[-1].end
@@ -97,9 +104,25 @@ class _Scale:
 
 def _shade_phases(axes: Axes, scale: _Scale) -> None:
     for span, start, end in zip(scale.spans, scale.borders, scale.borders[1:], strict=False):
-        axes.axvspan(start, end, color="#000000", alpha=_SHADES.get(span.phase.removesuffix("_2"), 0.0), linewidth=0, zorder=0)
+        axes.axvspan(
+            start,
+            end,
+            color="#000000",
+            alpha=_SHADES.get(span.phase.removesuffix("_2"), 0.0),
+            linewidth=0,
+            zorder=0,
+        )
         name = span.phase.replace("_", " ").replace("optimizer step", "optimizer\nstep")
-        axes.text((start + end) / 2, 0.99, name, transform=axes.transAxes, ha="center", va="top", fontsize=8.5, color="#444444")
+        axes.text(
+            (start + end) / 2,
+            0.99,
+            name,
+            transform=axes.transAxes,
+            ha="center",
+            va="top",
+            fontsize=8.5,
+            color="#444444",
+        )
 
 
 def _stack_terms(axes: Axes, moments: Sequence[Moment], scale: _Scale) -> None:
@@ -122,7 +145,14 @@ def _lines(axes: Axes, timeline: Timeline, scale: _Scale) -> None:
     moments, limit_bytes = timeline.moments, timeline.limit_bytes
     places = [*(scale(each.event) for each in moments), 1.0]
     reserved = [each.reserved_bytes / GIB for each in (*moments, moments[-1])]
-    axes.plot(places, reserved, drawstyle="steps-post", color="#111111", linewidth=1.3, label="reserved by the allocator")
+    axes.plot(
+        places,
+        reserved,
+        drawstyle="steps-post",
+        color="#111111",
+        linewidth=1.3,
+        label="reserved by the allocator",
+    )
     if limit_bytes is None:
         return
     limit = f"limit {format_gib(limit_bytes)}{'' if timeline.near_limit_bytes else ', far above'}"

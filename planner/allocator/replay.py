@@ -18,7 +18,9 @@ Outcome = Literal["fits", "fits_after_retry", "out_of_memory"]
 
 @dataclass(frozen=True, slots=True)
 class PhasePeaks:
-    """The most bytes held during one phase; what it started with counts too (as after ``reset_peak_memory_stats``)."""
+    """The most bytes held during one phase; what it started with counts too (as after
+    ``reset_peak_memory_stats``).
+    """
 
     phase: str
     allocated_bytes: int
@@ -30,8 +32,9 @@ class PhasePeaks:
 class OutOfMemory:
     """Where the card was full and for what.
 
-    ``requested_bytes`` is what the program wanted, ``attempted_bytes`` what the allocator then asks the card for (PyTorch's
-    "Tried to allocate"); ``allocated_bytes`` and ``reserved_bytes`` are what it held after giving its cache back.
+    ``requested_bytes`` is what the program wanted, ``attempted_bytes`` what the allocator then asks the card
+    for (PyTorch's "Tried to allocate"); ``allocated_bytes`` and ``reserved_bytes`` are what it held after
+    giving its cache back.
     """
 
     event: int
@@ -49,8 +52,8 @@ class OutOfMemory:
 class ReplayResult:
     """What the allocator did.  A replay that ran out of memory ends before the event that failed.
 
-    ``allocated_timeline``, ``reserved_timeline`` hold the bytes after each event, ``held_bytes`` the size of the block that each
-    ``alloc`` got (0 for other events).
+    ``allocated_timeline``, ``reserved_timeline`` hold the bytes after each event, ``held_bytes`` the size of
+    the block that each ``alloc`` got (0 for other events).
     """
 
     settings: AllocatorSettings
@@ -69,7 +72,9 @@ class ReplayResult:
 
     @property
     def outcome(self) -> Outcome:
-        """``fits_after_retry`` means that the cache was given back at least once, which costs time, and all went on."""
+        """``fits_after_retry`` means that the cache was given back at least once, which costs time,
+        and all went on.
+        """
         if self.out_of_memory is not None:
             return "out_of_memory"
         return "fits_after_retry" if self.n_retries else "fits"
@@ -87,7 +92,10 @@ class ReplayResult:
     @property
     def fragmentation_timeline(self) -> list[int]:
         """Reserved minus allocated bytes after each event."""
-        return [reserved - held for reserved, held in zip(self.reserved_timeline, self.allocated_timeline, strict=True)]
+        return [
+            reserved - held
+            for reserved, held in zip(self.reserved_timeline, self.allocated_timeline, strict=True)
+        ]
 
     def allocated_by_term(self, events: Sequence[AllocEvent], event: int) -> dict[str, int]:
         """Bytes allocated to each term after event number ``event`` of the stream that was replayed.
@@ -107,12 +115,15 @@ class ReplayResult:
 
 
 def replay(
-    events: Iterable[AllocEvent], settings: AllocatorSettings = DEFAULT_SETTINGS, limit_bytes: int | None = None
+    events: Iterable[AllocEvent],
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    limit_bytes: int | None = None,
 ) -> ReplayResult:
     """Replay ``events`` on a card that lets the allocator reserve ``limit_bytes`` (no limit when ``None``).
 
     Raises:
-        UsageError: a stream that frees what is not allocated, allocates an id twice or holds a negative size; names the event.
+        UsageError: a stream that frees what is not allocated,
+        allocates an id twice or holds a negative size; names the event.
     """
     return _Replay(settings, limit_bytes).run(events)
 
@@ -122,7 +133,8 @@ class _Replay:
 
     def __init__(self, settings: AllocatorSettings, limit_bytes: int | None) -> None:
         self.allocator = CachingAllocator(settings, limit_bytes)
-        # None stands for an allocation of no bytes, for which PyTorch keeps no block (NativeCachingAllocator::allocate).
+        # None stands for an allocation of no bytes, for which PyTorch keeps no block
+        # (NativeCachingAllocator::allocate).
         self.live: dict[int, Block | None] = {}
         self.waiting: dict[int, int | None] = {}
         self.phase: str | None = None
@@ -207,7 +219,10 @@ class _Replay:
             if ticket is not None:
                 allocator.complete_free(ticket)
         else:
-            raise UsageError(f"event {index}: block {block_id} is freed but not allocated; record the stream from its start")
+            raise UsageError(
+                f"event {index}: block {block_id} is freed but not allocated; record the "
+                "stream from its start"
+            )
 
     def _failure(self, index: int, event: AllocEvent) -> OutOfMemory:
         allocator, limit = self.allocator, self.allocator.device.limit_bytes

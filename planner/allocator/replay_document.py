@@ -1,4 +1,6 @@
-"""The JSON of ``measure replay``, ``measure/replay@1``, which ``plan validate --history`` reads.  Bytes are integers."""
+"""The JSON of ``measure replay``, ``measure/replay@1``, which ``plan validate --history`` reads.
+Bytes are integers.
+"""
 
 from __future__ import annotations
 
@@ -53,5 +55,10 @@ GROUPS: dict[str, tuple[TermName, ...]] = {
     "optimizer temporaries": ("optimizer_temporaries",),
     "saved activations": ("saved_activations", "autocast_copies"),
     "logits and loss": ("logits_and_loss",),
-    "temporaries of a pass": ("block_recompute", "dequantization", "gathered_parameters", "other_temporaries"),
+    "temporaries of a pass": (
+        "block_recompute",
+        "dequantization",
+        "gathered_parameters",
+        "other_temporaries",
+    ),
 }

@@ -1,7 +1,7 @@
 """Sizes and switches of PyTorch's CUDA caching allocator.
 
-Sources (PyTorch 2.13): ``c10/core/AllocatorConfig.h`` and ``.cpp`` for the constants, the defaults and the parsing,
-``c10/cuda/CUDACachingAllocator.cpp`` for how they are used.  Each function names its counterpart.
+Sources (PyTorch 2.13): ``c10/core/AllocatorConfig.h`` and ``.cpp`` for the constants, the defaults and the
+parsing, ``c10/cuda/CUDACachingAllocator.cpp`` for how they are used.  Each function names its counterpart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 MIN_LARGE_REQUEST_BYTES = 10 * MIB
 LARGE_ROUNDING_BYTES = 2 * MIB
 
-# c10/core/AllocatorConfig.cpp, kRoundUpPowerOfTwoIntervals: one setting per power of two from 1 MiB up to (not with) 64 GiB.
+# c10/core/AllocatorConfig.cpp, kRoundUpPowerOfTwoIntervals:
+# one setting per power of two from 1 MiB up to (not with) 64 GiB.
 N_ROUNDUP_INTERVALS = 16
 
 
@@ -27,10 +28,11 @@ N_ROUNDUP_INTERVALS = 16
 class AllocatorSettings:
     """What ``PYTORCH_CUDA_ALLOC_CONF`` says; the defaults are those of PyTorch.
 
-    ``max_split_bytes`` ``None`` means no limit.  ``max_non_split_rounding_bytes`` ``None`` means ``large_segment_bytes``.
-    ``roundup_divisions`` is empty (off) or holds 16 numbers, for sizes from 1, 2, 4, ... MiB upwards.
-    ``garbage_collection_threshold`` (0 is off) is a fraction of the allowed memory and works, as in PyTorch, only when
-    ``memory_fraction`` is below 1 (``DeviceCachingAllocator::setMemoryFraction``).
+    ``max_split_bytes`` ``None`` means no limit.  ``max_non_split_rounding_bytes`` ``None`` means
+    ``large_segment_bytes``.  ``roundup_divisions`` is empty (off) or holds 16 numbers, for sizes from 1, 2,
+    4, ... MiB upwards.  ``garbage_collection_threshold`` (0 is off) is a fraction of the allowed memory and
+    works, as in PyTorch, only when ``memory_fraction`` is below 1
+    (``DeviceCachingAllocator::setMemoryFraction``).
 
     Raises:
         UsageError: a value that PyTorch refuses too.
@@ -52,9 +54,14 @@ class AllocatorSettings:
             ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes),
         ):
             if n_bytes is not None and n_bytes < self.large_segment_bytes:
-                raise UsageError(f"{name} must be at least the large segment size of {format_bytes(self.large_segment_bytes)}")
+                raise UsageError(
+                    f"{name} must be at least the large segment size of "
+                    f"{format_bytes(self.large_segment_bytes)}"
+                )
         if self.roundup_divisions and len(self.roundup_divisions) != N_ROUNDUP_INTERVALS:
-            raise UsageError(f"roundup_power2_divisions needs {N_ROUNDUP_INTERVALS} numbers, one per power of two")
+            raise UsageError(
+                f"roundup_power2_divisions needs {N_ROUNDUP_INTERVALS} numbers, one per power of two"
+            )
         if any(number < 0 or number & (number - 1) for number in self.roundup_divisions):
             raise UsageError("each number of roundup_power2_divisions must be 0 or a power of two")
         if not 0.0 <= self.garbage_collection_threshold < 1.0:
@@ -65,7 +72,11 @@ class AllocatorSettings:
     @property
     def oversize_slack_bytes(self) -> int:
         """How much larger than an oversize request a cached block may be."""
-        return self.large_segment_bytes if self.max_non_split_rounding_bytes is None else self.max_non_split_rounding_bytes
+        return (
+            self.large_segment_bytes
+            if self.max_non_split_rounding_bytes is None
+            else self.max_non_split_rounding_bytes
+        )
 
 
 DEFAULT_SETTINGS = AllocatorSettings()
@@ -74,9 +85,9 @@ DEFAULT_SETTINGS = AllocatorSettings()
 def rounded_bytes(n_bytes: int, settings: AllocatorSettings = DEFAULT_SETTINGS) -> int:
     """Bytes of the block that serves a request of ``n_bytes``.
 
-    A multiple of 512, at least 512.  With ``roundup_power2_divisions`` n, sizes above 512 n go up to the next n-th part of the
-    way from one power of two to the next.  Source: ``round_size`` and ``roundup_power2_next_division`` in
-    c10/cuda/CUDACachingAllocator.cpp.
+    A multiple of 512, at least 512.  With ``roundup_power2_divisions`` n, sizes above 512 n go up to the next
+    n-th part of the way from one power of two to the next.  Source: ``round_size`` and
+    ``roundup_power2_next_division`` in c10/cuda/CUDACachingAllocator.cpp.
     """
     if n_bytes < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
@@ -89,7 +100,8 @@ def rounded_bytes(n_bytes: int, settings: AllocatorSettings = DEFAULT_SETTINGS) 
 
 
 def roundup_divisions(n_bytes: int, settings: AllocatorSettings) -> int:
-    """Divisions set for the power of two that ``n_bytes`` lies in; sizes below 1 MiB share the first, above 32 GiB the last.
+    """Divisions set for the power of two that ``n_bytes`` lies in; sizes below 1 MiB share the first,
+    above 32 GiB the last.
 
     Source: ``AcceleratorAllocatorConfig::roundup_power2_divisions`` in c10/core/AllocatorConfig.cpp.
     """
@@ -102,8 +114,8 @@ def roundup_divisions(n_bytes: int, settings: AllocatorSettings) -> int:
 def segment_bytes(size_bytes: int, settings: AllocatorSettings = DEFAULT_SETTINGS) -> int:
     """Bytes asked from the driver when no cached block serves a rounded request of ``size_bytes``.
 
-    Up to 1 MiB: 2 MiB.  Below 10 MiB: 20 MiB.  Else: the next multiple of 2 MiB.  Source: ``get_allocation_size`` in
-    c10/cuda/CUDACachingAllocator.cpp.
+    Up to 1 MiB: 2 MiB.  Below 10 MiB: 20 MiB.  Else: the next multiple of 2 MiB.  Source:
+    ``get_allocation_size`` in c10/cuda/CUDACachingAllocator.cpp.
     """
     if size_bytes <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
@@ -154,7 +166,9 @@ def parse_settings(text: str) -> AllocatorSettings:
     while position < len(compact):
         item = _ITEM.match(compact, position)
         if item is None:
-            raise UsageError(f"allocator settings are not 'key:value,key:value' at '{compact[position : position + 40]}'")
+            raise UsageError(
+                f"allocator settings are not 'key:value,key:value' at '{compact[position : position + 40]}'"
+            )
         values.update(_value(item[1], item[2]))
         position = item.end()
     return AllocatorSettings(**values)  # type: ignore[arg-type]  # _value gives each field its own type
@@ -187,16 +201,19 @@ def _whole(key: str, text: str) -> int:
 
 
 def _fraction(key: str, text: str) -> float:
-    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or (key == "garbage_collection_threshold" and float(text) == 0):
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or (
+        key == "garbage_collection_threshold" and float(text) == 0
+    ):
         raise UsageError(f"{key} needs a number above 0, not '{text}'")
     return float(text)
 
 
 def _divisions(text: str) -> tuple[int, ...]:
-    """One number for all sizes, or ``[256:1,512:2,>:4]`` with powers of two in MiB (``parseRoundUpPower2Divisions``).
+    """One number for all sizes, or ``[256:1,512:2,>:4]`` with powers of two in MiB
+    (``parseRoundUpPower2Divisions``).
 
-    Sizes below the first one named take its number, ``>`` stands for all above the last one named, and what is in between and
-    not named stays off.
+    Sizes below the first one named take its number, ``>`` stands for all above the last one named, and what
+    is in between and not named stays off.
     """
     key = "roundup_power2_divisions"
     if not text.startswith("["):

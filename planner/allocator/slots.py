@@ -1,8 +1,9 @@
 """The replay of a program: many thousand requests whose sizes are a list, under a limit or without one.
 
-It follows the rules of :mod:`planner.allocator.caching_allocator` at PyTorch's default settings, written as one loop over
-integers: about a microsecond for each event, a fifth of what objects take.  Where the package was installed with a C compiler,
-``replay.c`` is the same loop, much faster.  Tests hold all three to each other.
+It follows the rules of :mod:`planner.allocator.caching_allocator` at PyTorch's default settings, written as
+one loop over integers: about a microsecond for each event, a fifth of what objects take.  Where the package
+was installed with a C compiler, ``replay.c`` is the same loop, much faster.  Tests hold all three to each
+other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from planner.allocator.settings import (
 
 @dataclass(frozen=True, slots=True)
 class SlotEvents:
-    """``events``: the slot of an allocation when it is made, and its complement when freed; ``sizes`` in bytes by slot.
+    """``events``: the slot of an allocation when it is made, and its complement when freed;
+    ``sizes`` in bytes by slot.
 
-    ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a phase begins.
-    ``empties``: numbers of the phases before which the program gives its cache back (``torch.cuda.empty_cache``).
+    ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a
+    phase begins.  ``empties``: numbers of the phases before which the program gives its cache back
+    (``torch.cuda.empty_cache``).
     """
 
     events: Sequence[int]
@@ -48,7 +51,8 @@ class PhaseReplay:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The request that the card could not serve: its event and size, and what was allocated and reserved then.
+    """The request that the card could not serve: its event and size,
+    and what was allocated and reserved then.
 
     ``free_bytes`` are cached in ``free_blocks`` pieces, of which the largest has ``largest_free_bytes``.
     """
@@ -116,7 +120,9 @@ class Memory:
         return self.pools[stream][0 if is_small else 1]
 
     def new_segment(self, want: int) -> int:
-        """A block of new memory for a rounded request, after giving the cache back if need be; ``-1`` where there is none."""
+        """A block of new memory for a rounded request, after giving the cache back if need be;
+        ``-1`` where there is none.
+        """
         n_bytes = segment_bytes(want)
         if self.limit_bytes is not None and self.reserved + n_bytes > self.limit_bytes:
             self.release_cached()
@@ -158,9 +164,11 @@ class Memory:
     def run(  # noqa: C901, PLR0912, PLR0915 - one loop, because a call for each event would take longer than the event
         self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
     ) -> tuple[int | None, int]:
-        """Serve ``events``; (the one that failed, the one after which most was allocated), as places in the list.
+        """Serve ``events``; (the one that failed, the one after which most was allocated),
+        as places in the list.
 
-        Source of each step: c10/cuda/CUDACachingAllocator.cpp malloc (get_free_block, alloc_found_block) and free_block.
+        Source of each step: c10/cuda/CUDACachingAllocator.cpp malloc (get_free_block, alloc_found_block)
+        and free_block.
         """
         # Local names: this loop runs for every event.
         live, size, address, before, after = self.live, self.size, self.address, self.before, self.after
@@ -240,14 +248,17 @@ def _memory(program: SlotEvents, limit_bytes: int | None) -> Memory | CompiledMe
 
 def for_replay(program: SlotEvents) -> SlotEvents:
     """The program as it is replayed fastest; one that is replayed more than once is best kept so."""
-    arrays = None if isinstance(program.sizes, array) else packed(program.events, program.sizes, program.streams)
+    arrays = (
+        None if isinstance(program.sizes, array) else packed(program.events, program.sizes, program.streams)
+    )
     return program if arrays is None else SlotEvents(*arrays, program.begins, program.empties)
 
 
 def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotReplay:
     """Replay ``program`` on a card that lets the allocator reserve ``limit_bytes``.
 
-    What is reserved beyond what is allocated is the allocator's cache: blocks to be used again, and holes between them.
+    What is reserved beyond what is allocated is the allocator's cache: blocks to be used again,
+    and holes between them.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
     """
     program = for_replay(program)
@@ -273,9 +284,11 @@ def _failure(memory: Memory | CompiledMemory, event: int, program: SlotEvents) -
 
 
 def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Replay ``program``, then its events from ``start`` on once more for each of ``sizes``; bytes reserved after each time.
+    """Replay ``program``, then its events from ``start`` on once more for each of ``sizes``;
+    bytes reserved after each time.
 
-    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays: it is not made twice.
+    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays:
+    it is not made twice.
     """
     freed = {~event for event in program.events[start:] if event < 0}
     once = [event for event in program.events[start:] if event < 0 or event in freed]
@@ -291,11 +304,14 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     return reserved[1:]
 
 
-def least_limit(program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None) -> int:
-    """The smallest limit, to within ``step_bytes``, under which ``program`` ends; ``done`` is its replay without one.
+def least_limit(
+    program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None
+) -> int:
+    """The smallest limit, to within ``step_bytes``, under which ``program`` ends;
+    ``done`` is its replay without one.
 
-    What is allocated has to be there in any case.  The card's own limit is tried first, so that the answer lies on the right
-    side of it; else a limit one step above what is allocated.
+    What is allocated has to be there in any case.  The card's own limit is tried first, so that the answer
+    lies on the right side of it; else a limit one step above what is allocated.
     """
     program = for_replay(program)
     low, high = done.allocated_bytes, done.reserved_bytes

@@ -1,4 +1,6 @@
-"""A trace in numbers: peaks by phase with their terms and places, unused memory over time, and the verdict for a card."""
+"""A trace in numbers: peaks by phase with their terms and places, unused memory over time,
+and the verdict for a card.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ class PhaseSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A trace in numbers.  Bytes are those of the allocator's blocks, as torch's ``max_memory_allocated`` counts them.
+    """A trace in numbers.  Bytes are those of the allocator's blocks,
+    as torch's ``max_memory_allocated`` counts them.
 
-    ``peak`` is the moment when most was allocated, ``reserved_peak`` the one when most had been reserved.  ``verdict`` is the
-    replay on a card of limited size, if one was asked for; ``expandable`` the same with expandable segments, where it failed
-    without them.
+    ``peak`` is the moment when most was allocated, ``reserved_peak`` the one when most had been reserved.
+    ``verdict`` is the replay on a card of limited size, if one was asked for; ``expandable`` the same with
+    expandable segments, where it failed without them.
     """
 
     result: ReplayResult
@@ -52,7 +55,9 @@ class Summary:
 
 
 def summarize(
-    events: Sequence[AllocEvent], limit_bytes: int | None = None, settings: AllocatorSettings = DEFAULT_SETTINGS
+    events: Sequence[AllocEvent],
+    limit_bytes: int | None = None,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
 ) -> Summary:
     """Replay ``events`` on an unlimited card, and on one of ``limit_bytes`` for a verdict.
 
@@ -78,13 +83,17 @@ def summarize(
 
 
 def _with_expandable_segments(events: Sequence[AllocEvent], verdict: ReplayResult) -> ReplayResult | None:
-    """A card that is too small for blocks in plain segments may be large enough for expandable ones, which leave fewer holes."""
+    """A card that is too small for blocks in plain segments may be large enough for expandable ones,
+    which leave fewer holes.
+    """
     if verdict.out_of_memory is None or verdict.settings.expandable_segments:
         return None
     return replay(events, replace(verdict.settings, expandable_segments=True), verdict.limit_bytes)
 
 
-def timeline_of(events: Sequence[AllocEvent], summary: Summary, n_moments: int = TIMELINE_MOMENTS) -> list[Moment]:
+def timeline_of(
+    events: Sequence[AllocEvent], summary: Summary, n_moments: int = TIMELINE_MOMENTS
+) -> list[Moment]:
     """Moments over the whole trace, on the unlimited card."""
     return sampled(events, summary.result, n_moments)
 

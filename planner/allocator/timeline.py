@@ -1,4 +1,6 @@
-"""Moments of a replay: what was allocated for which term, and what was reserved, at chosen events or over the whole stream."""
+"""Moments of a replay: what was allocated for which term, and what was reserved,
+at chosen events or over the whole stream.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _NEAR = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the allocator held after event number ``event``.  ``terms`` are block sizes and add up to ``allocated_bytes``."""
+    """What the allocator held after event number ``event``.
+    ``terms`` are block sizes and add up to ``allocated_bytes``.
+    """
 
     event: int
     phase: str
@@ -42,9 +46,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What was held over a whole stream of ``n_events``: its phases, and moments of it in order, the fullest among them.
+    """What was held over a whole stream of ``n_events``: its phases, and moments of it in order,
+    the fullest among them.
 
-    ``limit_bytes``: what the card lets the allocator reserve; ``failed_event``: the request that it cannot serve.
+    ``limit_bytes``: what the card lets the allocator reserve; ``failed_event``:
+    the request that it cannot serve.
     """
 
     spans: tuple[Span, ...]
@@ -82,8 +88,8 @@ def spans_of(events: Sequence[AllocEvent], n_events: int) -> list[Span]:
 def phase_peak_events(events: Sequence[AllocEvent], result: ReplayResult) -> dict[str, int]:
     """For each phase the event after which most was allocated in it.
 
-    What a phase starts with counts too, as it does for ``max_memory_allocated``, so this can be the last event of the phase
-    before.
+    What a phase starts with counts too, as it does for ``max_memory_allocated``, so this can be the last
+    event of the phase before.
     """
     allocated = result.allocated_timeline
     best: dict[str, int] = {}
@@ -95,7 +101,9 @@ def phase_peak_events(events: Sequence[AllocEvent], result: ReplayResult) -> dic
     return best
 
 
-def moments_at(events: Sequence[AllocEvent], result: ReplayResult, indexes: Iterable[int]) -> dict[int, Moment]:
+def moments_at(
+    events: Sequence[AllocEvent], result: ReplayResult, indexes: Iterable[int]
+) -> dict[int, Moment]:
     """What was held after each of the events ``indexes``, in one pass over the stream."""
     wanted = sorted(set(indexes))
     found: dict[int, Moment] = {}
@@ -119,9 +127,11 @@ def moments_at(events: Sequence[AllocEvent], result: ReplayResult, indexes: Iter
 
 
 def sampled(events: Sequence[AllocEvent], result: ReplayResult, n_moments: int) -> list[Moment]:
-    """About ``n_moments`` moments over the whole stream: of each of as many pieces, the one when most was allocated.
+    """About ``n_moments`` moments over the whole stream: of each of as many pieces,
+    the one when most was allocated.
 
-    No piece crosses the border of a phase, and a short phase is cut finer, so every phase is seen and every peak is kept.
+    No piece crosses the border of a phase, and a short phase is cut finer,
+    so every phase is seen and every peak is kept.
     """
     allocated = result.allocated_timeline
     pieces = pieces_of(spans_of(events, len(allocated)), n_moments)
@@ -140,7 +150,9 @@ def pieces_of(spans: Sequence[Span], n_pieces: int) -> list[tuple[int, int]]:
     return found
 
 
-def _running_totals(events: Sequence[AllocEvent], result: ReplayResult) -> Iterator[tuple[int, dict[str, int]]]:
+def _running_totals(
+    events: Sequence[AllocEvent], result: ReplayResult
+) -> Iterator[tuple[int, dict[str, int]]]:
     """Index of each event and the bytes by term after it; the same dictionary every time."""
     held: dict[int, tuple[str, int]] = {}
     totals: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""The JSON of ``measure trace``, ``measure/trace@1``: written by ``measure``, read by ``plan --trace``.  Bytes are integers."""
+"""The JSON of ``measure trace``, ``measure/trace@1``: written by ``measure``,
+read by ``plan --trace``. Bytes are integers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class TracedTerm(Part):
 
 
 def _listed(terms: Any) -> Any:
-    return [{"name": name, "bytes": size} for name, size in terms.items()] if isinstance(terms, Mapping) else terms
+    return (
+        [{"name": name, "bytes": size} for name, size in terms.items()]
+        if isinstance(terms, Mapping)
+        else terms
+    )
 
 
 TracedTerms = Annotated[list[TracedTerm], BeforeValidator(_listed)]
@@ -75,7 +81,9 @@ class TracedFailure(Part):
 
 
 class TracedVerdict(Part):
-    """The replay on a card of limited size; with expandable segments as well, where it failed without them."""
+    """The replay on a card of limited size; with expandable segments as well,
+    where it failed without them.
+    """
 
     limit_bytes: Bytes = at("verdict", "limit_bytes")
     outcome: Outcome = at("verdict", "outcome")
@@ -91,7 +99,12 @@ class TracedHostTerm(Part):
     """Host memory of one name and kind in one process; ``bytes`` after the rounding of pinned memory."""
 
     name: Literal[
-        "offloaded_optimizer", "offloaded_gradients", "upload_buffer", "offloaded_parameters", "paged_optimizer", "pinned_cache"
+        "offloaded_optimizer",
+        "offloaded_gradients",
+        "upload_buffer",
+        "offloaded_parameters",
+        "paged_optimizer",
+        "pinned_cache",
     ]
     kind: Literal["pageable", "pinned", "managed"]
     bytes: Bytes = at("n_bytes")
@@ -99,7 +112,9 @@ class TracedHostTerm(Part):
 
 
 class TracedHost(Part):
-    """What offload and paged optimizer states take in host memory while the job trains, and at most while buffers are made."""
+    """What offload and paged optimizer states take in host memory while the job trains,
+    and at most while buffers are made.
+    """
 
     processes_per_node: Annotated[int, Field(gt=0)] = at("processes")
     per_process_bytes: Bytes

@@ -14,13 +14,14 @@ from planner.intake.linears import reaches_experts
 def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     """Whether PEFT would put an adapter on ``linear``.
 
-    ``all-linear`` means every linear layer of the blocks, never the head (PEFT excludes the output layer); ``attention`` the
-    attention projections; otherwise names are matched as suffixes of the module path, so ``c_proj`` hits attention and MLP while
-    ``attn.c_proj`` hits attention only.  Fused expert tensors and routers of Transformers 5 are reached by the names of the
-    matrices they replaced (``w1`` and ``w3``), where PEFT has a table for the architecture; dense matrices of those names then
-    are not.
-    Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``, ``_maybe_include_all_linear_layers``),
-    ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``).
+    ``all-linear`` means every linear layer of the blocks, never the head (PEFT excludes the output layer);
+    ``attention`` the attention projections; otherwise names are matched as suffixes of the module path, so
+    ``c_proj`` hits attention and MLP while ``attn.c_proj`` hits attention only.  Fused expert tensors and
+    routers of Transformers 5 are reached by the names of the matrices they replaced (``w1`` and ``w3``),
+    where PEFT has a table for the architecture; dense matrices of those names then are not.
+    Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``,
+    ``_maybe_include_all_linear_layers``), ``utils/transformers_weight_conversion.py``
+    (``_convert_peft_config_moe``).
     """
     if linear.kind == "parameter":
         return reaches_experts(linear, targets)
@@ -49,12 +50,19 @@ def _parent_matches(parent: str, linear: LinearSpec) -> bool:
         return "att" in last or last == "mixer"
     if linear.group == "mixer":
         return last in ("mamba", "mixer")
-    return linear.group in ("mlp", "expert", "shared_expert") and last in ("mlp", "feed_forward", "experts", "shared_expert")
+    return linear.group in ("mlp", "expert", "shared_expert") and last in (
+        "mlp",
+        "feed_forward",
+        "experts",
+        "shared_expert",
+    )
 
 
 @lru_cache(maxsize=256)
 def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
-    """Sum of ``in + out`` features over all adapted matrices of the model: the adapter parameters per unit of rank."""
+    """Sum of ``in + out`` features over all adapted matrices of the model:
+    the adapter parameters per unit of rank.
+    """
     blocks = sum(
         count * linear.copies * linear.rank_factor * (linear.in_features + linear.out_features)
         for linear, count in model.linears()
@@ -65,7 +73,8 @@ def adapted_widths(model: ModelSpec, targets: tuple[str, ...]) -> int:
 
 
 def adapter_param_count(model: ModelSpec, adapter: Adapter) -> Number:
-    """LoRA parameters: ``rank * (in + out)`` per adapted matrix, at twice the rank where gate and up experts are fused.
+    """LoRA parameters: ``rank * (in + out)`` per adapted matrix,
+    at twice the rank where gate and up experts are fused.
 
     DoRA adds a number for each output.  OFT has rotations instead.
     """
@@ -88,17 +97,24 @@ def oft_block_size(in_features: int, said: int) -> int:
 
 @lru_cache(maxsize=256)
 def rotation_count(model: ModelSpec, targets: tuple[str, ...], said: int) -> int:
-    """Numbers that OFT trains: for each block of ``b`` inputs those above the diagonal of a square, ``b (b - 1) / 2``.
+    """Numbers that OFT trains: for each block of ``b`` inputs those above the diagonal of a square,
+    ``b (b - 1) / 2``.
 
     Source: peft 0.21 tuners/oft/layer.py OFTLayer.update_layer.
     """
-    sides = [(linear.in_features, n) for linear, n in (*model.linears(), (model.head, 1)) if is_adapted(linear, targets)]
+    sides = [
+        (linear.in_features, n)
+        for linear, n in (*model.linears(), (model.head, 1))
+        if is_adapted(linear, targets)
+    ]
     return sum(n * in_features * (oft_block_size(in_features, said) - 1) // 2 for in_features, n in sides)
 
 
 @dataclass(frozen=True, slots=True)
 class RotationSums:
-    """Sums over OFT's rotations: the elements of their blocks (inputs times block), and those times the block again."""
+    """Sums over OFT's rotations: the elements of their blocks (inputs times block),
+    and those times the block again.
+    """
 
     elements: int
     cubes: int
@@ -109,7 +125,9 @@ def rotation_sums(model: ModelSpec, targets: tuple[str, ...], said: int) -> Rota
     """What OFT's operators work on beside tokens."""
     sides = [(each.in_features, n) for each, n in model.linears() if is_adapted(each, targets)]
     blocks = [(n * in_features, oft_block_size(in_features, said)) for in_features, n in sides]
-    return RotationSums(sum(total * size for total, size in blocks), sum(total * size * size for total, size in blocks))
+    return RotationSums(
+        sum(total * size for total, size in blocks), sum(total * size * size for total, size in blocks)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -119,13 +137,17 @@ def magnitude_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
     Source: peft 0.21 tuners/lora/dora.py DoraLinearLayer.update_layer.
     """
     return sum(
-        n * each.copies * each.out_features for each, n in (*model.linears(), (model.head, 1)) if is_adapted(each, targets)
+        n * each.copies * each.out_features
+        for each, n in (*model.linears(), (model.head, 1))
+        if is_adapted(each, targets)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedSums:
-    """Sums over the adapted matrices of a model: their weights, the squares of their inputs, and their outputs."""
+    """Sums over the adapted matrices of a model: their weights, the squares of their inputs,
+    and their outputs.
+    """
 
     weights: int
     squares: int
@@ -167,7 +189,9 @@ def adapter_shapes(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[in
 
 @lru_cache(maxsize=256)
 def saved_module_params(model: ModelSpec, modules: tuple[str, ...]) -> int:
-    """Parameters of ``modules_to_save``: PEFT trains a full copy of each named module beside the frozen original."""
+    """Parameters of ``modules_to_save``:
+    PEFT trains a full copy of each named module beside the frozen original.
+    """
     count = 0
     for name in modules:
         last = name.rpartition(".")[2]
@@ -176,5 +200,9 @@ def saved_module_params(model: ModelSpec, modules: tuple[str, ...]) -> int:
         elif last == model.head.name:
             count += model.head.weight_count + model.head.bias_count
         else:
-            count += sum(n * (linear.weight_count + linear.bias_count) for linear, n in model.linears() if linear.name == last)
+            count += sum(
+                n * (linear.weight_count + linear.bias_count)
+                for linear, n in model.linears()
+                if linear.name == last
+            )
     return count

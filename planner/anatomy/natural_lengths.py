@@ -1,11 +1,12 @@
 """Natural lengths of samples: the one place that says how they are distributed.
 
-Where the data set was read, its table of lengths says so (:mod:`planner.domain.sample_lengths`).  Else two laws stand in, because
-each is compared with what its readers predict, and joining them would move predictions.
-:class:`CutLaw` is an exponential that starts above 0 and is cut at the cap.  Bytes follow it: they need the whole distribution.
-:func:`expected_longest` is one number in closed form.  Seconds follow it.  Both have the mean that the samples have.
-For one draw they agree.  The longest of 2 to 64 samples differs by up to 6 % of the cap, most where the mean is 0.25 to 0.75 of
-it; ``tests/planner/anatomy/test_natural_lengths.py`` holds the numbers.
+Where the data set was read, its table of lengths says so (:mod:`planner.domain.sample_lengths`).  Else two
+laws stand in, because each is compared with what its readers predict, and joining them would move
+predictions.  :class:`CutLaw` is an exponential that starts above 0 and is cut at the cap.  Bytes follow it:
+they need the whole distribution.  :func:`expected_longest` is one number in closed form.  Seconds follow it.
+Both have the mean that the samples have.  For one draw they agree.  The longest of 2 to 64 samples differs by
+up to 6 % of the cap, most where the mean is 0.25 to 0.75 of it;
+``tests/planner/anatomy/test_natural_lengths.py`` holds the numbers.
 """
 
 from __future__ import annotations
@@ -40,19 +41,25 @@ def longest_sample(batch: Batch, draws: Number, variation: float) -> Longest:
     if batch.lengths is not None:
         return batch.lengths.longest(batch.seq_len, draws)
     mean, cap = mean_tokens(batch), batch.seq_len
-    return Longest(expected_longest(mean, cap, draws, variation), spread_of_longest(mean, cap, draws, variation))
+    return Longest(
+        expected_longest(mean, cap, draws, variation), spread_of_longest(mean, cap, draws, variation)
+    )
 
 
 def unlike_samples(batch: Batch, *, sorts_lengths: bool) -> Number:
-    """Samples of unlike length in one micro-batch: one where the stack puts samples of like length together."""
+    """Samples of unlike length in one micro-batch:
+    one where the stack puts samples of like length together.
+    """
     return 1 if sorts_lengths else batch.rows
 
 
 @dataclass(frozen=True, slots=True)
 class CutLaw:
-    """Lengths of samples in units of their spread: they begin at ``start`` and end at ``start + end``, the cap.
+    """Lengths of samples in units of their spread: they begin at ``start`` and end at ``start + end``,
+    the cap.
 
-    ``samples``: how many of them, of unlike length, make one batch.  ``kept``: share of the law that is drawn from.
+    ``samples``: how many of them, of unlike length, make one batch.  ``kept``:
+    share of the law that is drawn from.
     """
 
     start: Number
@@ -62,7 +69,9 @@ class CutLaw:
 
     def length(self, below: Number) -> Number:
         """The length that the share ``below`` of the batches stay within, in units of the cap."""
-        return minimum((self.start - log(1 - below ** (1 / self.samples) * self.kept)) / (self.start + self.end), 1)
+        return minimum(
+            (self.start - log(1 - below ** (1 / self.samples) * self.kept)) / (self.start + self.end), 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,8 @@ def length_law(batch: Batch, variation: float, *, drops_long: bool, sorts_length
 
 
 def cut_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: bool) -> CutLaw:
-    """The exponential of coefficient of variation ``variation``, cut at the cap so that its mean is that of the samples.
+    """The exponential of coefficient of variation ``variation``,
+    cut at the cap so that its mean is that of the samples.
 
     ``drops_long``: samples above the cap are left out, not cut.
     """
@@ -102,7 +112,8 @@ def cut_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: 
 def _level_of_cap(mean: Number, start: Number) -> Number:
     """The level t at which the cap cuts lengths whose mean is ``mean`` of the cap.
 
-    It solves ``mean (start + t) = start + 1 - e^-t`` by Newton's method from above, where the difference is concave.
+    It solves ``mean (start + t) = start + 1 - e^-t`` by Newton's method from above,
+    where the difference is concave.
     """
     level = (start + 1) / mean - start
     for _ in range(_NEWTON_STEPS):
@@ -114,7 +125,8 @@ def _level_of_cap(mean: Number, start: Number) -> Number:
 def _level_of_last(mean: Number, start: Number) -> Number:
     """The same where samples above the cap are left out.
 
-    It solves ``mean (start + t) = start + 1 - t / (e^t - 1)``, whose right side is concave, by Newton's method from above.
+    It solves ``mean (start + t) = start + 1 - t / (e^t - 1)``, whose right side is concave,
+    by Newton's method from above.
     """
     level = (start + 1) / mean - start
     for _ in range(_NEWTON_STEPS):
@@ -128,11 +140,13 @@ def _level_of_last(mean: Number, start: Number) -> Number:
 def expected_longest(mean: Number, cap: Number, draws: Number, variation: float) -> Number:
     """Expected longest of ``draws`` samples of mean length ``mean``, none above ``cap``; tokens.
 
-    The smaller of two expectations.  (1) Lengths bounded by the cap follow the power-function distribution with that mean, the
-    only one-parameter law on ``[0, cap]`` whose maximum is of the same family: ``cap d m / (d m + cap - m)``.  (2) Far below
-    the cap, samples spread like an exponential with coefficient of variation ``variation``: ``m (1 + variation (H_d - 1))``
-    with the harmonic number ``H_d`` (Renyi's representation).  Both are the mean for one draw.
-    Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics", 2.2 and 4.6.
+    The smaller of two expectations.  (1) Lengths bounded by the cap follow the power-function distribution
+    with that mean, the only one-parameter law on ``[0, cap]`` whose maximum is of the same family:
+    ``cap d m / (d m + cap - m)``.  (2) Far below the cap, samples spread like an exponential with coefficient
+    of variation ``variation``: ``m (1 + variation (H_d - 1))`` with the harmonic number ``H_d`` (Renyi's
+    representation).  Both are the mean for one draw.
+    Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics",
+    2.2 and 4.6.
     """
     return cap if _all_alike(mean, cap) else minimum(*_longest_by_law(mean, cap, draws, variation))
 
@@ -148,7 +162,8 @@ def _longest_by_law(mean: Number, cap: Number, draws: Number, variation: float) 
 
 
 def spread_of_longest(mean: Number, cap: Number, draws: Number, variation: float) -> Number:
-    """Standard deviation over mean of the longest of ``draws`` samples, under the two laws of :func:`expected_longest`.
+    """Standard deviation over mean of the longest of ``draws`` samples, under the two laws of
+    :func:`expected_longest`.
 
     That of the law that gives the length, and the smaller one for a single draw, of which both give the mean:
     ``(cap - m) / sqrt(d m (d m + 2 (cap - m)))`` below the cap, and far below it

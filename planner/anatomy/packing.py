@@ -1,8 +1,9 @@
 """Bytes of packed matrices and of what is needed to unpack them, by how the base is quantised.
 
-Source: bitsandbytes 0.50 functional.quantize_4bit (blocks of 64, of nested scales 256), int8_vectorwise_quant; auto_gptq 0.5
-nn_modules/qlinear, gptqmodel 7.3.4 nn_modules/qlinear/__init__.py ``_register_gptq_buffers``, ``AWQuantLinear``; autoawq 0.2.9
-modules/linear/gemm.py WQLinear_GEMM; aqlm 1.1.6 inference.py QuantizedLinear.
+Source: bitsandbytes 0.50 functional.quantize_4bit (blocks of 64, of nested scales 256),
+int8_vectorwise_quant; auto_gptq 0.5 nn_modules/qlinear, gptqmodel 7.3.4 nn_modules/qlinear/__init__.py
+``_register_gptq_buffers``, ``AWQuantLinear``; autoawq 0.2.9 modules/linear/gemm.py WQLinear_GEMM; aqlm 1.1.6
+inference.py QuantizedLinear.
 Ignored: code books of bitsandbytes, about 1 KiB a matrix; padding of odd sizes.
 """
 
@@ -28,7 +29,9 @@ class Matrices:
 
 
 def packed_bytes(numerics: Numerics, elements: float) -> float:
-    """Bytes of the packed elements: their bits; of AQLM a code of each code book for each group, in 8 or 16 bits."""
+    """Bytes of the packed elements: their bits; of AQLM a code of each code book for each group,
+    in 8 or 16 bits.
+    """
     if numerics.quantization == "none":
         return 0
     packing = numerics.packing
@@ -40,9 +43,11 @@ def packed_bytes(numerics: Numerics, elements: float) -> float:
 def constants_bytes(numerics: Numerics, matrices: Matrices) -> Iterator[float]:
     """Bytes of each tensor that unpacking reads.
 
-    nf4, fp4: one fp32 scale for each 64 elements; with double quantisation one byte for each, and one fp32 for each 64 x 256.
-    int8: an fp32 scale for each output.  GPTQ, AWQ: an fp16 scale and a packed zero for each output of each group of inputs, and
-    with GPTQ the int32 group of each input.  AQLM: a scale for each output and the code books of each matrix, both 16-bit.
+    nf4, fp4: one fp32 scale for each 64 elements; with double quantisation one byte for each,
+    and one fp32 for each 64 x 256.
+    int8: an fp32 scale for each output.  GPTQ, AWQ: an fp16 scale and a packed zero for each output of each
+    group of inputs, and with GPTQ the int32 group of each input.  AQLM: a scale for each output and the code
+    books of each matrix, both 16-bit.
     """
     quantization, elements = numerics.quantization, matrices.elements
     if quantization == "int8":
@@ -62,11 +67,15 @@ def constants_bytes(numerics: Numerics, matrices: Matrices) -> Iterator[float]:
 
 
 _SMALLEST_GROUP = 32
-"""Inputs of a scale in the largest of the checkpoints that people publish (https://huggingface.co/TheBloke, GPTQ)."""
+"""Inputs of a scale in the largest of the checkpoints that people publish (https://huggingface.co/TheBloke,
+GPTQ).
+"""
 
 
 def group_reach_bytes(numerics: Numerics, matrices: Matrices) -> tuple[float, float]:
-    """How far down and up other groups move the bytes of constants: one for each column, or the smallest that is usual."""
+    """How far down and up other groups move the bytes of constants: one for each column,
+    or the smallest that is usual.
+    """
     now, *ends = (
         sum(constants_bytes(replace(numerics, packing=replace(numerics.packing, group=group)), matrices))
         for group in (numerics.packing.group, 0, _SMALLEST_GROUP)

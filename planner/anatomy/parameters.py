@@ -1,4 +1,6 @@
-"""Parameters sorted by what happens to them: quantised, kept in 16-bit inside blocks, or outside the blocks."""
+"""Parameters sorted by what happens to them: quantised, kept in 16-bit inside blocks,
+or outside the blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from planner.domain.stack import Stack
 class ParamCounts:
     """Element counts of one model under one stack.
 
-    ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their output features;
-    ``quantizable_inputs``: their input features; ``quantizable_matrices``: how many they are; ``fused_experts``: expert
-    parameters that quantisers skip; ``block_rest``: biases, routers and extra parameters of blocks; ``norms``; ``tables``: token
-    and position tables; ``head``: 0 when tied.  ``largest_quantizable`` and ``largest`` are the biggest single matrices.
-    ``tensors`` counts parameter tensors of the whole model.
+    ``quantizable``: weights of block matrices that k-bit quantisers replace; ``quantizable_rows``: their
+    output features; ``quantizable_inputs``: their input features; ``quantizable_matrices``: how many they
+    are; ``fused_experts``: expert parameters that quantisers skip; ``block_rest``: biases, routers and extra
+    parameters of blocks; ``norms``; ``tables``: token and position tables; ``head``: 0 when tied.
+    ``largest_quantizable`` and ``largest`` are the biggest single matrices.  ``tensors`` counts parameter
+    tensors of the whole model.
     """
 
     quantizable: int
@@ -37,7 +40,9 @@ class ParamCounts:
     @property
     def packed(self) -> Matrices:
         """What quantisers replace, counted together."""
-        return Matrices(self.quantizable, self.quantizable_rows, self.quantizable_inputs, self.quantizable_matrices)
+        return Matrices(
+            self.quantizable, self.quantizable_rows, self.quantizable_inputs, self.quantizable_matrices
+        )
 
     @property
     def total(self) -> int:
@@ -48,10 +53,10 @@ class ParamCounts:
 def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
     """Whether k-bit quantisers replace this matrix.
 
-    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head, which Lightning's replace too.
-    Expert tensors and routers that are bare parameters stay
-    16-bit; before Transformers 5 (``fused_experts`` false) the experts of most models were linears and were replaced.  Since
-    then only ``nn.Linear`` itself is replaced: Falcon's own linear class is passed over, and nothing of Falcon is quantised.
+    They replace ``nn.Linear`` and GPT-2's ``Conv1D`` except the head, which Lightning's replace too.  Expert
+    tensors and routers that are bare parameters stay 16-bit; before Transformers 5 (``fused_experts`` false)
+    the experts of most models were linears and were replaced.  Since then only ``nn.Linear`` itself
+    is replaced: Falcon's own linear class is passed over, and nothing of Falcon is quantised.
     Source: transformers 5.23 ``quantizers/base.py`` (modules not converted), ``integrations/bitsandbytes.py``
     replace_with_bnb_linear (``type(module) is nn.Linear``; 4.36 asked ``isinstance``).
     """
@@ -66,12 +71,13 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
 
 @lru_cache(maxsize=256)
 def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
-    """``model`` as a stack builds it: with a head of its own, with one that is quantised, or with mixers that are not.
+    """``model`` as a stack builds it: with a head of its own, with one that is quantised,
+    or with mixers that are not.
 
     A list of modules that are not to be packed stands in for the default one, which has the head.
-    Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``); lightning 2.5 fabric/plugins/precision/
-    bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``); transformers 5.23 quantizers/base.py
-    get_modules_to_not_convert (``skip_modules``).
+    Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``); lightning 2.5
+    fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``);
+    transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``).
     """
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
@@ -84,7 +90,9 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
 
 
 def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:
-    linears = (replace(each, left_whole=each.left_whole or each.reads == "mixer_out") for each in group.block.linears)
+    linears = (
+        replace(each, left_whole=each.left_whole or each.reads == "mixer_out") for each in group.block.linears
+    )
     return replace(group, block=replace(group.block, linears=tuple(linears)))
 
 

@@ -1,7 +1,7 @@
 """Which dtype every kind of tensor really has, once method, stack and engine have had their say.
 
-Most gigabyte-sized surprises are decided here: an fp32 residual stream doubles what checkpointing stores, fp32 norms feed fp32
-inputs to k-bit layers, an engine halves what k-bit preparation upcast.
+Most gigabyte-sized surprises are decided here: an fp32 residual stream doubles what checkpointing stores,
+fp32 norms feed fp32 inputs to k-bit layers, an engine halves what k-bit preparation upcast.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from planner.domain.stack import Stack
 class Regime:
     """Bytes per element of each kind of tensor on the GPU.
 
-    ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token table and head.
-    ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the stream between blocks.
-    ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices of a block return.
-    ``trained``: the trained tensors on the GPU; ``gradient``: their gradients (16-bit under DeepSpeed's 16-bit engine, whatever
-    the tensors are); ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
-    ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in the compute dtype.
+    ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token
+    table and head.  ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the
+    stream between blocks.  ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices
+    of a block return.  ``trained``: the trained tensors on the GPU; ``gradient``: their gradients (16-bit
+    under DeepSpeed's 16-bit engine, whatever the tensors are); ``master``: separate fp32 masters (0: none);
+    ``state``: each element of an unquantised optimizer state.  ``adapter``: adapters as they are kept;
+    ``adapter_seen``: as their layers see them, which FSDP gathers in the compute dtype.
     """
 
     engine: Engine
@@ -48,8 +49,15 @@ class Regime:
 
     @property
     def is_wide(self) -> bool:
-        """Whether all but k-bit products run in fp32: preparation widened the stream, and no autocast narrows what reads it."""
-        return self.quantized and self.linear_out == WIDE_BYTES > self.compute and not self.autocast and self.engine == "native"
+        """Whether all but k-bit products run in fp32: preparation widened the stream,
+        and no autocast narrows what reads it.
+        """
+        return (
+            self.quantized
+            and self.linear_out == WIDE_BYTES > self.compute
+            and not self.autocast
+            and self.engine == "native"
+        )
 
 
 WIDE_BYTES = 4
@@ -60,8 +68,13 @@ def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario."""
     recipe = scenario.recipe
     adapter_dtype = recipe.adapter.dtype if recipe.adapter else None
-    packs = recipe.numerics.quantization != "none" and param_counts(scenario.model, scenario.stack.skips_experts).quantizable > 0
-    key = _Key(recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer, packs)
+    packs = (
+        recipe.numerics.quantization != "none"
+        and param_counts(scenario.model, scenario.stack.skips_experts).quantizable > 0
+    )
+    key = _Key(
+        recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer, packs
+    )
     regime = _regime(key, scenario.stack, _first_norm_kind(scenario.model))
     # Autocast runs a layer norm in fp32, so one over the embeddings starts an fp32 stream.
     widens = scenario.model.embedding_norm and regime.autocast
@@ -69,10 +82,11 @@ def regime_of(scenario: Scenario) -> Regime:
 
 
 def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
-    """The regime of what a full fine-tune leaves untrained: weights stay in the dtype in which they were loaded.
+    """The regime of what a full fine-tune leaves untrained:
+    weights stay in the dtype in which they were loaded.
 
-    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, which widens trained weights alone; axolotl 0.19.0
-    loaders/model.py _configure_embedding_dtypes, which widens ends before it freezes.
+    Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, which widens trained weights alone;
+    axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes, which widens ends before it freezes.
     Ignored: engines, which are refused there.
     """
     load = DTYPE_BYTES[recipe.numerics.load_dtype]
@@ -107,17 +121,26 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     numerics = key.numerics
     compute = DTYPE_BYTES[numerics.compute_dtype]
     quantized = key.packs
-    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself; autocast belongs to the native engine.
+    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself;
+    # autocast belongs to the native engine.
     autocast = engine == "native" and numerics.mixed
     base, outside, norm_weight = _weight_bytes(key, stack, engine)
-    # FSDP gathers weights in the compute dtype, so inside the blocks everything is 16-bit although shards are fp32.
+    # FSDP gathers weights in the compute dtype,
+    # so inside the blocks everything is 16-bit although shards are fp32.
     seen_outside = compute if engine == "fsdp" and numerics.mixed else outside
     seen_norm = compute if engine == "fsdp" and numerics.mixed else norm_weight
     if autocast and outside == compute == 2 and numerics.load_dtype != numerics.compute_dtype:
-        # fp16 and bf16 have no common 16-bit type: the first addition of a product to the stream makes it fp32.
+        # fp16 and bf16 have no common 16-bit type:
+        # the first addition of a product to the stream makes it fp32.
         seen_outside = 4
     norm_out = max(seen_norm, seen_outside) if norm_kind == "rms" else (4 if autocast else seen_outside)
-    linear_out = _linear_out(key, stack, norm_out) if quantized else compute if (autocast or engine != "native") else base
+    linear_out = (
+        _linear_out(key, stack, norm_out)
+        if quantized
+        else compute
+        if (autocast or engine != "native")
+        else base
+    )
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
     residual = max(seen_outside, linear_out) if quantized else seen_outside
     trained = _trained_bytes(key, base, engine, compute)
@@ -144,7 +167,8 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
 def _adapter_seen(key: _Key, trained: int, engine: Engine, compute: int) -> int:
     """Bytes per element of the adapters that PEFT's layers work with.
 
-    Source: torch 2.13 distributed/fsdp MixedPrecisionPolicy (``param_dtype``), which accelerate 1.15 sets to the compute dtype.
+    Source: torch 2.13 distributed/fsdp MixedPrecisionPolicy (``param_dtype``),
+    which accelerate 1.15 sets to the compute dtype.
     """
     if key.method != "lora":
         return 0
@@ -154,8 +178,9 @@ def _adapter_seen(key: _Key, trained: int, engine: Engine, compute: int) -> int:
 def _linear_out(key: _Key, stack: Stack, norm_out: int) -> int:
     """Bytes per element of what a k-bit matrix returns: the dtype of its input.
 
-    int8 layers since bitsandbytes 0.45 add the outliers' part by ``addmm``, which autocast runs and returns in 16 bits; before,
-    they added in place.  That some column holds an outlier is assumed; of inputs without any, the result has the input's dtype.
+    int8 layers since bitsandbytes 0.45 add the outliers' part by ``addmm``, which autocast runs and returns
+    in 16 bits; before, they added in place.  That some column holds an outlier is assumed; of inputs without
+    any, the result has the input's dtype.
     Source: bitsandbytes 0.50 backends/default/ops.py ``int8_mixed_scaled_mm``, 0.41.3 autograd/_functions.py.
     """
     in_place = stack.int8_keeps_quantized_input  # what both did ended with 0.45
@@ -180,7 +205,8 @@ def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, in
         return 4, 4, 4
     if numerics.quantization in STAYS_16_BIT | {"none"} or stack.kbit_upcast == "none":
         return load, load, load
-    # PEFT's preparation also turns what quantisers leave inside blocks to fp32: biases, routers, fused experts.
+    # PEFT's preparation also turns what quantisers leave inside blocks to fp32: biases, routers,
+    # fused experts.
     rest = 4 if stack.kbit_upcast == "all" else load
     return rest, rest, 4
 
@@ -189,10 +215,11 @@ def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int) -> int:
     if key.method == "full":
         return base
     adapter = DTYPE_BYTES[key.adapter_dtype or "fp32"]
-    # DeepSpeed's 16-bit engine casts what zero.Init has not divided: everything under stages 1 and 2, and a k-bit model under
-    # stage 3, which Transformers loads without zero.Init; other adapters stay under stage 3 as PEFT made them.
-    # Source: DeepSpeed 0.19.8 runtime/engine.py _cast_module_mixed_precision; transformers 5.23 modeling_utils.py
-    # get_init_context.
+    # DeepSpeed's 16-bit engine casts what zero.Init has not divided: everything under stages 1 and 2, and a
+    # k-bit model under stage 3, which Transformers loads without zero.Init; other adapters stay under stage 3
+    # as PEFT made them.
+    # Source: DeepSpeed 0.19.8 runtime/engine.py _cast_module_mixed_precision; transformers 5.23
+    # modeling_utils.py get_init_context.
     if engine == "deepspeed" and key.numerics.mixed and (key.sharding.is_zero12 or key.packs):
         return min(adapter, compute)
     return adapter

@@ -13,7 +13,9 @@ from planner.intake.trained import ENDS, End, TrainedParts, trained_parts
 
 
 def parts_of(model: ModelSpec, recipe: Recipe) -> TrainedParts:
-    """The layers and ends whose own weights are trained: all, those that are named, or none beside adapters."""
+    """The layers and ends whose own weights are trained: all, those that are named,
+    or none beside adapters.
+    """
     if recipe.method != "full":
         return TrainedParts(frozenset(), frozenset())
     if recipe.train_layers:
@@ -48,10 +50,14 @@ def trained_counts(model: ModelSpec, parts: TrainedParts) -> TrainedCounts:
     """
     blocks = [group.block for group in model.groups for _ in range(group.count)]
     chosen = [blocks[number] for number in parts.layers - parts.mlp_only]
-    halves = [[linear for linear in blocks[number].linears if linear.group != "attention"] for number in parts.mlp_only]
+    halves = [
+        [linear for linear in blocks[number].linears if linear.group != "attention"]
+        for number in parts.mlp_only
+    ]
     params = sum(block.param_count for block in chosen)
     tensors = sum(
-        sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms) for block in chosen
+        sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms)
+        for block in chosen
     )
     params += sum(linear.weight_count + linear.bias_count for linears in halves for linear in linears)
     tensors += sum(1 + int(linear.bias) for linears in halves for linear in linears)
@@ -65,7 +71,10 @@ def trained_counts(model: ModelSpec, parts: TrainedParts) -> TrainedCounts:
         params += model.head.bias_count + (0 if model.tied else model.head.weight_count)
         tensors += int(not model.tied) + int(model.head.bias)
     if model.vision is not None:
-        params, tensors = params + _seeing_params(model.vision, parts), tensors + _seeing_tensors(model.vision, parts)
+        params, tensors = (
+            params + _seeing_params(model.vision, parts),
+            tensors + _seeing_tensors(model.vision, parts),
+        )
     return TrainedCounts(params, tensors)
 
 
@@ -92,8 +101,8 @@ def _seeing_tensors(vision: TowerSpec, parts: TrainedParts) -> int:
 class LayerPasses:
     """Which passes one layer has beside the forward pass.
 
-    ``trained``: gradients of its weights (``mlp_only``: of the matrices of its feed-forward part); ``differentiated``: the
-    gradient of its input; ``rebuilt``: forward once more.
+    ``trained``: gradients of its weights (``mlp_only``: of the matrices of its feed-forward part);
+    ``differentiated``: the gradient of its input; ``rebuilt``: forward once more.
     """
 
     trained: bool
@@ -113,7 +122,9 @@ class ModelPasses:
     def parts(self) -> TrainedParts:
         """What is trained."""
         layers = frozenset(number for number, each in enumerate(self.layers) if each.trained)
-        return TrainedParts(layers, self.ends, frozenset(number for number in layers if self.layers[number].mlp_only))
+        return TrainedParts(
+            layers, self.ends, frozenset(number for number in layers if self.layers[number].mlp_only)
+        )
 
     @property
     def backward_share(self) -> float:
@@ -132,7 +143,8 @@ class ModelPasses:
 
 
 def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool) -> bool:
-    """Whether layer ``number`` is called through checkpointing: layers 0, n, 2n, ..., of which some stacks spare frozen ones.
+    """Whether layer ``number`` is called through checkpointing: layers 0, n, 2n, ...,
+    of which some stacks spare frozen ones.
 
     Source: transformers 5.23 modeling_utils.py _set_gradient_checkpointing; llamafactory 0.9.5
     model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func.
@@ -144,7 +156,8 @@ def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool)
 
 
 def is_tower_checkpointed(recipe: Recipe, stack: Stack, *, trained: bool) -> bool:
-    """Whether layers of a vision tower are called through checkpointing; ``trained``: any of their weights or adapters are.
+    """Whether layers of a vision tower are called through checkpointing; ``trained``:
+    any of their weights or adapters are.
 
     Source: as :func:`is_checkpointed`; vision layers are ``GradientCheckpointingLayer``, too.
     """
@@ -155,8 +168,9 @@ def makes_patches_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     """Whether what the first layer of a vision tower reads is made to require a gradient, as tokens are.
 
     Since Transformers 5 the hook is on the input of every model inside the model.
-    Source: transformers 5.6 and 5.23 modeling_utils.py enable_input_require_grads, which in 4.57 hooks the token table alone;
-    llamafactory 0.9.5 model/model_utils/checkpointing.py (of quantised models it makes the inputs of layers require one).
+    Source: transformers 5.6 and 5.23 modeling_utils.py enable_input_require_grads, which in 4.57 hooks the
+    token table alone; llamafactory 0.9.5 model/model_utils/checkpointing.py (of quantised models it makes the
+    inputs of layers require one).
     """
     quantized_freely = stack.frozen_layers == "spared" and recipe.numerics.quantization != "none"
     hooks = makes_input_require_gradient(recipe, stack)
@@ -168,14 +182,17 @@ def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
 
     Source: transformers 5.23 modeling_utils.py _activation_checkpointing_enable; peft 0.21 peft_model.py.
     """
-    return recipe.gradient_checkpointing and (recipe.method != "full" or stack.frozen_layers == "differentiated")
+    return recipe.gradient_checkpointing and (
+        recipe.method != "full" or stack.frozen_layers == "differentiated"
+    )
 
 
 def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPasses:
     """The passes of each layer of a model of which only ``recipe.train_layers`` are trained.
 
-    Backward stops below the first layer whose input needs a gradient; a checkpointed layer that nothing needs a gradient of
-    keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py; tests/against_libraries/test_trained_layers.py.
+    Backward stops below the first layer whose input needs a gradient; a checkpointed layer that nothing needs
+    a gradient of keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py;
+    tests/against_libraries/test_trained_layers.py.
     """
     parts, made = parts_of(model, recipe), list[LayerPasses]()
     below = {"embed", "tower", "projector"}

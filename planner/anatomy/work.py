@@ -1,7 +1,7 @@
 """How much arithmetic a model needs per token: multiply-accumulates by pass, attention pairs, adapters.
 
-One multiply-accumulate (MAC) is 2 FLOP.  Counts are exact integers of the shapes; the numbers of a recipe (batch, length, rank)
-enter only where FLOP are formed, so one cached :class:`Work` answers a whole grid.
+One multiply-accumulate (MAC) is 2 FLOP.  Counts are exact integers of the shapes; the numbers of a recipe
+(batch, length, rank) enter only where FLOP are formed, so one cached :class:`Work` answers a whole grid.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from planner.domain.recipe import Number, Recipe
 FLOP_PER_MAC = 2
 
 Pairs = Literal["square", "triangle", "band"]
-"""Which token-key pairs an attention kernel computes: all; the causal half; the causal half inside the window."""
+"""Which token-key pairs an attention kernel computes: all; the causal half;
+the causal half inside the window.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkKey:
-    """The categorical settings that decide which products are computed; hashable also when numeric axes are arrays.
+    """The categorical settings that decide which products are computed;
+    hashable also when numeric axes are arrays.
 
-    ``targets`` is ``None`` without LoRA.  ``selective``: a checkpoint keeps what every second product returns.
-    ``passes``: those of each layer where only some are trained.
+    ``targets`` is ``None`` without LoRA.  ``selective``: a checkpoint keeps what every second product
+    returns.  ``passes``: those of each layer where only some are trained.
     """
 
     targets: tuple[str, ...] | None
@@ -43,8 +46,8 @@ class WorkKey:
 class Macs:
     """Multiply-accumulates per token by pass.
 
-    ``forward``; ``input_gradient`` (with respect to the input); ``weight_gradient`` (trained matrices only); ``recompute``
-    (forward again inside checkpointed blocks).
+    ``forward``; ``input_gradient`` (with respect to the input); ``weight_gradient`` (trained matrices only);
+    ``recompute`` (forward again inside checkpointed blocks).
     """
 
     forward: int = 0
@@ -64,8 +67,8 @@ class Macs:
         """The work of ``layers`` that are alike but for their passes, if this is one that has all of them.
 
         What a matrix of a trained layer reads needs a gradient, for it is behind a trained norm.
-        Ignored: models without a norm before the first matrix of a layer; that attention has no weight gradient where only the
-        feed-forward part is trained.
+        Ignored: models without a norm before the first matrix of a layer; that attention has no weight
+        gradient where only the feed-forward part is trained.
         """
         return Macs(
             self.forward * len(layers),
@@ -76,7 +79,12 @@ class Macs:
 
     def times(self, count: int) -> Macs:
         """The same work ``count`` times."""
-        return Macs(self.forward * count, self.input_gradient * count, self.weight_gradient * count, self.recompute * count)
+        return Macs(
+            self.forward * count,
+            self.input_gradient * count,
+            self.weight_gradient * count,
+            self.recompute * count,
+        )
 
     @property
     def backward(self) -> int:
@@ -96,9 +104,11 @@ class Macs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """Attention of ``layers`` equal layers: ``features`` = heads x (query-key + value features), MACs per token and key.
+    """Attention of ``layers`` equal layers: ``features`` = heads x (query-key + value features),
+    MACs per token and key.
 
-    ``biased`` marks a position bias added to the scores (ALiBi), which generic kernels take as an explicit mask.
+    ``biased`` marks a position bias added to the scores (ALiBi),
+    which generic kernels take as an explicit mask.
     """
 
     layers: int
@@ -112,9 +122,10 @@ class AttentionWork:
 class Work:
     """Work of one model under one :class:`WorkKey`.
 
-    ``dense``: block matrices that every token passes; ``experts``: routed expert matrices (``active_copies`` of them per
-    token); ``head``: output projection and embedding projections; ``adapters``: LoRA matrices **per unit of rank**.
-    ``expert_share`` is active over stored experts (rows per expert = tokens x share; 0 without experts).
+    ``dense``: block matrices that every token passes; ``experts``: routed expert matrices (``active_copies``
+    of them per token); ``head``: output projection and embedding projections; ``adapters``: LoRA matrices
+    **per unit of rank**.  ``expert_share`` is active over stored experts (rows per expert = tokens x share; 0
+    without experts).
     """
 
     dense: Macs
@@ -159,12 +170,15 @@ def work_key(recipe: Recipe, passes: ModelPasses | None = None) -> WorkKey:
 def work_of(model: ModelSpec, key: WorkKey) -> Work:
     """Work counts of ``model``.
 
-    Counts: 1 MAC per weight and token forward, one for the input gradient, one for the weight gradient of trained matrices
-    (2N, 2N, 2N FLOP); the token table is a gather: 0.  With LoRA the base has no weight gradient, and without checkpointing the
-    first layer needs no gradient of its input, which nothing below trains (with it, PEFT makes the embedding output require
-    one).  Layers that are not trained have no weight gradient, those that backward does not reach nothing but the forward pass.
-    Source: torch ``derivatives.yaml`` (mm), peft 0.21 ``tuners/lora/layer.py``; checked against ``torch.utils.flop_counter``.
-    Ignored: norms, activations, rotary and softmax arithmetic (below 1 % of FLOP, counted as memory traffic instead).
+    Counts: 1 MAC per weight and token forward, one for the input gradient, one for the weight gradient of
+    trained matrices (2N, 2N, 2N FLOP); the token table is a gather: 0.  With LoRA the base has no weight
+    gradient, and without checkpointing the first layer needs no gradient of its input, which nothing below
+    trains (with it, PEFT makes the embedding output require one).  Layers that are not trained have no weight
+    gradient, those that backward does not reach nothing but the forward pass.
+    Source: torch ``derivatives.yaml`` (mm), peft 0.21 ``tuners/lora/layer.py``; checked against
+    ``torch.utils.flop_counter``.
+    Ignored: norms, activations, rotary and softmax arithmetic (below 1 % of FLOP,
+    counted as memory traffic instead).
     """
     dense = experts = adapters = Macs()
     stored = active = 0
@@ -174,7 +188,9 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
         n_products = 0
         passes, layers = layers[: group.count], layers[group.count :]
         for position, linear in enumerate(group.block.linears):
-            inner, branch = _linear_work(linear, group.block, key, is_last=position == len(group.block.linears) - 1)
+            inner, branch = _linear_work(
+                linear, group.block, key, is_last=position == len(group.block.linears) - 1
+            )
             if key.selective:
                 inner, branch, n_products = _rebuilt_selectively(linear, inner, branch, n_products)
             count = group.count
@@ -192,13 +208,21 @@ def work_of(model: ModelSpec, key: WorkKey) -> Work:
         dense = dense + (mixing.of_layers(passes) if key.passes else mixing.times(group.count))
         first = False
     head, head_adapter = _head_work(model, key)
-    return Work(dense, experts, head, adapters + head_adapter, _attention_work(model), active / stored if stored else 0.0)
+    return Work(
+        dense,
+        experts,
+        head,
+        adapters + head_adapter,
+        _attention_work(model),
+        active / stored if stored else 0.0,
+    )
 
 
 def _mixer_work(block: BlockSpec, key: WorkKey) -> Macs:
     """What a layer without attention multiplies beside its matrices.
 
-    Backward computes the forward pass again and makes two products for each.  Source: planner/program/mixers.py names the code.
+    Backward computes the forward pass again and makes two products for each.  Source:
+    planner/program/mixers.py names the code.
     """
     if block.mixer is None:
         return Macs()
@@ -217,12 +241,17 @@ def _linear_work(linear: LinearSpec, block: BlockSpec, key: WorkKey, *, is_last:
     if not adapted:
         return base, Macs()
     features = (linear.in_features + linear.out_features) * linear.active_copies
-    again = (linear.in_features * linear.active_copies if stops_here else features) if key.checkpointing else 0
+    again = (
+        (linear.in_features * linear.active_copies if stops_here else features) if key.checkpointing else 0
+    )
     return base, Macs(features, features, features, again)
 
 
-def _rebuilt_selectively(linear: LinearSpec, base: Macs, branch: Macs, n_before: int) -> tuple[Macs, Macs, int]:
-    """(base, adapter) work where every second product without a bias is computed again, and the products so far.
+def _rebuilt_selectively(
+    linear: LinearSpec, base: Macs, branch: Macs, n_before: int
+) -> tuple[Macs, Macs, int]:
+    """(base, adapter) work where every second product without a bias is computed again,
+    and the products so far.
 
     Ignored: that the two products of an adapter differ in size.
     """
@@ -236,8 +265,9 @@ def _rebuilt_selectively(linear: LinearSpec, base: Macs, branch: Macs, n_before:
 def _ends_the_block(linear: LinearSpec, block: BlockSpec) -> bool:
     """Whether non-reentrant recomputation stops before this product.
 
-    It stops as soon as every saved tensor exists again; a linear saves its inputs before it multiplies, so a last matrix whose
-    output nothing saves is not computed a second time.  Source: torch ``utils/checkpoint.py`` (``_StopRecomputationError``).
+    It stops as soon as every saved tensor exists again; a linear saves its inputs before it multiplies, so a
+    last matrix whose output nothing saves is not computed a second time.  Source: torch
+    ``utils/checkpoint.py`` (``_StopRecomputationError``).
     Ignored: residual dropout, whose mask needs that output (one matrix of about seven).
     """
     post_norm = sum(norm.copies for norm in block.norms if norm.on == "hidden") > 2
@@ -274,7 +304,8 @@ def _head_work(model: ModelSpec, key: WorkKey) -> tuple[Macs, Macs]:
             total = total + Macs(macs, 0, 0)
             continue
         trained = _trains_head(key) or _is_saved_whole(linear, key)
-        # An embedding projection below the first block returns a gradient only when the table under it is trained.
+        # An embedding projection below the first block returns a gradient only when the table under it is
+        # trained.
         returns = linear.reads != "embed" or key.targets is None
         total = total + Macs(macs, macs if returns else 0, macs if trained else 0)
         if key.targets is not None and is_adapted(linear, key.targets):
@@ -284,7 +315,9 @@ def _head_work(model: ModelSpec, key: WorkKey) -> tuple[Macs, Macs]:
 
 
 def _trains_head(key: WorkKey) -> bool:
-    """Whether the head itself is trained.  Ignored: a model of which nothing below the head is needs no gradient of its input."""
+    """Whether the head itself is trained.  Ignored:
+    a model of which nothing below the head is needs no gradient of its input.
+    """
     return key.targets is None and (key.passes is None or "head" in key.passes.ends)
 
 
@@ -295,7 +328,9 @@ def _attention_work(model: ModelSpec) -> tuple[AttentionWork, ...]:
         if not spec.n_heads:
             continue
         features = spec.n_heads * (spec.head_dim + spec.value_head_dim)
-        parts.append(AttentionWork(group.count, features, spec.n_heads, spec.window_tokens, spec.position == "alibi"))
+        parts.append(
+            AttentionWork(group.count, features, spec.n_heads, spec.window_tokens, spec.position == "alibi")
+        )
     return tuple(parts)
 
 
@@ -306,9 +341,11 @@ def matmul_flop(macs: int, tokens: Number) -> Number:
 
 @lru_cache(maxsize=64)
 def newton_schulz_flop(model: ModelSpec) -> int:
-    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square, and a product with ``X``.
+    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square,
+    and a product with ``X``.
 
-    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored: that frozen layers have none.
+    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored:
+    that frozen layers have none.
     """
     iterations, total = 5, 0
     for group in model.groups:
@@ -322,9 +359,11 @@ def newton_schulz_flop(model: ModelSpec) -> int:
 def mean_keys(part: AttentionWork, seq_len: Number, pairs: Pairs) -> Number:
     """Keys that a token meets on average, in tokens.
 
-    ``square``: ``s``.  ``triangle``: ``(s + 1) / 2``, but the square where a window or a position bias forces an explicit mask.
-    ``band``: with a window of ``w < s`` tokens ``w - w (w - 1) / (2 s)``, else the triangle.
-    Source: counting the pairs of a (banded) lower triangle; transformers 5.23 ``masking_utils.py`` for when a mask is explicit.
+    ``square``: ``s``.  ``triangle``: ``(s + 1) / 2``, but the square where a window or a position bias forces
+    an explicit mask.  ``band``: with a window of ``w < s`` tokens ``w - w (w - 1) / (2 s)``, else the
+    triangle.
+    Source: counting the pairs of a (banded) lower triangle;
+    transformers 5.23 ``masking_utils.py`` for when a mask is explicit.
     """
     if pairs == "square" or (pairs == "triangle" and part.biased):
         return seq_len
@@ -338,10 +377,11 @@ def mean_keys(part: AttentionWork, seq_len: Number, pairs: Pairs) -> Number:
 
 
 def attention_forward_flop(work: Work, tokens: Number, seq_len: Number, pairs: Pairs) -> Number:
-    """FLOP of scores and weighted values of one forward pass: 2 x tokens x keys x heads x (query-key + value features) per layer.
+    """FLOP of scores and weighted values of one forward pass:
+    2 x tokens x keys x heads x (query-key + value features) per layer.
 
-    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1, 4 x s^2 x d x heads, halved when causal.  The backward pass needs
-    twice that (four products), a flash kernel 2.5 times (it computes the scores again).
+    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1, 4 x s^2 x d x heads, halved when causal.  The
+    backward pass needs twice that (four products), a flash kernel 2.5 times (it computes the scores again).
     """
     total: Number = 0
     for part in work.attention:
@@ -350,9 +390,11 @@ def attention_forward_flop(work: Work, tokens: Number, seq_len: Number, pairs: P
 
 
 def model_flop(work: Work, rank: Number, tokens: Number, seq_len: Number) -> Number:
-    """FLOP that the method needs for ``tokens`` tokens, without recomputation: the numerator of model FLOP utilisation.
+    """FLOP that the method needs for ``tokens`` tokens, without recomputation:
+    the numerator of model FLOP utilisation.
 
-    Forward, input gradients and the weight gradients of what is trained, plus causal attention (backward twice the forward).
+    Forward, input gradients and the weight gradients of what is trained,
+    plus causal attention (backward twice the forward).
     Source: PaLM (arXiv 2204.02311) appendix B, with frozen matrices left out of the weight gradients.
     """
     products = matmul_flop(work.base.needed, tokens) + matmul_flop(work.adapters.needed, tokens) * rank

@@ -23,11 +23,12 @@ REPORT_COLUMNS = 80
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Most bytes on one GPU, as three meters show them; an interval is ``None`` without a calibration that knows it.
+    """Most bytes on one GPU, as three meters show them;
+    an interval is ``None`` without a calibration that knows it.
 
-    ``allocated_bytes``: ``torch.cuda.max_memory_allocated``.  ``reserved_bytes``: ``torch.cuda.max_memory_reserved``.
-    ``driver_bytes``: what ``nvidia-smi`` shows of this job on a card with this limit.  ``phase``: when that is.
-    Intervals hold 90 % of measurements, in bytes.
+    ``allocated_bytes``: ``torch.cuda.max_memory_allocated``.  ``reserved_bytes``:
+    ``torch.cuda.max_memory_reserved``.  ``driver_bytes``: what ``nvidia-smi`` shows of this job on a card
+    with this limit.  ``phase``: when that is.  Intervals hold 90 % of measurements, in bytes.
     """
 
     phase: Phase
@@ -41,10 +42,12 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Host RAM in bytes.  ``available_bytes`` is ``None`` where nobody said how much a node has: then it is not judged.
+    """Host RAM in bytes.  ``available_bytes`` is ``None`` where nobody said how much a node has:
+    then it is not judged.
 
-    ``needs_bytes``: what a node must have.  ``peak_bytes``: the most that a node shows, with what is given back under pressure.
-    ``process_bytes``: the peak of one process, with its interval (90 % of measurements).
+    ``needs_bytes``: what a node must have.  ``peak_bytes``: the most that a node shows, with what is given
+    back under pressure.  ``process_bytes``: the peak of one process, with its interval (90 % of
+    measurements).
     """
 
     needs_bytes: int
@@ -58,8 +61,9 @@ class Host:
 class Step:
     """One optimizer step of the whole job.
 
-    ``seconds`` with the interval that holds 90 % of measurements (``None`` without a calibration that knows it).
-    ``tokens_per_s``: real tokens, padding left out.  ``mfu``: model FLOP utilisation, a fraction (``None``: rate unknown).
+    ``seconds`` with the interval that holds 90 % of measurements (``None`` without a calibration that knows
+    it).  ``tokens_per_s``: real tokens, padding left out.  ``mfu``: model FLOP utilisation, a fraction
+    (``None``: rate unknown).
     """
 
     seconds: float
@@ -71,7 +75,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The whole run: ``samples`` of one pass, ``epochs`` passes, seconds, and US dollars where a price was said."""
+    """The whole run: ``samples`` of one pass, ``epochs`` passes, seconds,
+    and US dollars where a price was said.
+    """
 
     samples: int
     epochs: float
@@ -83,8 +89,8 @@ class Run:
 class Term:
     """``n_bytes`` of one kind on one GPU.
 
-    ``level``: the lowest of the three totals that holds it.  ``at_peak``: whether it is alive in the phase of the peak.
-    ``formula`` names the function that computed it.
+    ``level``: the lowest of the three totals that holds it.  ``at_peak``: whether it is alive in the phase of
+    the peak.  ``formula`` names the function that computed it.
     """
 
     name: str
@@ -167,13 +173,17 @@ class Answer:
         return document
 
     def render(self, columns: int = REPORT_COLUMNS, *, details: bool = False) -> str:
-        """The report of the command line as plain text of so many columns; with ``details`` that of ``--details``."""
+        """The report of the command line as plain text of so many columns;
+        with ``details`` that of ``--details``.
+        """
         from planner.report.prediction.sections import build_sections
         from planner.report.prediction.short import short_text
         from planner.report.render.human import to_text
 
         console = plain_console(columns)
-        return to_text(build_sections(self._subject), console) if details else short_text(self._subject, console)
+        return (
+            to_text(build_sections(self._subject), console) if details else short_text(self._subject, console)
+        )
 
     def __str__(self) -> str:
         return self.render().rstrip("\n")
@@ -183,9 +193,9 @@ class Answer:
 class FileAnswer(Answer):
     """The answer to a config file.
 
-    ``path``: the file.  ``tool``: the program that it is for, with the version whose defaults hold.  ``flags``: the same job in
-    words of ``plan``.  ``remarks``: keys that are not counted as they stand, as sentences.  ``ignored``: unknown keys, as
-    ``file:key``.
+    ``path``: the file.  ``tool``: the program that it is for, with the version whose defaults hold.
+    ``flags``: the same job in words of ``plan``.  ``remarks``: keys that are not counted as they stand, as
+    sentences.  ``ignored``: unknown keys, as ``file:key``.
     """
 
     path: str
@@ -197,7 +207,9 @@ class FileAnswer(Answer):
 
 @dataclass(frozen=True, slots=True)
 class FileFailure:
-    """A config file that could not be answered: ``error`` says why, in one sentence; ``exit_code`` is that of ``plan check``."""
+    """A config file that could not be answered: ``error`` says why, in one sentence;
+    ``exit_code`` is that of ``plan check``.
+    """
 
     path: str
     tool: str

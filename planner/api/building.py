@@ -6,7 +6,13 @@ from typing import Any
 
 from planner.api.answers import Answer, FileAnswer, Host, Peak, Run, Step, Term
 from planner.domain.interval import Interval
-from planner.domain.prediction import HostPrediction, MemoryLevel, MemoryPrediction, TimePrediction, Uncertainty
+from planner.domain.prediction import (
+    HostPrediction,
+    MemoryLevel,
+    MemoryPrediction,
+    TimePrediction,
+    Uncertainty,
+)
 from planner.domain.recipe import Number
 from planner.domain.scenario import RunPlan
 from planner.report.prediction.subject import Subject, exit_code_of, level_of, terms_at_peak, terms_elsewhere
@@ -104,4 +110,7 @@ def _terms(subject: Subject) -> tuple[Term, ...]:
     prediction = subject.prediction
     at_peak, elsewhere = terms_at_peak(prediction), terms_elsewhere(prediction)
     places = [(term, True) for term in at_peak] + [(term, False) for term in elsewhere]
-    return tuple(Term(term.name, term.label, whole(term.n_bytes), level_of(term), here, term.formula) for term, here in places)
+    return tuple(
+        Term(term.name, term.label, whole(term.n_bytes), level_of(term), here, term.formula)
+        for term, here in places
+    )

@@ -1,4 +1,6 @@
-"""Which calibration answers a job: the one asked for, that of the machine it would run on, or the one that ships."""
+"""Which calibration answers a job: the one asked for, that of the machine it would run on,
+or the one that ships.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Assumption, Scenario
 from planner.errors import UsageError
 from planner.prediction import PRIORS
-from planner.records.calibration_file import DEFAULT_CALIBRATION, NO_CALIBRATION, find_calibration, matching_calibrations
+from planner.records.calibration_file import (
+    DEFAULT_CALIBRATION,
+    NO_CALIBRATION,
+    find_calibration,
+    matching_calibrations,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,11 @@ class Choice:
     def noted_on(self, scenario: Scenario) -> Scenario:
         """``scenario`` with the choice among its assumptions and warnings."""
         added = () if self.assumption is None else (self.assumption,)
-        return replace(scenario, assumptions=(*scenario.assumptions, *added), warnings=(*scenario.warnings, *self.warnings))
+        return replace(
+            scenario,
+            assumptions=(*scenario.assumptions, *added),
+            warnings=(*scenario.warnings, *self.warnings),
+        )
 
 
 def chosen_calibration(name: str | None) -> Choice:
@@ -46,7 +57,8 @@ def chosen_calibration(name: str | None) -> Choice:
 
 
 def calibration_for(scenario: Scenario, name: str | None) -> Choice:
-    """As :func:`chosen_calibration`; where none is asked for, the only personal one of this GPU, stack and host.
+    """As :func:`chosen_calibration`; where none is asked for, the only personal one of this GPU,
+    stack and host.
 
     Raises:
         UnknownNameError: no calibration of that name.
@@ -58,11 +70,16 @@ def calibration_for(scenario: Scenario, name: str | None) -> Choice:
     matching = matching_calibrations(scenario)
     usable = {own: found for own, found in matching if isinstance(found, Calibration)}
     unusable = tuple(
-        f"a personal calibration is left out: {found}" for _, found in matching if not isinstance(found, Calibration)
+        f"a personal calibration is left out: {found}"
+        for _, found in matching
+        if not isinstance(found, Calibration)
     )
     if len(usable) > 1:
         names = ", ".join(usable)
-        said = f"{len(usable)} personal calibrations match this job ({names}), so none is used; say which one: --calibration NAME"
+        said = (
+            f"{len(usable)} personal calibrations match this job ({names}), so none is used; say which "
+            "one: --calibration NAME"
+        )
         return replace(choice, warnings=(*choice.warnings, *unusable, said))
     if not usable:
         return replace(choice, warnings=(*choice.warnings, *unusable))

@@ -24,7 +24,11 @@ _SEARCH = ("config", "calibration", "confidence", "top", "global_batch", "solve"
 
 
 def estimate(
-    *, config: Text | None = None, calibration: str | None = None, force: bool = False, **flags: Unpack[JobFlags]
+    *,
+    config: Text | None = None,
+    calibration: str | None = None,
+    force: bool = False,
+    **flags: Unpack[JobFlags],
 ) -> Answer:
     """Predict one job: ``plan`` with the same flags.
 
@@ -60,8 +64,9 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
 
     Args:
         path: a config file, or several: then one that cannot be answered does not stop the others.
-        said: what wins over the file, named like the arguments of :func:`estimate`.  Also ``tool`` (what the file is for),
-            ``deepspeed`` and ``accelerate`` (files in place of those that it refers to), ``calibration`` and ``force``.
+        said: what wins over the file, named like the arguments of :func:`estimate`.  Also ``tool`` (what the
+            file is for), ``deepspeed`` and ``accelerate`` (files in place of those that it refers to),
+            ``calibration`` and ``force``.
 
     Raises:
         InputFileError: the one file cannot be read or understood.
@@ -74,12 +79,15 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
     flags = from_flags(job_flags(said, _CHECK))
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)
-        return _file_answer(answer_file(name, read_config_file(name, options.tool, options.beside), flags, options))
+        return _file_answer(
+            answer_file(name, read_config_file(name, options.tool, options.beside), flags, options)
+        )
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 
 def search(**said: Unpack[SearchKeywords]) -> SearchAnswer:
-    """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint; a list gives choices.
+    """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint;
+    a list gives choices.
 
     >>> import planner
     >>> found = planner.search(model="8b", method="qlora", gpu=["3090", "4090"], seq=2048)

@@ -1,4 +1,6 @@
-"""Config files -> answers with what would make them fit, what starts them, and, where asked for, the changed files."""
+"""Config files -> answers with what would make them fit, what starts them, and, where asked for,
+the changed files.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ ALLOWED = {"uncertain": ExitCode.UNCERTAIN, "not-modelled": ExitCode.NOT_MODELLE
 class CheckJob:
     """One config with its own options.
 
-    ``named``: its launch file belongs to its name, because several were given.  ``typed``: the flags as somebody typed them.
-    ``text``: the command that ``config`` stands for.
+    ``named``: its launch file belongs to its name, because several were given.  ``typed``: the flags as
+    somebody typed them.  ``text``: the command that ``config`` stands for.
     """
 
     config: str
@@ -54,12 +56,17 @@ def allowed_codes(words: str | None) -> frozenset[ExitCode]:
     names = [word.strip().lower() for word in (words or "").split(",") if word.strip()]
     for name in names:
         if name not in ALLOWED:
-            raise UnknownNameError("word of --allow", name[:60], ALLOWED, hint=f"allowed: {', '.join(ALLOWED)}")
+            raise UnknownNameError(
+                "word of --allow", name[:60], ALLOWED, hint=f"allowed: {', '.join(ALLOWED)}"
+            )
     return frozenset(ALLOWED[name] for name in names)
 
 
-def check_jobs(configs: Sequence[str], options: CheckOptions, accelerate: Sequence[str]) -> tuple[CheckJob, ...]:
-    """Each config with each launch file that was given for it: ``CONFIG=FILE`` is for that config, ``FILE`` for all others.
+def check_jobs(
+    configs: Sequence[str], options: CheckOptions, accelerate: Sequence[str]
+) -> tuple[CheckJob, ...]:
+    """Each config with each launch file that was given for it: ``CONFIG=FILE`` is for that config,
+    ``FILE`` for all others.
 
     Raises:
         UsageError: a launch file for a config that is not there.
@@ -73,7 +80,10 @@ def check_jobs(configs: Sequence[str], options: CheckOptions, accelerate: Sequen
         elif config in own:
             own[config].append(file)
         else:
-            raise UsageError(f"--accelerate {text}: '{config}' is none of the configs; write CONFIG=FILE with its name as given")
+            raise UsageError(
+                f"--accelerate {text}: '{config}' is none of the configs; write CONFIG=FILE with its "
+                "name as given"
+            )
     found = []
     for config in configs:
         files = own[config] or for_all
@@ -82,8 +92,11 @@ def check_jobs(configs: Sequence[str], options: CheckOptions, accelerate: Sequen
     return tuple(found)
 
 
-def check_job(job: CheckJob, said: ScenarioRequest, *, advise: bool = True, allow: str | None = None) -> Checked:
-    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result, never raised.
+def check_job(
+    job: CheckJob, said: ScenarioRequest, *, advise: bool = True, allow: str | None = None
+) -> Checked:
+    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result,
+    never raised.
 
     ``advise``: look for changes of its files that make it fit.
     """
@@ -101,7 +114,9 @@ def _check_command(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow:
     with reading_instead(files.texts):
         checked = _answered(replace(job, options=files.options), said, advise=advise, allow=allow)[0]
     flags = job.typed or flags_of(said)
-    words = shlex.join(["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config])
+    words = shlex.join(
+        ["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config]
+    )
     start = job.text.strip() if job.text else f"bash {shlex.quote(job.config)}"
     return replace(
         checked,
@@ -120,7 +135,8 @@ def command_job(text: str, options: CheckOptions) -> CheckJob:
 
 
 def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: str | None = None) -> Checked:
-    """As :func:`check_job`, and write the config with the first changes that make it fit as ``target``; as it is where it fits.
+    """As :func:`check_job`, and write the config with the first changes that make it fit as ``target``;
+    as it is where it fits.
 
     Raises:
         UsageError: ``target`` cannot be the name of the new file.
@@ -136,10 +152,15 @@ def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: st
     output = output_of(file, [edit for fix in checked.remedy for edit in fix.edits], Path(target))
     write_all(output)
     again = CheckJob(target, output.options, typed=job.typed)
-    return replace(checked, written=Written(tuple(map(str, output.texts)), check_job(again, said, advise=False, allow=allow)))
+    return replace(
+        checked,
+        written=Written(tuple(map(str, output.texts)), check_job(again, said, advise=False, allow=allow)),
+    )
 
 
-def _answered(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str | None) -> tuple[Checked, FileJob | None]:
+def _answered(
+    job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str | None
+) -> tuple[Checked, FileJob | None]:
     read: ConfigFile | None = None
     failed = Checked(job.config, accelerate=_own_launch_file(job))
     try:
@@ -158,7 +179,9 @@ def _answered(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str 
 
 
 def _launch_files_left(checked: Checked, read: ConfigFile) -> dict[str, Any]:
-    """Launch files that were not taken belong to what is assumed, which says so only where there are several GPUs."""
+    """Launch files that were not taken belong to what is assumed,
+    which says so only where there are several GPUs.
+    """
     remarks = tuple(remark for remark in checked.remarks if not remark[1].startswith(NO_LAUNCH_FILE))
     return {"candidates": tuple(map(short_path, read.candidates)), "remarks": remarks}
 
@@ -167,7 +190,9 @@ def _own_launch_file(job: CheckJob) -> str:
     return (job.options.accelerate or "") if job.named else ""
 
 
-def _with_lines(checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRequest, allow: str | None) -> Checked:
+def _with_lines(
+    checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRequest, allow: str | None
+) -> Checked:
     """``checked`` with the check as a command, and the line that starts the job."""
     options = job.options
     words = ["plan", "check", job.config]
@@ -180,10 +205,14 @@ def _with_lines(checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRe
     ):
         words += [f"--{flag}", value] if value else []
     flags = job.typed or flags_of(said)
-    command = " ".join(part for part in (shlex.join(words), flags, "--force" if options.force else "") if part)
+    command = " ".join(
+        part for part in (shlex.join(words), flags, "--force" if options.force else "") if part
+    )
     names = _LaunchNames.of(file)
     said_alone = names.accelerate or names.deepspeed or (options.accelerate or "")
-    return replace(checked, command=command, launch=_launch(file, names, checked.subject), launch_file=said_alone)
+    return replace(
+        checked, command=command, launch=_launch(file, names, checked.subject), launch_file=said_alone
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +227,9 @@ class _LaunchNames:
         """The launch file, and a DeepSpeed file that no other file names."""
         files = file.files
         inside = files.accelerate.table.get("deepspeed_config") if files.accelerate is not None else None
-        named = files.config.table.get("deepspeed") or (isinstance(inside, dict) and inside.get("deepspeed_config_file"))
+        named = files.config.table.get("deepspeed") or (
+            isinstance(inside, dict) and inside.get("deepspeed_config_file")
+        )
         accelerate = "" if files.accelerate is None else str(files.accelerate.path)
         deepspeed = "" if files.deepspeed is None or named else str(files.deepspeed.path)
         return cls(accelerate, deepspeed)

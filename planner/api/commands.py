@@ -1,4 +1,6 @@
-"""Command lines and launch scripts as jobs: the files that would say the same, which are read in place of real ones."""
+"""Command lines and launch scripts as jobs: the files that would say the same,
+which are read in place of real ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _NO_FILE = "none"
 
 @dataclass(frozen=True, slots=True)
 class CommandFiles:
-    """What to read for a command: ``texts`` by resolved path, the options to read them with, and what to say of the script."""
+    """What to read for a command: ``texts`` by resolved path, the options to read them with,
+    and what to say of the script.
+    """
 
     texts: Mapping[Path, str]
     options: CheckOptions
@@ -27,7 +31,8 @@ class CommandFiles:
 
 
 def command_files(config: str, command: str, options: CheckOptions) -> CommandFiles:
-    """The arguments of a command as the file ``config``, and its launch as one beside it; a launch file that is given wins.
+    """The arguments of a command as the file ``config``, and its launch as one beside it;
+    a launch file that is given wins.
 
     ``command``: its text; empty for the text of the launch script ``config``.
 

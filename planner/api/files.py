@@ -21,7 +21,9 @@ _OF_IMAGES = ("images_per_sample", "image_size")
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """How to read the files and how to answer; ``deepspeed`` and ``accelerate`` stand in for files that configs refer to."""
+    """How to read the files and how to answer;
+    ``deepspeed`` and ``accelerate`` stand in for files that configs refer to.
+    """
 
     output_format: str = "human"
     tool: str | None = None
@@ -38,7 +40,9 @@ class CheckOptions:
 
 
 def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Checked:
-    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result, never raised."""
+    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result,
+    never raised.
+    """
     read: ConfigFile | None = None
     try:
         read = read_config_file(config, options.tool, options.beside)
@@ -50,7 +54,9 @@ def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Che
         return Checked(config, read.tool if read else "", failure=text, failure_code=ExitCode.INTERNAL_ERROR)
 
 
-def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions, *, why: bool = True) -> Checked:
+def answer_file(
+    config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions, *, why: bool = True
+) -> Checked:
     """Answer what was ``read`` of one config; what was ``said`` wins over it.
 
     ``why``: the request that fails, where the job does not fit.
@@ -76,7 +82,8 @@ def answer_file(config: str, read: ConfigFile, said: ScenarioRequest, options: C
 def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:
     """What was said, as flags that can be typed after ``plan``.
 
-    ``scenario``: what it resolved to; where the model sees nothing, what its tool assumes of images is left out.
+    ``scenario``: what it resolved to; where the model sees nothing,
+    what its tool assumes of images is left out.
     """
     words: list[str] = []
     unseen = _OF_IMAGES if scenario is not None and scenario.recipe.batch.images is None else ()
@@ -87,6 +94,12 @@ def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:
         if isinstance(value, bool):
             words.append(field.flag if value else f"--no-{field.flag.removeprefix('--')}")
         else:
-            text = f"{value}B" if field.kind == "size" else ";".join(value) if isinstance(value, tuple) else str(value)
+            text = (
+                f"{value}B"
+                if field.kind == "size"
+                else ";".join(value)
+                if isinstance(value, tuple)
+                else str(value)
+            )
             words += [field.flag, text]
     return shlex.join(words)

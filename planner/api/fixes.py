@@ -1,4 +1,6 @@
-"""What would make the job of a config file fit, in the file's own keys: each change is read again before it is offered."""
+"""What would make the job of a config file fit, in the file's own keys:
+each change is read again before it is offered.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _GENTLE: tuple[LeverKind, ...] = ("free", "time", "money")
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """One config with all that is said about it, so that it can be asked again after a change of its files."""
+    """One config with all that is said about it,
+    so that it can be asked again after a change of its files.
+    """
 
     config: str
     said: ScenarioRequest
@@ -57,8 +61,12 @@ class FileJob:
             return answer_file(self.config, read, self.said, self.options, why=False)
 
     def levers(self, subject: Subject, *, alone: bool = False) -> tuple[Lever, ...]:
-        """What could be changed about the job, the cheapest first; ``alone``: single changes on the same cards."""
-        return levers(subject.scenario, calibration_for(subject.scenario, self.options.calibration).model, alone=alone)
+        """What could be changed about the job, the cheapest first; ``alone``:
+        single changes on the same cards.
+        """
+        return levers(
+            subject.scenario, calibration_for(subject.scenario, self.options.calibration).model, alone=alone
+        )
 
 
 def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions) -> FileJob:
@@ -85,7 +93,9 @@ def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: Chec
 
 def _other_files(read: ConfigFile, config: Path) -> Iterator[Path]:
     """Files beside the config that values or remarks came from, by the places that these name."""
-    origins = [given.origin for given in read.request.values.values()] + [remark.origin for remark in read.remarks]
+    origins = [given.origin for given in read.request.values.values()] + [
+        remark.origin for remark in read.remarks
+    ]
     for name in dict.fromkeys(origin.rpartition(":")[0] for origin in origins):
         path = Path(name)
         if path.suffix in (".json", ".yaml", ".yml") and path != config and path.is_file():
@@ -109,7 +119,9 @@ def with_fixes(job: FileJob, checked: Checked) -> Checked:
 
 
 def _first(fixes: Sequence[Fix]) -> list[Fix]:
-    """The first few: of those that no file can say only the first, so that bigger cards do not crowd out the rest."""
+    """The first few: of those that no file can say only the first,
+    so that bigger cards do not crowd out the rest.
+    """
     by_flags = [fix for fix in fixes if not fix.edits][:1]
     return [fix for fix in fixes if fix.edits or fix in by_flags][:MAX_FIXES]
 
@@ -136,7 +148,9 @@ def fix_of(job: FileJob, subject: Subject, lever: Lever, before: Sequence[Edit] 
 
 
 def _means(read: Scenario, asked: Scenario, lever: Lever) -> bool:
-    """Whether what was read of the changed files is what the lever's flags ask for: a flag may win over the file, for one."""
+    """Whether what was read of the changed files is what the lever's flags ask for:
+    a flag may win over the file, for one.
+    """
     names = {flag.replace("-", "_") for flag in lever.flags if flag != "stack"}
     names |= {"quantization"} if "method" in names else set()
     wanted, found = _values(with_flags(asked, lever.flags)), _values(read)
@@ -154,7 +168,9 @@ def _with(files: Files, edits: Sequence[Edit]) -> Files:
 
     def changed(document: Document | None) -> Document | None:
         own = [edit for edit in edits if document is not None and edit.file == document.path]
-        return document if document is None or not own else replace(document, table=applied(document.table, own))
+        return (
+            document if document is None or not own else replace(document, table=applied(document.table, own))
+        )
 
     config = changed(files.config)
     return Files(files.tool, config or files.config, changed(files.deepspeed), changed(files.accelerate))
@@ -163,8 +179,8 @@ def _with(files: Files, edits: Sequence[Edit]) -> Files:
 def _remedy(job: FileJob, subject: Subject, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
     """Changes of the files that make the job fit, none if none does.
 
-    One change that leaves the training as it is, else several on top of each other; only then one that changes the training, else
-    several of any kind.
+    One change that leaves the training as it is, else several on top of each other; only then one that
+    changes the training, else several of any kind.
     """
     enough = sorted((fix for fix in fixes if fix.fits and fix.edits), key=_doubts)
     if enough and enough[0].lever.kind != "training":
@@ -188,13 +204,21 @@ def _together(job: FileJob, subject: Subject, kinds: Collection[LeverKind]) -> t
 
 
 def _doubts(fix: Fix) -> tuple[bool, bool]:
-    """What is surer to help comes first: the same training, and no host RAM of which nobody said how much there is."""
+    """What is surer to help comes first: the same training,
+    and no host RAM of which nobody said how much there is.
+    """
     after = fix.after
-    return fix.lever.kind == "training", after is None or rests_on_unknown_host(after.scenario, after.prediction)
+    return fix.lever.kind == "training", after is None or rests_on_unknown_host(
+        after.scenario, after.prediction
+    )
 
 
-def _next(job: FileJob, subject: Subject, before: tuple[Edit, ...], kinds: Collection[LeverKind]) -> Fix | None:
-    """What makes the job fit on top of ``before``, else the first lever that the files can say and that saves something."""
+def _next(
+    job: FileJob, subject: Subject, before: tuple[Edit, ...], kinds: Collection[LeverKind]
+) -> Fix | None:
+    """What makes the job fit on top of ``before``,
+    else the first lever that the files can say and that saves something.
+    """
     levers_left = [lever for lever in job.levers(subject, alone=True) if lever.kind in kinds]
     for fits in (True, False):
         for lever in levers_left:

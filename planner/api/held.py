@@ -1,4 +1,6 @@
-"""What a Trainer of Transformers or TRL holds, read without importing either: arguments, model, PEFT and quantisation."""
+"""What a Trainer of Transformers or TRL holds, read without importing either: arguments, model,
+PEFT and quantisation.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,24 @@ from planner.errors import NotModelledError, UsageError, show
 _FLOATS = {"torch.float32": "float32", "torch.bfloat16": "bfloat16", "torch.float16": "float16"}
 # What scripts do with their own command line; no Trainer asks for it (transformers 5.23.0 training_args.py).
 _OF_SCRIPTS = frozenset({"do_train", "do_eval", "do_predict"})
-# Adapters of LoRA that only some matrices have, or that differ from matrix to matrix (peft 0.21 tuners/lora/config.py).
-_UNEVEN = ("rank_pattern", "layers_to_transform", "target_parameters", "trainable_token_indices", "layer_replication")
+# Adapters of LoRA that only some matrices have,
+# or that differ from matrix to matrix (peft 0.21 tuners/lora/config.py).
+_UNEVEN = (
+    "rank_pattern",
+    "layers_to_transform",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerJob:
     """A job that is about to start.
 
-    ``args``: TrainingArguments or SFTConfig.  ``model``: the module, if there is one.  ``model_config`` and ``peft_config``: of
-    the model or given beside it.  ``samples``: length of the training set, if it has one.  ``accelerator``: Accelerate's state.
+    ``args``: TrainingArguments or SFTConfig.  ``model``: the module, if there is one.  ``model_config`` and
+    ``peft_config``: of the model or given beside it.  ``samples``: length of the training set, if it has one.
+    ``accelerator``: Accelerate's state.
     """
 
     args: Any
@@ -59,9 +69,13 @@ def held_by(trainer_or_args: Any, model_config: Any = None, peft_config: Any = N
         return TrainerJob(trainer_or_args, None, model_config, peft_config)
     args = getattr(trainer_or_args, "args", None)
     if not callable(getattr(args, "to_dict", None)):
-        raise UsageError(f"precheck takes a Trainer or its TrainingArguments, but it is {show(trainer_or_args)}")
+        raise UsageError(
+            f"precheck takes a Trainer or its TrainingArguments, but it is {show(trainer_or_args)}"
+        )
     accelerator = getattr(trainer_or_args, "accelerator", None)
-    held = held_by_model(args, getattr(trainer_or_args, "model", None), getattr(trainer_or_args, "train_dataset", None))
+    held = held_by_model(
+        args, getattr(trainer_or_args, "model", None), getattr(trainer_or_args, "train_dataset", None)
+    )
     return replace(
         held,
         model_config=model_config if model_config is not None else held.model_config,
@@ -124,11 +138,17 @@ def defaults_of(args: Any) -> dict[str, Any]:
     """Plain default values of the arguments' fields, by name."""
     if not dataclasses.is_dataclass(args):
         return {}
-    return {each.name: each.default for each in dataclasses.fields(args) if each.default is not dataclasses.MISSING}
+    return {
+        each.name: each.default
+        for each in dataclasses.fields(args)
+        if each.default is not dataclasses.MISSING
+    }
 
 
 def quantization_of(held: TrainerJob) -> Mapping[str, Any] | None:
-    """The table of what bitsandbytes made of the model, ``None`` where it made nothing; the model knows what came packed."""
+    """The table of what bitsandbytes made of the model, ``None`` where it made nothing;
+    the model knows what came packed.
+    """
     said = _of_config(held, "quantization_config")
     if said is None:
         return None
@@ -153,7 +173,9 @@ def refuse_uneven(peft: Any) -> None:
 
 
 def dtype_of_base(held: TrainerJob) -> str | None:
-    """Dtype of most of the weights that are neither quantised nor an adapter's, in PyTorch's words; ``None`` where unknown."""
+    """Dtype of most of the weights that are neither quantised nor an adapter's, in PyTorch's words;
+    ``None`` where unknown.
+    """
     sizes: dict[str, int] = {}
     for name, parameter in _parameters(held.model):
         dtype = _FLOATS.get(str(parameter.dtype))
@@ -172,7 +194,8 @@ def dtype_of_adapters(held: TrainerJob) -> str | None:
 
 
 def trained_and_frozen(held: TrainerJob) -> tuple[int, int] | None:
-    """Parameters that are trained and those that are not; ``None`` where FSDP has flattened them or there is no model.
+    """Parameters that are trained and those that are not;
+    ``None`` where FSDP has flattened them or there is no model.
 
     4-bit weights count as packed: two to a byte, which is told by their storage only.
     """
@@ -227,7 +250,9 @@ def _active_peft(model: Any) -> Any:
 
 
 def _checkpoints(model: Any) -> bool:
-    """Whether the model itself was told to checkpoint (Transformers marks each layer; 5.23 modeling_utils.py)."""
+    """Whether the model itself was told to checkpoint (Transformers marks each layer;
+    5.23 modeling_utils.py).
+    """
     modules = model.modules() if callable(getattr(model, "modules", None)) else ()
     return any(getattr(module, "gradient_checkpointing", False) is True for module in modules)
 
@@ -235,7 +260,8 @@ def _checkpoints(model: Any) -> bool:
 def _engine(held: TrainerJob, table: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that ``accelerate launch`` gave and the arguments do not hold.
 
-    Source: accelerate 1.15.0 state.py ``AcceleratorState``; utils/dataclasses.py ``DeepSpeedPlugin.hf_ds_config``.
+    Source: accelerate 1.15.0 state.py ``AcceleratorState``; utils/dataclasses.py
+    ``DeepSpeedPlugin.hf_ds_config``.
     """
     plugin = getattr(held.accelerator, "deepspeed_plugin", None)
     if plugin is not None and not table.get("deepspeed"):
@@ -244,10 +270,15 @@ def _engine(held: TrainerJob, table: Mapping[str, Any]) -> dict[str, Any]:
     if plugin is None or table.get("fsdp"):
         return {}
     offloads = bool(getattr(plugin.cpu_offload, "offload_params", plugin.cpu_offload))
-    strategy = str(getattr(plugin.sharding_strategy, "name", plugin.sharding_strategy or "full_shard")).lower()
+    strategy = str(
+        getattr(plugin.sharding_strategy, "name", plugin.sharding_strategy or "full_shard")
+    ).lower()
     if plugin.fsdp_version == 2:
         strategy = "full_shard" if plugin.reshard_after_forward else "shard_grad_op"
-    config = {"version": plugin.fsdp_version, "activation_checkpointing": bool(plugin.activation_checkpointing)}
+    config = {
+        "version": plugin.fsdp_version,
+        "activation_checkpointing": bool(plugin.activation_checkpointing),
+    }
     return {"fsdp": [strategy, "offload"] if offloads else [strategy], "fsdp_config": config}
 
 

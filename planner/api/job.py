@@ -22,9 +22,10 @@ EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
 class How:
     """How to answer, beside what the job is.
 
-    ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused combinations become
-    warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``: look for what could be changed.
-    ``timeline``: memory over the step is to be drawn.  ``why``: name the request that fails, where the job does not fit.
+    ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused
+    combinations become warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``:
+    look for what could be changed.  ``timeline``: memory over the step is to be drawn.  ``why``: name the
+    request that fails, where the job does not fit.
     """
 
     calibration: str | None = None
@@ -47,8 +48,11 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
     return answer_request(request, how or How(), notes)
 
 
-def answer_request(request: ScenarioRequest, how: How, notes: Sequence[str] = (), model_spec: ModelSpec | None = None) -> Subject:
-    """Answer what was said about one job; ``notes`` are added to its warnings, ``model_spec`` is its model where it is at hand.
+def answer_request(
+    request: ScenarioRequest, how: How, notes: Sequence[str] = (), model_spec: ModelSpec | None = None
+) -> Subject:
+    """Answer what was said about one job; ``notes`` are added to its warnings,
+    ``model_spec`` is its model where it is at hand.
 
     Raises:
         UsageError: something that was said cannot be used, or something without a default was not said.

@@ -17,7 +17,9 @@ Size = str | int
 
 
 class JobFlags(TypedDict, total=False):
-    """What can be said about a job; each keyword is the flag of that name, whose help ``plan --help`` prints."""
+    """What can be said about a job; each keyword is the flag of that name,
+    whose help ``plan --help`` prints.
+    """
 
     model: Text
     method: str
@@ -145,7 +147,8 @@ class SearchKeywords(SearchFlags, total=False):
 
 
 def job_flags(said: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
-    """Keywords as the intake takes flags; ``also``: the function's own keywords, which a wrong one may have meant.
+    """Keywords as the intake takes flags; ``also``: the function's own keywords,
+    which a wrong one may have meant.
 
     Raises:
         UnknownNameError: no such keyword; says the nearest.
@@ -181,7 +184,9 @@ def _field(name: str, also: Sequence[str]) -> RequestField:
 
 
 def _plain(field: RequestField, value: Any) -> object:
-    """``value`` without types of other libraries: a path is text, a whole number of any kind an ``int``, a size has its unit."""
+    """``value`` without types of other libraries: a path is text, a whole number of any kind an ``int``,
+    a size has its unit.
+    """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str | bool | float | list | tuple):
@@ -189,7 +194,9 @@ def _plain(field: RequestField, value: Any) -> object:
     try:
         whole = operator.index(value)
     except TypeError:
-        raise UsageError(f"{field.name} must be text, a number, true or false, but it is {show(value)}") from None
+        raise UsageError(
+            f"{field.name} must be text, a number, true or false, but it is {show(value)}"
+        ) from None
     return f"{whole}B" if field.kind == "size" else whole
 
 

@@ -56,10 +56,11 @@ def precheck(
     force: bool = False,
     **flags: Unpack[JobFlags],
 ) -> Answer:
-    """Predict the job of a Trainer of Transformers or TRL before it starts; nothing is trained and nothing is imported.
+    """Predict the job of a Trainer of Transformers or TRL before it starts;
+    nothing is trained and nothing is imported.
 
-    Arguments, model, PEFT and quantisation are read from the objects; the card and the number of processes from torch, where it
-    is imported.  ``answer.raise_if_short()`` raises where memory is short.
+    Arguments, model, PEFT and quantisation are read from the objects; the card and the number of processes
+    from torch, where it is imported.  ``answer.raise_if_short()`` raises where memory is short.
 
     Args:
         trainer_or_args: a Trainer, or its TrainingArguments or SFTConfig.
@@ -67,8 +68,8 @@ def precheck(
         peft_config: the LoraConfig, where no model is at hand.
         calibration: a name, a file or ``none``; left out, the one that fits the job.
         force: turn refused combinations into warnings.
-        flags: as for ``planner.estimate``; they win.  ``gpu`` is needed where no CUDA device is visible, ``seq`` where the
-            arguments have no ``max_length``.
+        flags: as for ``planner.estimate``; they win.  ``gpu`` is needed where no CUDA device is visible,
+            ``seq`` where the arguments have no ``max_length``.
 
     Raises:
         UsageError: something that was said cannot be used, or is missing.
@@ -116,7 +117,9 @@ def _read(held: TrainerJob, said: ScenarioRequest) -> Reading:
     """What the objects say, entered before the arguments, whose reader then fills in the rest."""
     kind = "trl" if held.is_sft else "transformers"
     if not held.is_sft and type(held.args).__module__.partition(".")[0] == "trl":
-        raise NotModelledError(f"{held.place}: of TRL's trainers supervised fine-tuning (SFTConfig) is modelled")
+        raise NotModelledError(
+            f"{held.place}: of TRL's trainers supervised fine-tuning (SFTConfig) is modelled"
+        )
     tool = TOOLS[kind]
     reading = Reading(Path(held.place), tool.title)
     _say_stack(reading, tool.stack)
@@ -127,7 +130,9 @@ def _read(held: TrainerJob, said: ScenarioRequest) -> Reading:
     _say_rest(held, reading)
     # A setting left at its default says nothing, be it known here or not.
     defaults = defaults_of(held.args)
-    keys.skip([name for name in keys.left_over_here() if name in defaults and keys.get(name) == defaults[name]])
+    keys.skip(
+        [name for name in keys.left_over_here() if name in defaults and keys.get(name) == defaults[name]]
+    )
     reading.say_switches()
     reading.finish(keys)
     return reading
@@ -140,7 +145,10 @@ def _arguments(held: TrainerJob, said: ScenarioRequest) -> dict[str, Any]:
         table = {name: value for name, value in table.items() if name not in ("use_cpu", "no_cuda")}
     for engine in ("DEEPSPEED", "FSDP"):
         if os.environ.get(f"ACCELERATE_USE_{engine}") == "true" and not table.get(engine.lower()):
-            raise UsageError(f"accelerate launch has set {engine}, which {held.place} alone does not hold: give the Trainer")
+            raise UsageError(
+                f"accelerate launch has set {engine}, which {held.place} alone does not hold: "
+                "give the Trainer"
+            )
     return table
 
 
@@ -158,7 +166,9 @@ def _say_model(held: TrainerJob, reading: Reading) -> None:
     peft, quantised = held.peft_config, quantization_of(held)
     if peft is None:
         if quantised is not None:
-            raise UsageError("the model is quantised and has no adapters: give the Trainer the PEFT model, or peft_config=")
+            raise UsageError(
+                "the model is quantised and has no adapters: give the Trainer the PEFT model, or peft_config="
+            )
         reading.say("method", "full", "model", "no PEFT config")
     else:
         refuse_uneven(peft)
@@ -172,15 +182,23 @@ def _say_model(held: TrainerJob, reading: Reading) -> None:
 
 
 def _say_adapters(peft: Any, reading: Reading) -> None:
-    """LoRA as PEFT holds it; names of single layers' matrices become those of the matrices (peft 0.21 tuners/lora/config.py)."""
+    """LoRA as PEFT holds it; names of single layers' matrices become those of the matrices (peft 0.21
+    tuners/lora/config.py).
+    """
     place = "peft_config"
     reading.say("method", "lora", place)
     reading.say("lora_rank", int(peft.r), f"{place}.r")
     reading.say("lora_dropout", float(peft.lora_dropout), f"{place}.lora_dropout")
     targets = peft.target_modules
     if targets is None:
-        raise UsageError("peft_config.target_modules is left to PEFT: give the Trainer the PEFT model, or name them")
-    names = (_text_target(targets),) if isinstance(targets, str) else tuple(dict.fromkeys(sorted(map(_matrix, targets))))
+        raise UsageError(
+            "peft_config.target_modules is left to PEFT: give the Trainer the PEFT model, or name them"
+        )
+    names = (
+        (_text_target(targets),)
+        if isinstance(targets, str)
+        else tuple(dict.fromkeys(sorted(map(_matrix, targets))))
+    )
     reading.say("lora_targets", names, f"{place}.target_modules")
     if peft.modules_to_save:
         reading.say("modules_to_save", tuple(peft.modules_to_save), f"{place}.modules_to_save")
@@ -198,7 +216,9 @@ def _matrix(target: str) -> str:
 
 
 def _say_quantisation(table: Mapping[str, Any], reading: Reading) -> None:
-    """bitsandbytes as Transformers holds it (transformers 5.23.0 utils/quantization_config.py ``BitsAndBytesConfig``)."""
+    """bitsandbytes as Transformers holds it (transformers 5.23.0 utils/quantization_config.py
+    ``BitsAndBytesConfig``).
+    """
     place = "model.config.quantization_config"
     if table.get("load_in_8bit") or table.get("_load_in_8bit"):
         reading.say("quantization", "int8", place)
@@ -214,8 +234,8 @@ def _say_world(held: TrainerJob, reading: Reading) -> None:
     """How many processes run, on how many nodes, as the launcher told this one."""
     if int(getattr(held.args, "n_gpu", 1) or 1) > 1:
         raise NotModelledError(
-            f"{held.place}: one process on {held.args.n_gpu} GPUs (DataParallel) is not modelled: launch one process per GPU, "
-            "or show it one with CUDA_VISIBLE_DEVICES=0"
+            f"{held.place}: one process on {held.args.n_gpu} GPUs (DataParallel) is not modelled: launch "
+            "one process per GPU, or show it one with CUDA_VISIBLE_DEVICES=0"
         )
     world = int(getattr(held.args, "world_size", 1) or 1)
     if world == 1:
@@ -245,7 +265,9 @@ def _ask_in_keywords(held: TrainerJob, reading: Reading) -> None:
         "precision": "neither bf16 nor fp16 is on, so the dtype of the weights decides: say precision=",
         "seq": f"{held.place} does not say how long samples are: say seq=",
     }
-    left = {name: words.get(name, text) for name, text in reading.needs.items() if reading.value(name) is None}
+    left = {
+        name: words.get(name, text) for name, text in reading.needs.items() if reading.value(name) is None
+    }
     # Without a model of its own the request says so.
     reading.needs = {name: text for name, text in left.items() if name != "model"}
 
@@ -261,16 +283,22 @@ def _with_counts(held: TrainerJob, subject: Subject) -> Subject:
         return subject
     trained, frozen = counted
     if held.peft_config is None and frozen:
-        raise NotModelledError(f"model: {frozen:,} of its parameters are frozen and it has no adapters: that is not modelled")
+        raise NotModelledError(
+            f"model: {frozen:,} of its parameters are frozen and it has no adapters: that is not modelled"
+        )
     expected = _trained_by(subject.scenario)
     if abs(trained - expected) <= _COUNT_TOLERANCE * max(trained, expected):
         return subject
     warning = f"the model trains {trained:,} parameters, but {expected:,} were counted from its config"
-    return replace(subject, scenario=replace(subject.scenario, warnings=(*subject.scenario.warnings, warning)))
+    return replace(
+        subject, scenario=replace(subject.scenario, warnings=(*subject.scenario.warnings, warning))
+    )
 
 
 def _trained_by(scenario: Scenario) -> int:
     model, adapter = scenario.model, scenario.recipe.adapter
     if adapter is None:
         return model.param_count
-    return round(float(adapter_param_count(model, adapter))) + saved_module_params(model, adapter.modules_to_save)
+    return round(float(adapter_param_count(model, adapter))) + saved_module_params(
+        model, adapter.modules_to_save
+    )

@@ -47,9 +47,14 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer
         NotModelledError: understood, but no formula covers it.
     """
     if options.beyond_context and options.solve != "seq":
-        raise UsageError("--beyond-context belongs to --solve seq; a length that is said may be above the model's own anyway")
+        raise UsageError(
+            "--beyond-context belongs to --solve seq; a length that is said may be above the "
+            "model's own anyway"
+        )
     space = replace(_space(flags, options), beyond_context=options.beyond_context)
-    confidence = DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
+    confidence = (
+        DEFAULT_CONFIDENCE if options.confidence is None else float(_CONFIDENCE.parse(options.confidence))
+    )
     # Many ways of training: the best of each is enough to choose a stack by.
     top = (1 if "stack" in space.choices else 3) if options.top is None else int(_TOP.parse(options.top))
 
@@ -65,9 +70,13 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer
         return choice.model
 
     pool = Pool(space, confidence)
-    answer = choose(pool, model_for, top=top) if quantity is None else solve(pool, model_for, quantity, top=top)
+    answer = (
+        choose(pool, model_for, top=top) if quantity is None else solve(pool, model_for, quantity, top=top)
+    )
     if options.confidence is not None and not _chance_known(pool):
-        raise UsageError("--confidence asks for a chance, which no prediction has without a calibration; leave it out")
+        raise UsageError(
+            "--confidence asks for a chance, which no prediction has without a calibration; leave it out"
+        )
     other = best_other_stack(pool, answer, model_for)
     return replace(answer, other_stack=other, notes=(*space.config.notes, *remarks, *answer.notes))
 

@@ -22,22 +22,29 @@ from planner.files.structured import toml_table
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Texts by the files to write, the config first; ``options`` are those that the new config is read with."""
+    """Texts by the files to write, the config first;
+    ``options`` are those that the new config is read with.
+    """
 
     texts: Mapping[Path, str]
     options: CheckOptions
 
 
 def output_of(job: FileJob, edits: Sequence[Edit], target: Path) -> Output:
-    """What is written for ``edits``: the config as ``target``, each other changed file beside it under a name of its own.
+    """What is written for ``edits``: the config as ``target``,
+    each other changed file beside it under a name of its own.
 
     Raises:
-        UsageError: a file of such a name is there and is not the config itself, or the name ends otherwise than the config's.
+        UsageError: a file of such a name is there and is not the config itself,
+        or the name ends otherwise than the config's.
         InputFileError: a text cannot be changed in a faithful way.
     """
     files = job.files
     if target.suffix != files.config.path.suffix:
-        raise UsageError(f"--write {target}: the name must end in {files.config.path.suffix or 'nothing'}, as {job.config} does")
+        raise UsageError(
+            f"--write {target}: the name must end in {files.config.path.suffix or 'nothing'}, as "
+            f"{job.config} does"
+        )
     moved = {
         document.path: target.with_name(f"{target.stem}_{document.path.name}")
         for document in files.documents[1:]
@@ -90,11 +97,16 @@ def _references(files: Files, moved: Mapping[Path, Path], target: Path) -> list[
     old = files.deepspeed.path
     new = moved.get(old)
     found = []
-    for document, place in ((files.config, ("deepspeed",)), (files.accelerate, ("deepspeed_config", "deepspeed_config_file"))):
+    for document, place in (
+        (files.config, ("deepspeed",)),
+        (files.accelerate, ("deepspeed_config", "deepspeed_config_file")),
+    ):
         named = _at(document, place)
         if document is None or not isinstance(named, str):
             continue
-        lost = document is files.config and not any(path.is_file() for path in (target.parent / named, Path(named)))
+        lost = document is files.config and not any(
+            path.is_file() for path in (target.parent / named, Path(named))
+        )
         if new is not None or lost:
             found.append(Edit(document.path, place, str(new or old)))
     return found
@@ -108,7 +120,9 @@ def _at(document: Document | None, place: Sequence[str]) -> object:
 
 
 def _refuse_overwriting(path: Path, text: str, job: FileJob) -> None:
-    """Only the config itself is overwritten, and only by its own name; what holds the very text already may stay."""
+    """Only the config itself is overwritten, and only by its own name;
+    what holds the very text already may stay.
+    """
     if not path.exists() or path.resolve() == Path(job.config).resolve():
         return
     if path.is_file() and _same(path, text):

@@ -1,1 +1,3 @@
-"""Data files -> nouns: model, GPU, stack and price entries under ``data/``, read strictly; and ``config.json`` -> model."""
+"""Data files -> nouns: model, GPU, stack and price entries under ``data/``, read strictly; and
+``config.json`` -> model.
+"""

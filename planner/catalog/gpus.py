@@ -1,4 +1,6 @@
-"""GPU entries of ``data/gpus``: looked up by name and read strictly; small cards of one family share a file."""
+"""GPU entries of ``data/gpus``: looked up by name and read strictly;
+small cards of one family share a file.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,12 @@ NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib", "fp8_tflop_per_s")
 
 
 class GpuEntry(BaseModel):
-    """One file of ``data/gpus`` as it stands.  A key that is absent is unknown (or, for a rate, not in the hardware).
+    """One file of ``data/gpus`` as it stands.  A key that is absent is unknown (or, for a rate,
+    not in the hardware).
 
-    Rates are dense, with fp32 accumulation.  ``interconnect_gb_per_s`` is the sum of both directions over all links of a device.
-    Numbers are those of one visible device, also on boards that carry two.  ``unified_memory``: GPU and CPU share one memory.
+    Rates are dense, with fp32 accumulation.  ``interconnect_gb_per_s`` is the sum of both directions over all
+    links of a device.  Numbers are those of one visible device, also on boards that carry two.
+    ``unified_memory``: GPU and CPU share one memory.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -89,7 +93,10 @@ class GpuEntry(BaseModel):
         if left_over := sorted(set(self.origins) - present):
             raise ValueError(f"[origins] names '{left_over[0]}', which has no value here")
         if (self.best_matmul_tflop_per_s is None) != (self.best_matmul_shapes is None):
-            raise ValueError("'best_matmul_tflop_per_s' and 'best_matmul_shapes' belong together: which products were tried")
+            raise ValueError(
+                "'best_matmul_tflop_per_s' and 'best_matmul_shapes' belong together: which "
+                "products were tried"
+            )
         return self
 
     @model_validator(mode="after")
@@ -132,7 +139,8 @@ def resolve_gpu_id(name: str) -> str:
     if "mig" in name.lower():
         raise UsageError(
             f"MIG slices such as '{show(name)}' are not in the catalog: name the parent card with --gpu "
-            "and give the memory of the slice with --gpu-memory SIZE; time and CUDA context are then those of the whole card"
+            "and give the memory of the slice with --gpu-memory SIZE; time and CUDA context are then "
+            "those of the whole card"
         )
     index = _index()
     bare = _DECORATION.sub(" ", name.lower())
@@ -141,7 +149,8 @@ def resolve_gpu_id(name: str) -> str:
             return found
         if variants := index.variants_of(spelling):
             raise UsageError(
-                f"GPU '{show(name)}' names several cards that differ in memory or speed; choose one of: {', '.join(variants)}"
+                f"GPU '{show(name)}' names several cards that differ in memory or speed; choose one of: "
+                f"{', '.join(variants)}"
             )
     hint = "plan gpus lists them; or give a card's memory alone: --gpu-memory 8GB"
     raise UnknownNameError("GPU", show(name), index.aliases, hint=hint)
@@ -158,7 +167,9 @@ def gpu_entry(name: str) -> GpuEntry:
     path = data_dir() / "gpus" / f"{_index().files.get(entry_id, entry_id)}.toml"
     found = _entries(path, path.stat().st_mtime_ns if path.is_file() else 0).get(entry_id)
     if found is None:
-        raise InputFileError(path, f"holds no card '{entry_id}'; python -m planner.catalog.index writes the index anew")
+        raise InputFileError(
+            path, f"holds no card '{entry_id}'; python -m planner.catalog.index writes the index anew"
+        )
     return validate(GpuEntry, found, path)
 
 

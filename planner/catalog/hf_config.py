@@ -1,4 +1,6 @@
-"""``config.json`` of a Hugging Face model -> :class:`ModelSpec`.  The file is untrusted: bounded, plain JSON, not run."""
+"""``config.json`` of a Hugging Face model -> :class:`ModelSpec`.  The file is untrusted: bounded,
+plain JSON, not run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from planner.files.structured import json_value
 from planner.units import MIB
 
 MAX_CONFIG_BYTES = 1 * MIB
-_DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}
 
 
 def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
@@ -29,7 +35,9 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     """
     model_type = data.get("model_type")
     if not isinstance(model_type, str):
-        raise InputFileError(where, "field 'model_type' is missing: this is not the config of a Transformers model")
+        raise InputFileError(
+            where, "field 'model_type' is missing: this is not the config of a Transformers model"
+        )
     reader = reader_for(model_type)
     if reader is None:
         raise UnknownArchitectureError(where, model_type, supported_architectures())
@@ -56,7 +64,11 @@ def read_config_file(path: Path, reader: ConfigReader = model_from_config) -> Mo
 def in_checkpoint_dtype(spec: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
     """``spec`` with the dtype that the config says its checkpoint has, if it says one that is known."""
     dtype = data.get("dtype", data.get("torch_dtype"))
-    return replace(spec, checkpoint_dtype=_DTYPES[dtype]) if isinstance(dtype, str) and dtype in _DTYPES else spec
+    return (
+        replace(spec, checkpoint_dtype=_DTYPES[dtype])
+        if isinstance(dtype, str) and dtype in _DTYPES
+        else spec
+    )
 
 
 def parse_config(raw: bytes, where: str) -> Mapping[str, Any]:
@@ -82,4 +94,6 @@ def config_fields(file: Path) -> Mapping[str, Any]:
     try:
         return parse_config(read_bytes(file, MAX_CONFIG_BYTES), str(file))
     except InputFileError as error:
-        raise InputFileError(error.path, f"{error.problem}; give the path of a config.json", error.line) from None
+        raise InputFileError(
+            error.path, f"{error.problem}; give the path of a config.json", error.line
+        ) from None

@@ -57,7 +57,10 @@ def load_host(name: str) -> HostSpec:
             raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, '{host_id}'")
         if folded in map(fold_name, (entry.id, *entry.aliases)):
             return _spec_of(entry)
-    described = f"described are {', '.join(host_ids())}; where yours is none of them leave --host out and say --host-memory"
+    described = (
+        f"described are {', '.join(host_ids())}; where yours is none of them leave --host out and say "
+        "--host-memory"
+    )
     raise UnknownNameError("host", name, host_ids(), described)
 
 

@@ -1,4 +1,6 @@
-"""One look-up on the Hugging Face Hub: the ``config.json`` of a model.  HTTPS only, bounded, nothing executed."""
+"""One look-up on the Hugging Face Hub: the ``config.json`` of a model.  HTTPS only, bounded,
+nothing executed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from planner.errors import UsageError
 DEADLINE_S = 10.0
 """For the whole of a look-up: names, connections, redirects, and every byte of the answer."""
 _FAILURE_KEPT_S = 60.0
-"""Seconds for which a failure is not tried again: long enough for one call with many files, short enough for a notebook."""
+"""Seconds for which a failure is not tried again: long enough for one call with many files,
+short enough for a notebook.
+"""
 _MOST_KEPT = 128
 _HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _UNREAD = frozenset({None, 401, 403})
@@ -40,7 +44,9 @@ class _Failure:
 
 
 _KNOWN: dict[tuple[str, ...], tuple[float, bytes | _Failure]] = {}
-"""What was found and until when it holds: by the endpoint that cannot be reached, else by address and credentials."""
+"""What was found and until when it holds: by the endpoint that cannot be reached,
+else by address and credentials.
+"""
 
 
 def is_hub_id(name: str) -> bool:
@@ -51,7 +57,8 @@ def is_hub_id(name: str) -> bool:
 def fetch_config(hub_id: str) -> Mapping[str, Any]:
     """The parsed ``config.json`` on the main branch of a model, public or open to the user's token.
 
-    Answers are kept for the process, failures for a minute: of a host that cannot be reached for all its models.
+    Answers are kept for the process, failures for a minute:
+    of a host that cannot be reached for all its models.
 
     Raises:
         UnreadConfigError: no network, offline by switch, or no access.
@@ -108,16 +115,28 @@ def _ask(url: str, authorization: str) -> bytes | _Failure:
 def _sentence(hub_id: str, hub: Endpoint, failure: _Failure) -> str:
     if failure.status is None:
         way = " through the proxy that HTTPS_PROXY names" if goes_through_proxy(hub.host) else ""
-        return f"model '{hub_id}' is not in the catalog and {hub.host} cannot be reached{way} ({failure.reason}): {_WAY_OUT}"
-    return f"model '{hub_id}': {_meaning(failure.status, hub)}; if you have access, {_access(failure.status, hub)}{_WAY_OUT}"
+        return (
+            f"model '{hub_id}' is not in the catalog and {hub.host} cannot be reached{way} "
+            f"({failure.reason}): {_WAY_OUT}"
+        )
+    return (
+        f"model '{hub_id}': {_meaning(failure.status, hub)}; if you have access, "
+        f"{_access(failure.status, hub)}{_WAY_OUT}"
+    )
 
 
 def _meaning(status: int, hub: Endpoint) -> str:
     if status in {401, 403}:
-        yours = f", and your {'token is refused' if status == 401 else 'token has no access'}" if hub.authorization else ""
+        yours = (
+            f", and your {'token is refused' if status == 401 else 'token has no access'}"
+            if hub.authorization
+            else ""
+        )
         return f"gated, private or not on {hub.host} (HTTP {status}){yours}"
     return (
-        f"not on {hub.host} or without a config.json (HTTP 404)" if status == 404 else f"{hub.host} answered with HTTP {status}"
+        f"not on {hub.host} or without a config.json (HTTP 404)"
+        if status == 404
+        else f"{hub.host} answered with HTTP {status}"
     )
 
 

@@ -1,4 +1,6 @@
-"""One bounded request over HTTPS: one deadline for all of it, redirects that stay on HTTPS, credentials for one host alone."""
+"""One bounded request over HTTPS: one deadline for all of it, redirects that stay on HTTPS,
+credentials for one host alone.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def read_within(seconds: float, url: str, authorization: str, max_bytes: int) ->
 
 
 def reason_of(error: Exception) -> str:
-    """Why a request came to nothing, in words that hold nothing of the addresses: those may carry passwords."""
+    """Why a request came to nothing, in words that hold nothing of the addresses:
+    those may carry passwords.
+    """
     cause = getattr(error, "reason", None)
     cause = cause if isinstance(cause, Exception) else error
     if isinstance(cause, TimeoutError):
@@ -59,7 +63,10 @@ def reason_of(error: Exception) -> str:
     if isinstance(cause, socket.gaierror):
         return "its name is not known here"
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {cause.verify_message}; SSL_CERT_FILE may name a file of authorities"
+        return (
+            f"its certificate is not trusted: {cause.verify_message}; SSL_CERT_FILE may name a "
+            "file of authorities"
+        )
     if isinstance(cause, ssl.SSLError):
         return "no encrypted connection"
     if refused := _TUNNEL.search(str(cause)):
@@ -75,16 +82,25 @@ def goes_through_proxy(host: str) -> bool:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects, never down to plain HTTP or to another scheme; credentials stay with the host they are for."""
+    """Follow redirects, never down to plain HTTP or to another scheme;
+    credentials stay with the host they are for.
+    """
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
     ) -> urllib.request.Request | None:
         if not newurl.lower().startswith("https://"):
             raise RedirectRefusedError
         again = super().redirect_request(req, fp, code, msg, headers, newurl)
         if again is not None:
-            # urllib copies it, also where the new address is asked without a proxy; its handler adds it again where one is used.
+            # urllib copies it, also where the new address is asked without a proxy;
+            # its handler adds it again where one is used.
             again.headers.pop("Proxy-authorization", None)
             authorization = req.unredirected_hdrs.get("Authorization")
             if authorization and _origin(newurl) == _origin(req.full_url):
@@ -98,7 +114,9 @@ def _origin(url: str) -> tuple[str | None, int]:
 
 
 def _read(url: str, authorization: str, max_bytes: int, end: float) -> bytes:
-    request = urllib.request.Request(url, headers={"User-Agent": "finetune-planner", "Accept": "application/json"})  # noqa: S310
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "finetune-planner", "Accept": "application/json"}
+    )  # noqa: S310
     if authorization:
         request.add_unredirected_header("Authorization", authorization)
     with urllib.request.build_opener(_Redirects).open(request, timeout=_left(end)) as answer:

@@ -1,4 +1,5 @@
-"""What the Hugging Face libraries let their users set in the environment: endpoint, token, cache and being offline.
+"""What the Hugging Face libraries let their users set in the environment: endpoint, token,
+cache and being offline.
 
 Source: huggingface_hub 2.4, constants.py and utils/_auth.py.
 """
@@ -26,7 +27,9 @@ _MAX_LINE_BYTES = 4097
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the Hub is: an address without credentials, its host, and what an Authorization header may hold ("" for nothing)."""
+    """Where the Hub is: an address without credentials, its host,
+    and what an Authorization header may hold ("" for nothing).
+    """
 
     url: str
     host: str
@@ -71,7 +74,9 @@ def withheld_token() -> str | None:
 
 
 def cached_config(hub_id: str) -> Path | None:
-    """The ``config.json`` that the Hugging Face cache holds for the main branch of ``hub_id``, if it holds one."""
+    """The ``config.json`` that the Hugging Face cache holds for the main branch of ``hub_id``,
+    if it holds one.
+    """
     cache = _folder("HF_HUB_CACHE") or _folder("HUGGINGFACE_HUB_CACHE") or _hf_home() / "hub"
     model = cache / f"models--{hub_id.replace('/', '--')}"
     commit = _line(model / "refs" / "main")

@@ -1,7 +1,7 @@
 """Modules that the quantiser of a checkpoint left as they were, by the names that its config gives them.
 
-Source: transformers 5.23 quantizers/quantizers_utils.py should_convert_module: a name counts from the start of a module's path to
-the end of one of its parts, or as the end of the path.
+Source: transformers 5.23 quantizers/quantizers_utils.py should_convert_module: a name counts from the start
+of a module's path to the end of one of its parts, or as the end of the path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _PARTS = {
     "shared_expert": "mlp",
     "router": "mlp",
 }
-# Around the layers, where nothing is quantised; norms, which have no matrix; or towers that the model is counted without.
+# Around the layers, where nothing is quantised; norms, which have no matrix;
+# or towers that the model is counted without.
 _OUTSIDE = re.compile(
     r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*|multi_modal\w*|mm_\w+|audio\w*|merger"
     r"|projector)"
@@ -41,10 +42,17 @@ def with_left_whole(spec: ModelSpec, names: Iterable[str], where: str) -> ModelS
     if not inside:
         return spec
     layers = [_without(block, number, inside) for number, block in enumerate(_blocks(spec))]
-    paths = {path for number, block in enumerate(layers) for linear in block.linears for path in (_path(linear, number),)}
+    paths = {
+        path
+        for number, block in enumerate(layers)
+        for linear in block.linears
+        for path in (_path(linear, number),)
+    }
     for name in inside:
         if not any(_covers(name, path) for path in paths):
-            raise NotModelledError(f"{where}: '{show(name)}' is left unquantised, which is no matrix of the layers that is known")
+            raise NotModelledError(
+                f"{where}: '{show(name)}' is left unquantised, which is no matrix of the layers that is known"
+            )
     groups = tuple(BlockGroup(len(list(same)), block) for block, same in groupby(layers))
     return replace(spec, groups=groups)
 
@@ -56,7 +64,9 @@ def _blocks(spec: ModelSpec) -> Iterator[BlockSpec]:
 
 def _without(block: BlockSpec, number: int, names: list[str]) -> BlockSpec:
     linears = tuple(
-        replace(linear, left_whole=True) if any(_covers(name, _path(linear, number)) for name in names) else linear
+        replace(linear, left_whole=True)
+        if any(_covers(name, _path(linear, number)) for name in names)
+        else linear
         for linear in block.linears
     )
     return replace(block, linears=linears)

@@ -12,8 +12,9 @@ _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 def data_dir() -> Path:
     """Folder that holds ``gpus/``, ``models/``, ``stacks/`` and the rest.
 
-    In an installed wheel it is ``planner/data``; in a checkout it is ``data`` beside the package.  The wheel is looked at first:
-    beside an installed package a folder named ``data`` may belong to any other distribution.
+    In an installed wheel it is ``planner/data``; in a checkout it is ``data`` beside the package.  The wheel
+    is looked at first: beside an installed package a folder named ``data`` may belong to any other
+    distribution.
 
     Raises:
         InputFileError: neither exists, so the installation is incomplete.

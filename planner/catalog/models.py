@@ -10,7 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.catalog.hf_config import ConfigReader, config_fields, in_checkpoint_dtype, model_from_config, read_config_file
+from planner.catalog.hf_config import (
+    ConfigReader,
+    config_fields,
+    in_checkpoint_dtype,
+    model_from_config,
+    read_config_file,
+)
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
 from planner.catalog.stored import stored_said, with_stored
@@ -36,7 +42,9 @@ class ResolvedModel:
 
     @property
     def doubt(self) -> str:
-        """What must be said with every answer: that only the model's name was read, or what is assumed of its weights."""
+        """What must be said with every answer: that only the model's name was read,
+        or what is assumed of its weights.
+        """
         if self.how == "name":
             return self.note
         return self.spec.stored.assumed if self.spec.stored is not None else ""
@@ -45,9 +53,9 @@ class ResolvedModel:
 class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
-    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published ``config.json``.
-    ``null_fields`` are those it sets to null.  TOML has no null, and a null differs from an absent field
-    wherever the configuration class has a default.
+    ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published
+    ``config.json``.  ``null_fields`` are those it sets to null.  TOML has no null, and a null differs from an
+    absent field wherever the configuration class has a default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -88,10 +96,11 @@ class SizeTable(BaseModel):
 
 
 class StoredEntry(BaseModel):
-    """A checkpoint whose matrices are packed: which ``model`` was quantised, and what is known of its ``config.json``.
+    """A checkpoint whose matrices are packed: which ``model`` was quantised,
+    and what is known of its ``config.json``.
 
-    ``dtype``: of what is not packed, where that is not the model's own.  ``size_gb``: of its files, 10^9 bytes, as the Hub lists
-    them.  ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.  ``size_gb``: of its files, 10^9
+    bytes, as the Hub lists them.  ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -136,7 +145,8 @@ def stored_checkpoints() -> Mapping[str, StoredEntry]:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """The catalog entry that ``name`` (id, alias or Hub id, any spelling) stands for, as it stands in its file.
+    """The catalog entry that ``name`` (id, alias or Hub id, any spelling) stands for,
+    as it stands in its file.
 
     Raises:
         UnknownNameError: no such entry; says the nearest.
@@ -158,7 +168,8 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     - a catalog id, alias or Hub id in any spelling
     - a size such as ``7b``
     - a checkpoint whose packed matrices the catalog knows
-    - a Hub id that the catalog does not have, whose ``config.json`` is in the Hugging Face cache or is fetched
+    - a Hub id that the catalog does not have,
+      whose ``config.json`` is in the Hugging Face cache or is fetched
     - where it cannot be read, a Hub id that names a known model of which it is a copy or a fine-tune
 
     Raises:
@@ -168,7 +179,10 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
         NotModelledError: an architecture without formulas.
     """
     if not name.strip():
-        raise UsageError("the model has no name: give a catalog name, a size such as 7b, a Hub id or the path of a config.json")
+        raise UsageError(
+            "the model has no name: give a catalog name, a size such as 7b, a Hub id or the path of "
+            "a config.json"
+        )
     path = _as_path(name)
     if path is not None:
         return _from_file(path, reader)
@@ -216,14 +230,18 @@ def _read_entry(entry_id: str) -> ModelEntry:
 
 
 def _as_path(name: str) -> Path | None:
-    """``name`` as a path if it is one: it exists, or is written like one so that nothing else can be meant."""
+    """``name`` as a path if it is one: it exists,
+    or is written like one so that nothing else can be meant.
+    """
     try:
         path = Path(name).expanduser()
         if (path / "config.json").is_file() or (path.is_file() and path.suffix == ".json"):
             return path
     except (OSError, ValueError, RuntimeError):
         return None
-    written_like_a_path = name.startswith((".", "~", os.sep)) or name.endswith(".json") or "\\" in name or name.count("/") > 1
+    written_like_a_path = (
+        name.startswith((".", "~", os.sep)) or name.endswith(".json") or "\\" in name or name.count("/") > 1
+    )
     return path if written_like_a_path else None
 
 
@@ -232,13 +250,17 @@ def _from_file(path: Path, reader: ConfigReader) -> ResolvedModel:
     folder = path if path.is_dir() else path.parent
     # "config" says nothing; the folder is what people name after the model.
     model_id = folder.resolve().name if path.is_dir() or path.name == "config.json" else path.stem
-    return ResolvedModel(replace(spec, id=model_id or "config"), "file", _joined(f"read from {path}", _omission(spec)))
+    return ResolvedModel(
+        replace(spec, id=model_id or "config"), "file", _joined(f"read from {path}", _omission(spec))
+    )
 
 
 def _from_size(name: str, size: SizeEntry) -> ResolvedModel:
     entry = model_entry(size.model)
     spec = spec_of(entry)
-    return ResolvedModel(spec, "size", _joined(f"{name.strip()} means {entry.name} (data/{_SIZES_FILE})", _omission(spec)))
+    return ResolvedModel(
+        spec, "size", _joined(f"{name.strip()} means {entry.name} (data/{_SIZES_FILE})", _omission(spec))
+    )
 
 
 def _from_stored(hub_id: str) -> ResolvedModel | None:
@@ -248,11 +270,15 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
     base, said = model_entry(entry.model), entry.fields()
     spec = with_stored(in_checkpoint_dtype(spec_of(base), said), said, f"data/{_STORED_FILE}: {hub_id}")
     spec = replace(spec, stored=storage_of(hub_id))
-    return ResolvedModel(spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec)))
+    return ResolvedModel(
+        spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec))
+    )
 
 
 def storage_of(hub_id: str) -> StoredWeights | None:
-    """How the checkpoint ``hub_id`` is stored, as the catalog or else its id says; ``None`` where neither does."""
+    """How the checkpoint ``hub_id`` is stored, as the catalog or else its id says;
+    ``None`` where neither does.
+    """
     from planner.catalog.stored import stored_by_name
 
     if (entry := _stored_entry(hub_id)) is None:
@@ -279,7 +305,11 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
         fields, source, origin = config_fields(file), str(file), "read from the Hugging Face cache"
     else:
         try:
-            fields, source, origin = fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
+            fields, source, origin = (
+                fetch_config(hub_id),
+                config_url(hub_id),
+                f"fetched from {endpoint().host}",
+            )
         except UnreadConfigError:
             if (resolved := _from_name(hub_id)) is not None:
                 return resolved
@@ -302,18 +332,28 @@ def _from_name(hub_id: str) -> ResolvedModel | None:
         return None
     dtype: Literal["fp32", "bf16", "fp16"] = specs[0].checkpoint_dtype if named is None else "fp16"
     spec = replace(specs[0], checkpoint_dtype=kin.stored or dtype)
-    note = f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
+    note = (
+        f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
+    )
     if named is None:
         return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
     spec = replace(spec, stored=named.stored)
     packed = f"stored as {stored_text(named.stored)}"
-    return ResolvedModel(spec, "name", _joined(f"{note}; {packed}, by its name", named.stored.assumed, _omission(spec)))
+    return ResolvedModel(
+        spec, "name", _joined(f"{note}; {packed}, by its name", named.stored.assumed, _omission(spec))
+    )
 
 
 def _shape(spec: ModelSpec) -> ModelSpec:
     """``spec`` without what differs between entries of one shape."""
     return replace(
-        spec, id="", hub_id="", max_position_tokens=None, published_params=None, params_origin="config-only", source=""
+        spec,
+        id="",
+        hub_id="",
+        max_position_tokens=None,
+        published_params=None,
+        params_origin="config-only",
+        source="",
     )
 
 

@@ -1,8 +1,9 @@
 """Facts of software packages, by version: ``data/packages/<package>.toml``.
 
-A file is ``schema``, ``package``, ``read`` (ranges of versions whose facts are known, each ``[first, last]``) and the tables of
-a stack (``defaults``, ``quantized``, ``switches``, ``usual``).  Each name has a list, from old to new, of what
-holds ``since`` a version: ``value``, ``settled_by`` and ``source``.  Without ``since`` it holds from the first version on.
+A file is ``schema``, ``package``, ``read`` (ranges of versions whose facts are known, each ``[first, last]``)
+and the tables of a stack (``defaults``, ``quantized``, ``switches``, ``usual``).  Each name has a list, from
+old to new, of what holds ``since`` a version: ``value``, ``settled_by`` and ``source``.  Without ``since`` it
+holds from the first version on.
 """
 
 from __future__ import annotations
@@ -72,13 +73,16 @@ def facts_of(package: str, version: str) -> Mapping[str, Mapping[str, Setting]]:
     """
     file, asked = _file(package), _parsed(package, version)
     if asked < _parsed(package, file.read[0][0]):
-        raise NotModelledError(f"{package} {version} is not modelled: the oldest version that was read is {file.read[0][0]}")
+        raise NotModelledError(
+            f"{package} {version} is not modelled: the oldest version that was read is {file.read[0][0]}"
+        )
     return {table: _at(package, asked, getattr(file, table)) for table in TABLES}
 
 
 @lru_cache(maxsize=256)
 def unread_note(package: str, version: str) -> str:
-    """A phrase where ``version`` lies outside the ranges that were read, in which the nearest older facts stand in for it.
+    """A phrase where ``version`` lies outside the ranges that were read,
+    in which the nearest older facts stand in for it.
 
     Raises:
         As :func:`facts_of`.
@@ -110,18 +114,26 @@ def _read(path: Path) -> _File:
         raise InputFileError(path, f"key 'package' is '{file.package}' and must be the file name")
     ends = [_parsed(file.package, each) for known in file.read for each in known]
     if any(len(known) != 2 for known in file.read) or ends != sorted(ends):
-        raise InputFileError(path, "key 'read' must hold pairs of a first and a last version, from old to new")
+        raise InputFileError(
+            path, "key 'read' must hold pairs of a first and a last version, from old to new"
+        )
     for table in TABLES:
         for name, steps in getattr(file, table).items():
             since = [_start(file.package, step, ends[0]) for step in steps]
             if not since or since != sorted(set(since)) or since[0] < ends[0]:
-                raise InputFileError(path, f"'{table}.{name}' must run from the oldest version to newer ones, each version once")
+                raise InputFileError(
+                    path,
+                    f"'{table}.{name}' must run from the oldest version to newer ones, each version once",
+                )
     return file
 
 
 def _at(package: str, asked: _Version, facts: Mapping[str, list[_Since]]) -> dict[str, Setting]:
     """What holds at a version; names that the package settles only later are left out."""
-    found = {name: [step for step in steps if _start(package, step, (0, 0, 0)) <= asked] for name, steps in facts.items()}
+    found = {
+        name: [step for step in steps if _start(package, step, (0, 0, 0)) <= asked]
+        for name, steps in facts.items()
+    }
     return {
         name: Setting(value=steps[-1].value, settled_by=steps[-1].settled_by, source=steps[-1].source)
         for name, steps in found.items()
@@ -136,5 +148,7 @@ def _start(package: str, step: _Since, first: _Version) -> _Version:
 def _parsed(package: str, version: str) -> _Version:
     match = _VERSION.fullmatch(version.strip())
     if match is None:
-        raise UsageError(f"'{version[:60]}' is not a version of {package}; write three numbers such as 0.16.4")
+        raise UsageError(
+            f"'{version[:60]}' is not a version of {package}; write three numbers such as 0.16.4"
+        )
     return int(match[1]), int(match[2] or 0), int(match[3] or 0)

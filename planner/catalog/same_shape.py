@@ -1,7 +1,9 @@
-"""Copies and fine-tunes of a known model, told by their Hub id alone: ``NousResearch/Meta-Llama-3.1-8B-Instruct``.
+"""Copies and fine-tunes of a known model, told by their Hub id alone:
+``NousResearch/Meta-Llama-3.1-8B-Instruct``.
 
-An id counts as one of a known model only if it names the model's family, version and size, no second model or size, and nothing
-that changes shapes or how weights are stored.  What is only likely, or fits two models, is not taken.
+An id counts as one of a known model only if it names the model's family, version and size, no second model or
+size, and nothing that changes shapes or how weights are stored.  What is only likely, or fits two models, is
+not taken.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ _STORED: dict[str, Literal["fp32", "bf16", "fp16"]] = {
     "fp16": "fp16",
     "float16": "fp16",
 }
-# Sees or hears; has another head; is an adapter; has other layers, experts or attention; is a toy, or not for torch.
+# Sees or hears; has another head; is an adapter; has other layers, experts or attention; is a toy,
+# or not for torch.
 _OTHER_MODULES = frozenset({
-    *("vl", "vlm", "vision", "llava", "omni", "audio", "speech", "voice", "video", "image", "ocr", "clip", "mm", "multimodal"),
+    *("vl", "vlm", "vision", "llava", "omni", "audio", "speech", "voice", "video", "image", "ocr", "clip",
+    "mm", "multimodal"),
     *("reward", "rm", "prm", "orm", "critic", "classifier", "classification"),
     *("embed", "embedding", "embeddings", "reranker", "retriever"),
     *("lora", "qlora", "dora", "peft", "adapter", "adapters", "delta", "diff"),
@@ -41,17 +45,33 @@ _OTHER_MODULES = frozenset({
     *("pruned", "prune", "sparse", "sheared", "shortened", "minitron", "slim", "layer"),
     *("layers", "depth", "width", "mamba", "hybrid", "linear", "rwkv"),
     *("h", "draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
-    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied", "llamafy"),
+    *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied",
+    "llamafy"),
 })  # fmt: skip
-# Owners who publish a family with the modules of another one: https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
+# Owners who publish a family with the modules of another one:
+# https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
 _CONVERTED = frozenset({"unsloth/phi"})
 # Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
 _OTHER_VOCABULARY = frozenset({
-    *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit", "units"),
+    *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit",
+    "units"),
     *("zh", "cn", "ja", "jp", "ko", "kor", "ar", "vi", "ru", "openbuddy", "ziya"),
 })  # fmt: skip
 _LANGUAGES = (
-    *("chinese", "japan", "korea", "arabic", "hindi", "thai", "vietnam", "indonesia", "russia", "greek", "hebrew", "persian"),
+    *(
+        "chinese",
+        "japan",
+        "korea",
+        "arabic",
+        "hindi",
+        "thai",
+        "vietnam",
+        "indonesia",
+        "russia",
+        "greek",
+        "hebrew",
+        "persian",
+    ),
     *(
         "turkish",
         "polish",
@@ -85,7 +105,8 @@ _LANGUAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """The known models whose shape an id may have, the likeliest first, and the 16 or 32-bit dtype that the id itself names.
+    """The known models whose shape an id may have, the likeliest first,
+    and the 16 or 32-bit dtype that the id itself names.
 
     Several models: the id does not say which, so that it counts only where all of them have the same shape.
     """
@@ -95,10 +116,11 @@ class Kin:
 
 
 def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
-    """The models of ``index`` that ``hub_id`` may be a copy or a fine-tune of, as far as the id says; often none.
+    """The models of ``index`` that ``hub_id`` may be a copy or a fine-tune of, as far as the id says;
+    often none.
 
-    A copy has the name of a known id under another owner.  Any other id must hold the words of a catalog id: family, version and
-    size, of which the first two stand together.
+    A copy has the name of a known id under another owner.  Any other id must hold the words of a catalog id:
+    family, version and size, of which the first two stand together.
     """
     owner, _, name = hub_id.partition("/")
     words = _words(name, _families(index.ids))
@@ -115,26 +137,39 @@ def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
     folded = fold_name(name)
     if not re.search(r"\d", folded):
         return ()
-    return tuple({model_id: None for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded})
+    return tuple(
+        {model_id: None for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded}
+    )
 
 
 def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
     """Models whose words ``words`` hold, with nothing beside that would change them.
 
-    Of two the one that says more.  A known model that says still more than ``words`` (``gemma-2-9b-it``) may be meant, too.
+    Of two the one that says more.  A known model that says still more than ``words`` (``gemma-2-9b-it``)
+    may be meant, too.
     """
     families = _families(ids)
     bases = {model_id: _words(model_id, families) for model_id in ids}
     # A model that sees is meant only where the id says so.
     strange = _OTHER_MODULES.difference(words)
-    named = {each: base for each, base in bases.items() if any(map(_SIZE.fullmatch, base)) and strange.isdisjoint(base)}
+    named = {
+        each: base
+        for each, base in bases.items()
+        if any(map(_SIZE.fullmatch, base)) and strange.isdisjoint(base)
+    }
     found: dict[str, tuple[str, ...]] = {}
     for model_id, base in named.items():
         rest = _without(words, base)
         if rest is not None and not any(_changes(word, families) for word in rest):
             found[model_id] = base
-    found = {each: base for each, base in found.items() if not any(set(base) < set(other) for other in found.values())}
-    siblings = {each: None for each, base in named.items() for less in found.values() if _says_more(base, less)}
+    found = {
+        each: base
+        for each, base in found.items()
+        if not any(set(base) < set(other) for other in found.values())
+    }
+    siblings = {
+        each: None for each, base in named.items() for less in found.values() if _says_more(base, less)
+    }
     return (*found, *siblings)
 
 
@@ -151,7 +186,9 @@ def _changes(word: str, families: frozenset[str]) -> bool:
 
 
 def _without(words: Sequence[str], base: Sequence[str]) -> list[str] | None:
-    """``words`` less those of ``base``: the first two of it together, then the others in their order; ``None`` without one."""
+    """``words`` less those of ``base``: the first two of it together,
+    then the others in their order; ``None`` without one.
+    """
     for start in range(len(words) - len(base) + 1):
         if list(words[start : start + 2]) != list(base[:2]):
             continue

@@ -1,11 +1,13 @@
-"""Stack entries of ``data/stacks``: which software, at which version, and what it does where the user says nothing.
+"""Stack entries of ``data/stacks``: which software, at which version,
+and what it does where the user says nothing.
 
-A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases`` and ``versions``, the
-packages that it runs, from the lowest to the one that people call.  Their facts (:mod:`planner.catalog.packages`) are laid over
-each other in that order, and the tables of the file over them: ``defaults``, ``quantized`` (what differs over a quantised base),
-``switches`` and ``usual``, each name with ``value``, ``settled_by`` and ``source``.  What a file says itself
-stands for a script or a configuration that the stack hands to its packages.  With ``extends = "<id>"`` a file starts from the
-whole of another stack.  A default also takes the place of what lower layers say of it over quantised bases.
+A file is ``<id>.toml`` (``@`` of the id written as ``-``): ``schema``, ``id``, ``title``, ``aliases`` and
+``versions``, the packages that it runs, from the lowest to the one that people call.  Their facts
+(:mod:`planner.catalog.packages`) are laid over each other in that order, and the tables of the file
+over them: ``defaults``, ``quantized`` (what differs over a quantised base), ``switches`` and ``usual``, each
+name with ``value``, ``settled_by`` and ``source``.  What a file says itself stands for a script or a
+configuration that the stack hands to its packages.  With ``extends = "<id>"`` a file starts from the whole of
+another stack.  A default also takes the place of what lower layers say of it over quantised bases.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from planner.files.checking import validate
 from planner.files.structured import read_toml
 
 DEFAULT_NAMES = tuple(field.name for field in fields(StackDefaults))
-_NOT_SWITCHES = frozenset({"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "unread", "usual"})
+_NOT_SWITCHES = frozenset(
+    {"id", "title", "extends", "defaults", "quantized_defaults", "settled", "versions", "unread", "usual"}
+)
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _SAID: SettledBy = "document_text"
 _Tables = Mapping[str, Mapping[str, Setting]]
@@ -70,7 +74,9 @@ def stack_ids() -> tuple[str, ...]:
 
 
 def other_versions(stack_id: str) -> tuple[str, ...]:
-    """Ids of the same software at other versions, by the names of the files alone; variants of a version are left out."""
+    """Ids of the same software at other versions, by the names of the files alone;
+    variants of a version are left out.
+    """
     name = stack_id.partition("@")[0]
     files = sorted((data_dir() / "stacks").glob(f"{name}-*.toml"))
     found = (re.fullmatch(rf"{re.escape(name)}-([0-9.]+)", path.stem) for path in files)
@@ -79,7 +85,8 @@ def other_versions(stack_id: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
-    """The stack with this id or alias, for example ``hf-trainer@5``, with other ``versions`` of some packages where given.
+    """The stack with this id or alias, for example ``hf-trainer@5``,
+    with other ``versions`` of some packages where given.
 
     Raises:
         UnknownNameError: no such stack; says the nearest.
@@ -88,7 +95,8 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
         InputFileError: the file is malformed, or lacks a switch or its source.
     """
     path = data_dir() / "stacks" / f"{name.replace('@', '-')}.toml"
-    # The id is tried as a file name first, so that the usual case reads one file; a name with a path in it never is one.
+    # The id is tried as a file name first, so that the usual case reads one file;
+    # a name with a path in it never is one.
     if not (_FILE_NAME.fullmatch(name) and path.is_file()):
         found = _names().get(fold_name(name))
         if found is None:
@@ -96,12 +104,15 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
         path = found[1]
     entry = validate(StackEntry, read_toml(path), path)
     if path.stem != entry.id.replace("@", "-"):
-        raise InputFileError(path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version")
+        raise InputFileError(
+            path, f"key 'id' is '{entry.id}' and must be the file name, with '@' before the version"
+        )
     return _stack_of(entry, path, dict(versions))
 
 
 def with_switches(stack: Stack, said: Mapping[str, str], origin: str) -> Stack:
-    """``stack`` with other values of some switches, written as text: ``true``, a number, a word, or words joined by ``+``.
+    """``stack`` with other values of some switches, written as text: ``true``, a number, a word,
+    or words joined by ``+``.
 
     Raises:
         UnknownNameError: no such switch; says the nearest.
@@ -134,7 +145,9 @@ def _from_text(text: str, annotation: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What a stack is made of: versions by package, then packages and tables of stack files from the lowest to the highest."""
+    """What a stack is made of: versions by package,
+    then packages and tables of stack files from the lowest to the highest.
+    """
 
     versions: Mapping[str, str]
     order: tuple[str | _Tables, ...]
@@ -177,11 +190,15 @@ def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
     layers = _layers(entry, path)
     if strange := sorted(asked.keys() - layers.versions.keys()):
         names = ", ".join(sorted(layers.versions))
-        raise UsageError(f"stack '{entry.id}' does not run '{strange[0][:60]}', only {names}; choose another --stack")
+        raise UsageError(
+            f"stack '{entry.id}' does not run '{strange[0][:60]}', only {names}; choose another --stack"
+        )
     versions = {**layers.versions, **asked}
     tables = layers.settings(versions)
     values = _values(tables["defaults"], StackDefaults, DEFAULT_NAMES, ("defaults", path))
-    over_quantized = _values(tables["quantized"], StackDefaults, tuple(tables["quantized"]), ("quantized", path))
+    over_quantized = _values(
+        tables["quantized"], StackDefaults, tuple(tables["quantized"]), ("quantized", path)
+    )
     changed = {name: value for name, value in over_quantized.items() if value != values[name]}
     switches = _values(tables["switches"], Stack, SWITCH_NAMES, ("switches", path))
     usual = _values(tables["usual"], StackDefaults, tuple(tables["usual"]), ("usual", path))
@@ -202,7 +219,9 @@ def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
     )
 
 
-def _values(settings: Mapping[str, Setting], owner: type[Any], names: tuple[str, ...], place: tuple[str, Path]) -> dict[str, Any]:
+def _values(
+    settings: Mapping[str, Setting], owner: type[Any], names: tuple[str, ...], place: tuple[str, Path]
+) -> dict[str, Any]:
     """Checked values by name; exactly ``names`` must be there."""
     table, path = place
     known = DEFAULT_NAMES if owner is StackDefaults else SWITCH_NAMES
@@ -218,11 +237,14 @@ def _checked(name: str, value: Any, owner: Any, place: tuple[str, Path]) -> Any:
     annotation = _types(owner)[name]
     if not _is_a(given, annotation):
         raise InputFileError(
-            place[1], f"key '{place[0]}.{name}.value' must be {_words(annotation)}, but it is {str(value)[:60]!r}"
+            place[1],
+            f"key '{place[0]}.{name}.value' must be {_words(annotation)}, but it is {str(value)[:60]!r}",
         )
     low, high = _RANGES.get(name, (-math.inf, math.inf))
     if name in _RANGES and not low <= given <= high:
-        raise InputFileError(place[1], f"key '{place[0]}.{name}.value' must be from {low} to {high}, but it is {given}")
+        raise InputFileError(
+            place[1], f"key '{place[0]}.{name}.value' must be from {low} to {high}, but it is {given}"
+        )
     return given
 
 
@@ -232,7 +254,9 @@ def _types(owner: Any) -> dict[str, Any]:
 
 
 def _is_a(value: Any, annotation: Any) -> bool:
-    """Whether ``value`` is of a type that stacks use: a closed list of words, a tuple of those, or a plain type."""
+    """Whether ``value`` is of a type that stacks use: a closed list of words, a tuple of those,
+    or a plain type.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return isinstance(value, str) and value in arguments

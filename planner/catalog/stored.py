@@ -1,8 +1,9 @@
-"""How a checkpoint holds its matrices: ``quantization_config`` of a ``config.json``, or what the name of a checkpoint says.
+"""How a checkpoint holds its matrices: ``quantization_config`` of a ``config.json``,
+or what the name of a checkpoint says.
 
-Source: transformers 5.23 utils/quantization_config.py (GPTQConfig, AwqConfig, BitsAndBytesConfig, AqlmConfig) and
-quantizers/quantizer_*.py (``is_trainable``); gptqmodel 7.3.4 nn_modules/qlinear (``SUPPORTS_FORMATS``, ``SUPPORTS_TRAINING``);
-aqlm 1.1.6 inference_kernels/kernel_selector.py.
+Source: transformers 5.23 utils/quantization_config.py (GPTQConfig, AwqConfig, BitsAndBytesConfig, AqlmConfig)
+and quantizers/quantizer_*.py (``is_trainable``); gptqmodel 7.3.4 nn_modules/qlinear (``SUPPORTS_FORMATS``,
+``SUPPORTS_TRAINING``); aqlm 1.1.6 inference_kernels/kernel_selector.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _WAY_OUT = "give the model that was quantised, which bitsandbytes can quantise w
 _MAX_GROUP = 4096
 # What Transformers does not train over (``is_trainable``), or what nobody read.
 _UNTRAINABLE = frozenset({
-    *("fbgemm_fp8", "nvfp4", "higgs", "vptq", "spqr", "quark", "bitnet", "gguf", "auto-round", "intel/auto-round", "fp_quant"),
+    *("fbgemm_fp8", "nvfp4", "higgs", "vptq", "spqr", "quark", "bitnet", "gguf", "auto-round",
+    "intel/auto-round", "fp_quant"),
     "metal",
 })  # fmt: skip
 # AQLM kernels that decode in forward and in backward: code books, bits of a code, inputs of a code.
@@ -49,14 +51,18 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
         NotModelledError: a kind that is not modelled, or that Transformers does not train over.
     """
     said = stored_said(data, where)
-    return spec if said is None else with_left_whole(replace(spec, stored=said.stored), said.whole, f"{where}: {_KEY}")
+    return (
+        spec
+        if said is None
+        else with_left_whole(replace(spec, stored=said.stored), said.whole, f"{where}: {_KEY}")
+    )
 
 
 def stored_said(data: Mapping[str, Any], where: str) -> Said | None:
     """What the fields of a ``config.json`` say of packed matrices; ``None`` where they say nothing.
 
-    Checkpoints in mxfp4 are trained as they are without it: Transformers turns them to 16 bits while it loads them
-    (``Mxfp4Config(dequantize=True)``; transformers 5.23 quantizers/quantizer_mxfp4.py ``is_trainable``).
+    Checkpoints in mxfp4 are trained as they are without it: Transformers turns them to 16 bits while it loads
+    them (``Mxfp4Config(dequantize=True)``; transformers 5.23 quantizers/quantizer_mxfp4.py ``is_trainable``).
 
     Raises:
         InputFileError: a field that is missing or out of range.
@@ -87,7 +93,9 @@ def _kind(fields: ConfigFields) -> str:
 
 
 def _not_modelled(fields: ConfigFields, name: str) -> NotModelledError:
-    return NotModelledError(f"{fields.where}: {name} {show(fields.data.get(name))} is not modelled: {_WAY_OUT}")
+    return NotModelledError(
+        f"{fields.where}: {name} {show(fields.data.get(name))} is not modelled: {_WAY_OUT}"
+    )
 
 
 def _group(fields: ConfigFields) -> int:
@@ -106,14 +114,20 @@ def _group(fields: ConfigFields) -> int:
 
 def _refuse_packed_head(fields: ConfigFields, name: str, whole: tuple[str, ...]) -> None:
     if not any(each.rpartition(".")[2] in HEADS for each in whole):
-        raise NotModelledError(f"{fields.where}: {name} does not leave the head whole, which is not modelled: {_WAY_OUT}")
+        raise NotModelledError(
+            f"{fields.where}: {name} does not leave the head whole, which is not modelled: {_WAY_OUT}"
+        )
 
 
 def _gptq(fields: ConfigFields) -> Said:
     bits = fields.integer("bits")
     if bits not in (4, 8):
         raise _not_modelled(fields, "bits")
-    for name, known in (("checkpoint_format", ("gptq", "gptq_v2")), ("format", ("gptq", "gptq_v2")), ("lm_head", ("false",))):
+    for name, known in (
+        ("checkpoint_format", ("gptq", "gptq_v2")),
+        ("format", ("gptq", "gptq_v2")),
+        ("lm_head", ("false",)),
+    ):
         if fields.has(name) and str(fields.data[name]).lower() not in known:
             raise _not_modelled(fields, name)
     for name in ("dynamic", "modules_in_block_to_quantize"):
@@ -131,7 +145,10 @@ def _awq(fields: ConfigFields) -> Said:
             raise _not_modelled(fields, name)
     if str(fields.data.get("backend")).lower() == "llm-awq":
         raise _not_modelled(fields, "backend")
-    return Said(StoredWeights("awq-int4", Packing(_group(fields)), source=fields.where), fields.texts("modules_to_not_convert"))
+    return Said(
+        StoredWeights("awq-int4", Packing(_group(fields)), source=fields.where),
+        fields.texts("modules_to_not_convert"),
+    )
 
 
 def _aqlm(fields: ConfigFields) -> Said:
@@ -181,7 +198,7 @@ _READERS: Mapping[str, Callable[[ConfigFields], Said]] = {
     "bitsandbytes": _bitsandbytes,
 }
 
-# --- names ---------------------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 _END = r"(?=$|[-_.])"
 _EIGHT = re.compile(r"int8|8[-_]?bit|w8", re.IGNORECASE)
@@ -202,8 +219,9 @@ class NamedStorage:
 def stored_by_name(name: str) -> NamedStorage | None:
     """What ``name`` (without an owner) says, where it says method and bits; ``None`` where it says less.
 
-    AWQ means 4 bits, which is all that its trainable kernels have.  GPTQ must say its bits, AQLM its bits and code books.  The
-    group of a scale is 128 where the name says none, as in most published checkpoints: that is assumed, and said.
+    AWQ means 4 bits, which is all that its trainable kernels have.  GPTQ must say its bits, AQLM its bits and
+    code books.  The group of a scale is 128 where the name says none, as in most published checkpoints: that
+    is assumed, and said.
     """
     if (found := _AQLM.search(name)) is not None:
         return _aqlm_by_name(name, found)
@@ -222,7 +240,9 @@ def _by_groups(name: str, found: re.Match[str], quantization: Quantization) -> N
     if group is not None:
         base = name[: found.start()] + name[found.end() : group.start()] + name[group.end() :]
     packing = Packing(int(group[1]) if group else _ASSUMED_GROUP)
-    return NamedStorage(StoredWeights(quantization, packing, source=f"its name, {name[:80]}", assumed=assumed), base)
+    return NamedStorage(
+        StoredWeights(quantization, packing, source=f"its name, {name[:80]}", assumed=assumed), base
+    )
 
 
 def _aqlm_by_name(name: str, found: re.Match[str]) -> NamedStorage | None:

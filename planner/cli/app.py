@@ -1,4 +1,6 @@
-"""The commands of ``plan`` and their options.  Each command's work is in its own file, imported when it runs."""
+"""The commands of ``plan`` and their options.  Each command's work is in its own file,
+imported when it runs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS, VALIDATE_OPTIONS, Format, Json, with_prediction_options
+from planner.cli.flags import (
+    CHECK_OPTIONS,
+    SEARCH_OPTIONS,
+    VALIDATE_OPTIONS,
+    Format,
+    Json,
+    with_prediction_options,
+)
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
 from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
@@ -44,7 +53,8 @@ def _refuse_flags_before(ctx: typer.Context) -> None:
     if given:
         command = ctx.invoked_subcommand
         raise UsageError(
-            f"--{with_hyphens(given[0])} belongs to a prediction; put the flags of '{command}' after its name: plan {command} ..."
+            f"--{with_hyphens(given[0])} belongs to a prediction; put the flags of '{command}' after its "
+            f"name: plan {command} ..."
         )
 
 
@@ -52,10 +62,11 @@ app.callback(invoke_without_command=True)(with_prediction_options(_root))
 
 
 def _check(configs: list[str] | None, **said: Any) -> Outcome:
-    """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2, 6, 3, 5, 4, 0.
+    """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2,
+    6, 3, 5, 4, 0.
 
-    Reads our own TOML and files of LLaMA-Factory, Axolotl, open-instruct, torchtitan, torchtune, TRL, Transformers, DeepSpeed
-    and Accelerate; flags win.
+    Reads our own TOML and files of LLaMA-Factory, Axolotl, open-instruct, torchtitan, torchtune, TRL,
+    Transformers, DeepSpeed and Accelerate; flags win.
 
     Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """
@@ -69,15 +80,19 @@ def _check(configs: list[str] | None, **said: Any) -> Outcome:
     return check_configs(configs or (), said, CheckOptions(output_format, **own), run)
 
 
-app.command("check", short_help="Will the jobs of config files fit?")(with_scenario_options(_check, CHECK_OPTIONS))
+app.command("check", short_help="Will the jobs of config files fit?")(
+    with_scenario_options(_check, CHECK_OPTIONS)
+)
 
 
 def _search(**said: Any) -> Outcome:
-    """Find the best recipes under constraints: every flag is one, commas give choices, what is not given is varied.
+    """Find the best recipes under constraints: every flag is one, commas give choices,
+    what is not given is varied.
 
     Example: plan search --model 8b --gpu 4090 --seq 2048
 
-    Exit codes: 0 something fits, 3 nothing does, 4 only uncertain recipes, 5 only host RAM is short, 6 no verdict, 2 usage.
+    Exit codes: 0 something fits, 3 nothing does, 4 only uncertain recipes, 5 only host RAM is short,
+    6 no verdict, 2 usage.
     """
     from planner.api.searches import SearchOptions
     from planner.cli.search import search
@@ -88,13 +103,16 @@ def _search(**said: Any) -> Outcome:
     return search(said, SearchOptions(output_format=output_format, **own))
 
 
-app.command("search", short_help="Find the best recipes under constraints")(with_scenario_options(_search, SEARCH_OPTIONS))
+app.command("search", short_help="Find the best recipes under constraints")(
+    with_scenario_options(_search, SEARCH_OPTIONS)
+)
 
 
 @app.command("models", short_help="List the models of the catalog")
 def models_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as llama", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A part of a name, such as llama", show_default=False),
     ] = None,
     output_format: Format = None,
     as_json: Json = False,
@@ -108,12 +126,15 @@ def models_command(
 @app.command("gpus", short_help="List the GPUs of the catalog")
 def gpus_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A part of a name, such as 4090", show_default=False),
     ] = None,
     output_format: Format = None,
     as_json: Json = False,
 ) -> Outcome:
-    """List the GPUs of the catalog: memory that CUDA sees, dense rates; numbers without a source are marked."""
+    """List the GPUs of the catalog: memory that CUDA sees, dense rates;
+    numbers without a source are marked.
+    """
     from planner.cli.gpus import list_gpus
 
     return list_gpus(name, chosen_format(output_format, as_json))
@@ -136,26 +157,36 @@ def rules_command(output_format: Format = None, as_json: Json = False) -> Outcom
 
 
 def _validate(files: list[str], **said: Any) -> Outcome:
-    """Score predictions against records: memory, throughput, host RAM and verdicts, per source and overall."""
+    """Score predictions against records: memory, throughput, host RAM and verdicts,
+    per source and overall.
+    """
     from planner.cli.validate import ValidateOptions, validate_files
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     return validate_files(files, ValidateOptions(output_format=output_format, **said))
 
 
-app.command("validate", short_help="Score predictions against measured records")(with_options(_validate, VALIDATE_OPTIONS))
+app.command("validate", short_help="Score predictions against measured records")(
+    with_options(_validate, VALIDATE_OPTIONS)
+)
 
 
 @app.command("calibrate", short_help="Fit coefficients to measured records")
 def calibrate_command(
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False),
     ] = None,
-    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the calibration is written")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FOLDER", help="Where the calibration is written")
+    ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Calibrate one machine of your own, under this name")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Calibrate one machine of your own, under this name"),
     ] = None,
-    template: Annotated[bool, typer.Option("--template", help="Print an empty record file to fill in: > mine.csv")] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print an empty record file to fill in: > mine.csv")
+    ] = False,
 ) -> Outcome:
     """Fit coefficients to records: for everybody (--out), or one machine's own on top of that (--name)."""
     from planner.cli.calibrate import CalibrateOptions, calibrate_files
@@ -168,7 +199,9 @@ def schema_command(
     document: Annotated[
         str,
         typer.Argument(
-            metavar="DOCUMENT", help="prediction, check, error, record, search, trace or validate", show_default=False
+            metavar="DOCUMENT",
+            help="prediction, check, error, record, search, trace or validate",
+            show_default=False,
         ),
     ] = "prediction",
 ) -> Outcome:

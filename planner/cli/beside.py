@@ -1,4 +1,6 @@
-"""``plan ... --trace``: the prediction beside a trace, which runs as a process of its own and never sees the prediction."""
+"""``plan ... --trace``: the prediction beside a trace,
+which runs as a process of its own and never sees the prediction.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def run_trace(flags: Mapping[str, object], *, config: str | None, force: bool) -
 
 
 def _document(command: list[str]) -> TraceDocument:
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode != ExitCode.FITS:
         lines = done.stderr.strip().splitlines()
         reason = lines[-1].removeprefix("measure: ") if lines else f"exit code {done.returncode}"
@@ -63,7 +67,9 @@ def _document(command: list[str]) -> TraceDocument:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise PlannerError(f"what measure trace wrote is not the document that plan reads: {place}: {first['msg']}") from None
+        raise PlannerError(
+            f"what measure trace wrote is not the document that plan reads: {place}: {first['msg']}"
+        ) from None
 
 
 def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> Outcome:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """Where to write the calibration and under which name; a name makes it a machine's own, unless a folder is given.
+    """Where to write the calibration and under which name; a name makes it a machine's own,
+    unless a folder is given.
 
     ``template``: print an empty file of records instead.
     """
@@ -29,20 +30,28 @@ class CalibrateOptions:
 
 
 def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
-    """Fit and write a calibration, and say what was fitted, what it is worth, and which records were left out.
+    """Fit and write a calibration, and say what was fitted, what it is worth,
+    and which records were left out.
 
     Raises:
         UsageError: neither a folder nor a name, or no record can be used.
-        InputFileError: a record file or a line of it that cannot be read, or a folder that cannot be written to.
+        InputFileError: a record file or a line of it that cannot be read,
+        or a folder that cannot be written to.
     """
     if options.template:
         if files:
-            raise UsageError("--template prints an empty file: leave the file names out, or leave --template out")
+            raise UsageError(
+                "--template prints an empty file: leave the file names out, or leave --template out"
+            )
         return Outcome(_template())
     if not files:
-        raise UsageError("name the files of records; plan calibrate --template > mine.csv makes one to fill in")
+        raise UsageError(
+            "name the files of records; plan calibrate --template > mine.csv makes one to fill in"
+        )
     if options.name is None and options.out is None:
-        raise UsageError("say where the calibration goes: --out FOLDER, or --name NAME for a machine of your own")
+        raise UsageError(
+            "say where the calibration goes: --out FOLDER, or --name NAME for a machine of your own"
+        )
     one_thread_for_small_matrices()
     records = _records(files)
     if options.name is not None:
@@ -62,7 +71,9 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
 
 
 def _records(files: Sequence[str]) -> RecordSet:
-    """The records of ``files``; who calibrates wants every line in it, so all that cannot be read is told instead."""
+    """The records of ``files``; who calibrates wants every line in it,
+    so all that cannot be read is told instead.
+    """
     from planner.records import read_records
     from planner.records.reading import told_at_once
 
@@ -99,7 +110,9 @@ def _personal(records: RecordSet, name: str, out: str | None) -> Outcome:
     own = calibrate_machine(records.records, name, base, records.attachments)
     path = write_calibration(own.calibration, Path(out) if out else personal_dir())
     text = human_text(personal_sections(own, unread_lines(records.quarantined)))
-    return Outcome(f"{text}\nwritten to {path}; {_how_to_use(own.calibration, path if out else None)}\n", ExitCode.FITS)
+    return Outcome(
+        f"{text}\nwritten to {path}; {_how_to_use(own.calibration, path if out else None)}\n", ExitCode.FITS
+    )
 
 
 def _check_name(name: str) -> None:
@@ -115,7 +128,9 @@ def _check_name(name: str) -> None:
 
 
 def _how_to_use(own: Calibration, path: Path | None) -> str:
-    """When ``plan`` uses it: by itself where it would run, if it lies where calibrations of one's own do; else by its path."""
+    """When ``plan`` uses it: by itself where it would run,
+    if it lies where calibrations of one's own do; else by its path.
+    """
     if path is not None or own.environment is None:
         return f"use it with --calibration {path or own.name}"
     stacks, host = " or ".join(own.environment.stacks), own.environment.host

@@ -1,4 +1,6 @@
-"""``plan check CONFIG...``: will these jobs fit here?  What would make them fit, and the exit code of the worst."""
+"""``plan check CONFIG...``: will these jobs fit here?  What would make them fit,
+and the exit code of the worst.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MAX_CONFIGS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """What is asked beside how files are read: launch files, what may pass, where the changed file goes, commands, dry runs."""
+    """What is asked beside how files are read: launch files, what may pass,
+    where the changed file goes, commands, dry runs.
+    """
 
     accelerate: Sequence[str] = ()
     allow: str | None = None
@@ -31,7 +35,8 @@ class CheckRun:
 def check_configs(
     configs: Sequence[str], flags: Mapping[str, object], options: CheckOptions, run: CheckRun = CheckRun()
 ) -> Outcome:
-    """Answer each config with the same flags, which win over it; one that cannot be answered does not stop the others.
+    """Answer each config with the same flags, which win over it;
+    one that cannot be answered does not stop the others.
 
     Raises:
         UsageError: a flag that cannot be used.
@@ -64,13 +69,19 @@ def check_configs(
 
 def _command_jobs(options: CheckOptions, run: CheckRun) -> list[CheckJob]:
     files: list[str | None] = [file for file in run.accelerate if "=" not in file]
-    return [command_job(text, replace(options, accelerate=file)) for text in run.commands for file in files or [None]]
+    return [
+        command_job(text, replace(options, accelerate=file))
+        for text in run.commands
+        for file in files or [None]
+    ]
 
 
 def _checked(jobs: Sequence[CheckJob], said: ScenarioRequest, run: CheckRun) -> list[Checked]:
     if run.write is not None:
         if len(jobs) != 1:
-            raise UsageError(f"--write takes one config with one launch file at a time, but {len(jobs)} jobs are asked for")
+            raise UsageError(
+                f"--write takes one config with one launch file at a time, but {len(jobs)} jobs are asked for"
+            )
         return [check_and_write(jobs[0], said, run.write, run.allow)]
     advise = len(jobs) <= BRIEF_ABOVE
     return [check_job(job, said, advise=advise, allow=run.allow) for job in jobs]

@@ -1,4 +1,6 @@
-"""``plan check ... --trace``: beside each answer the dry run of the file by its own tool, in a process of its own."""
+"""``plan check ... --trace``: beside each answer the dry run of the file by its own tool,
+in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list
     """``checked`` with the dry run of each file.
 
     Raises:
-        UsageError: no card is named, other flags than the card say what the job is, or the measure extra is missing.
+        UsageError: no card is named, other flags than the card say what the job is,
+        or the measure extra is missing.
     """
     if find_spec(_MODULE) is None:
         raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
@@ -39,15 +42,28 @@ def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list
         raise UsageError("--trace runs the file on a card: name it with --gpu")
     if said:
         flag = next(iter(said)).replace("_", "-")
-        raise UsageError(f"--trace runs the file as it is, so --{flag} cannot be joined with it; write it into the file")
+        raise UsageError(
+            f"--trace runs the file as it is, so --{flag} cannot be joined with it; write it into the file"
+        )
     return [replace(each, traced=_traced(each.config, str(card))) for each in checked]
 
 
 def _traced(config: str, card: str) -> Traced:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"
-        command = [sys.executable, "-m", _MODULE, "trace", "--json", f"--check={config}", f"--gpu={card}", f"--events={path}"]
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False)
+        command = [
+            sys.executable,
+            "-m",
+            _MODULE,
+            "trace",
+            "--json",
+            f"--check={config}",
+            f"--gpu={card}",
+            f"--events={path}",
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+        )
         if done.returncode not in (ExitCode.FITS, ExitCode.GPU_MEMORY_SHORT):
             lines = done.stderr.strip().splitlines()
             reason = lines[-1].removeprefix("measure: ") if lines else f"exit code {done.returncode}"
@@ -56,7 +72,9 @@ def _traced(config: str, card: str) -> Traced:
         try:
             document = TraceDocument.model_validate_json(done.stdout)
         except ValidationError as error:
-            return Traced(ExitCode.INTERNAL_ERROR, f"what measure trace wrote is not read: {error.errors()[0]['msg']}")
+            return Traced(
+                ExitCode.INTERNAL_ERROR, f"what measure trace wrote is not read: {error.errors()[0]['msg']}"
+            )
         return _answer(document, done.returncode, path)
 
 
@@ -66,7 +84,9 @@ def _answer(document: TraceDocument, code: int, events: Path) -> Traced:
     if verdict == ExitCode.FITS and limit is not None:
         beside_context = replay(read_jsonl(events), limit_bytes=limit - _CONTEXT_BYTES)
         verdict = ExitCode.UNCERTAIN if beside_context.out_of_memory is not None else ExitCode.FITS
-    assumed = tuple(f"{each.get('name')} at {each.get('origin')}: {each.get('value')}" for each in document.assumptions)
+    assumed = tuple(
+        f"{each.get('name')} at {each.get('origin')}: {each.get('value')}" for each in document.assumptions
+    )
     return Traced(
         verdict,
         allocated_bytes=document.allocated_peak_bytes,

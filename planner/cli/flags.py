@@ -1,4 +1,6 @@
-"""Options that a `plan` command has beside those that say what the job is, which are in ``planner/intake/flags.py``."""
+"""Options that a `plan` command has beside those that say what the job is, which are in
+``planner/intake/flags.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from planner.intake.flags import Config, Force, OwnOptions, with_scenario_option
 
 __all__ = ["CHECK_OPTIONS", "SEARCH_OPTIONS", "VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
 
-Format = Annotated[str | None, typer.Option("--format", metavar="NAME", help="human, json or markdown", show_default=False)]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="human, json or markdown", show_default=False)
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json")]
 
@@ -20,7 +24,9 @@ _Calibration = Annotated[
     typer.Option(
         "--calibration",
         metavar="NAME",
-        help="Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default",
+        help=(
+            "Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default"
+        ),
         show_default=False,
     ),
 ]
@@ -31,18 +37,31 @@ _ANSWER_OPTIONS: OwnOptions = {
     "output_format": (Format, None),
     "as_json": (Json, False),
     "details": (
-        Annotated[bool, typer.Option("--details", help="Show all terms, phases, memory over the step, host RAM and time")],
+        Annotated[
+            bool,
+            typer.Option("--details", help="Show all terms, phases, memory over the step, host RAM and time"),
+        ],
         False,
     ),
     "explain": (
-        Annotated[bool, typer.Option("--explain", help="Details, and how each number is made, with its source")],
+        Annotated[
+            bool, typer.Option("--explain", help="Details, and how each number is made, with its source")
+        ],
         False,
     ),
     "force": (Force, False),
     "calibration": (_Calibration, None),
-    "trace": (Annotated[bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")], False),
+    "trace": (
+        Annotated[
+            bool, typer.Option("--trace", help="Show measure trace beside it, row by row (measure extra)")
+        ],
+        False,
+    ),
     "plot": (
-        Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw memory over the step as a PNG (plots extra)")],
+        Annotated[
+            str | None,
+            typer.Option("--plot", metavar="FILE", help="Draw memory over the step as a PNG (plots extra)"),
+        ],
         None,
     ),
     "version": (Annotated[bool, typer.Option("--version", help="Print the version and exit")], False),
@@ -66,7 +85,10 @@ CHECK_OPTIONS: OwnOptions = {
             typer.Option(
                 "--command",
                 metavar="TEXT",
-                help="A command that starts a script with Transformers' or TRL's arguments; it is read, never run",
+                help=(
+                    "A command that starts a script with Transformers' or TRL's arguments; it is "
+                    "read, never run"
+                ),
                 show_default=False,
             ),
         ],
@@ -79,8 +101,8 @@ CHECK_OPTIONS: OwnOptions = {
                 "--tool",
                 metavar="NAME",
                 help="What the files are for, where their keys do not say it: "
-                "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, torchtitan, torchtune, trl, transformers, "
-                "deepspeed or accelerate",
+                "plan, llama-factory, llama-factory-v1, axolotl, open-instruct, torchtitan, torchtune, "
+                "trl, transformers, deepspeed or accelerate",
                 show_default=False,
             ),
         ],
@@ -88,7 +110,10 @@ CHECK_OPTIONS: OwnOptions = {
     ),
     "deepspeed": (
         Annotated[
-            str | None, typer.Option("--deepspeed", metavar="FILE", help="DeepSpeed's JSON, instead of the one referred to")
+            str | None,
+            typer.Option(
+                "--deepspeed", metavar="FILE", help="DeepSpeed's JSON, instead of the one referred to"
+            ),
         ],
         None,
     ),
@@ -98,7 +123,10 @@ CHECK_OPTIONS: OwnOptions = {
             typer.Option(
                 "--accelerate",
                 metavar="FILE",
-                help="The config of accelerate launch; given again, each is answered; CONFIG=FILE is for that config alone",
+                help=(
+                    "The config of accelerate launch; given again, each is answered; CONFIG=FILE is "
+                    "for that config alone"
+                ),
                 show_default=False,
             ),
         ],
@@ -110,7 +138,8 @@ CHECK_OPTIONS: OwnOptions = {
             typer.Option(
                 "--write",
                 metavar="FILE",
-                help="Write the config with the first changes that make it fit and read it again; the exit code is then FILE's. "
+                help="Write the config with the first changes that make it fit and read it again; the exit "
+                "code is then FILE's. "
                 "Nothing is overwritten but the config itself, by its own name",
                 show_default=False,
             ),
@@ -123,14 +152,20 @@ CHECK_OPTIONS: OwnOptions = {
             typer.Option(
                 "--allow",
                 metavar="WORDS",
-                help="What counts as fitting in the exit code, too: uncertain, not-modelled, or both with a comma",
+                help=(
+                    "What counts as fitting in the exit code, too: uncertain, not-modelled, or both "
+                    "with a comma"
+                ),
                 show_default=False,
             ),
         ],
         None,
     ),
     "trace": (
-        Annotated[bool, typer.Option("--trace", help="Run the file by its own tool on a pretended card, too (measure)")],
+        Annotated[
+            bool,
+            typer.Option("--trace", help="Run the file by its own tool on a pretended card, too (measure)"),
+        ],
         False,
     ),
     "calibration": _ANSWER_OPTIONS["calibration"],
@@ -145,16 +180,30 @@ def _own(flag: str, metavar: str, text: str) -> Any:
 
 
 SEARCH_OPTIONS: OwnOptions = {
-    "global_batch": (_own("--global-batch", "N", "Samples per optimizer step on all GPUs, kept by accumulation"), None),
-    "solve": (_own("--solve", "batch|seq|gpus", "Find instead the largest batch or seq that fits, or the fewest gpus"), None),
+    "global_batch": (
+        _own("--global-batch", "N", "Samples per optimizer step on all GPUs, kept by accumulation"),
+        None,
+    ),
+    "solve": (
+        _own(
+            "--solve", "batch|seq|gpus", "Find instead the largest batch or seq that fits, or the fewest gpus"
+        ),
+        None,
+    ),
     "beyond_context": (
         Annotated[
             bool,
-            typer.Option("--beyond-context", help="With --solve seq: lengths above what the model was made for, up to 4,194,304"),
+            typer.Option(
+                "--beyond-context",
+                help="With --solve seq: lengths above what the model was made for, up to 4,194,304",
+            ),
         ],
         False,
     ),
-    "confidence": (_own("--confidence", "X", "Chance from which a recipe counts as fitting (0.95, as plan says fits)"), None),
+    "confidence": (
+        _own("--confidence", "X", "Chance from which a recipe counts as fitting (0.95, as plan says fits)"),
+        None,
+    ),
     "top": (_own("--top", "N", "Recipes to list for each way of training (3)"), None),
     "config": (Config, None),
     "calibration": (_Calibration, None),
@@ -165,24 +214,36 @@ SEARCH_OPTIONS: OwnOptions = {
 VALIDATE_OPTIONS: OwnOptions = {
     "files": (
         Annotated[
-            list[str], typer.Argument(metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False)
+            list[str],
+            typer.Argument(
+                metavar="FILE...", help="Record files (.csv, .jsonl) or patterns", show_default=False
+            ),
         ],
         ...,
     ),
     "rows": (Annotated[bool, typer.Option("--rows", help="List each row")], False),
     "explain": (
-        Annotated[str | None, typer.Option("--explain", metavar="ROW", help="Walk through one row instead, by its id")],
+        Annotated[
+            str | None,
+            typer.Option("--explain", metavar="ROW", help="Walk through one row instead, by its id"),
+        ],
         None,
     ),
     "history": (
-        Annotated[bool, typer.Option("--history", help="Terms from the allocator histories beside the records, too")],
+        Annotated[
+            bool, typer.Option("--history", help="Terms from the allocator histories beside the records, too")
+        ],
         False,
     ),
     "cv": (Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")], "none"),
     "calibration": (
         Annotated[
             str | None,
-            typer.Option("--calibration", metavar="NAME", help="A name, a .json file, or none; by default the one that ships"),
+            typer.Option(
+                "--calibration",
+                metavar="NAME",
+                help="A name, a .json file, or none; by default the one that ships",
+            ),
         ],
         None,
     ),

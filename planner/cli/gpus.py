@@ -24,10 +24,10 @@ _COLUMNS = (
     Column("W", "right"),
 )
 _NOTE = (
-    "? marks a number without a source, - one that is unknown or not in the hardware.  "
-    "GiB: what CUDA reports as total, in 2^30 bytes; ~ where it is assumed, (what is sold) on other devices.  "
-    "T/s: dense 10^12 FLOP/s with fp32 accumulation.  GB/s: memory bandwidth.  "
-    "A part of a name lists those cards alone: plan gpus 4090"
+    "? marks a number without a source, - one that is unknown or not in the hardware.  GiB: what CUDA "
+    "reports as total, in 2^30 bytes; ~ where it is assumed, (what is sold) on other devices.  T/s: dense "
+    "10^12 FLOP/s with fp32 accumulation.  GB/s: memory bandwidth.  A part of a name lists those cards "
+    "alone: plan gpus 4090"
 )
 _OTHERS = "Not CUDA devices: known names, no verdict"
 # Chips in the order in which they were sold; generations that are not here come last.
@@ -43,14 +43,19 @@ def list_gpus(name: str | None, output_format: str) -> Outcome:
     ids = gpu_ids() if name is None else _named(name)
     cards = [load_gpu(each) for each in ids]
     groups = [(title, list(group)) for title, group in groupby(sorted(cards, key=_order), _title)]
-    sections = [_names(title, group) if title == _OTHERS and name is None else _table(title, group) for title, group in groups]
+    sections = [
+        _names(title, group) if title == _OTHERS and name is None else _table(title, group)
+        for title, group in groups
+    ]
     entries = [{**asdict(card), "origins": dict(card.origins)} for card in cards]
     return listing("gpus", {"gpus": entries}, [*sections, Section("", (Note(_NOTE, "dim"),))], output_format)
 
 
 def _named(name: str) -> tuple[str, ...]:
     """Ids with a spelling that holds ``name``; where there is none, the one card that it stands for."""
-    found = tuple(each for each in gpu_ids() if any(fold_name(name) in spelling for spelling in gpu_spellings(each)))
+    found = tuple(
+        each for each in gpu_ids() if any(fold_name(name) in spelling for spelling in gpu_spellings(each))
+    )
     return found or (resolve_gpu_id(name),)
 
 
@@ -67,7 +72,9 @@ def _order(card: GpuSpec) -> tuple[bool, int, str, bool, float, str]:
 
 def _names(title: str, cards: list[GpuSpec]) -> Section:
     vendors = groupby(cards, lambda card: card.vendor)
-    return Section(title, tuple(Note(f"{vendor}: {', '.join(card.id for card in group)}") for vendor, group in vendors))
+    return Section(
+        title, tuple(Note(f"{vendor}: {', '.join(card.id for card in group)}") for vendor, group in vendors)
+    )
 
 
 def _table(title: str, cards: list[GpuSpec]) -> Section:

@@ -1,4 +1,6 @@
-"""``plan validate --history``: recorded allocator histories, replayed by ``measure replay`` in a process of its own."""
+"""``plan validate --history``: recorded allocator histories,
+replayed by ``measure replay`` in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ def score_histories(records: RecordSet, rows: tuple[RowScore, ...]) -> dict[str,
     Raises:
         UsageError: no record has a history, or the package that replays them is missing.
     """
-    found = {row.record.id: (row, name) for row in rows if (name := _history_name(records.attachments.get(row.record.id, {})))}
+    found = {
+        row.record.id: (row, name)
+        for row in rows
+        if (name := _history_name(records.attachments.get(row.record.id, {})))
+    }
     if not found:
-        raise UsageError("no record of these files has an allocator history: measure with measure run --history on a GPU")
+        raise UsageError(
+            "no record of these files has an allocator history: measure with measure run --history on a GPU"
+        )
     if find_spec(_MODULE) is None:
         raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
     return {record_id: _score(records, row, name) for record_id, (row, name) in found.items()}
@@ -51,11 +59,17 @@ def _score(records: RecordSet, row: RowScore, name: str) -> HistoryScore | str:
     if not path.is_file():
         return f"skipped: its history is not beside its record: {path} is missing"
     document = _replayed(path)
-    return document if isinstance(document, str) else score_history(row.record.id, document, row.prediction.memory)
+    return (
+        document
+        if isinstance(document, str)
+        else score_history(row.record.id, document, row.prediction.memory)
+    )
 
 
 def _lies_below(folder: Path, path: Path) -> bool:
-    """Whether ``path``, whose name comes from a file, points below ``folder``; not where no file can have that name."""
+    """Whether ``path``, whose name comes from a file, points below ``folder``;
+    not where no file can have that name.
+    """
     try:
         path.is_file()
         return path.resolve().is_relative_to(folder.resolve())
@@ -68,14 +82,28 @@ def _replayed(path: Path) -> ReplayDocument | str:
     command = [sys.executable, "-m", _MODULE, "replay", "--json", "--", str(path)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False, timeout=LONGEST_REPLAY_S
+            command,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=LONGEST_REPLAY_S,
         )
     except subprocess.TimeoutExpired:
-        return f"skipped: its replay took more than {LONGEST_REPLAY_S} s; without this limit: measure replay {path}"
+        return (
+            f"skipped: its replay took more than {LONGEST_REPLAY_S} s; without this limit: measure "
+            f"replay {path}"
+        )
     if done.returncode != ExitCode.FITS:
         lines = done.stderr.strip().splitlines()
-        return "skipped: " + (lines[-1].removeprefix("measure: ") if lines else f"measure replay ended with {done.returncode}")
+        return "skipped: " + (
+            lines[-1].removeprefix("measure: ") if lines else f"measure replay ended with {done.returncode}"
+        )
     try:
         return ReplayDocument.model_validate_json(done.stdout)
     except ValidationError as error:
-        return f"skipped: what measure replay wrote is not the document that plan reads: {error.errors()[0]['msg']}"
+        return (
+            "skipped: what measure replay wrote is not the document that plan reads: "
+            f"{error.errors()[0]['msg']}"
+        )

@@ -9,7 +9,9 @@ from planner.cli.outcome import Outcome, human_text, json_text
 from planner.report.render.layout import Column, Grid, Note, Row, Section
 
 
-def listing(kind: str, document: Mapping[str, Any], sections: Sequence[Section], output_format: str) -> Outcome:
+def listing(
+    kind: str, document: Mapping[str, Any], sections: Sequence[Section], output_format: str
+) -> Outcome:
     """``document`` as the JSON document ``planner/<kind>@1``, or ``sections`` for people."""
     if output_format == "json":
         return Outcome(json_text({"schema": f"planner/{kind}@1", **document}))

@@ -1,4 +1,6 @@
-"""Entry point: runs one command, writes its result, and turns every failure into one sentence and an exit code."""
+"""Entry point: runs one command, writes its result,
+and turns every failure into one sentence and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ _DEBUG_VARIABLE = "PLANNER_DEBUG"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``plan`` with ``argv`` (the process's own arguments when ``None``) and return the exit code.
 
-    Results go to standard output, all else to standard error; where JSON is asked for, a failure is a document on standard
-    output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
+    Results go to standard output, all else to standard error; where JSON is asked for, a failure is a
+    document on standard output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     prepare_streams()
@@ -55,7 +57,10 @@ def _told_of(error: Exception) -> _CommandError:
         return error
     if isinstance(error, PlannerError):
         return _CommandError(str(error), error.exit_code, getattr(error, "nearest", ()))
-    if isinstance(error, ModuleNotFoundError) and (error.name or "planner").partition(".")[0] not in ("planner", "measure"):
+    if isinstance(error, ModuleNotFoundError) and (error.name or "planner").partition(".")[0] not in (
+        "planner",
+        "measure",
+    ):
         # The package is on no index: who has it has the project's folder, or a wheel.
         need = "install the package with all that it needs: pip install . in the project's folder"
         return _CommandError(f"{error.name} is not installed; {need}", ExitCode.USAGE)
@@ -72,7 +77,8 @@ def _asks_for_json(arguments: Sequence[str]) -> bool:
 
 
 def _run(arguments: list[str]) -> int:
-    # Else pydantic searches every installed package for plugins of its own, which takes a tenth of a prediction.
+    # Else pydantic searches every installed package for plugins of its own,
+    # which takes a tenth of a prediction.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     import typer
 
@@ -90,7 +96,9 @@ def _run(arguments: list[str]) -> int:
             _refuse_values_of_switches(arguments)
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
             names = getattr(error, "possibilities", None) or ()
-            raise _CommandError(f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names) from None
+            raise _CommandError(
+                f"{_one_line(error)}; {command} --help lists the flags", ExitCode.USAGE, names
+            ) from None
         raise
     if isinstance(result, Outcome):
         sys.stdout.write(result.text)
@@ -100,7 +108,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _refuse_values_of_switches(arguments: list[str]) -> None:
-    """A switch takes no value; ``--gradient-checkpointing selective`` is understood all the same, and not modelled.
+    """A switch takes no value; ``--gradient-checkpointing selective`` is understood all the same,
+    and not modelled.
 
     Raises:
         UsageError: a value after a switch.
@@ -114,7 +123,9 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
         if flag.startswith("--") and field is not None and field.kind == "flag" and not value.startswith("-"):
             field.parse(value)
             opposite = field.flag.replace("--", "--no-", 1)
-            raise UsageError(f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is {opposite}")
+            raise UsageError(
+                f"{field.flag} takes no value, but '{show(value)}' follows it; its opposite is {opposite}"
+            )
 
 
 def _one_line(error: Exception) -> str:
@@ -141,7 +152,8 @@ def _unexpected(error: Exception) -> _CommandError:
         traceback.print_exception(error)
     kind = type(error).__name__
     return _CommandError(
-        f"internal error ({kind}: {str(error)[:200]}), please report it with the command line; {_DEBUG_VARIABLE}=1 shows where",
+        f"internal error ({kind}: {str(error)[:200]}), please report it with the command line; "
+        f"{_DEBUG_VARIABLE}=1 shows where",
         ExitCode.INTERNAL_ERROR,
     )
 

@@ -14,8 +14,9 @@ from planner.units import format_count
 
 _COLUMNS = (Column("id"), Column("Hub id"), Column("parameters", "right"), Column("count"))
 _NOTE = (
-    "count: how closely the count from shapes agrees with the published one.  published-exact: equal; published-bytes: equal "
-    "after named buffers; meta-device: equal to Transformers' own module; published-rounded: within rounding."
+    "count: how closely the count from shapes agrees with the published one.  published-exact: equal; "
+    "published-bytes: equal after named buffers; meta-device: equal to Transformers' own module; "
+    "published-rounded: within rounding."
 )
 
 
@@ -23,7 +24,8 @@ _SIZE_COLUMNS = (Column("size"), Column("model"), Column("reason"))
 
 
 def list_models(name: str | None, output_format: str) -> Outcome:
-    """All models, or those whose names hold ``name``: parameter counts, how these were checked, and what a bare size stands for.
+    """All models, or those whose names hold ``name``: parameter counts, how these were checked,
+    and what a bare size stands for.
 
     Raises:
         UnknownNameError: no model's name holds ``name``; says the nearest.
@@ -34,18 +36,25 @@ def list_models(name: str | None, output_format: str) -> Outcome:
     models = [(entry, spec_of(entry)) for entry in entries]
     rows = [(spec.id, spec.hub_id, format_count(spec.param_count), spec.params_origin) for _, spec in models]
     sizes = [
-        (size, each.model, each.reason) for size, each in model_sizes().items() if each.model in {spec.id for _, spec in models}
+        (size, each.model, each.reason)
+        for size, each in model_sizes().items()
+        if each.model in {spec.id for _, spec in models}
     ]
     document = {
         "models": [_document(entry, spec) for entry, spec in models],
         "sizes": [dict(zip(("size", "model", "reason"), each, strict=True)) for each in sizes],
     }
-    sections = (table("Models", _COLUMNS, rows, _NOTE), table("What a size alone stands for", _SIZE_COLUMNS, sizes))
+    sections = (
+        table("Models", _COLUMNS, rows, _NOTE),
+        table("What a size alone stands for", _SIZE_COLUMNS, sizes),
+    )
     return listing("models", document, sections, output_format)
 
 
 def _is_named(entry: ModelEntry, name: str) -> bool:
-    return any(fold_name(name) in fold_name(spelling) for spelling in (entry.id, entry.hub_id or "", *entry.aliases))
+    return any(
+        fold_name(name) in fold_name(spelling) for spelling in (entry.id, entry.hub_id or "", *entry.aliases)
+    )
 
 
 def _document(entry: ModelEntry, spec: ModelSpec) -> dict[str, Any]:

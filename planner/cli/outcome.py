@@ -44,5 +44,7 @@ def human_text(sections: Sequence[Section]) -> str:
 
 
 def json_text(value: Any) -> str:
-    """``value`` as indented JSON in ASCII, for terminals of any encoding; NaN and infinity are refused, as JSON has neither."""
+    """``value`` as indented JSON in ASCII, for terminals of any encoding; NaN and infinity are refused,
+    as JSON has neither.
+    """
     return json.dumps(value, indent=2, allow_nan=False) + "\n"

@@ -38,14 +38,18 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     if options.plot is not None:
         _check_plot(options.plot)
     timeline = options.plot is not None or (options.whole and options.output_format != "json")
-    how = How(options.calibration, options.force, options.explain, advise=not options.trace, timeline=timeline)
+    how = How(
+        options.calibration, options.force, options.explain, advise=not options.trace, timeline=timeline
+    )
     subject = answer_job(flags, options.config, how)
     if options.plot is not None:
         _draw(subject, options.plot)
     if options.trace:
         from planner.cli.beside import answer_beside, run_trace
 
-        return answer_beside(subject, run_trace(flags, config=options.config, force=options.force), options.output_format)
+        return answer_beside(
+            subject, run_trace(flags, config=options.config, force=options.force), options.output_format
+        )
     return _report(subject, options)
 
 
@@ -60,7 +64,9 @@ def _check_plot(path: str) -> None:
 
 def _draw(subject: Subject, path: str) -> None:
     if subject.timeline is None:
-        raise NotModelledError("memory over the step is that of PyTorch's CUDA allocator; this is not a CUDA device")
+        raise NotModelledError(
+            "memory over the step is that of PyTorch's CUDA allocator; this is not a CUDA device"
+        )
     from planner.allocator.picture import draw_timeline
 
     draw_timeline(path, picture_title(subject.scenario), subject.timeline)

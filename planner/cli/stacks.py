@@ -21,7 +21,14 @@ def list_stacks(output_format: str) -> Outcome:
     """All stacks with their main defaults; JSON has every switch with what settled it."""
     stacks = [load_stack(each) for each in stack_ids()]
     rows = [
-        (each.id, each.title, each.defaults.optimizer, each.defaults.precision, each.defaults.attention, each.defaults.loss)
+        (
+            each.id,
+            each.title,
+            each.defaults.optimizer,
+            each.defaults.precision,
+            each.defaults.attention,
+            each.defaults.loss,
+        )
         for each in stacks
     ]
     section = table(_TITLE, _COLUMNS, rows, "plan stacks --json has every switch.")

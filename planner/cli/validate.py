@@ -25,9 +25,11 @@ CV_MODES = ("none", "source")
 
 @dataclass(frozen=True, slots=True)
 class ValidateOptions:
-    """How to answer: cross-validation, each row as well, the format, and with which calibration (``None``: the one that ships).
+    """How to answer: cross-validation, each row as well, the format,
+    and with which calibration (``None``: the one that ships).
 
-    ``explain``: id of one row to walk through instead of scoring all.  ``history``: replay recorded histories too.
+    ``explain``: id of one row to walk through instead of scoring all.  ``history``:
+    replay recorded histories too.
     """
 
     cv: str = "none"
@@ -39,14 +41,17 @@ class ValidateOptions:
 
 
 def validate_files(files: Sequence[str], options: ValidateOptions) -> Outcome:
-    """Score what ``plan`` predicts against the records of ``files``; exit code 6 when no row at all is modelled.
+    """Score what ``plan`` predicts against the records of ``files``;
+    exit code 6 when no row at all is modelled.
 
     Raises:
         UnknownNameError: no such cross-validation.
         InputFileError: a file or a row that cannot be used, or a calibration of other formulas.
     """
     if options.cv not in CV_MODES:
-        raise UnknownNameError("cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}")
+        raise UnknownNameError(
+            "cross-validation", options.cv[:60], CV_MODES, hint=f"allowed: {', '.join(CV_MODES)}"
+        )
     if options.explain is not None and options.output_format == "json":
         raise UsageError("--explain ROW is a text for people: leave --json out, or say --format markdown")
     if options.explain is not None and options.history:
@@ -95,13 +100,19 @@ def _scores(scored: _Scored, options: ValidateOptions) -> Outcome:
     if options.output_format == "json":
         from planner.report.validation.document import validation_json
 
-        text = validation_json(validation, with_rows=options.rows, histories=histories, doubtful=scored.doubtful)
+        text = validation_json(
+            validation, with_rows=options.rows, histories=histories, doubtful=scored.doubtful
+        )
         return Outcome(text, code)
     from planner.report.validation.history import history_sections
     from planner.report.validation.sections import doubtful_section, validation_sections
 
     wrong = (doubtful_section(scored.doubtful),) if scored.doubtful else ()
-    sections = (*validation_sections(validation, with_rows=options.rows), *wrong, *history_sections(histories or {}))
+    sections = (
+        *validation_sections(validation, with_rows=options.rows),
+        *wrong,
+        *history_sections(histories or {}),
+    )
     return Outcome(_text(sections, options), code)
 
 
@@ -145,7 +156,9 @@ def _text(sections: Sequence[Section], options: ValidateOptions) -> str:
 
 
 def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, ...]:
-    """What the last calibration did to the row, where it was predicted with the one that ships and there was one before."""
+    """What the last calibration did to the row,
+    where it was predicted with the one that ships and there was one before.
+    """
     from planner.calibration.score.change import change_of
     from planner.catalog.location import data_dir
     from planner.domain.calibration import Calibration

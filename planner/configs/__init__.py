@@ -1,1 +1,3 @@
-"""Config files of other tools, read into the words of our own fields.  Nothing is looked up and nothing is guessed here."""
+"""Config files of other tools, read into the words of our own fields.
+Nothing is looked up and nothing is guessed here.
+"""

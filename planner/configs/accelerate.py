@@ -43,7 +43,8 @@ _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter what a configuration of Accelerate says; what a trainer has said before wins where both may say it.
+    """Enter what a configuration of Accelerate says;
+    what a trainer has said before wins where both may say it.
 
     Raises:
         UsageError: a value that cannot be used.
@@ -59,7 +60,9 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.remark(keys.where("dynamo_backend"), _COMPILED)
     dynamo = keys.part("dynamo_config")
     if dynamo is not None:
-        dynamo.skip(("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation"))
+        dynamo.skip(
+            ("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation")
+        )
         if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     _read_counts(keys, reading, kind)
@@ -67,7 +70,9 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_parallelism(keys)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
-        read_fsdp(fsdp or Keys(keys.path, {}), reading, Fsdp(_FSDP_VERSION, where=keys.where("distributed_type")))
+        read_fsdp(
+            fsdp or Keys(keys.path, {}), reading, Fsdp(_FSDP_VERSION, where=keys.where("distributed_type"))
+        )
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
     keys.skip(_HARMLESS)
@@ -82,7 +87,9 @@ def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
 
 
 def _read_counts(keys: Keys, reading: Reading, kind: str) -> None:
-    """Machines and processes; without a kind of distribution one process is started (commands/launch.py ``simple_launcher``)."""
+    """Machines and processes; without a kind of distribution one process is started (commands/launch.py
+    ``simple_launcher``).
+    """
     nodes = keys.count("num_machines") or 1
     if nodes > 1:
         reading.say("nodes", nodes, keys.where("num_machines"))
@@ -93,19 +100,26 @@ def _read_counts(keys: Keys, reading: Reading, kind: str) -> None:
         reading.say("gpus", 1, keys.where("distributed_type"))
         return
     if processes % nodes:
-        raise UsageError(f"{keys.where('num_processes')} is {processes}, which {nodes} machines cannot share alike")
+        raise UsageError(
+            f"{keys.where('num_processes')} is {processes}, which {nodes} machines cannot share alike"
+        )
     reading.say("gpus", processes // nodes, keys.where("num_processes"))
 
 
 def _read_precision(keys: Keys, reading: Reading) -> None:
-    """``mixed_precision``: a trainer's own bf16 or fp16 wins (Transformers 5.23 training_args.py:1614-1618)."""
+    """``mixed_precision``: a trainer's own bf16 or fp16 wins (Transformers 5.23
+    training_args.py:1614-1618).
+    """
     value = keys.get("mixed_precision")
     name = "no" if value in (None, False) else str(value).lower()
     before = reading.said.get("precision")
     if name == "no" or (before is not None and before.value == f"{name}-mixed"):
         return
     if before is not None:
-        reading.remark(keys.where("mixed_precision"), f"{show(name)} has no effect beside {before.value}: {before.origin}")
+        reading.remark(
+            keys.where("mixed_precision"),
+            f"{show(name)} has no effect beside {before.value}: {before.origin}",
+        )
         return
     if name not in ("bf16", "fp16"):
         raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16 and fp16 are")
@@ -116,15 +130,28 @@ def _read_parallelism(keys: Keys) -> None:
     part = keys.part("parallelism_config")
     if part is None:
         return
-    for name in [name for name in part.left_over_here() if name.endswith(("tp_size", "cp_size", "sp_size", "replicate_size"))]:
+    for name in [
+        name
+        for name in part.left_over_here()
+        if name.endswith(("tp_size", "cp_size", "sp_size", "replicate_size"))
+    ]:
         part.refuse_above_one({name: "a degree"})
     part.skip(part.left_over_here())
 
 
 def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     """DeepSpeed by a file of its own, else by the few keys that Accelerate has for it."""
-    keys.skip(("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model"))
-    keys.skip(("gradient_clipping", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names"))
+    keys.skip(
+        ("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model")
+    )
+    keys.skip(
+        (
+            "gradient_clipping",
+            "deepspeed_exclusion_filter",
+            "deepspeed_inclusion_filter",
+            "deepspeed_moe_layer_cls_names",
+        )
+    )
     if keys.has("deepspeed_config_file"):
         if beside.deepspeed is None:
             document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE, reading)
@@ -139,7 +166,10 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     say_zero(keys, "zero_stage", stage, reading)
     # Accelerate writes no key of buckets (utils/dataclasses.py:1303-1321), so those of DeepSpeed hold.
     read_zero_buckets(Keys(keys.path, {"stage": stage}), reading)
-    states, params = keys.text("offload_optimizer_device") or "none", keys.text("offload_param_device") or "none"
+    states, params = (
+        keys.text("offload_optimizer_device") or "none",
+        keys.text("offload_param_device") or "none",
+    )
     places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
     say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")
     if states != "none":
@@ -147,4 +177,6 @@ def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(("offload_optimizer_nvme_path", "offload_param_nvme_path"))
     steps = keys.get("gradient_accumulation_steps")
     if steps not in (None, "auto") and reading.value("grad_accum") is None:
-        reading.say("grad_accum", keys.count("gradient_accumulation_steps"), keys.where("gradient_accumulation_steps"))
+        reading.say(
+            "grad_accum", keys.count("gradient_accumulation_steps"), keys.where("gradient_accumulation_steps")
+        )

@@ -1,4 +1,6 @@
-"""Signs in a trainer's file: keys that tell the age of the software, and keys that say that nothing is trained."""
+"""Signs in a trainer's file: keys that tell the age of the software,
+and keys that say that nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def refuse_no_training(keys: Keys) -> None:
     train, predict = keys.flag("do_train"), keys.flag("do_predict")
     if train is False or (predict and not train):
         name = "do_predict" if train is None else "do_train"
-        raise keys.not_modelled(name, f"{show(keys.get(name))}: this file does not train; training is what is predicted")
+        raise keys.not_modelled(
+            name, f"{show(keys.get(name))}: this file does not train; training is what is predicted"
+        )
 
 
 def first_held(keys: Keys, names: Iterable[str]) -> str | None:

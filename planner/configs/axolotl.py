@@ -1,11 +1,19 @@
 """A training file of Axolotl (YAML).
 
-Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py, loaders/model.py and utils/config/__init__.py.
+Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py, loaders/model.py and
+utils/config/__init__.py.
 """
 
 from __future__ import annotations
 
-from planner.configs.axolotl_parts import is_llama, read_attention_keys, read_kbit_tables, read_loss, read_numerics, read_plugins
+from planner.configs.axolotl_parts import (
+    is_llama,
+    read_attention_keys,
+    read_kbit_tables,
+    read_loss,
+    read_numerics,
+    read_plugins,
+)
 from planner.configs.axolotl_vision import language_model_targets, read_images
 from planner.configs.checkpoints import read_checkpoint, read_gptq
 from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
@@ -48,8 +56,8 @@ _OLD_KEYS_2023 = (
     "is_falcon_derived_model",
     "is_qwen_derived_model",
 )
-# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few since 0.9.2, mostly
-# without a value, so that even an empty one tells the age.
+# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few
+# since 0.9.2, mostly without a value, so that even an empty one tells the age.
 _OLD_KEYS = (
     "local_rank",
     "s2_attention",
@@ -106,10 +114,14 @@ _UNMODELLED = {
     "shrink_embeddings": "a smaller vocabulary is not modelled",
     "deepcompile": "DeepCompile is not modelled",
     "fp32_norms": "norms in fp32 are not modelled in this stack",
-    "model_quantization_config": "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are",
+    "model_quantization_config": (
+        "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are"
+    ),
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "lisa_n_layers": "LISA is not modelled (states of layers that were trained stay, so memory grows with the steps)",
+    "lisa_n_layers": (
+        "LISA is not modelled (states of layers that were trained stay, so memory grows with the steps)"
+    ),
     "scaling_softmax": "a scaled softmax is not modelled",
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
@@ -120,11 +132,13 @@ _UNMODELLED = {
     "model_kwargs": "what is handed to the loader as it stands is not read",
     "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
 }
-# Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11 utils/models.py:294, 0.8.0:928).
+# Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11
+# utils/models.py:294, 0.8.0:928).
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
-# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py); in 4 bits with a scale for 128 elements in place of 256.
+# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
+# in 4 bits with a scale for 128 elements in place of 256.
 _TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
 _DEGREES = {
     "tensor_parallel_size": "a tensor-parallel degree",
@@ -202,7 +216,11 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
     if of_2023:
-        reading.default("attention", "eager", "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa")
+        reading.default(
+            "attention",
+            "eager",
+            "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa",
+        )
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
@@ -231,21 +249,29 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
         read_precomputed(keys, reading, adapters=keys.has("adapter"))
     if keys.get("model_type") in _OWN_CLASSES:
-        raise keys.not_modelled("model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled")
+        raise keys.not_modelled(
+            "model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled"
+        )
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
 
 
 def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
-    """Enter that a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights, where it does.
+    """Enter that a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights,
+    where it does.
 
-    They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross entropy and FSDP only
-    (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290).  DeepSpeed's engine casts them as well.
-    Until 2024-01 FlashAttention cast those of Llama models only (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8
-    xFormers cast none: it does as a value of attn_implementation (0.19.0 utils/schemas/enums.py:168).
+    They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross
+    entropy and FSDP only (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290).
+    DeepSpeed's engine casts them as well.  Until 2024-01 FlashAttention cast those of Llama models only
+    (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8 xFormers cast none: it does as a value of
+    attn_implementation (0.19.0 utils/schemas/enums.py:168).
     """
     flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
-    cast = reading.value("method") != "full" or reading.sharding.divides_optimizer or (flash and (not of_2023 or is_llama(keys)))
+    cast = (
+        reading.value("method") != "full"
+        or reading.sharding.divides_optimizer
+        or (flash and (not of_2023 or is_llama(keys)))
+    )
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
     others = ("flash_attention", "xformers_attention", "sdp_attention", "eager_attention")
@@ -254,7 +280,9 @@ def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -
 
 
 def _read_model_config(keys: Keys, reading: Reading) -> None:
-    """Values put in the place of those of config.json, by either name (utils/schemas/deprecated.py RemappedParameters)."""
+    """Values put in the place of those of config.json,
+    by either name (utils/schemas/deprecated.py RemappedParameters).
+    """
     for name in ("model_config", "overrides_of_model_config"):
         part = keys.part(name)
         if part is None:
@@ -262,7 +290,8 @@ def _read_model_config(keys: Keys, reading: Reading) -> None:
         part.skip(_MODEL_CONFIG_HARMLESS)
         if changed := part.left_over_here():
             raise part.not_modelled(
-                show(changed[0]), "a model that differs from its published config.json is not read from a file"
+                show(changed[0]),
+                "a model that differs from its published config.json is not read from a file",
             )
         reading.remark(keys.where(name), "the model is counted as published")
 
@@ -272,7 +301,10 @@ def _read_total(keys: Keys, reading: Reading) -> None:
     total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or _MICRO_BATCH
     if total is not None and reading.value("grad_accum") is None:
         reading.say(
-            "grad_accum", max(total // micro, 1), keys.where("batch_size"), f"batch_size {total} / micro_batch_size {micro}"
+            "grad_accum",
+            max(total // micro, 1),
+            keys.where("batch_size"),
+            f"batch_size {total} / micro_batch_size {micro}",
         )
     reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
 
@@ -285,12 +317,18 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     if not adapter:
         if four or eight:
             where = keys.where("load_in_4bit" if four else "load_in_8bit")
-            raise UsageError(f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora")
-        reading.default("method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters")
+            raise UsageError(
+                f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora"
+            )
+        reading.default(
+            "method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters"
+        )
         keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
         return
     if (adapter == "qlora") != bool(four):
-        raise UsageError(f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that")
+        raise UsageError(
+            f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that"
+        )
     reading.say("method", "lora", keys.where("adapter"))
     if four:
         place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
@@ -312,7 +350,9 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
 
 
 def _read_relora(keys: Keys, reading: Reading) -> None:
-    """``relora_steps``, later ``relora``; counted as merged on the card where ``relora_cpu_offload`` has it done in host RAM."""
+    """``relora_steps``, later ``relora``;
+    counted as merged on the card where ``relora_cpu_offload`` has it done in host RAM.
+    """
     for name in ("relora", "relora_steps"):
         if keys.get(name):
             reading.say("relora", True, keys.where(name))
@@ -324,7 +364,9 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
     if isinstance(said, str) and (names := language_model_targets(said)):
         where = keys.where("lora_target_modules")
         reading.say("lora_targets", names, where)
-        reading.say("freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone")
+        reading.say(
+            "freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone"
+        )
         return
     targets = keys.targets("lora_target_modules")
     parameters = keys.parameter_targets("lora_target_parameters")
@@ -338,9 +380,11 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
 
 
 def _read_old_packing(keys: Keys, reading: Reading) -> None:
-    """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``; 0.4.1 and later end at it.
+    """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``;
+    0.4.1 and later end at it.
 
-    Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03) utils/config/models/input/v0_4_1.
+    Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03)
+    utils/config/models/input/v0_4_1.
 
     Raises:
         NotModelledError: a smaller length than that of samples.
@@ -350,7 +394,9 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
         return
     where = keys.where("max_packed_sequence_len")
     if length is None or packed < length:
-        raise keys.not_modelled("max_packed_sequence_len", "packing to another length than sequence_len is not modelled")
+        raise keys.not_modelled(
+            "max_packed_sequence_len", "packing to another length than sequence_len is not modelled"
+        )
     reading.say("padding", "packed", where)
     reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
 
@@ -367,7 +413,8 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
     elif pads:
         reading.remark(
-            keys.where("pad_to_sequence_len"), "has no effect here: trainers of preferences pad to the longest of the batch"
+            keys.where("pad_to_sequence_len"),
+            "has no effect here: trainers of preferences pad to the longest of the batch",
         )
     if keys.text("excess_length_strategy") == "truncate":
         reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
@@ -376,7 +423,9 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
 def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     value = keys.get("gradient_checkpointing")
     if isinstance(value, str) and value.lower() not in ("true", "false"):
-        raise keys.not_modelled("gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled")
+        raise keys.not_modelled(
+            "gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled"
+        )
     on = keys.flag("gradient_checkpointing")
     if on is not None:
         reading.say("gradient_checkpointing", on, keys.where("gradient_checkpointing"))
@@ -395,9 +444,14 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
         plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") != OLD_STACK
         if on and details is None and keys.get("rl"):
             newer = reading.value("stack") is None
-            reading.default("checkpoint_reentrant", not newer, f"{place}: that of Transformers where rl is set")
+            reading.default(
+                "checkpoint_reentrant", not newer, f"{place}: that of Transformers where rl is set"
+            )
         elif on and details is None:
-            unsaid = "transformers 5.23.0 modeling_utils.py:3148, which axolotl 0.19.0 leaves alone beside unfrozen_parameters"
+            unsaid = (
+                "transformers 5.23.0 modeling_utils.py:3148, which axolotl 0.19.0 leaves alone beside "
+                "unfrozen_parameters"
+            )
             reading.default("checkpoint_reentrant", not plain, unsaid if plain else place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
@@ -431,7 +485,9 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 def _read_fsdp_checkpointing(reading: Reading) -> None:
-    """FSDP's own checkpointing is never reentrant (accelerate 1.15.0 accelerator.py:1973-1983, utils/fsdp_utils.py:713-722)."""
+    """FSDP's own checkpointing is never reentrant (accelerate 1.15.0 accelerator.py:1973-1983,
+    utils/fsdp_utils.py:713-722).
+    """
     said = reading.said.get("gradient_checkpointing")
     if said is not None and said.origin.endswith("activation_checkpointing"):
         reading.said.pop("checkpoint_reentrant", None)

@@ -1,6 +1,7 @@
 """What a file of Axolotl says about images.
 
-Keys: axolotl 0.19.0 utils/schemas/multimodal.py, loaders/processor.py; examples/{qwen2-vl,llava,llama-3-vision}/*.yaml.
+Keys: axolotl 0.19.0 utils/schemas/multimodal.py, loaders/processor.py;
+examples/{qwen2-vl,llava,llama-3-vision}/*.yaml.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def read_images(keys: Keys, reading: Reading) -> None:
 
 
 def language_model_targets(pattern: str) -> tuple[str, ...]:
-    """Names that a pattern like that of the examples reaches, which are of the language model alone; none of another pattern."""
+    """Names that a pattern like that of the examples reaches, which are of the language model alone;
+    none of another pattern.
+    """
     match = _LANGUAGE_MODEL.fullmatch(pattern)
     return tuple(f"{name}_proj" for name in match["names"].split("|") if name) if match else ()

@@ -17,11 +17,12 @@ _FIELDS = ("quantization", "double_quant", "quant_storage")
 
 
 def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
-    """Enter the model that a key names, and how it is stored where its name says that it is quantised already.
+    """Enter the model that a key names,
+    and how it is stored where its name says that it is quantised already.
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
-    quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names another shape.
-    To be called when the quantisation that the file asks for is known.
+    quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
+    another shape.  To be called when the quantisation that the file asks for is known.
 
     Raises:
         InputFileError: not text.
@@ -36,7 +37,9 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
         return
     kind = _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])
     if kind is None or (kind == "nf4" and _EIGHT.search(model)):
-        raise keys.not_modelled(name, f"{show(model)} is quantised already ({found[1]}), which is not modelled")
+        raise keys.not_modelled(
+            name, f"{show(model)} is quantised already ({found[1]}), which is not modelled"
+        )
     if kind == "nf4" and reading.value("quantization") == "nf4":
         return
     _ask(reading, f"{keys.where(name)}: {show(model)} is quantised already: say --quantization {kind}")
@@ -61,10 +64,18 @@ def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
 def read_gptq(keys: Keys, reading: Reading) -> None:
     """Axolotl's ``gptq``: the base is one of GPTQ; its bits are asked for where its name does not say them.
 
-    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config, which takes the ``quantization_config`` of the model.
+    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config,
+    which takes the ``quantization_config`` of the model.
     """
-    if keys.flag("gptq") and reading.value("quantization") not in GPTQ and "quantization" not in reading.needs:
-        _ask(reading, f"{keys.where('gptq')}: the base is quantised by GPTQ: say --quantization {_SAYABLE['gptq']}")
+    if (
+        keys.flag("gptq")
+        and reading.value("quantization") not in GPTQ
+        and "quantization" not in reading.needs
+    ):
+        _ask(
+            reading,
+            f"{keys.where('gptq')}: the base is quantised by GPTQ: say --quantization {_SAYABLE['gptq']}",
+        )
 
 
 def _ask(reading: Reading, sentence: str) -> None:

@@ -1,7 +1,8 @@
-"""A command line that starts a script with Transformers' or TRL's arguments, as the two files that would say the same.
+"""A command line that starts a script with Transformers' or TRL's arguments,
+as the two files that would say the same.
 
-Sources: accelerate 1.15.0 commands/launch.py; torch 2.13.0 distributed/run.py; deepspeed 0.19.8 launcher/runner.py; transformers
-5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py.
+Sources: accelerate 1.15.0 commands/launch.py; torch 2.13.0 distributed/run.py; deepspeed 0.19.8
+launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py.
 """
 
 from __future__ import annotations
@@ -27,20 +28,28 @@ _DATA_SUFFIXES = (".yaml", ".yml", ".json")
 # Switches, which take no value; every other option of a launcher takes one.
 ACCELERATE_SWITCHES = _names(
     """
-    cpu multi_gpu tpu ipex use_xpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config debug m module no_python quiet q
-    same_network downcast_bf16 dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation enable_cpu_affinity
-    tpu_use_cluster no_tpu_cluster tpu_cluster tpu_use_sudo h help
+    cpu multi_gpu tpu ipex use_xpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config debug m
+    module no_python quiet q same_network downcast_bf16 dynamo_use_fullgraph dynamo_use_dynamic
+    dynamo_use_regional_compilation enable_cpu_affinity tpu_use_cluster no_tpu_cluster tpu_cluster
+    tpu_use_sudo h help
     """
 )
 TORCHRUN_SWITCHES = _names("standalone m module no_python run_path virtual_local_rank")
 DEEPSPEED_SWITCHES = _names(
-    "no_python no_local_rank no_ssh no_ssh_check force_multi save_pid module bind_cores_to_cpu elastic_training"
+    "no_python no_local_rank no_ssh no_ssh_check force_multi save_pid module bind_cores_to_cpu "
+    "elastic_training"
 )
 _PYTHON_SWITCHES = _names("u m O OO B I E s S")
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
 # Arguments of TrainingArguments, by which a plain ``python SCRIPT`` is told from other work of a script.
 _TRAINS = frozenset(
-    {"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate"}
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "max_steps",
+        "learning_rate",
+    }
 )
 # What a script's name says where its arguments may not.
 _OTHERS = {
@@ -62,7 +71,8 @@ _KEPT_NO = frozenset({"no_cuda"})
 
 @dataclass(slots=True)
 class Started:
-    """One command: the script, its arguments, and how it is launched, as a configuration of Accelerate says it.
+    """One command: the script, its arguments, and how it is launched,
+    as a configuration of Accelerate says it.
 
     ``words``: as they were written.  ``tool``: where the command itself says it.
     """
@@ -88,11 +98,18 @@ def started(path: Path, text: str) -> Started:
         NotModelledError: a training that no formula covers.
     """
     if len(text) > _MOST_CHARACTERS:
-        raise InputFileError(path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script")
+        raise InputFileError(
+            path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
+        )
     found = [words for words in commands(path, text) if _starts_training(words)]
     if len(found) != 1:
-        what = f"{len(found)} commands that start a training" if found else "no command that starts a training"
-        ways = "accelerate launch, torchrun, deepspeed, python and trl sft with arguments of Transformers are known"
+        what = (
+            f"{len(found)} commands that start a training" if found else "no command that starts a training"
+        )
+        ways = (
+            "accelerate launch, torchrun, deepspeed, python and trl sft with arguments of "
+            "Transformers are known"
+        )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words = found[0]
     job = _LAUNCHERS[_launcher(words)](path, words)
@@ -125,7 +142,9 @@ def _starts_training(words: Sequence[str]) -> bool:
     kind = _launcher(words)
     if kind == "own":
         return "train" in words or "run" in words
-    return bool(kind) and (kind != "python" or any(_name(word) in _TRAINS for word in words if word.startswith("--")))
+    return bool(kind) and (
+        kind != "python" or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+    )
 
 
 def _name(word: str) -> str:
@@ -183,7 +202,13 @@ def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}
     chosen = next((kind for name, kind in kinds.items() if options.pop(name, False)), None)
     for name in list(options):
-        part = "fsdp_config" if name.startswith("fsdp_") else "deepspeed_config" if name in _DEEPSPEED_OPTIONS else None
+        part = (
+            "fsdp_config"
+            if name.startswith("fsdp_")
+            else "deepspeed_config"
+            if name in _DEEPSPEED_OPTIONS
+            else None
+        )
         value = _scalar(options.pop(name))
         if part is None:
             table["use_cpu" if name == "cpu" else name] = value
@@ -196,9 +221,10 @@ def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 _DEEPSPEED_OPTIONS = _names(
     """
-    zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path
-    gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_config_file deepspeed_hostfile
-    deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names
+    zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
+    offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag
+    zero3_save_16bit_model deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter
+    deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names
     """
 )
 
@@ -216,8 +242,12 @@ def _deepspeed(path: Path, words: list[str]) -> Started:
     per_node = options.get("num_gpus")
     if per_node is None and "include" in options:
         hosts = str(options["include"]).split("@")
-        per_node = str(len(hosts[0].partition(":")[2].split(","))) if len(hosts) == 1 and ":" in hosts[0] else None
-    return Started(words, rest[0], _arguments(path, rest[1:]), _processes(per_node, options.get("num_nodes", "1")))
+        per_node = (
+            str(len(hosts[0].partition(":")[2].split(","))) if len(hosts) == 1 and ":" in hosts[0] else None
+        )
+    return Started(
+        words, rest[0], _arguments(path, rest[1:]), _processes(per_node, options.get("num_nodes", "1"))
+    )
 
 
 def _python(path: Path, words: list[str]) -> Started:
@@ -274,7 +304,13 @@ def _arguments(path: Path, words: Sequence[str]) -> dict[str, Any]:
         elif not values and name.startswith(_FALSE) and name not in _KEPT_NO:
             found[name.removeprefix(_FALSE)] = False
         else:
-            found[name] = True if not values else _scalar(values[0]) if len(values) == 1 else [_scalar(each) for each in values]
+            found[name] = (
+                True
+                if not values
+                else _scalar(values[0])
+                if len(values) == 1
+                else [_scalar(each) for each in values]
+            )
     return base | found
 
 

@@ -1,7 +1,7 @@
 """A DeepSpeed configuration (JSON), handed to a trainer, referred to by another file, or alone.
 
-Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and runtime/constants.py; what ``auto`` stands for: Transformers 5.23
-integrations/deepspeed.py ``trainer_config_process``.
+Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and runtime/constants.py; what ``auto`` stands for:
+Transformers 5.23 integrations/deepspeed.py ``trainer_config_process``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ _ENGINE_UNMODELLED = {
 def read_deepspeed(keys: Keys, reading: Reading) -> None:
     """Enter what a DeepSpeed configuration says.
 
-    What a trainer has said before must agree, as Transformers and Accelerate check it; ``auto`` is what they said.
+    What a trainer has said before must agree, as Transformers and Accelerate check it;
+    ``auto`` is what they said.
 
     Raises:
         UsageError: a value that cannot be used, or that contradicts the trainer's.
@@ -114,11 +115,16 @@ def _read_degrees(keys: Keys) -> None:
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
     parallel = keys.part("tensor_parallel")
     if parallel is not None:
-        parallel.refuse_above_one({"autotp_size": "a tensor-parallel degree", "tp_size": "a tensor-parallel degree"})
+        parallel.refuse_above_one(
+            {"autotp_size": "a tensor-parallel degree", "tp_size": "a tensor-parallel degree"}
+        )
 
 
 def _read_sizes(keys: Keys, reading: Reading) -> None:
-    for name, target in (("train_micro_batch_size_per_gpu", "batch"), ("gradient_accumulation_steps", "grad_accum")):
+    for name, target in (
+        ("train_micro_batch_size_per_gpu", "batch"),
+        ("gradient_accumulation_steps", "grad_accum"),
+    ):
         if keys.get(name) not in (None, AUTO):
             _agree(keys, reading, name, target, keys.count(name))
     if keys.get("train_batch_size") not in (None, AUTO):
@@ -130,7 +136,8 @@ def _agree(keys: Keys, reading: Reading, name: str, target: str, value: object) 
     before = reading.said.get(target)
     if before is not None and before.value != value:
         raise UsageError(
-            f"{keys.where(name)} is {show(value)}, but {before.origin} is {show(before.value)}: the libraries refuse that; "
+            f"{keys.where(name)} is {show(value)}, but {before.origin} is {show(before.value)}: the "
+            "libraries refuse that; "
             'write "auto" in the DeepSpeed file'
         )
     reading.say(target, value, keys.where(name))
@@ -142,7 +149,14 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
         if part is None:
             continue
         part.skip(
-            ("loss_scale", "loss_scale_window", "hysteresis", "consecutive_hysteresis", "min_loss_scale", "initial_scale_power")
+            (
+                "loss_scale",
+                "loss_scale_window",
+                "hysteresis",
+                "consecutive_hysteresis",
+                "min_loss_scale",
+                "initial_scale_power",
+            )
         )
         part.skip(("auto_cast", "check_overflow", "immediate_grad_update"))
         part.refuse_switched_on(_ENGINE_UNMODELLED)
@@ -152,14 +166,19 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
         if part.flag("enabled"):
             if "precision" in reading.needs and reading.value("precision") is None:
                 other = f"{reading.path} has neither bf16 nor fp16 on"
-                raise UsageError(f'{part.where("enabled")} is true, but {other}: Transformers refuses that; write "auto" here')
+                raise UsageError(
+                    f"{part.where('enabled')} is true, but {other}: Transformers refuses that; "
+                    'write "auto" here'
+                )
             _agree(part, reading, "enabled", "precision", precision)
         elif reading.value("precision") == precision:
             _agree(part, reading, "enabled", "precision", "off")
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused, else DeepSpeed's on the CPU."""
+    """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused,
+    else DeepSpeed's on the CPU.
+    """
     offloaded = str(reading.value("offload") or "none").startswith("optimizer")
     forced = keys.flag("zero_force_ds_cpu_optimizer") is not False
     part = keys.part("optimizer")
@@ -170,21 +189,31 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     kind = part.text("type") or ""
     part.skip(("params", "legacy_fusion"))
     if kind.lower() not in ("adam", "adamw"):
-        raise part.not_modelled("type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are")
+        raise part.not_modelled(
+            "type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are"
+        )
     reading.said.pop("optimizer", None)
-    note = "DeepSpeed's own Adam, on the CPU" if offloaded else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
+    note = (
+        "DeepSpeed's own Adam, on the CPU"
+        if offloaded
+        else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
+    )
     reading.say("optimizer", "adamw_torch" if offloaded else "adamw_torch_fused", part.where("type"), note)
 
 
 def swap_for_cpu_adam(reading: Reading, origin: str) -> None:
-    """Enter that Accelerate puts DeepSpeedCPUAdam in the place of any optimizer whose states DeepSpeed offloads.
+    """Enter that Accelerate puts DeepSpeedCPUAdam in the place of any optimizer whose states DeepSpeed
+    offloads.
 
-    Source: accelerate 1.15.0 accelerator.py:2374-2384 and utils/deepspeed.py:29-94: Lion of 32 bits becomes DeepSpeedCPULion, all
-    others Adam, unless ``zero_force_ds_cpu_optimizer`` is false.
+    Source: accelerate 1.15.0 accelerator.py:2374-2384 and utils/deepspeed.py:29-94: Lion of 32 bits becomes
+    DeepSpeedCPULion, all others Adam, unless ``zero_force_ds_cpu_optimizer`` is false.
     """
     before = reading.said.get("optimizer")
     if before is None or before.value in ("adamw_torch", "adamw_torch_fused", "lion"):
         return
     del reading.said["optimizer"]
     reading.say("optimizer", "adamw_torch", origin, "DeepSpeedCPUAdam, which Accelerate swaps in")
-    reading.remark(before.origin, f"{show(before.value)} is swapped for DeepSpeedCPUAdam, because DeepSpeed offloads its states")
+    reading.remark(
+        before.origin,
+        f"{show(before.value)} is swapped for DeepSpeedCPUAdam, because DeepSpeed offloads its states",
+    )

@@ -19,7 +19,8 @@ MAX_DOCUMENT_BYTES = MIB // 4
 class Document:
     """What a file holds: one table with text as keys.
 
-    ``twice``: keys of a YAML file that are given again, with the line of the last, whose value is in the table.
+    ``twice``: keys of a YAML file that are given again, with the line of the last,
+    whose value is in the table.
     """
 
     path: Path
@@ -28,11 +29,12 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The table of a YAML, JSON or TOML file, by its suffix; what has none is YAML, of which JSON is nearly a part.
+    """The table of a YAML, JSON or TOML file, by its suffix; what has none is YAML,
+    of which JSON is nearly a part.
 
     Raises:
-        InputFileError: unreadable, too large, not YAML, JSON or TOML, empty, not a table, with aliases; JSON with a key given
-            twice, which DeepSpeed refuses too.
+        InputFileError: unreadable, too large, not YAML, JSON or TOML, empty, not a table, with aliases; JSON
+            with a key given twice, which DeepSpeed refuses too.
     """
     text = read_text(path, MAX_DOCUMENT_BYTES)
     twice: dict[str, int] = {}
@@ -59,4 +61,6 @@ def _kind(value: object) -> str:
     if isinstance(value, bool):
         return "true or false"
     kinds = ((str, "text"), (int | float, "a number"), (list, "a list"))
-    return next((name for kind, name in kinds if isinstance(value, kind)), f"a value of type {type(value).__name__}")
+    return next(
+        (name for kind, name in kinds if isinstance(value, kind)), f"a value of type {type(value).__name__}"
+    )

@@ -1,4 +1,5 @@
-"""TrainingArguments of Transformers by themselves (YAML or JSON), with the model where a script's arguments name it.
+"""TrainingArguments of Transformers by themselves (YAML or JSON),
+with the model where a script's arguments name it.
 
 What trains, and in which dtype it is loaded, is the script's, so the file leaves it open.
 """
@@ -29,7 +30,12 @@ _NEEDS = {
     "seq": "the length is the script's: say --seq",
 }
 # Names that scripts commonly have: those of Transformers' examples, and of FastChat and its relatives.
-_TABLE = {"model_name_or_path": "model", "block_size": "seq", "max_seq_length": "seq", "model_max_length": "seq"}
+_TABLE = {
+    "model_name_or_path": "model",
+    "block_size": "seq",
+    "max_seq_length": "seq",
+    "model_max_length": "seq",
+}
 # What a script of one's own may read beside TrainingArguments: its meaning is the script's.
 _UNMODELLED = {
     name: f"what the script does with {name} is not known: say the job by flags"

@@ -15,14 +15,17 @@ from planner.errors import InputFileError, NotModelledError, show
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
 _OFF = (None, False, 0, "", "none", "None", "no", "false")
-# Words of keys that may change memory: what is trained and in which dtype, where it lies, what the step keeps, how long it is.
+# Words of keys that may change memory: what is trained and in which dtype, where it lies,
+# what the step keeps, how long it is.
 _MATTERS = re.compile(
     "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
     "|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
     "|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
 )
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
-_PLACEHOLDER = re.compile(r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>")
+_PLACEHOLDER = re.compile(
+    r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
+)
 
 
 class Keys:
@@ -60,7 +63,8 @@ class Keys:
         value = self._table.get(name)
         if isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
             raise InputFileError(
-                self.path, f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first"
+                self.path,
+                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first",
             )
         return value
 
@@ -71,7 +75,9 @@ class Keys:
     def rename(self, names: Mapping[str, str]) -> None:
         """Let keys be asked for by other names (as written -> asked for); places keep the written ones."""
         self._written = {
-            asked: written for written, asked in names.items() if written in self._table and asked not in self._table
+            asked: written
+            for written, asked in names.items()
+            if written in self._table and asked not in self._table
         }
         asked = {written: name for name, written in self._written.items()}
         self._table = {asked.get(name, name): value for name, value in self._table.items()}
@@ -107,7 +113,9 @@ class Keys:
             InputFileError: something else.
         """
         value = self.get(name)
-        number = int(value) if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20 else value
+        number = (
+            int(value) if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20 else value
+        )
         if number is None or (isinstance(number, int) and not isinstance(number, bool) and number > 0):
             return number
         raise self.wrong(name, "a whole number above zero", value)
@@ -125,7 +133,8 @@ class Keys:
         return tuple(part.strip() for part in parts if part.strip())
 
     def targets(self, name: str) -> tuple[str, ...]:
-        """LoRA targets: a list of names, or one text, which PEFT takes for an expression unless it is ``all-linear``.
+        """LoRA targets: a list of names, or one text,
+        which PEFT takes for an expression unless it is ``all-linear``.
 
         Source: peft 0.21 tuners/tuners_utils.py check_target_module_exists.
 
@@ -146,7 +155,9 @@ class Keys:
         """
         names = self.names(name)
         if single := next((each for each in names if re.search(r"(?:^|\.)[0-9]+\.", each)), None):
-            raise self.not_modelled(name, f"'{show(single)}' is of one layer: adapters on some layers only are not modelled")
+            raise self.not_modelled(
+                name, f"'{show(single)}' is of one layer: adapters on some layers only are not modelled"
+            )
         return tuple(TARGET_PARAMETER + each for each in names)
 
     def part(self, name: str) -> Keys | None:
@@ -166,7 +177,9 @@ class Keys:
 
     def wrong(self, name: str, wanted: str, value: object) -> InputFileError:
         """The error about a value that cannot be used."""
-        return InputFileError(self.path, f"key '{self._prefix}{name}' must be {wanted}, but it is {show(value)}")
+        return InputFileError(
+            self.path, f"key '{self._prefix}{name}' must be {wanted}, but it is {show(value)}"
+        )
 
     def not_modelled(self, name: str, why: str) -> NotModelledError:
         """The error about a key whose effect no formula covers."""
@@ -204,10 +217,11 @@ class Keys:
         self._read.update(names)
 
     def refuse_unknown(self) -> None:
-        """Refuse keys that nobody read and whose name says that they may change memory, in the tables below as well.
+        """Refuse keys that nobody read and whose name says that they may change memory,
+        in the tables below as well.
 
-        The one rule about unknown keys: others are reported and ignored.  A key of this kind that changes nothing stands in
-        ``harmless``, with the place in its tool's source.
+        The one rule about unknown keys: others are reported and ignored.  A key of this kind that changes
+        nothing stands in ``harmless``, with the place in its tool's source.
 
         Raises:
             NotModelledError: names the first of them, and the known key that its name is nearest to.
@@ -217,7 +231,9 @@ class Keys:
                 continue
             near = difflib.get_close_matches(name, self._read, n=1, cutoff=0.8)
             advice = f"; is {near[0]} meant?" if near else "; take it out if it changes nothing"
-            raise self.not_modelled(show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}")
+            raise self.not_modelled(
+                show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
+            )
         for part in self._parts:
             part.refuse_unknown()
 
@@ -228,7 +244,9 @@ class Keys:
             InputFileError: it has keys, and none of them is known.
         """
         if self._table and len(self.left_over_here()) == len(self._table):
-            raise InputFileError(self.path, "none of its keys is known: it is a file of another program, or for another --tool")
+            raise InputFileError(
+                self.path, "none of its keys is known: it is a file of another program, or for another --tool"
+            )
 
     def left_over_here(self) -> tuple[str, ...]:
         """Keys of this very table that nobody read."""
@@ -241,7 +259,9 @@ class Keys:
 
 
 def _is_off(value: object) -> bool:
-    """Whether a value switches its key off: also a table whose ``enabled`` is false, or ``auto`` where DeepSpeed reads it."""
+    """Whether a value switches its key off: also a table whose ``enabled`` is false,
+    or ``auto`` where DeepSpeed reads it.
+    """
     if isinstance(value, dict):
         return not value or ("enabled" in value and (value["enabled"] == "auto" or _is_off(value["enabled"])))
     return value in _OFF if isinstance(value, _PLAIN) else not value

@@ -23,8 +23,16 @@ _ACCELERATE = re.compile(r"^distributed_type\s*:", re.MULTILINE)
 _DEEPSPEED = re.compile(r'"zero_optimization"\s*:')
 # Keys with which a config says itself how state is divided.
 _SHARDS = ("deepspeed", "fsdp", "accelerate_config")
-# Folders of repositories that hold launch files: TRL's, alignment-handbook's, PEFT's, LLaMA-Factory's, Axolotl's.
-_USUAL = ("accelerate_configs", "accelerate_config", "accelerate", "deepspeed_configs", "deepspeed", "ds_configs")
+# Folders of repositories that hold launch files: TRL's, alignment-handbook's, PEFT's,
+# LLaMA-Factory's, Axolotl's.
+_USUAL = (
+    "accelerate_configs",
+    "accelerate_config",
+    "accelerate",
+    "deepspeed_configs",
+    "deepspeed",
+    "ds_configs",
+)
 # How far up a repository is searched, how many files of a folder are looked at, and how large they may be.
 _MOST_FOLDERS_UP = 4
 _MOST_FILES = 200
@@ -36,7 +44,9 @@ NO_LAUNCH_FILE = "no launch file is given"
 
 @dataclass(frozen=True, slots=True)
 class LaunchFiles:
-    """Launch files that were found: in the config's own folder, and in the usual folders of its repository."""
+    """Launch files that were found: in the config's own folder,
+    and in the usual folders of its repository.
+    """
 
     beside: tuple[Path, ...] = ()
     usual: tuple[Path, ...] = ()
@@ -56,7 +66,8 @@ def find_launch_files(config: Path) -> LaunchFiles:
 def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Beside:
     """``beside`` with the launch file that lies alone beside a config which leaves the sharding open.
 
-    Several are named in a remark instead, and so are those in the usual folders: which one is launched is not known.
+    Several are named in a remark instead, and so are those in the usual folders:
+    which one is launched is not known.
     """
     if beside.given or not beside.look or any(map(document.table.get, _SHARDS)):
         return beside
@@ -66,8 +77,15 @@ def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Be
     reading.candidates = found.beside + found.usual
     if reading.candidates:
         names = ", ".join(short_path(path) for path in reading.candidates[:_MOST_NAMED])
-        more = f" and {len(reading.candidates) - _MOST_NAMED} more" if len(reading.candidates) > _MOST_NAMED else ""
-        text = f"{NO_LAUNCH_FILE}, so DDP is assumed on several GPUs; here are {names}{more}: say --accelerate FILE"
+        more = (
+            f" and {len(reading.candidates) - _MOST_NAMED} more"
+            if len(reading.candidates) > _MOST_NAMED
+            else ""
+        )
+        text = (
+            f"{NO_LAUNCH_FILE}, so DDP is assumed on several GPUs; here are {names}{more}: say "
+            "--accelerate FILE"
+        )
         reading.remark(str(document.path), text)
     return beside
 
@@ -81,7 +99,10 @@ def _folders_up(folder: Path) -> Iterator[Path]:
 def take_launch_file(path: Path, reading: Reading, beside: Beside) -> Beside:
     """``beside`` with a launch file that was found, which is remarked on."""
     reading.launch = path
-    text = "this launch file beside the config is counted; --accelerate FILE counts another, --accelerate none counts none"
+    text = (
+        "this launch file beside the config is counted; --accelerate FILE counts another, --accelerate "
+        "none counts none"
+    )
     reading.remark(str(path), text)
     return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
 

@@ -1,8 +1,9 @@
 """The line that starts a job, by the tool that its file is for.
 
-Sources: llamafactory 0.9.5 launcher.py and hparams/parser.py read_args; axolotl 0.19.0 cli/main.py train and cli/utils/train.py;
-trl 1.16.0 cli/commands/training.py and cli/accelerate_config.py; accelerate 1.15.0 commands/launch.py; deepspeed 0.19.8
-launcher/runner.py; torch 2.13.0 distributed/run.py; allenai/open-instruct e6c3044aa scripts/.
+Sources: llamafactory 0.9.5 launcher.py and hparams/parser.py read_args; axolotl 0.19.0 cli/main.py train and
+cli/utils/train.py; trl 1.16.0 cli/commands/training.py and cli/accelerate_config.py; accelerate 1.15.0
+commands/launch.py; deepspeed 0.19.8 launcher/runner.py; torch 2.13.0 distributed/run.py;
+allenai/open-instruct e6c3044aa scripts/.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _TRL_COMMANDS = ("sft", "dpo", "kto", "reward")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What decides how a job is started; ``task`` as ``--task`` names it; ``asks_reference``: each step asks the model as it was.
+    """What decides how a job is started; ``task`` as ``--task`` names it; ``asks_reference``:
+    each step asks the model as it was.
 
-    ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.  ``engine``: whether DeepSpeed
-    or FSDP runs it; ``gpus``: of one node.
+    ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.
+    ``engine``: whether DeepSpeed or FSDP runs it; ``gpus``: of one node.
     """
 
     config: str
@@ -64,13 +66,16 @@ def _llama_factory(launch: Launch) -> str:
     if launch.accelerate:
         # The module trains when it is run itself, wherever the package lies (launcher.py, last lines).
         return f"{launch.accelerate_launch} -m llamafactory.launcher {launch.file}{beside}"
-    # It starts torchrun by itself where it sees several GPUs; DeepSpeed on one GPU is refused without (parser.py:353-354).
+    # It starts torchrun by itself where it sees several GPUs;
+    # DeepSpeed on one GPU is refused without (parser.py:353-354).
     alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
 def _llama_factory_v1(launch: Launch) -> str:
-    """v1/launcher.py; the engine is that of ``dist_config``, so neither a launch file nor a DeepSpeed file is handed over."""
+    """v1/launcher.py; the engine is that of ``dist_config``,
+    so neither a launch file nor a DeepSpeed file is handed over.
+    """
     if launch.accelerate or launch.deepspeed:
         return ""
     # Without torchrun one process has no mesh that FSDP2 could divide it over.
@@ -79,7 +84,8 @@ def _llama_factory_v1(launch: Launch) -> str:
 
 
 def _axolotl(launch: Launch) -> str:
-    # `axolotl train` is `accelerate launch -m axolotl.cli.train`, one process for each GPU; options become keys of the config.
+    # `axolotl train` is `accelerate launch -m axolotl.cli.train`, one process for each GPU;
+    # options become keys of the config.
     start = f"{launch.accelerate_launch} -m axolotl.cli.train" if launch.accelerate else "axolotl train"
     # As in TRL, FSDP on one GPU needs a rank.
     alone = " --launcher torchrun" if launch.engine and launch.gpus == 1 and not launch.accelerate else ""
@@ -91,9 +97,12 @@ def _trl(launch: Launch) -> str:
     if launch.task not in _TRL_COMMANDS:
         return ""
     if launch.accelerate:
-        return f"trl {launch.task} {end} --accelerate_config {shlex.quote(launch.accelerate)}{_deepspeed_flag(launch)}"
-    # It runs `accelerate launch`, which sets no rank for one GPU (accelerate utils/launch.py prepare_simple_launcher_cmd_env);
-    # DeepSpeed and FSDP need one (accelerate state.py:202).
+        return (
+            f"trl {launch.task} {end} --accelerate_config "
+            f"{shlex.quote(launch.accelerate)}{_deepspeed_flag(launch)}"
+        )
+    # It runs `accelerate launch`, which sets no rank for one GPU (accelerate utils/launch.py
+    # prepare_simple_launcher_cmd_env); DeepSpeed and FSDP need one (accelerate state.py:202).
     alone = launch.engine and launch.gpus == 1
     start = f"torchrun --nproc_per_node 1 -m trl.scripts.{launch.task}" if alone else f"trl {launch.task}"
     return f"{start} {end}{_deepspeed_flag(launch)}"
@@ -102,13 +111,25 @@ def _trl(launch: Launch) -> str:
 def _transformers(launch: Launch) -> str:
     end = f"{SCRIPT} {launch.file}"
     if launch.deepspeed:
-        # Scripts take a file of arguments only where nothing follows it (transformers examples/pytorch/language-modeling), so the
-        # launcher says it; the trainer fills in what is auto (transformers 5.23.0 trainer.py:886-887).
-        named = f" --config_file {shlex.quote(launch.accelerate)}" if launch.accelerate else f" --num_processes {launch.gpus}"
-        return f"accelerate launch{named} --use_deepspeed --deepspeed_config_file {shlex.quote(launch.deepspeed)} {end}"
+        # Scripts take a file of arguments only where nothing follows it (transformers
+        # examples/pytorch/language-modeling), so the launcher says it; the trainer fills in what is auto
+        # (transformers 5.23.0 trainer.py:886-887).
+        named = (
+            f" --config_file {shlex.quote(launch.accelerate)}"
+            if launch.accelerate
+            else f" --num_processes {launch.gpus}"
+        )
+        return (
+            f"accelerate launch{named} --use_deepspeed --deepspeed_config_file "
+            f"{shlex.quote(launch.deepspeed)} {end}"
+        )
     if launch.accelerate:
         return f"{launch.accelerate_launch} {end}"
-    return f"torchrun --nproc_per_node {launch.gpus} {end}" if launch.gpus > 1 or launch.engine else f"python {end}"
+    return (
+        f"torchrun --nproc_per_node {launch.gpus} {end}"
+        if launch.gpus > 1 or launch.engine
+        else f"python {end}"
+    )
 
 
 def _deepspeed_flag(launch: Launch) -> str:
@@ -116,7 +137,8 @@ def _deepspeed_flag(launch: Launch) -> str:
 
 
 def _deepspeed(launch: Launch) -> str:
-    # --deepspeed FILE is the argument of TrainingArguments; a script with a loop of its own may call it otherwise.
+    # --deepspeed FILE is the argument of TrainingArguments;
+    # a script with a loop of its own may call it otherwise.
     return f"deepspeed --num_gpus {launch.gpus} {SCRIPT} --deepspeed {launch.file}"
 
 

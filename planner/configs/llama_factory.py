@@ -24,10 +24,13 @@ from planner.errors import UsageError, show
 TOOL = "LLaMA-Factory 0.9.5"
 STACK = "llama-factory"
 # Keys that no other tool has.
-MARKS = frozenset({"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"})
+MARKS = frozenset(
+    {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}
+)
 OLD_STACK = "llama-factory@0.8"
 _OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
-# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3), with the name that Transformers has dropped by 4.55.
+# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
+# with the name that Transformers has dropped by 4.55.
 _OLD_KEYS = (
     "evaluation_strategy",
     "new_special_tokens",
@@ -39,7 +42,14 @@ _OLD_KEYS = (
     "image_dir",
     "train_mm_proj_only",
 )
-_GONE = ("new_special_tokens", "split", "reserved_label_len", "image_dir", "image_resolution", "video_resolution")
+_GONE = (
+    "new_special_tokens",
+    "split",
+    "reserved_label_len",
+    "image_dir",
+    "image_resolution",
+    "video_resolution",
+)
 
 _METHODS = {"lora": "lora", "oft": "lora", "full": "full", "freeze": "full"}
 _TABLE = {
@@ -61,12 +71,20 @@ _ATTENTIONS = {
     "flash_attention_2": "flash2",
 }
 _UNMODELLED = {
-    "use_galore": "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key AdamW is counted",
-    "use_badam": "BAdam is not modelled (fp32 copies of one layer after the other); finetuning_type: freeze trains some, and is",
+    "use_galore": (
+        "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key "
+        "AdamW is counted"
+    ),
+    "use_badam": (
+        "BAdam is not modelled (fp32 copies of one layer after the other); finetuning_type: freeze "
+        "trains some, and is"
+    ),
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
-    "use_unsloth": "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself",
+    "use_unsloth": (
+        "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
+    ),
     "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
     "shift_attn": "shifted sparse attention is not modelled",
     "mixture_of_depths": "mixture of depths is not modelled",
@@ -133,7 +151,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
     if old and reading.value("seq") is None:
-        reading.needs["seq"] = f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
+        reading.needs["seq"] = (
+            f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
+        )
     else:
         reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
 
@@ -151,7 +171,9 @@ def _refuse_other_kinds(keys: Keys) -> None:
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
-        raise keys.not_modelled("template", f"'{template}' is for a model that sees or hears, which is not modelled")
+        raise keys.not_modelled(
+            "template", f"'{template}' is for a model that sees or hears, which is not modelled"
+        )
 
 
 def _stage(keys: Keys) -> str:
@@ -163,14 +185,17 @@ def _stage(keys: Keys) -> str:
 
 
 def _refuse_without_training(keys: Keys) -> None:
-    """Training runs only where ``do_train`` is true (train/sft/workflow.py); a file of another task leaves it out.
+    """Training runs only where ``do_train`` is true (train/sft/workflow.py);
+    a file of another task leaves it out.
 
     Raises:
         NotModelledError: the file evaluates, merges or serves.
     """
     other = [name for name in _OTHER_TASKS if keys.get(name) not in (None, False, "huggingface", "hf")]
     if other and not keys.flag("do_train"):
-        raise keys.not_modelled(other[0], "this file does not train, because do_train is not true; training is what is predicted")
+        raise keys.not_modelled(
+            other[0], "this file does not train, because do_train is not true; training is what is predicted"
+        )
 
 
 def _old_place(keys: Keys) -> str:
@@ -180,7 +205,8 @@ def _old_place(keys: Keys) -> str:
     # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
     if keys.get("quantization_method") == "bitsandbytes":
         return keys.where("quantization_method")
-    # All 28 example files of 0.9.2 have the first key and not the second, none of 0.9.3 and later that trains.
+    # All 28 example files of 0.9.2 have the first key and not the second,
+    # none of 0.9.3 and later that trains.
     if keys.flag("overwrite_cache") and not keys.holds("report_to"):
         return keys.where("overwrite_cache")
     return ""
@@ -196,34 +222,48 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
         NotModelledError: gpt-oss, which gets a kernel from the Hub whatever the file says.
     """
     said = keys.get("flash_attn")
-    name, model = str("auto" if said is None else said).lower(), str(keys.get("model_name_or_path") or "").lower()
+    name, model = (
+        str("auto" if said is None else said).lower(),
+        str(keys.get("model_name_or_path") or "").lower(),
+    )
     if name not in ("auto", *_ATTENTIONS):
         raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
     if "gpt-oss" in model:
         raise keys.not_modelled(
-            "model_name_or_path", "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, which is not modelled"
+            "model_name_or_path",
+            "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, which is not modelled",
         )
     if "gemma-2-" in model and name == "auto":
-        choice = "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with eager attention"
+        choice = (
+            "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with "
+            "eager attention"
+        )
         reading.needs["attention"] = f"{keys.path}: {choice}: say --attention flash2 or eager"
     elif name != "auto":
         reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
     if name == "fa3":
-        reading.remark(keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not")
+        reading.remark(
+            keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not"
+        )
 
 
 def _read_reentrant(reading: Reading) -> None:
-    """FSDP2 turns reentrant checkpointing off, whatever the file says (model/model_utils/checkpointing.py:157-162)."""
+    """FSDP2 turns reentrant checkpointing off, whatever the file says
+    (model/model_utils/checkpointing.py:157-162).
+    """
     if not reading.sharding.dtensors:
         return
     reading.said.pop("checkpoint_reentrant", None)
     reading.default(
-        "checkpoint_reentrant", False, "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2"
+        "checkpoint_reentrant",
+        False,
+        "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2",
     )
 
 
 def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
-    """Up to 0.9.3 weights load in the compute dtype; from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
+    """Up to 0.9.3 weights load in the compute dtype;
+    from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
 
     ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
     """
@@ -235,7 +275,9 @@ def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
 
 
 def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
-    """``gradient_checkpointing: false`` of the Trainer does not turn it off here (model/model_utils/checkpointing.py)."""
+    """``gradient_checkpointing: false`` of the Trainer does not turn it off here
+    (model/model_utils/checkpointing.py).
+    """
     said = reading.said.get("gradient_checkpointing")
     if said is not None and said.value is False and said.origin == keys.where("gradient_checkpointing"):
         del reading.said["gradient_checkpointing"]
@@ -243,7 +285,9 @@ def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
 
 
 def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
-    """Optimizers that take the place of the Trainer's (llamafactory 0.9.5 train/trainer_utils.py create_custom_optimizer)."""
+    """Optimizers that take the place of the Trainer's (llamafactory 0.9.5 train/trainer_utils.py
+    create_custom_optimizer).
+    """
     for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
         if keys.flag(name):
             reading.say("optimizer", optimizer, keys.where(name))
@@ -252,10 +296,12 @@ def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
 
 
 def _read_apollo(keys: Keys, reading: Reading) -> None:
-    """APOLLO over all linear layers, by random matrices (llamafactory 0.9.5 train/trainer_utils.py _create_apollo_optimizer).
+    """APOLLO over all linear layers, by random matrices (llamafactory 0.9.5 train/trainer_utils.py
+    _create_apollo_optimizer).
 
     Raises:
-        NotModelledError: some layers only, projections by a decomposition, other sides or scales than modelled.
+        NotModelledError: some layers only, projections by a decomposition,
+        other sides or scales than modelled.
     """
     if keys.names("apollo_target") not in ((), ("all",)):
         raise keys.not_modelled("apollo_target", "APOLLO over some matrices only is not modelled; all is")
@@ -271,7 +317,8 @@ def _read_apollo(keys: Keys, reading: Reading) -> None:
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
-    """On NVIDIA cards only experts get a kernel, by the class of the model (v1/plugins/model_plugins/kernels/ops/mlp).
+    """On NVIDIA cards only experts get a kernel, by the class of the model
+    (v1/plugins/model_plugins/kernels/ops/mlp).
 
     Raises:
         NotModelledError: such a model.
@@ -280,11 +327,16 @@ def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
         return
     if _HAS_EXPERTS.search(str(keys.get("model_name_or_path") or "").lower()):
         raise keys.not_modelled("use_v1_kernels", "LLaMA-Factory's kernel for experts is not modelled")
-    reading.remark(keys.where("use_v1_kernels"), "has no effect on NVIDIA cards but for experts of Mixtral, Qwen3 and Qwen3.5")
+    reading.remark(
+        keys.where("use_v1_kernels"),
+        "has no effect on NVIDIA cards but for experts of Mixtral, Qwen3 and Qwen3.5",
+    )
 
 
 def _read_loss_weights(keys: Keys, reading: Reading) -> None:
-    """Losses that weigh each token; they need logits, which Liger's fused loss does not make (train/sft/trainer.py)."""
+    """Losses that weigh each token; they need logits,
+    which Liger's fused loss does not make (train/sft/trainer.py).
+    """
     for name, weights in (("use_dft_loss", "probability"), ("use_eaft_loss", "entropy")):
         if keys.flag(name):
             reading.switch("loss_weights", weights, keys.where(name))
@@ -298,7 +350,10 @@ def _remark(keys: Keys, reading: Reading) -> None:
         ("add_tokens", "the vocabulary is counted as published"),
         ("add_special_tokens", "the vocabulary is counted as published"),
         ("new_special_tokens_config", "the vocabulary is counted as published"),
-        ("adapter_name_or_path", "an adapter is trained as lora_rank and lora_target say, whatever it was made with"),
+        (
+            "adapter_name_or_path",
+            "an adapter is trained as lora_rank and lora_target say, whatever it was made with",
+        ),
         ("enable_torch_profiler", "what the profiler holds is not counted"),
         ("ray_num_workers", "the number of GPUs is that of --gpu, not that of Ray's workers"),
         ("moe_aux_loss_coef", "the routers' loss is not counted"),
@@ -310,7 +365,9 @@ def _remark(keys: Keys, reading: Reading) -> None:
 def _read_method(keys: Keys, reading: Reading) -> None:
     kind = keys.text("finetuning_type")
     if kind not in (None, *_METHODS):
-        raise keys.not_modelled("finetuning_type", f"'{show(kind)}' is not modelled; {', '.join(_METHODS)} are")
+        raise keys.not_modelled(
+            "finetuning_type", f"'{show(kind)}' is not modelled; {', '.join(_METHODS)} are"
+        )
     if kind is not None:
         reading.say("method", _METHODS[kind], keys.where("finetuning_type"))
     if kind == "freeze":
@@ -334,7 +391,9 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
         _read_rotations(keys, reading)
     targets = keys.names("lora_target")
     if targets:
-        reading.say("lora_targets", ("all-linear",) if targets == ("all",) else targets, keys.where("lora_target"))
+        reading.say(
+            "lora_targets", ("all-linear",) if targets == ("all",) else targets, keys.where("lora_target")
+        )
     if not rotates and keys.flag("use_dora"):
         reading.say("dora", True, keys.where("use_dora"))
     extra = keys.names("additional_target")
@@ -343,17 +402,22 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
 
 
 def _read_rotations(keys: Keys, reading: Reading) -> None:
-    """OFT, which has the targets of LoRA (model/adapter.py _setup_lora_tuning); what else a file says of LoRA has no effect.
+    """OFT, which has the targets of LoRA (model/adapter.py _setup_lora_tuning);
+    what else a file says of LoRA has no effect.
 
     Raises:
         NotModelledError: so many blocks in each matrix.
     """
     if keys.count("oft_rank"):
-        raise keys.not_modelled("oft_rank", "so many blocks in each matrix are not modelled; oft_block_size is")
+        raise keys.not_modelled(
+            "oft_rank", "so many blocks in each matrix are not modelled; oft_block_size is"
+        )
     reading.take(keys, {"oft_block_size": "oft_block_size"})
     reading.default("oft_block_size", 32, "llamafactory 0.9.5 hparams/finetuning_args.py: oft_block_size")
     if keys.get("oft_target") not in (None, "all"):
-        reading.remark(keys.where("oft_target"), "has no effect: LLaMA-Factory takes the targets of OFT from lora_target")
+        reading.remark(
+            keys.where("oft_target"), "has no effect: LLaMA-Factory takes the targets of OFT from lora_target"
+        )
     keys.skip(("oft_target", "use_dora", "lora_rank", "lora_dropout"))
     for name in ("lora_rank", "lora_dropout"):
         reading.said.pop(name, None)
@@ -371,11 +435,15 @@ def _read_numerics(keys: Keys, reading: Reading) -> None:
     bits = keys.count("quantization_bit")
     if keys.flag("upcast_layernorm"):
         if bits is None:
-            raise keys.not_modelled("upcast_layernorm", "norms in fp32 over a base in 16 bits are not modelled")
+            raise keys.not_modelled(
+                "upcast_layernorm", "norms in fp32 over a base in 16 bits are not modelled"
+            )
         reading.switch("kbit_upcast", "norms", keys.where("upcast_layernorm"))
     maker = keys.text("quantization_method") or "bnb"
     if bits is not None and maker.lower() not in ("bnb", "bitsandbytes"):
-        raise keys.not_modelled("quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is")
+        raise keys.not_modelled(
+            "quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is"
+        )
     _read_bits(keys, reading, bits)
 
 
@@ -394,7 +462,10 @@ def _read_bits(keys: Keys, reading: Reading, bits: int | None) -> None:
     reading.default("double_quant", True, "llamafactory 0.9.5 hparams/model_args.py: double_quantization")
     precision = reading.value("precision")
     if precision is not None:
-        note = "llamafactory 0.9.5 model/model_utils/quantization.py: bnb_4bit_quant_storage is the compute dtype"
+        note = (
+            "llamafactory 0.9.5 model/model_utils/quantization.py: bnb_4bit_quant_storage is the "
+            "compute dtype"
+        )
         reading.default("quant_storage", str(precision).removesuffix("-mixed"), note)
 
 
@@ -409,11 +480,14 @@ def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:
 
 
 _VISION_TEMPLATES = """
-    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl keye_vl kimi_vl
-    lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen llava_next_video llava_next_video_mistral
-    llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v minicpm_v_4_6 ministral3 mistral_small mllama paligemma
-    paligemma_chat pixtral qwen2_audio qwen2_omni qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl
-    qwen3_vl_nothink video_llava yi_vl youtu_vl
+    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
+    keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen
+    llava_next_video llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v
+    minicpm_v_4_6 ministral3 mistral_small mllama paligemma paligemma_chat pixtral qwen2_audio qwen2_omni
+    qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
+    video_llava yi_vl youtu_vl
 """
 VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
-"""Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py, ``mm_plugin=get_mm_plugin``."""
+"""Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
+``mm_plugin=get_mm_plugin``.
+"""

@@ -1,7 +1,8 @@
-"""A training file of LLaMA-Factory's v1 (YAML): another code base in the same package, with a loop of its own.
+"""A training file of LLaMA-Factory's v1 (YAML): another code base in the same package,
+with a loop of its own.
 
-Keys and defaults: hiyouga/LLaMA-Factory at ff6d4d12e (2026-08-18) src/llamafactory/v1/config/*_args.py and the parameters of its
-plugins (peft.py, distributed/interface.py, kernels/interface.py, initialization.py).
+Keys and defaults: hiyouga/LLaMA-Factory at ff6d4d12e (2026-08-18) src/llamafactory/v1/config/*_args.py and
+the parameters of its plugins (peft.py, distributed/interface.py, kernels/interface.py, initialization.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ _UNMODELLED = {
     "quant_config": "quantised bases of LLaMA-Factory v1 are not modelled",
     "optim_config": "Muon, the optimizer of this key, is not modelled",
 }
-_DEGREES = {"cp_size": "a context-parallel degree", "mp_replicate_size": "replicas of FSDP's shards, a degree"}
+_DEGREES = {
+    "cp_size": "a context-parallel degree",
+    "mp_replicate_size": "replicas of FSDP's shards, a degree",
+}
 _HARMLESS = (
     "trust_remote_code",
     "custom_chat_template",
@@ -71,7 +75,9 @@ _HARMLESS = (
     "max_new_tokens",
 )
 # What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
-_PREFERENCE_DATA = re.compile(r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE)
+_PREFERENCE_DATA = re.compile(
+    r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE
+)
 _QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 _QWEN_3 = re.compile(r"qwen3-\d")
 _PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
@@ -120,7 +126,8 @@ def _refuse_preference(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("train_dataset", f"{show(data)} sounds like preference data: {_PREFERENCE}")
     if "multimodal" in data.lower():
         raise keys.not_modelled(
-            "train_dataset", f"{show(data)} sounds like data with images, training on which is not modelled in v1"
+            "train_dataset",
+            f"{show(data)} sounds like data with images, training on which is not modelled in v1",
         )
     reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
 
@@ -137,28 +144,46 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
 def _read_method(keys: Keys, reading: Reading) -> None:
     part = keys.part("peft_config")
     if part is None:
-        reading.default("method", "full", "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/core/model_engine.py: peft_config")
+        reading.default(
+            "method",
+            "full",
+            "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/core/model_engine.py: peft_config",
+        )
         return
     if (part.text("name") or "") != "lora":
         raise part.not_modelled("name", f"'{show(part.get('name'))}' is not modelled; lora and full are")
     part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
     if part.has("export_dir"):
-        raise part.not_modelled("export_dir", "this file merges adapters and does not train; training is what is predicted")
+        raise part.not_modelled(
+            "export_dir", "this file merges adapters and does not train; training is what is predicted"
+        )
     reading.say("method", "lora", part.where("name"))
     reading.take(part, {"r": "lora_rank", "lora_dropout": "lora_dropout"})
     targets, extra = part.names("target_modules"), part.names("modules_to_save")
     if targets:
-        reading.say("lora_targets", ("all-linear",) if targets == ("all",) else targets, part.where("target_modules"))
+        reading.say(
+            "lora_targets", ("all-linear",) if targets == ("all",) else targets, part.where("target_modules")
+        )
     if extra:
         reading.say("modules_to_save", extra, part.where("modules_to_save"))
     if part.get("adapter_name_or_path") is not None:
         text = "an adapter is trained as r and target_modules say, whatever it was made with"
         reading.remark(part.where("adapter_name_or_path"), text)
-    part.skip(("lora_alpha", "use_rslora", "export_size", "export_hub_model_id", "infer_dtype", "export_legacy_format"))
+    part.skip(
+        (
+            "lora_alpha",
+            "use_rslora",
+            "export_size",
+            "export_hub_model_id",
+            "infer_dtype",
+            "export_legacy_format",
+        )
+    )
 
 
 def _read_batches(keys: Keys, reading: Reading) -> None:
-    """``batching_strategy``: a dynamic one fills each micro-batch to cutoff_len times micro_batch_size tokens.
+    """``batching_strategy``: a dynamic one fills each micro-batch to cutoff_len times micro_batch_size
+    tokens.
 
     Source: src/llamafactory/v1/plugins/trainer_plugins/batching.py.
 
@@ -170,11 +195,17 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
     if kind == "padding_free":
         reading.remark(where, "counted as padded to the longest sample, which is more")
     elif kind == "dynamic_padding_free":
-        reading.say("padding", "packed", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens")
+        reading.say(
+            "padding", "packed", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens"
+        )
     elif kind == "dynamic_batching":
-        reading.say("padding", "max_length", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens")
+        reading.say(
+            "padding", "max_length", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens"
+        )
     elif kind != "normal":
-        raise keys.wrong("batching_strategy", "normal, padding_free, dynamic_batching or dynamic_padding_free", kind)
+        raise keys.wrong(
+            "batching_strategy", "normal, padding_free, dynamic_batching or dynamic_padding_free", kind
+        )
 
 
 def _read_kernels(keys: Keys, reading: Reading) -> None:
@@ -190,11 +221,14 @@ def _read_kernels(keys: Keys, reading: Reading) -> None:
         if name == "liger_kernel":
             _read_liger(keys, reading, part)
         elif name not in ("", "auto"):
-            raise part.not_modelled("name", f"kernels '{show(name)}' of LLaMA-Factory v1 are not modelled; auto is")
+            raise part.not_modelled(
+                "name", f"kernels '{show(name)}' of LLaMA-Factory v1 are not modelled; auto is"
+            )
 
 
 def _read_liger(keys: Keys, reading: Reading, part: Keys) -> None:
-    """Liger's norms and activation, and its cross entropy in the place of torch's, for the model's loss and the trainer's.
+    """Liger's norms and activation, and its cross entropy in the place of torch's,
+    for the model's loss and the trainer's.
 
     Source: kernels/liger_kernel_ops.py, whose table has Qwen3 and its successors alone; liger-kernel 0.8.5
     transformers/monkey_patch.py apply_liger_kernel_to_qwen3 (``nn.functional.cross_entropy`` of all).
@@ -207,7 +241,9 @@ def _read_liger(keys: Keys, reading: Reading, part: Keys) -> None:
         reading.remark(where, "liger_kernel has no effect: LLaMA-Factory v1 knows it for Qwen3 models alone")
         return
     if part.flag("require_logits") is False:
-        raise part.not_modelled("require_logits", "Liger's fused head leaves no logits, which the trainer asks for")
+        raise part.not_modelled(
+            "require_logits", "Liger's fused head leaves no logits, which the trainer asks for"
+        )
     if not _QWEN_3.search(model):
         raise part.not_modelled("name", "'liger_kernel' is modelled for Qwen3 itself, not for its successors")
     for name in ("fused_norm", "fused_mlp"):
@@ -225,12 +261,15 @@ def _read_init(keys: Keys, reading: Reading) -> None:
     if kind not in ("init_on_rank0", "init_on_meta"):
         raise part.wrong("name", "init_on_default, init_on_rank0 or init_on_meta", kind)
     if kind == "init_on_meta" and reading.value("method") == "lora":
-        raise UsageError(f"{part.where('name')}: LLaMA-Factory v1 does not load a base of adapters by init_on_meta")
+        raise UsageError(
+            f"{part.where('name')}: LLaMA-Factory v1 does not load a base of adapters by init_on_meta"
+        )
     reading.switch("fsdp_loads_whole", False, part.where("name"))
 
 
 def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """``dist_config`` with ``bf16``: FSDP2, DeepSpeed, or none, where nothing casts (core/base_trainer.py ``_shard_model``).
+    """``dist_config`` with ``bf16``: FSDP2, DeepSpeed, or none,
+    where nothing casts (core/base_trainer.py ``_shard_model``).
 
     Raises:
         NotModelledError: another engine.
@@ -259,17 +298,22 @@ def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _read_alone(keys: Keys, reading: Reading) -> None:
     """One GPU or DDP: a full fine-tune computes in fp32, and adapters in the dtype of the checkpoint."""
     if reading.value("method") == "full":
-        reading.default("precision", "fp32", "src/llamafactory/v1/core/base_trainer.py: without dist_config nothing casts")
+        reading.default(
+            "precision", "fp32", "src/llamafactory/v1/core/base_trainer.py: without dist_config nothing casts"
+        )
         return
-    text = "there is no dist_config, so nothing casts and the dtype of the checkpoint decides: say it, such as --precision bf16"
+    text = (
+        "there is no dist_config, so nothing casts and the dtype of the checkpoint decides: say it, "
+        "such as --precision bf16"
+    )
     reading.needs["precision"] = f"{keys.path}: {text}"
 
 
 def _refuse_one_unit(keys: Keys, part: Keys) -> None:
     """A model that sees becomes one unit of FSDP2; those with a tower in the catalog are refused by a rule.
 
-    Source: distributed/fsdp2.py get_transformer_layer_cls: it reads ``_no_split_modules`` as a list, which Transformers 5 makes a
-    set, and else looks for layers where a model of text has them.
+    Source: distributed/fsdp2.py get_transformer_layer_cls: it reads ``_no_split_modules`` as a list, which
+    Transformers 5 makes a set, and else looks for layers where a model of text has them.
 
     Raises:
         NotModelledError: Qwen3.5.
@@ -286,13 +330,20 @@ def _read_fsdp(part: Keys, reading: Reading) -> None:
     if offload:
         reading.say("offload", "optimizer+params", part.where("offload_params"), "FSDP offloads both")
     # One process is divided only where torchrun started it (accelerator/interface.py: no mesh otherwise).
-    reading.remark(part.where("name"), "one GPU is counted as started with FORCE_TORCHRUN=1: without, FSDP is left out")
+    reading.remark(
+        part.where("name"), "one GPU is counted as started with FORCE_TORCHRUN=1: without, FSDP is left out"
+    )
     part.skip(("pin_memory", "dcp_path"))
 
 
 def _read_deepspeed(keys: Keys, reading: Reading) -> None:
-    """A DeepSpeed file, in which ``auto`` or nothing about bf16 means bf16 (model_plugins/deepspeed_utils.py)."""
-    bf16, fp16 = (table.get("enabled") if isinstance(table := keys.get(name), dict) else None for name in ("bf16", "fp16"))
+    """A DeepSpeed file, in which ``auto`` or nothing about bf16 means bf16
+    (model_plugins/deepspeed_utils.py).
+    """
+    bf16, fp16 = (
+        table.get("enabled") if isinstance(table := keys.get(name), dict) else None
+        for name in ("bf16", "fp16")
+    )
     if fp16 is True:
         raise UsageError(f"{keys.where('fp16')}: LLaMA-Factory v1 refuses fp16 under DeepSpeed")
     if bf16 is False or (bf16 is not True and fp16 is False):

@@ -1,7 +1,8 @@
-"""What a file of LLaMA-Factory says about images, and about the parts of a vision-language model that are trained.
+"""What a file of LLaMA-Factory says about images,
+and about the parts of a vision-language model that are trained.
 
-Keys and defaults: llamafactory 0.9.5 hparams/model_args.py ``ProcessorArguments``, hparams/finetuning_args.py,
-model/model_utils/visual.py and data/mm_plugin.py.
+Keys and defaults: llamafactory 0.9.5 hparams/model_args.py ``ProcessorArguments``,
+hparams/finetuning_args.py, model/model_utils/visual.py and data/mm_plugin.py.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ _CUTS = "an image cut into several is not modelled"
 def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     """Images and frozen parts; nothing where the template is for text.
 
-    The data say how many images a sample has and how large they are: one is assumed, as large as LLaMA-Factory leaves any;
-    none of Qwen3.5.
+    The data say how many images a sample has and how large they are: one is assumed, as large as
+    LLaMA-Factory leaves any; none of Qwen3.5.
 
     Raises:
         NotModelledError: keys whose effect nobody wrote down.
     """
     if template not in READ_TEMPLATES and not keys.flag("visual_inputs"):
-        keys.refuse_switched_on({"freeze_language_model": "a frozen language model is modelled for models that see only"})
+        keys.refuse_switched_on(
+            {"freeze_language_model": "a frozen language model is modelled for models that see only"}
+        )
         return
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
     side = _side(keys)
@@ -60,7 +63,9 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
     """The parts that get neither gradients nor adapters; up to 0.9.1 a key trained the projector alone."""
     if keys.flag("train_mm_proj_only"):
         if reading.value("method") != "full":
-            raise keys.not_modelled("train_mm_proj_only", "adapters on a projector are not modelled; finetuning_type full is")
+            raise keys.not_modelled(
+                "train_mm_proj_only", "adapters on a projector are not modelled; finetuning_type full is"
+            )
         reading.say("freeze", ("vision_tower", "language_model"), keys.where("train_mm_proj_only"))
         return
     frozen, places = [], []
@@ -70,12 +75,16 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
         if default if said is None else said:
             frozen.append(part)
     if reading.value("method") != "full" and "projector" not in frozen:
-        raise keys.not_modelled("freeze_multi_modal_projector", "adapters on a projector are not modelled; true is")
+        raise keys.not_modelled(
+            "freeze_multi_modal_projector", "adapters on a projector are not modelled; true is"
+        )
     if not frozen:
         return
     if places:
         reading.say("freeze", tuple(frozen), places[0])
     else:
         reading.default(
-            "freeze", tuple(frozen), "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next"
+            "freeze",
+            tuple(frozen),
+            "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next",
         )

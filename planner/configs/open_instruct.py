@@ -1,7 +1,9 @@
-"""A training file of open-instruct (YAML): the arguments of ``open_instruct/finetune.py`` or ``dpo_tune_cache.py``.
+"""A training file of open-instruct (YAML):
+the arguments of ``open_instruct/finetune.py`` or ``dpo_tune_cache.py``.
 
-Keys and defaults: allenai/open-instruct at e6c3044aa (2026-08-20) and at b08997673 (2024-11-22), FlatArguments; the launch:
-scripts/finetune_with_accelerate_config.sh, finetune_lora_with_accelerate_config.sh and finetune_qlora_with_accelerate_config.sh.
+Keys and defaults: allenai/open-instruct at e6c3044aa (2026-08-20) and at b08997673 (2024-11-22),
+FlatArguments; the launch: scripts/finetune_with_accelerate_config.sh, finetune_lora_with_accelerate_config.sh
+and finetune_qlora_with_accelerate_config.sh.
 Ignored: rows that a padding token adds to the vocabulary (at most 8).
 """
 
@@ -41,11 +43,20 @@ MARKS = frozenset(
         "add_bos",
     }
 )
-# With one of the first two the versions since 2025-03-21 (4edd2935a) end at once: their ``dataset_mixer_list`` has a default.
-# The others were dropped then, in 45fd51f99 (2025-01-28) and b09c1f22c (2025-04-08), or with ``reduce_loss`` in bb98dbcac
-# (2025-09-19) and with ``use_flash_attn`` in 9e8e2187c (2026-03-30).
+# With one of the first two the versions since 2025-03-21 (4edd2935a) end at once: their
+# ``dataset_mixer_list`` has a default.  The others were dropped then, in 45fd51f99 (2025-01-28) and b09c1f22c
+# (2025-04-08), or with ``reduce_loss`` in bb98dbcac (2025-09-19) and with ``use_flash_attn`` in 9e8e2187c
+# (2026-03-30).
 OLD_KEYS = frozenset(
-    {"dataset_mixer", "dataset_name", "train_file", "overwrite_output_dir", "run_name", "reduce_loss", "use_flash_attn"}
+    {
+        "dataset_mixer",
+        "dataset_name",
+        "train_file",
+        "overwrite_output_dir",
+        "run_name",
+        "reduce_loss",
+        "use_flash_attn",
+    }
 )
 _REWARD = "reward models are not modelled; supervised fine-tuning and DPO are"
 _ONLINE = "reinforcement learning (GRPO, PPO) is not modelled; supervised fine-tuning and DPO are"
@@ -107,9 +118,13 @@ def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _read_sizes(keys: Keys, reading: Reading) -> None:
     reading.take(keys, _TABLE)
     if reading.value("seq") is None:
-        reading.needs["seq"] = f"{keys.path}: max_seq_length is not given, so the longest sample decides: say --seq"
+        reading.needs["seq"] = (
+            f"{keys.path}: max_seq_length is not given, so the longest sample decides: say --seq"
+        )
     for name, value in _DEFAULTS.items():
-        reading.default(name, value, "allenai/open-instruct e6c3044aa open_instruct/finetune.py FlatArguments")
+        reading.default(
+            name, value, "allenai/open-instruct e6c3044aa open_instruct/finetune.py FlatArguments"
+        )
     if keys.count("max_train_steps") is not None:
         reading.said.pop("epochs", None)
         text = "the run ends by steps: its time follows from --samples and --epochs only"
@@ -119,15 +134,22 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
 def _read_method(keys: Keys, reading: Reading, *, plain_lora: bool) -> None:
     """What is trained, and whether layers are checkpointed.
 
-    ``plain_lora``: adapters over 16 bits are trained without checkpoints, whatever a file says.  So up to 2026-01-15 (3c1fe4171),
-    b08997673 finetune.py:700-718, and e6c3044aa dpo_tune_cache.py still.
+    ``plain_lora``: adapters over 16 bits are trained without checkpoints, whatever a file says.  So up to
+    2026-01-15 (3c1fe4171), b08997673 finetune.py:700-718, and e6c3044aa dpo_tune_cache.py still.
 
     Raises:
         UsageError: a 4-bit base without adapters.
     """
-    lora, quantised, again = keys.flag("use_lora"), keys.flag("use_qlora"), keys.flag("gradient_checkpointing")
+    lora, quantised, again = (
+        keys.flag("use_lora"),
+        keys.flag("use_qlora"),
+        keys.flag("gradient_checkpointing"),
+    )
     if quantised and not lora:
-        raise UsageError(f"{keys.where('use_qlora')}: a quantised base is trained through adapters only; say use_lora: true")
+        raise UsageError(
+            f"{keys.where('use_qlora')}: a quantised base is trained through adapters only; say "
+            "use_lora: true"
+        )
     place = "allenai/open-instruct e6c3044aa open_instruct/finetune.py FlatArguments.use_lora"
     if lora is None:
         reading.default("method", "full", place)
@@ -169,7 +191,9 @@ def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
     read_checkpoint(keys, "model_name_or_path", reading)
     other = keys.text("config_name")
     if other not in (None, keys.get("model_name_or_path")):
-        raise keys.not_modelled("config_name", f"the configuration of another model ({show(other)}) is not modelled")
+        raise keys.not_modelled(
+            "config_name", f"the configuration of another model ({show(other)}) is not modelled"
+        )
     flash = keys.flag("use_flash_attn")
     if flash is not None:
         reading.say("attention", "flash2" if flash else "eager", keys.where("use_flash_attn"))
@@ -181,19 +205,25 @@ def _read_model(keys: Keys, reading: Reading, *, dpo: bool) -> None:
         else:
             reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
         # Transformers then takes fp32 (4.x) or the dtype of the checkpoint (5.x).
-        place = "allenai/open-instruct e6c3044aa open_instruct/finetune.py:577-587, e75f1f2b2:555-565: no dtype is given"
+        place = (
+            "allenai/open-instruct e6c3044aa open_instruct/finetune.py:577-587, e75f1f2b2:555-565: no "
+            "dtype is given"
+        )
         reading.default("load_dtype", "checkpoint" if reading.value("stack") == STACK else "fp32", place)
 
 
 def _read_loss(keys: Keys, reading: Reading) -> None:
-    """The model's own loss; a sum is computed a second time from the logits, beside it (b08997673 finetune.py:915-937).
+    """The model's own loss; a sum is computed a second time from the logits,
+    beside it (b08997673 finetune.py:915-937).
 
     Raises:
         NotModelledError: such a sum.
     """
     kind = keys.text("reduce_loss")
     if kind not in (None, "mean"):
-        raise keys.not_modelled("reduce_loss", f"'{show(kind)}' is not modelled: it is a second loss beside the model's own")
+        raise keys.not_modelled(
+            "reduce_loss", f"'{show(kind)}' is not modelled: it is a second loss beside the model's own"
+        )
     if keys.flag("load_balancing_loss"):
         reading.remark(keys.where("load_balancing_loss"), "the routers' loss is not counted")
 
@@ -219,7 +249,9 @@ def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_own_script(keys, reading)
     if reading.value("method") == "qlora" and reading.sharding.engine == "deepspeed":
         place = "FlatArguments of its finetune.py call use_qlora not compatible with DeepSpeed"
-        raise UsageError(f"{keys.where('use_qlora')}: {place}, which {reading.said['sharding'].origin} asks for")
+        raise UsageError(
+            f"{keys.where('use_qlora')}: {place}, which {reading.said['sharding'].origin} asks for"
+        )
     _read_precision(keys, reading, beside)
 
 
@@ -253,5 +285,11 @@ def _read_precision(keys: Keys, reading: Reading, beside: Beside) -> None:
         script = "allenai/open-instruct scripts/finetune_with_accelerate_config.sh: --mixed_precision bf16"
         reading.default("precision", "bf16-mixed", script)
         return
-    without = "the launch line says no --mixed_precision" if reading.launch or beside.given else "the launch line is not known"
-    reading.needs["precision"] = f"{keys.path}: {without}: say --precision bf16-mixed, or bf16 where there is none"
+    without = (
+        "the launch line says no --mixed_precision"
+        if reading.launch or beside.given
+        else "the launch line is not known"
+    )
+    reading.needs["precision"] = (
+        f"{keys.path}: {without}: say --precision bf16-mixed, or bf16 where there is none"
+    )

@@ -1,8 +1,8 @@
 """What a file of open-instruct's ``dpo_tune_cache.py`` says beyond one of ``finetune.py``.
 
-Keys and defaults: allenai/open-instruct at e6c3044aa (2026-08-20) open_instruct/dpo_utils.py DPOExperimentConfig and
-olmo_core_utils.py; at 90e956120 (2026-01-31) dpo_utils.py ExperimentConfig.  The launch:
-scripts/dpo_train_with_accelerate_config.sh.
+Keys and defaults: allenai/open-instruct at e6c3044aa (2026-08-20) open_instruct/dpo_utils.py
+DPOExperimentConfig and olmo_core_utils.py; at 90e956120 (2026-01-31) dpo_utils.py ExperimentConfig.
+The launch: scripts/dpo_train_with_accelerate_config.sh.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ _TASKS = {"dpo": "dpo", "dpo_norm": "dpo", "wpo": "dpo", "simpo": "simpo"}
 _PLACE = "allenai/open-instruct e6c3044aa open_instruct/dpo_utils.py DPOExperimentConfig"
 _OLD_PLACE = "allenai/open-instruct b08997673 open_instruct/dpo_tune.py FlatArguments"
 _JANUARY_PLACE = "allenai/open-instruct 90e956120 open_instruct/dpo_utils.py ExperimentConfig"
-_UNMODELLED = {"cache_logprobs_only": "this file computes log-probabilities and does not train; training is what is predicted"}
+_UNMODELLED = {
+    "cache_logprobs_only": (
+        "this file computes log-probabilities and does not train; training is what is predicted"
+    )
+}
 _DEGREES = {
     "tensor_parallel_degree": "a tensor-parallel degree",
     "context_parallel_degree": "a context-parallel degree",
@@ -107,7 +111,9 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
     if (kind := keys.text("optimizer_type")) not in (None, "adamw"):
         raise keys.not_modelled("optimizer_type", f"'{show(kind)}' of DPO is not modelled; adamw is")
     if keys.flag("concatenated_forward") is False:
-        raise keys.not_modelled("concatenated_forward", "a pass for the chosen and one for the rejected are not modelled")
+        raise keys.not_modelled(
+            "concatenated_forward", "a pass for the chosen and one for the rejected are not modelled"
+        )
     january = None if old is not None else first_held(keys, _JANUARY)
     place = _OLD_PLACE if old is not None else _PLACE if january is None else _JANUARY_PLACE
     if old is not None:
@@ -131,7 +137,9 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
 def _read_loss(keys: Keys, reading: Reading, default: str, place: str) -> None:
     kind = keys.text("loss_type")
     if kind is not None and kind not in _TASKS:
-        raise UsageError(f"{keys.where('loss_type')}: must be one of {', '.join(_TASKS)}, but it is {show(kind)}")
+        raise UsageError(
+            f"{keys.where('loss_type')}: must be one of {', '.join(_TASKS)}, but it is {show(kind)}"
+        )
     if kind is None:
         reading.default("task", _TASKS[default], f"{place}: loss_type {default}")
     else:
@@ -153,12 +161,18 @@ def read_dpo_optimizer(keys: Keys, reading: Reading) -> bool:
     if not keys.flag("dpo_use_paged_optimizer"):
         return False
     eight = keys.flag("use_8bit_optimizer")
-    reading.say("optimizer", "paged_adamw_8bit" if eight else "paged_adamw_32bit", keys.where("dpo_use_paged_optimizer"))
+    reading.say(
+        "optimizer",
+        "paged_adamw_8bit" if eight else "paged_adamw_32bit",
+        keys.where("dpo_use_paged_optimizer"),
+    )
     return True
 
 
 def read_own_zero(keys: Keys, reading: Reading) -> bool:
-    """``zero_stage``: the DeepSpeed configuration that the script makes (``build_deepspeed_config``); whether it is said."""
+    """``zero_stage``: the DeepSpeed configuration that the script makes (``build_deepspeed_config``);
+    whether it is said.
+    """
     stage = keys.get("zero_stage")
     if stage is None:
         return False

@@ -7,8 +7,8 @@ from planner.errors import NotModelledError
 
 # Program -> its own keys.  One is enough: none of them is a key of a tool that is read.
 _MARKS = {
-    # huggingface/transformers examples/pytorch/language-modeling/run_clm_no_trainer.py: a loop of its own; open-instruct's files
-    # have none of these.
+    # huggingface/transformers examples/pytorch/language-modeling/run_clm_no_trainer.py: a loop of its own;
+    # open-instruct's files have none of these.
     "a script of Transformers without a Trainer": frozenset({"no_keep_linebreaks", "num_warmup_steps"}),
     # OptimalScale/LMFlow src/lmflow/args.py.
     "LMFlow": frozenset(
@@ -23,7 +23,8 @@ _MARKS = {
         }
     ),
     # megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_config.py and
-    # distributed/distributed_data_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter (examples/megatron).
+    # distributed/distributed_data_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter
+    # (examples/megatron).
     "Megatron": frozenset(
         {
             "tensor_model_parallel_size",
@@ -44,7 +45,8 @@ _MARKS = {
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
-    # verl 0.9.1 trainer/config/ppo_trainer.yaml; files of its supervised trainer have no key that only they have.
+    # verl 0.9.1 trainer/config/ppo_trainer.yaml;
+    # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
 
@@ -62,5 +64,6 @@ def refuse_other_tools(document: Document) -> None:
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
     return NotModelledError(
-        f"{document.path}:{key}: a key of {program}: such files are not read; say the job by flags (plan --help)"
+        f"{document.path}:{key}: a key of {program}: such files are not read; say the job by flags "
+        "(plan --help)"
     )

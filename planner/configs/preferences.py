@@ -9,7 +9,8 @@ from planner.configs.reading import Reading
 from planner.domain.recipe import Task
 from planner.errors import show
 
-# LLaMA-Factory 0.9.5 hparams/finetuning_args.py pref_loss; losses that compare with a reference are DPO's in memory and time.
+# LLaMA-Factory 0.9.5 hparams/finetuning_args.py pref_loss;
+# losses that compare with a reference are DPO's in memory and time.
 _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "sigmoid": "dpo",
     "hinge": "dpo",
@@ -28,8 +29,14 @@ _LLAMA_FACTORY_UNMODELLED = {
 _AXOLOTL_TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
 _REINFORCED = ("grpo", "gdpo", "ebft")
 _PRECOMPUTE = "precompute_ref_log_probs"
-_PRECOMPUTED = "log-probabilities of the reference that are computed before training are modelled for DPO with adapters only"
-ASKED_BEFORE = "before training, one forward pass over the data computes the reference's log-probabilities: not in the time"
+_PRECOMPUTED = (
+    "log-probabilities of the reference that are computed before training are modelled for DPO with "
+    "adapters only"
+)
+ASKED_BEFORE = (
+    "before training, one forward pass over the data computes the reference's log-probabilities: "
+    "not in the time"
+)
 """Remark about a reference that is not part of a step."""
 _UNPADDED = "preferences without padding are not modelled"
 _LIGER = "Liger's losses of preferences are not modelled"
@@ -62,13 +69,29 @@ _TRL_KEYS: dict[str, Task] = {
     "ref_model_init_kwargs": "dpo",
     "sync_ref_model": "dpo",
 }
-"""Keys that one trainer of TRL has alone: trl 0.15.2 and 1.16.0 trainer/*_config.py; KTO has those of a reference, too."""
-_TRL_SHARED = ("beta", "max_prompt_length", "generate_during_eval", "label_smoothing", "reference_free", "disable_dropout")
+"""Keys that one trainer of TRL has alone: trl 0.15.2 and 1.16.0 trainer/*_config.py;
+KTO has those of a reference, too.
+"""
+_TRL_SHARED = (
+    "beta",
+    "max_prompt_length",
+    "generate_during_eval",
+    "label_smoothing",
+    "reference_free",
+    "disable_dropout",
+)
 _WORD = re.compile(r"(?<![a-z])(dpo|kto|orpo|simpo|reward)(?![a-z])")
 TRL_HARMLESS = (
     *_TRL_KEYS,
     *_TRL_SHARED,
-    *("loss_type", "truncation_mode", "max_completion_length", "label_pad_token_id", "padding_value", "is_encoder_decoder"),
+    *(
+        "loss_type",
+        "truncation_mode",
+        "max_completion_length",
+        "label_pad_token_id",
+        "padding_value",
+        "is_encoder_decoder",
+    ),
     *(
         "f_divergence_type",
         "f_alpha_divergence_coef",
@@ -78,7 +101,13 @@ TRL_HARMLESS = (
         "cpo_alpha",
         "dataset_num_proc",
     ),
-    *("ref_model_mixup_alpha", "ref_model_sync_steps", "precompute_ref_batch_size", "tools", "model_adapter_name"),
+    *(
+        "ref_model_mixup_alpha",
+        "ref_model_sync_steps",
+        "precompute_ref_batch_size",
+        "tools",
+        "model_adapter_name",
+    ),
 )
 """Keys of TRL's trainers of preferences that move neither bytes nor time."""
 
@@ -100,7 +129,9 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
     name = "pref_loss" if keys.has("pref_loss") else "dpo_loss"
     loss = (keys.text(name) if keys.has(name) else None) or "sigmoid"
     if loss not in _LLAMA_FACTORY_LOSSES:
-        raise keys.not_modelled(name, f"the loss '{show(loss)}' is not modelled; {', '.join(_LLAMA_FACTORY_LOSSES)} are")
+        raise keys.not_modelled(
+            name, f"the loss '{show(loss)}' is not modelled; {', '.join(_LLAMA_FACTORY_LOSSES)} are"
+        )
     return _LLAMA_FACTORY_LOSSES[loss]
 
 
@@ -125,8 +156,8 @@ def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
     """``precompute_ref_log_probs``: no second model is loaded, and no step asks the model as it was.
 
     Scripts of TRL up to 0.24 hand over a second model in a full fine-tune, which then stays.
-    Source: trl 0.9.6, 0.15.2, 0.24.0 and 1.16.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters); 0.24.0
-    scripts/dpo.py.
+    Source: trl 0.9.6, 0.15.2, 0.24.0 and 1.16.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters);
+    0.24.0 scripts/dpo.py.
 
     Raises:
         NotModelledError: another task, or no adapters.
@@ -142,8 +173,8 @@ def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
 def trl_task(keys: Keys, reading: Reading) -> bool:
     """Enter the task of a file of TRL that trains from preferences; whether it is one.
 
-    Such a file does not name its trainer: a key that one of them has alone tells it, or the name of the file or its folder, as
-    recipes are laid out.
+    Such a file does not name its trainer: a key that one of them has alone tells it, or the name of the file
+    or its folder, as recipes are laid out.
 
     Raises:
         NotModelledError: what no formula covers.
@@ -153,7 +184,9 @@ def trl_task(keys: Keys, reading: Reading) -> bool:
     if told is None and shared is None:
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
-    named = [match for part in reversed(keys.path.absolute().parts[-3:]) if (match := _WORD.search(part.lower()))]
+    named = [
+        match for part in reversed(keys.path.absolute().parts[-3:]) if (match := _WORD.search(part.lower()))
+    ]
     if named:
         origin = keys.where(told or shared or "")
         reading.say("task", named[0][1], origin, f"the path says {named[0][1]}")
@@ -162,6 +195,7 @@ def trl_task(keys: Keys, reading: Reading) -> bool:
         reading.say("task", _TRL_KEYS[told], keys.where(told), "a key of this trainer alone")
     else:
         reading.needs["task"] = (
-            f"{keys.where(shared or '')}: several trainers of preferences have this key: say --task dpo, kto, orpo or simpo"
+            f"{keys.where(shared or '')}: several trainers of preferences have this key: say --task dpo, "
+            "kto, orpo or simpo"
         )
     return True

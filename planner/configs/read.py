@@ -31,9 +31,11 @@ Reader = Callable[[Keys, Reading, Beside], None]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program that reads such files: its name here, its title with version, its stack and how its file is read.
+    """A program that reads such files: its name here, its title with version,
+    its stack and how its file is read.
 
-    ``launched``: how state is divided is usually left to the launch line, so launch files are looked for beside the config.
+    ``launched``: how state is divided is usually left to the launch line,
+    so launch files are looked for beside the config.
     """
 
     name: str
@@ -50,7 +52,13 @@ def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 
 _TRAINING = (
-    Tool("llama-factory", llama_factory.TOOL, llama_factory.STACK, llama_factory.MARKS, llama_factory.read_llama_factory),
+    Tool(
+        "llama-factory",
+        llama_factory.TOOL,
+        llama_factory.STACK,
+        llama_factory.MARKS,
+        llama_factory.read_llama_factory,
+    ),
     Tool(
         "llama-factory-v1",
         llama_factory_v1.TOOL,
@@ -59,15 +67,34 @@ _TRAINING = (
         llama_factory_v1.read_llama_factory_v1,
     ),
     Tool("axolotl", axolotl.TOOL, axolotl.STACK, axolotl.MARKS, axolotl.read_axolotl),
-    Tool("open-instruct", open_instruct.TOOL, open_instruct.STACK, open_instruct.MARKS, open_instruct.read_open_instruct),
+    Tool(
+        "open-instruct",
+        open_instruct.TOOL,
+        open_instruct.STACK,
+        open_instruct.MARKS,
+        open_instruct.read_open_instruct,
+    ),
     Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
     Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
-    Tool("transformers", hf_trainer.TOOL, hf_trainer.STACK, hf_trainer.MARKS, hf_trainer.read_hf_trainer, launched=True),
+    Tool(
+        "transformers",
+        hf_trainer.TOOL,
+        hf_trainer.STACK,
+        hf_trainer.MARKS,
+        hf_trainer.read_hf_trainer,
+        launched=True,
+    ),
     Tool("deepspeed", deepspeed.TOOL, "", deepspeed.MARKS, _deepspeed),
-    Tool("accelerate", accelerate.TOOL, "", frozenset({"distributed_type", "compute_environment"}), accelerate.read_accelerate),
+    Tool(
+        "accelerate",
+        accelerate.TOOL,
+        "",
+        frozenset({"distributed_type", "compute_environment"}),
+        accelerate.read_accelerate,
+    ),
 )
 TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
@@ -125,9 +152,13 @@ def recognise(document: Document) -> Tool:
         if group is _TRAINING and not best and "model_name_or_path" in keys and trl.HINTS & keys:
             return TOOLS["trl"]
         if best:
-            raise InputFileError(document.path, f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}")
+            raise InputFileError(
+                document.path, f"its keys are those of {' and of '.join(found)}: say which: --tool {found[0]}"
+            )
     names = ", ".join(TOOL_NAMES)
-    raise InputFileError(document.path, f"its keys do not say which tool it is for: say it with --tool, one of {names}")
+    raise InputFileError(
+        document.path, f"its keys do not say which tool it is for: say it with --tool, one of {names}"
+    )
 
 
 def _named(tool: str) -> Tool:

@@ -17,7 +17,9 @@ IMAGES_UNSAID = "the data say how many images a sample has: one is assumed"
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One field's value.  ``origin`` is ``file:key`` or ``default of <tool>``; ``note`` says how it was read."""
+    """One field's value.  ``origin`` is ``file:key`` or ``default of <tool>``;
+    ``note`` says how it was read.
+    """
 
     field: str
     value: Any
@@ -35,14 +37,16 @@ class Remark:
 
 @dataclass(slots=True)
 class Reading:
-    """What was read so far.  ``tool`` is the program that the file is for, with the version whose defaults are taken.
+    """What was read so far.  ``tool`` is the program that the file is for,
+    with the version whose defaults are taken.
 
-    ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for it.
-    ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x accumulation x GPUs, the
-    samples of one step, with the place that gives it; a factor that the file leaves open follows from it.  ``switches``: those of
-    the stack that the file sets, with their places.  ``tool_name``: the name of the tool for ``--tool``.
-    ``launch``: the launch file that was found and taken.  ``candidates``: launch files that could be meant, where none was.
-    ``several``: the sharding where the job has several GPUs and nothing says one, with the place that settles it.
+    ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for
+    it.  ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x accumulation x GPUs, the
+    samples of one step, with the place that gives it; a factor that the file leaves open follows from it.
+    ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
+    tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
+    that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
+    says one, with the place that settles it.
     """
 
     path: Path
@@ -78,12 +82,19 @@ class Reading:
                 self.say(target, value, keys.where(name))
 
     def take_stack(self, stack: str, origin: str, text: str) -> None:
-        """Enter another stack than the tool's newest, because a key tells the age of the file, as ``text`` says."""
+        """Enter another stack than the tool's newest, because a key tells the age of the file,
+        as ``text`` says.
+        """
         self.said["stack"] = Said("stack", stack, origin, text)
-        self.remark(origin, f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another")
+        self.remark(
+            origin,
+            f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another",
+        )
 
     def default(self, name: str, value: Any, place: str) -> None:
-        """Enter what the tool does where no key says anything; ``place`` is the file and line that says so."""
+        """Enter what the tool does where no key says anything;
+        ``place`` is the file and line that says so.
+        """
         if name not in self.said:
             self.said[name] = Said(name, value, tool_default(self.tool), place)
 
@@ -92,7 +103,9 @@ class Reading:
         self.remarks.append(Remark(origin, text))
 
     def switch(self, name: str, value: object, origin: str) -> None:
-        """Enter a switch of the stack that the file sets: what it means for the stack's own values is looked up later."""
+        """Enter a switch of the stack that the file sets:
+        what it means for the stack's own values is looked up later.
+        """
         text = str(value).lower() if isinstance(value, bool) else str(value)
         self.switches.setdefault(name, (text, origin))
 

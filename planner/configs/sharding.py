@@ -40,7 +40,13 @@ _UNMODELLED = {
     "mixed_precision_policy": "dtypes of FSDP's own are not modelled",
 }
 # Accelerate's numbers for FSDP1, in the order of its FSDP_SHARDING_STRATEGY.
-_STRATEGIES = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
+_STRATEGIES = {
+    "1": "full_shard",
+    "2": "shard_grad_op",
+    "3": "no_shard",
+    "4": "hybrid_shard",
+    "5": "hybrid_shard_zero2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,11 @@ class Beside:
 
 
 def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
-    """The file that a key names: looked for beside the config, then in the working directory, where tools look.
+    """The file that a key names: looked for beside the config, then in the working directory,
+    where tools look.
 
-    One that comes with a tool and is in neither place is known by its folder and name, and that is remarked on.
+    One that comes with a tool and is in neither place is known by its folder and name,
+    and that is remarked on.
 
     Raises:
         InputFileError: it is in neither place, or cannot be read.
@@ -81,7 +89,8 @@ def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
         return stock[0]
     raise InputFileError(
         keys.path,
-        f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working directory; {way_out}",
+        f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working "
+        f"directory; {way_out}",
     )
 
 
@@ -94,7 +103,9 @@ def _expanded(name: str) -> Path:
 
 
 def remark_on_twice(document: Document, reading: Reading) -> Document:
-    """The document, after its keys that are given twice were remarked on: the last value is the one that counts."""
+    """The document, after its keys that are given twice were remarked on:
+    the last value is the one that counts.
+    """
     for key, line in document.twice:
         reading.remark(f"{document.path}:{line}", f"key '{show(key)}' is given twice: the last value counts")
     return document
@@ -110,7 +121,8 @@ class Fsdp:
 
 
 def read_fsdp(keys: Keys, reading: Reading, found: Fsdp) -> None:
-    """Enter a table of FSDP's settings, whose keys may begin with ``fsdp_``; ``found`` holds what is known before it.
+    """Enter a table of FSDP's settings, whose keys may begin with ``fsdp_``;
+    ``found`` holds what is known before it.
 
     Raises:
         InputFileError: a value that cannot be used.
@@ -149,7 +161,9 @@ def say_fsdp(keys: Keys, reading: Reading, found: Fsdp) -> None:
     kind = kinds.get((found.version, found.strategy))
     if kind is None:
         place = found.where.removeprefix(f"{keys.path}:") or "fsdp"
-        raise keys.not_modelled(place, f"FSDP{found.version} with {show(found.strategy)} is not modelled; full_shard is")
+        raise keys.not_modelled(
+            place, f"FSDP{found.version} with {show(found.strategy)} is not modelled; full_shard is"
+        )
     reading.say("sharding", kind, found.where or str(keys.path), f"FSDP{found.version}, {found.strategy}")
 
 

@@ -1,7 +1,7 @@
 """Shell text as commands of words.  Nothing is run, and no variable or substitution is expanded.
 
-Source: POSIX.1-2017 chapter 2, as far as launch scripts use it: quotes, line continuation, comments, assignments before a
-command, operators between commands, redirections behind them.
+Source: POSIX.1-2017 chapter 2, as far as launch scripts use it: quotes, line continuation, comments,
+assignments before a command, operators between commands, redirections behind them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from planner.errors import InputFileError
 
-# What a shell would replace by the output of another command; it stands as a placeholder that is never filled in.
+# What a shell would replace by the output of another command;
+# it stands as a placeholder that is never filled in.
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _UNKNOWN = "${command}"
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})

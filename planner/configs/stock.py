@@ -1,4 +1,6 @@
-"""Launch files that come with a tool, known by name: what they say, where they are not at hand (``data/launch_files.toml``)."""
+"""Launch files that come with a tool, known by name: what they say, where they are not at hand
+(``data/launch_files.toml``).
+"""
 
 from __future__ import annotations
 

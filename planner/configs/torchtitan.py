@@ -1,7 +1,9 @@
-"""A job file of torchtitan (TOML), as it read them up to 2026-02-23 (9810191bb), when Python took their place.
+"""A job file of torchtitan (TOML), as it read them up to 2026-02-23 (9810191bb),
+when Python took their place.
 
-Keys and defaults: torchtitan e347b1e5e (2026-02-15) config/job_config.py; older names as in its train_configs of 2024-10
-(7c3a1fac2), 2025-02 (57387af0e) and 2025-06 (d0ed9b423).  Models: models/llama3/__init__.py and models/qwen3/__init__.py.
+Keys and defaults: torchtitan e347b1e5e (2026-02-15) config/job_config.py; older names as in its train_configs
+of 2024-10 (7c3a1fac2), 2025-02 (57387af0e) and 2025-06 (d0ed9b423).  Models: models/llama3/__init__.py and
+models/qwen3/__init__.py.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     tables = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _TABLES}
     training = tables["training"]
     _refuse_extensions(keys, tables["experimental"])
-    old = training.has("warmup_steps") or any(training.has(f"data_parallel{end}") for end in ("_degree", "_shard_degree"))
+    old = training.has("warmup_steps") or any(
+        training.has(f"data_parallel{end}") for end in ("_degree", "_shard_degree")
+    )
     compiled = _read_compile(keys, training)
     _choose_stack(keys, reading, compiled, old=old)
     _read_model(tables["model"], reading, old=old)
@@ -111,7 +115,9 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
     """Modules of one's own, and trainings whose loop is another one."""
-    reasons = dict.fromkeys(("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled")
+    reasons = dict.fromkeys(
+        ("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled"
+    )
     experimental.refuse_switched_on(reasons)
     job, faults, fp8 = (keys.part(name) for name in ("job", "fault_tolerance", "float8"))
     if job is not None:
@@ -126,7 +132,9 @@ def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
 
 
 def _read_compile(keys: Keys, training: Keys) -> str:
-    """Stack of a compiled job, empty where nothing is compiled; the loss was not compiled before 2025-04-02 (bbb1b616e)."""
+    """Stack of a compiled job, empty where nothing is compiled;
+    the loss was not compiled before 2025-04-02 (bbb1b616e).
+    """
     part = keys.part("compile")
     if part is None:
         return _COMPILED_WITHOUT_LOSS if training.flag("compile") else ""
@@ -136,7 +144,9 @@ def _read_compile(keys: Keys, training: Keys) -> str:
     if not on:
         return ""
     if "model" not in components:
-        raise part.not_modelled("components", "a compiled loss beside a model that is not compiled is not modelled")
+        raise part.not_modelled(
+            "components", "a compiled loss beside a model that is not compiled is not modelled"
+        )
     if part.get("backend") not in (None, "inductor"):
         raise part.not_modelled("backend", "backends other than inductor are not modelled")
     return _COMPILED if "loss" in components else _COMPILED_WITHOUT_LOSS
@@ -166,7 +176,9 @@ def _read_model(part: Keys, reading: Reading, *, old: bool) -> None:
         raise part.not_modelled("norm_type", f"norms '{show(norm)}' are not modelled; rmsnorm is")
     if norm == "fused_rmsnorm" and old:
         reading.switch("fused_norm", True, part.where("norm_type"))
-    part.skip(("hf_assets_path", "tokenizer_path", "print_after_conversion", "use_flex_attn", "attn_mask_type"))
+    part.skip(
+        ("hf_assets_path", "tokenizer_path", "print_after_conversion", "use_flex_attn", "attn_mask_type")
+    )
     if part.get("use_flex_attn"):
         reading.remark(part.where("use_flex_attn"), "counted as torch's fused attention, which keeps as much")
 
@@ -186,7 +198,9 @@ def _read_training(part: Keys, reading: Reading) -> None:
             raise part.wrong(name, "float32 or bfloat16", value)
     # Under FSDP2 it stands for what is gathered; weights in bf16 compute in it without.
     precision = "bf16" if dtype == "bfloat16" else "bf16-mixed" if mixed == "bfloat16" else "fp32"
-    reading.say("precision", precision, part.where("mixed_precision_param" if dtype == "float32" else "dtype"))
+    reading.say(
+        "precision", precision, part.where("mixed_precision_param" if dtype == "float32" else "dtype")
+    )
     reading.say("load_dtype", "bf16" if dtype == "bfloat16" else "fp32", part.where("dtype"))
     if part.flag("enable_cpu_offload"):
         reading.say("offload", "optimizer+params", part.where("enable_cpu_offload"), "FSDP offloads both")
@@ -201,13 +215,19 @@ def _read_optimizer(part: Keys, reading: Reading, *, old: bool) -> None:
     part.refuse_switched_on({"early_step_in_backward": reason})
     kind, fused = part.text("implementation"), part.flag("fused")
     if kind is not None and kind not in _OPTIMIZERS:
-        raise part.not_modelled("implementation", f"'{show(kind)}' is not modelled; {' and '.join(_OPTIMIZERS)} are")
+        raise part.not_modelled(
+            "implementation", f"'{show(kind)}' is not modelled; {' and '.join(_OPTIMIZERS)} are"
+        )
     if kind is not None:
         reading.say("optimizer", _OPTIMIZERS[kind], part.where("implementation"))
     elif fused is not None:
         reading.say("optimizer", "adamw_torch_fused" if fused else "adamw_torch", part.where("fused"))
     elif old:
-        reading.default("optimizer", "adamw_torch", "torchtitan 7c3a1fac2 (2024-10) config_manager.py: optimizer.fused is false")
+        reading.default(
+            "optimizer",
+            "adamw_torch",
+            "torchtitan 7c3a1fac2 (2024-10) config_manager.py: optimizer.fused is false",
+        )
     part.skip(("lr", "beta1", "beta2", "eps", "weight_decay"))
 
 
@@ -228,7 +248,8 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     forced = part.get("per_op_sac_force_recompute_mm_shapes_by_fqns")
     if forced and forced != ["moe.router.gate"]:
         raise part.not_modelled(
-            "per_op_sac_force_recompute_mm_shapes_by_fqns", "products that are always made again are not modelled"
+            "per_op_sac_force_recompute_mm_shapes_by_fqns",
+            "products that are always made again are not modelled",
         )
     if mode not in ("none", "full", "selective"):
         raise part.not_modelled("mode", f"'{show(mode)}' is not modelled; none, full and selective are")
@@ -255,14 +276,20 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     for each in (parallelism, training, tables["experimental"]):
         each.refuse_above_one(_DEGREES)
         each.skip((*_DEGREES, *_HARMLESS_PARALLELISM, *_DATA_DEGREES))
-    part = training if training.has("data_parallel_shard_degree") or training.has("data_parallel_degree") else parallelism
+    part = (
+        training
+        if training.has("data_parallel_shard_degree") or training.has("data_parallel_degree")
+        else parallelism
+    )
     copies = part.get("data_parallel_replicate_degree") or 1
     shards = part.get("data_parallel_shard_degree")
     shards = part.get("data_parallel_degree") if shards is None else shards
     never = parallelism.text("fsdp_reshard_after_forward") == "never"
     where = part.where("data_parallel_shard_degree")
     if copies != 1 and shards != 1:
-        raise part.not_modelled("data_parallel_replicate_degree", f"{show(copies)} replicas of FSDP's shards are not modelled")
+        raise part.not_modelled(
+            "data_parallel_replicate_degree", f"{show(copies)} replicas of FSDP's shards are not modelled"
+        )
     if copies != 1:
         reading.say("sharding", "ddp", part.where("data_parallel_replicate_degree"))
         return

@@ -1,8 +1,11 @@
-"""A configuration of torchtune's supervised recipes (YAML): lora and full finetune, single_device and distributed.
+"""A configuration of torchtune's supervised recipes (YAML): lora and full finetune,
+single_device and distributed.
 
-Keys: torchtune 0.6.1 recipes/{lora,full}_finetune_{single_device,distributed}.py, which take no defaults for most of them, and
-models/*/_model_builders.py; keys that recipes of 2025-03 to 2026-04 (bd2a0fc7c) added are read as well.
-Ignored: without ``custom_sharded_layers`` FSDP2's root has the token table and the output, which are then whole throughout.
+Keys: torchtune 0.6.1 recipes/{lora,full}_finetune_{single_device,distributed}.py, which take no defaults for
+most of them, and models/*/_model_builders.py; keys that recipes of 2025-03 to 2026-04 (bd2a0fc7c) added are
+read as well.
+Ignored: without ``custom_sharded_layers`` FSDP2's root has the token table and the output,
+which are then whole throughout.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ COMPILED_STACK = "torchtune-compile"
 COMPONENT = "_component_"
 """Key of a nested table that its config parser instantiates (config/_instantiate.py)."""
 # Keys that no other tool has; its files are told by the one above all the same.
-MARKS = frozenset({"enable_activation_offloading", "optimizer_in_bwd", "max_steps_per_epoch", "custom_sharded_layers"})
+MARKS = frozenset(
+    {"enable_activation_offloading", "optimizer_in_bwd", "max_steps_per_epoch", "custom_sharded_layers"}
+)
 _MODELS = "torchtune.models."
 # Its builders -> the checkpoint that has these shapes.
 _LLAMA, _QWEN = "meta-llama/", "Qwen/"
@@ -63,7 +68,10 @@ _OPTIMIZERS = {
     "torch.optim.SGD": "sgd",
 }
 _ADAMW = "torch.optim.AdamW"
-_LOSS, _LINEAR_LOSS = "torchtune.modules.loss.CEWithChunkedOutputLoss", "torchtune.modules.loss.LinearCrossEntropyLoss"
+_LOSS, _LINEAR_LOSS = (
+    "torchtune.modules.loss.CEWithChunkedOutputLoss",
+    "torchtune.modules.loss.LinearCrossEntropyLoss",
+)
 _DTYPES = ("bf16", "fp32")
 _UNMODELLED = {
     "optimizer_in_bwd": "an optimizer that steps inside of the backward pass is not modelled",
@@ -85,7 +93,12 @@ _DEGREES = {
     "data_parallel_replicate_dim": "replicas of FSDP's shards, a degree",
 }
 # Keys of the distributed recipes alone.
-_DISTRIBUTED = ("custom_sharded_layers", "fsdp_cpu_offload", "fsdp_reshard_after_forward", "data_parallel_shard_dim")
+_DISTRIBUTED = (
+    "custom_sharded_layers",
+    "fsdp_cpu_offload",
+    "fsdp_reshard_after_forward",
+    "data_parallel_shard_dim",
+)
 _HARMLESS = (
     "output_dir",
     "checkpointer",
@@ -135,10 +148,14 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("stack", COMPILED_STACK, keys.where("compile"))
     _read_model(keys, reading)
     _read_loss(keys, reading)
-    reading.take(keys, {"batch_size": "batch", "gradient_accumulation_steps": "grad_accum", "epochs": "epochs"})
+    reading.take(
+        keys, {"batch_size": "batch", "gradient_accumulation_steps": "grad_accum", "epochs": "epochs"}
+    )
     for name, what in (("batch_size", "batch"), ("gradient_accumulation_steps", "grad_accum")):
         if reading.value(what) is None:
-            reading.needs[what] = f"{keys.path}: {name} is not given, and no recipe of torchtune has a default for it"
+            reading.needs[what] = (
+                f"{keys.path}: {name} is not given, and no recipe of torchtune has a default for it"
+            )
     _read_dtype(keys, reading)
     _read_data(keys, reading)
     _read_optimizer(keys, reading)
@@ -160,11 +177,15 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     part = keys.part("model")
     builder = _component(part)
     if part is None or not builder.startswith(_MODELS):
-        raise keys.not_modelled("model", "not a builder of torchtune.models, so the model is not known: say the job by flags")
+        raise keys.not_modelled(
+            "model", "not a builder of torchtune.models, so the model is not known: say the job by flags"
+        )
     name = builder.rpartition(".")[2]
     plain = name.removeprefix("q").removeprefix("lora_") if name.startswith(("lora_", "qlora_")) else name
     if plain not in BUILDERS:
-        raise part.not_modelled(COMPONENT, f"{show(name)} is not modelled: Llama, Mistral, Gemma and Qwen of 2 to 3 are")
+        raise part.not_modelled(
+            COMPONENT, f"{show(name)} is not modelled: Llama, Mistral, Gemma and Qwen of 2 to 3 are"
+        )
     where = part.where(COMPONENT)
     reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
     if plain == name:
@@ -195,15 +216,20 @@ def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
 
 
 def _read_loss(keys: Keys, reading: Reading) -> None:
-    """The loss in eight pieces, of which all logits live together; a newer one makes each piece's logits by itself."""
+    """The loss in eight pieces, of which all logits live together;
+    a newer one makes each piece's logits by itself.
+    """
     part = keys.part("loss")
     kind = _component(part)
     if kind.startswith("torchtune.rlhf."):
-        raise keys.not_modelled(f"loss.{COMPONENT}", "preference training is not modelled; supervised fine-tuning is")
+        raise keys.not_modelled(
+            f"loss.{COMPONENT}", "preference training is not modelled; supervised fine-tuning is"
+        )
     if part is None or kind not in (_LOSS, _LINEAR_LOSS):
         place = part or keys
         raise place.not_modelled(
-            COMPONENT if part else "loss", f"the loss {show(kind)} is not modelled; {_LOSS.rpartition('.')[2]} is"
+            COMPONENT if part else "loss",
+            f"the loss {show(kind)} is not modelled; {_LOSS.rpartition('.')[2]} is",
         )
     if part.get("num_output_chunks") not in (None, 8):
         raise part.not_modelled("num_output_chunks", "other than eight pieces are not modelled")
@@ -233,7 +259,9 @@ def _read_data(keys: Keys, reading: Reading) -> None:
         reading.take(tokenizer, {"max_seq_len": "seq"})
         tokenizer.skip(tokenizer.left_over_here())
     if reading.value("seq") is None:
-        reading.needs["seq"] = f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
+        reading.needs["seq"] = (
+            f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
+        )
     if data is None:
         return
     if data.flag("packed"):
@@ -254,19 +282,24 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
     reading.say("optimizer", ours, part.where(COMPONENT))
     part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum", "foreach"))
     if any(part.get(name) for name in ("amsgrad", "momentum")):
-        raise part.not_modelled("amsgrad" if part.has("amsgrad") else "momentum", "a state more than usual is not modelled")
+        raise part.not_modelled(
+            "amsgrad" if part.has("amsgrad") else "momentum", "a state more than usual is not modelled"
+        )
 
 
 def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     again, offload = keys.flag("enable_activation_checkpointing"), keys.flag("enable_activation_offloading")
     where = keys.where("enable_activation_checkpointing")
-    reading.say("gradient_checkpointing", bool(again), where, "" if again is not None else "off where it is left out")
+    reading.say(
+        "gradient_checkpointing", bool(again), where, "" if again is not None else "off where it is left out"
+    )
     if offload:
         reading.say("offload", "activations", keys.where("enable_activation_offloading"))
 
 
 def _read_distribution(keys: Keys, reading: Reading) -> None:
-    """FSDP2 where a key of the distributed recipes is there, or the job has several GPUs: torchtune has nothing else.
+    """FSDP2 where a key of the distributed recipes is there, or the job has several GPUs:
+    torchtune has nothing else.
 
     Raises:
         NotModelledError: what lies on the host besides.

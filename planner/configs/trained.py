@@ -1,4 +1,6 @@
-"""Which layers a training file trains, where not all: LLaMA-Factory's ``freeze``, Axolotl's ``unfrozen_parameters``."""
+"""Which layers a training file trains, where not all: LLaMA-Factory's ``freeze``,
+Axolotl's ``unfrozen_parameters``.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ _MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_a
 _AROUND = (*_MATRICES, "input_layernorm", "post_attention_layernorm")
 _OF_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 # Names of Mixtral's modules before Transformers 5; experts have numbers.
-_EXPERTS = tuple(f"block_sparse_moe.experts.{number}.{name}" for number in range(8) for name in ("w1", "w2", "w3"))
+_EXPERTS = tuple(
+    f"block_sparse_moe.experts.{number}.{name}" for number in range(8) for name in ("w1", "w2", "w3")
+)
 _OF_MIXTURE = ("block_sparse_moe.gate", *_EXPERTS)
 # Patterns such as 2[0-9]+ also mean layers 200 to 299, which no model has.
 _MOST_LAYERS = 128
 
 
 def read_freeze(keys: Keys, reading: Reading) -> None:
-    """``finetuning_type: freeze``: the last layers, the first ones where the number is below zero, or some evenly apart.
+    """``finetuning_type: freeze``: the last layers, the first ones where the number is below zero,
+    or some evenly apart.
 
     Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, the same since 0.7.1.
 
@@ -36,16 +41,22 @@ def read_freeze(keys: Keys, reading: Reading) -> None:
     """
     modules = keys.names("freeze_trainable_modules")
     if modules not in ((), ("all",)):
-        raise keys.not_modelled("freeze_trainable_modules", "training some modules of a layer only is not modelled; all is")
+        raise keys.not_modelled(
+            "freeze_trainable_modules", "training some modules of a layer only is not modelled; all is"
+        )
     said = keys.get("freeze_trainable_layers")
     count = _DEFAULT_LAYERS if said is None else said
     spread = bool(keys.flag("use_llama_pro"))
     if not isinstance(count, int) or isinstance(count, bool) or count == 0 or (spread and count < 0):
-        raise keys.wrong("freeze_trainable_layers", "a whole number, not 0, below it for the first layers", count)
+        raise keys.wrong(
+            "freeze_trainable_layers", "a whole number, not 0, below it for the first layers", count
+        )
     layers = f"spread:{count}" if spread else f"last:{count}" if count > 0 else f"first:{-count}"
     extra = keys.names("freeze_extra_modules")
     if unknown := [name for name in extra if name not in _ENDS]:
-        raise keys.not_modelled("freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are")
+        raise keys.not_modelled(
+            "freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are"
+        )
     place = keys.where("finetuning_type" if said is None else "freeze_trainable_layers")
     if spread:
         _need_expanded(keys, reading, count)
@@ -53,42 +64,53 @@ def read_freeze(keys: Keys, reading: Reading) -> None:
 
 
 def _need_expanded(keys: Keys, reading: Reading, count: int) -> None:
-    """Ask for the model where it is a folder with a model that the tool's script expanded, and that is not here.
+    """Ask for the model where it is a folder with a model that the tool's script expanded,
+    and that is not here.
 
-    The Hub has no owner called models; such a name is what the script writes to (llamafactory 0.9.5 scripts/llama_pro.py).
+    The Hub has no owner called models;
+    such a name is what the script writes to (llamafactory 0.9.5 scripts/llama_pro.py).
     """
     name = keys.text("model_name_or_path") or ""
     folder = name.startswith(("models/", "saves/", "./", "../", "/", "~"))
     if folder and not (keys.path.parent / Path(name).expanduser() / "config.json").is_file():
         expanded = f"{show(name)} is a model expanded for LLaMA-Pro, which is not here"
         reading.needs["model"] = (
-            f"{keys.where('model_name_or_path')}: {expanded}: say --model with its config.json; of the expanded layers the file "
-            f"trains {count}"
+            f"{keys.where('model_name_or_path')}: {expanded}: say --model with its config.json; of the "
+            f"expanded layers the file trains {count}"
         )
 
 
 def read_unfrozen(keys: Keys, reading: Reading) -> None:
-    """``unfrozen_parameters``: expressions that names of parameters begin with, tried on those of Llama's kind of model.
+    """``unfrozen_parameters``: expressions that names of parameters begin with,
+    tried on those of Llama's kind of model.
 
     A range behind a pattern (``[:32000]``) sets gradients to zero and saves nothing.
-    Source: axolotl 0.19.0 utils/freeze.py freeze_layers_except, LayerNamePattern; train.py setup_model_and_tokenizer.
+    Source: axolotl 0.19.0 utils/freeze.py freeze_layers_except, LayerNamePattern; train.py
+    setup_model_and_tokenizer.
 
     Raises:
         InputFileError: no list of expressions.
-        NotModelledError: beside adapters, some matrices of a layer only, or parameters that such a model does not have.
+        NotModelledError: beside adapters, some matrices of a layer only,
+        or parameters that such a model does not have.
     """
     written = keys.names("unfrozen_parameters")
     if not written:
         return
     if keys.has("adapter"):
-        raise keys.not_modelled("unfrozen_parameters", "beside adapters, which it freezes as well, this is not modelled")
+        raise keys.not_modelled(
+            "unfrozen_parameters", "beside adapters, which it freezes as well, this is not modelled"
+        )
     patterns = [_compiled(keys, text) for text in written]
     halves = _OF_MIXTURE if any("block_sparse_moe" in text for text in written) else _OF_MLP
-    names = (*_OF_END, *(_in_layer(number, name) for number in range(_MOST_LAYERS) for name in (*_AROUND, *halves)))
+    names = (
+        *_OF_END,
+        *(_in_layer(number, name) for number in range(_MOST_LAYERS) for name in (*_AROUND, *halves)),
+    )
     for pattern, text in zip(patterns, written, strict=True):
         if not _matches([pattern], *names):
             raise keys.not_modelled(
-                "unfrozen_parameters", f"'{show(text)}' is no parameter of a model like Llama or Mixtral, which are read"
+                "unfrozen_parameters",
+                f"'{show(text)}' is no parameter of a model like Llama or Mixtral, which are read",
             )
     ends = [end for name, end in _OF_END.items() if _matches(patterns, name)]
     whole, by_halves = _layers(keys, patterns, halves)
@@ -102,8 +124,11 @@ def _in_layer(number: int, name: str) -> str:
     return f"model.layers.{number}.{name}.weight"
 
 
-def _layers(keys: Keys, patterns: Sequence[re.Pattern[str]], halves: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Layers that are trained whole, and those of which only the feed-forward part is: the modules ``halves``.
+def _layers(
+    keys: Keys, patterns: Sequence[re.Pattern[str]], halves: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """Layers that are trained whole, and those of which only the feed-forward part is:
+    the modules ``halves``.
 
     Raises:
         NotModelledError: other modules of a layer only.
@@ -119,7 +144,8 @@ def _layers(keys: Keys, patterns: Sequence[re.Pattern[str]], halves: Sequence[st
         elif any(outer + inner):
             raise keys.not_modelled(
                 "unfrozen_parameters",
-                "training some modules of a layer only is not modelled; whole layers and whole feed-forward parts are",
+                "training some modules of a layer only is not modelled; whole layers and whole "
+                "feed-forward parts are",
             )
     return whole, parts
 
@@ -139,5 +165,8 @@ def _matches(patterns: Sequence[re.Pattern[str]], *names: str) -> bool:
 
 def _ranges(numbers: Sequence[int]) -> list[str]:
     """``4-7`` for numbers in a row."""
-    rows = [[number for _, number in row] for _, row in groupby(enumerate(numbers), lambda each: each[1] - each[0])]
+    rows = [
+        [number for _, number in row]
+        for _, row in groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    ]
     return [str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]

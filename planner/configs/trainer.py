@@ -15,7 +15,15 @@ from planner.configs.harmless import TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
 from planner.configs.reading import Reading
-from planner.configs.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred, remark_on_twice, say_fsdp
+from planner.configs.sharding import (
+    DEEPSPEED_FILE,
+    Beside,
+    Fsdp,
+    read_fsdp,
+    referred,
+    remark_on_twice,
+    say_fsdp,
+)
 from planner.domain.scenario import EVAL_BATCH
 from planner.errors import UsageError, show
 
@@ -62,7 +70,8 @@ _UNMODELLED = {
     "no_cuda": "take the key out and say --gpu cpu",
     "fp8": "training in fp8 is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
-    # The model then returns its logits and the Trainer takes a second softmax (transformers 5.23.0 trainer.py:2155-2189).
+    # The model then returns its logits and the Trainer takes a second softmax (transformers 5.23.0
+    # trainer.py:2155-2189).
     "label_smoothing_factor": "the loss with smoothed labels is not modelled",
 }
 _REMARKS = {
@@ -91,7 +100,9 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
         say_liger(reading, keys.where("use_liger_kernel"), keys.part("liger_kernel_config"))
     keys.skip(("liger_kernel_config",))
     if keys.flag("torch_compile") or keys.has("torch_compile_backend") or keys.has("torch_compile_mode"):
-        reading.remark(keys.where("torch_compile"), "compilation is not counted: memory and time are those without it")
+        reading.remark(
+            keys.where("torch_compile"), "compilation is not counted: memory and time are those without it"
+        )
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
@@ -104,11 +115,14 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
 def remark_on_tf32(keys: Keys, reading: Reading) -> None:
     """TF32 speeds the products of fp32 training up, and changes nothing where they are in 16 bits."""
     if keys.flag("tf32") and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
-        reading.remark(keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster")
+        reading.remark(
+            keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster"
+        )
 
 
 def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter FSDP, DeepSpeed and Accelerate, from this file, from those that it names and from those given beside it.
+    """Enter FSDP, DeepSpeed and Accelerate, from this file,
+    from those that it names and from those given beside it.
 
     Raises:
         UsageError: a file or a value that cannot be used.
@@ -162,26 +176,36 @@ def _read_length_of_run(keys: Keys, reading: Reading) -> None:
 
 
 def ends_by_steps(keys: Keys, reading: Reading) -> bool:
-    """Whether the run ends by ``max_steps``, be there epochs or not; no epochs are entered then, and that is remarked on."""
+    """Whether the run ends by ``max_steps``, be there epochs or not; no epochs are entered then,
+    and that is remarked on.
+    """
     steps = keys.get("max_steps")
     if not isinstance(steps, int) or steps <= 0:
         return False
     reading.said.pop("epochs", None)
-    reading.remark(keys.where("max_steps"), "the run ends by steps: its time follows from --samples and --epochs only")
+    reading.remark(
+        keys.where("max_steps"), "the run ends by steps: its time follows from --samples and --epochs only"
+    )
     return True
 
 
 def read_evaluation(keys: Keys, reading: Reading, *names: str) -> None:
-    """Keep how many samples are evaluated at a time where one of ``names`` turns evaluation on: 8 where nothing is said."""
+    """Keep how many samples are evaluated at a time where one of ``names`` turns evaluation on:
+    8 where nothing is said.
+    """
     name = next((name for name in names if str(keys.get(name) or "no").lower() not in ("no", "false")), None)
     if name is None:
         reading.said.pop("eval_batch", None)
     else:
-        reading.default("eval_batch", EVAL_BATCH, "transformers 5.23.0 training_args.py: per_device_eval_batch_size")
+        reading.default(
+            "eval_batch", EVAL_BATCH, "transformers 5.23.0 training_args.py: per_device_eval_batch_size"
+        )
 
 
 def read_batches(keys: Keys, reading: Reading) -> None:
-    """Enter whether batches are made of samples of like length, and whether the cache is emptied as it goes."""
+    """Enter whether batches are made of samples of like length,
+    and whether the cache is emptied as it goes.
+    """
     if keys.flag("group_by_length"):
         reading.switch("sorts_lengths", True, keys.where("group_by_length"))
     strategy = keys.text("train_sampling_strategy")
@@ -199,7 +223,9 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
         if keys.get(backend) == "apex":
             raise keys.not_modelled(backend, "Apex is not modelled")
     if keys.flag("adafactor"):
-        reading.say("optimizer", "adafactor", keys.where("adafactor"), "what Transformers 4 called optim: adafactor")
+        reading.say(
+            "optimizer", "adafactor", keys.where("adafactor"), "what Transformers 4 called optim: adafactor"
+        )
         keys.skip(("optim",))
         return
     name = keys.text("optim")
@@ -217,9 +243,13 @@ def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Readi
     name = str(keys.get(key))
     known = names.get(name.lower())
     if known is None:
-        raise keys.not_modelled(key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}")
+        raise keys.not_modelled(
+            key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}"
+        )
     if known == "rmsprop" and keys.get("weight_decay") not in (None, 0, 0.0):
-        raise keys.not_modelled("weight_decay", "the copy of all gradients that rmsprop makes to add it is not modelled; 0 is")
+        raise keys.not_modelled(
+            "weight_decay", "the copy of all gradients that rmsprop makes to add it is not modelled; 0 is"
+        )
     reading.say("optimizer", known, keys.where(key))
 
 
@@ -256,10 +286,13 @@ def read_precision(keys: Keys, reading: Reading) -> None:
 
 
 def need_precision(reading: Reading) -> None:
-    """Ask for the precision where no key settles it: the computation then runs in the dtype of the weights."""
+    """Ask for the precision where no key settles it:
+    the computation then runs in the dtype of the weights.
+    """
     reading.needs.setdefault(
         "precision",
-        f"{reading.path}: neither bf16 nor fp16 is true, so the dtype of the weights decides; say it, such as --precision bf16",
+        f"{reading.path}: neither bf16 nor fp16 is true, so the dtype of the weights decides; say it, such "
+        "as --precision bf16",
     )
 
 
@@ -274,17 +307,23 @@ def read_attention(keys: Keys, name: str, reading: Reading) -> None:
         return
     kernel = ATTENTIONS.get(said.removeprefix("paged|").lower())
     if kernel is None:
-        raise keys.not_modelled(name, f"attention '{show(said)}' is not modelled; these are: {', '.join(ATTENTIONS)}")
+        raise keys.not_modelled(
+            name, f"attention '{show(said)}' is not modelled; these are: {', '.join(ATTENTIONS)}"
+        )
     reading.say("attention", kernel, keys.where(name))
     if kernel == "flash2" and not said.endswith(("_2", "-attn", "-attn2")):
-        reading.remark(keys.where(name), f"{show(said)} is counted as FlashAttention 2: memory is the same, time is not")
+        reading.remark(
+            keys.where(name), f"{show(said)} is counted as FlashAttention 2: memory is the same, time is not"
+        )
 
 
 def _read_fsdp(keys: Keys, reading: Reading) -> None:
     value = keys.get("fsdp")
     options = value if isinstance(value, list) else str(value or "").lower().split()
     if not options or options == ["false"]:
-        if (unused := keys.part("fsdp_config") if isinstance(keys.get("fsdp_config"), dict) else None) is not None:
+        if (
+            unused := keys.part("fsdp_config") if isinstance(keys.get("fsdp_config"), dict) else None
+        ) is not None:
             unused.skip(unused.left_over_here())
         return
     found = Fsdp(_FSDP_VERSION, where=keys.where("fsdp"))

@@ -1,6 +1,8 @@
-"""A file of TRL's SFT command or of a recipe in its manner (YAML or JSON): ModelConfig, SFTConfig and TrainingArguments.
+"""A file of TRL's SFT command or of a recipe in its manner (YAML or JSON): ModelConfig,
+SFTConfig and TrainingArguments.
 
-Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_config.py; names of older versions are read as well.
+Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_config.py; names of older
+versions are read as well.
 """
 
 from __future__ import annotations
@@ -49,12 +51,24 @@ MARKS = frozenset(
     }
 )
 # With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
-HINTS = frozenset({"max_length", "max_seq_length", "packing", "lora_r", "load_in_4bit", "load_in_8bit", "torch_dtype", "dtype"})
+HINTS = frozenset(
+    {
+        "max_length",
+        "max_seq_length",
+        "packing",
+        "lora_r",
+        "load_in_4bit",
+        "load_in_8bit",
+        "torch_dtype",
+        "dtype",
+    }
+)
 _FILTERS = "this file filters a data set and does not train; training is what is predicted"
 _ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
 _POLICY = "training by a reward model's scores is not modelled"
-# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0 trainer/*_config.py.  In this order,
-# because online ones also have ``beta``, and those that filter have keys of online ones (open-r1 scripts/pass_rate_filtering).
+# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0
+# trainer/*_config.py.  In this order, because online ones also have ``beta``, and those that filter have keys
+# of online ones (open-r1 scripts/pass_rate_filtering).
 _OTHER_TRAININGS = {
     "pass_rate_min": _FILTERS,
     "pass_rate_max": _FILTERS,
@@ -103,7 +117,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     """What trainers of preferences have of their own.
 
-    Recipes with a mixer are of the time of TRL 0.9, which took the log-softmax of all logits (alignment-handbook setup.py).
+    Recipes with a mixer are of the time of TRL 0.9, which took the log-softmax of all logits
+    (alignment-handbook setup.py).
 
     Raises:
         NotModelledError: Liger's kernels where they bring a loss of their own.
@@ -141,7 +156,8 @@ def _read_model(keys: Keys, reading: Reading) -> None:
 def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Keys that TRL's command line hands on to ``accelerate launch``; a file given beside the config wins.
 
-    Source: trl 1.16.0 cli/commands/training.py:52-64 and cli/accelerate_config.py: a path, or the name of a file that TRL ships.
+    Source: trl 1.16.0 cli/commands/training.py:52-64 and cli/accelerate_config.py: a path,
+    or the name of a file that TRL ships.
     """
     keys.skip(("env", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids"))
     processes = keys.count("num_processes")
@@ -170,7 +186,14 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         reading.say("dora", True, keys.where("use_dora"))
     if not peft:
         keys.skip(
-            (*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "load_in_4bit", "load_in_8bit")
+            (
+                *adapter,
+                "lora_target_modules",
+                "lora_target_parameters",
+                "lora_modules_to_save",
+                "load_in_4bit",
+                "load_in_8bit",
+            )
         )
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
         _refuse_quantised_full(keys)
@@ -180,12 +203,16 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     parameters = keys.parameter_targets("lora_target_parameters")
     if parameters and not targets:
         raise UsageError(
-            f"{keys.where('lora_target_parameters')}: say lora_target_modules, too: PEFT adds some of its own choice"
+            f"{keys.where('lora_target_parameters')}: say lora_target_modules, too: PEFT adds some "
+            "of its own choice"
         )
     if targets:
         reading.say("lora_targets", (*targets, *parameters), keys.where("lora_target_modules"))
     else:
-        text = "left out: PEFT then adapts few matrices, such as q_proj and v_proj; all linear ones are counted, which is more"
+        text = (
+            "left out: PEFT then adapts few matrices, such as q_proj and v_proj; all linear ones are "
+            "counted, which is more"
+        )
         reading.remark(keys.where("lora_target_modules"), text)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
@@ -193,7 +220,9 @@ def _read_method(keys: Keys, reading: Reading) -> None:
 
 
 def _targets(keys: Keys) -> tuple[str, ...]:
-    """``lora_target_modules``: the only name of a list is handed to PEFT as a text (trl 1.16.0 trainer/model_config.py)."""
+    """``lora_target_modules``: the only name of a list is handed to PEFT as a text (trl 1.16.0
+    trainer/model_config.py).
+    """
     said = keys.get("lora_target_modules")
     only = said[0] if isinstance(said, list) and len(said) == 1 else said
     if isinstance(only, str) and re.search(r"[^\w\-., ]|\.\*", only):
@@ -204,7 +233,9 @@ def _targets(keys: Keys) -> tuple[str, ...]:
 def _refuse_quantised_full(keys: Keys) -> None:
     for name in ("load_in_4bit", "load_in_8bit"):
         if keys.flag(name):
-            raise UsageError(f"{keys.where(name)}: a quantised base is trained through adapters only; say use_peft: true")
+            raise UsageError(
+                f"{keys.where(name)}: a quantised base is trained through adapters only; say use_peft: true"
+            )
 
 
 def _read_quantisation(keys: Keys, reading: Reading) -> None:
@@ -226,10 +257,14 @@ def _read_quantisation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
-    """The length; ``old``: the stack of an older TRL where the file trains from preferences, which had another default."""
+    """The length; ``old``: the stack of an older TRL where the file trains from preferences,
+    which had another default.
+    """
     reading.take(keys, {"max_length": "seq", "max_seq_length": "seq"})
     if keys.holds("max_length") and reading.value("seq") is None:
-        reading.needs["seq"] = f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
+        reading.needs["seq"] = (
+            f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
+        )
     elif old == OLDEST and reading.value("seq") is None:
         ages = "max_length is 512 up to TRL 0.11, nothing is cut in 0.12 and 0.13, and it is 1,024 since"
         reading.needs["seq"] = f"{keys.path}: {ages} where nothing is said: say --seq"
@@ -238,16 +273,21 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
     if keys.flag("packing"):
         reading.say("padding", "packed", keys.where("packing"))
     elif keys.has("dataset_mixer"):
-        place = "alignment-handbook of 2023-11 to 2025-03, scripts/run_sft.py, run_cpt.py: packing=True whatever is said"
+        place = (
+            "alignment-handbook of 2023-11 to 2025-03, scripts/run_sft.py, run_cpt.py: packing=True "
+            "whatever is said"
+        )
         reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
 
 
 def _read_images(keys: Keys, reading: Reading) -> None:
-    """One image in each sample of a model that sees: the data decide, but images with either of these keys are an error.
+    """One image in each sample of a model that sees: the data decide,
+    but images with either of these keys are an error.
 
-    Source: trl 1.16.0 trainer/sft_trainer.py, beside ``_is_vision_dataset``; trainers of rewards read no images.
+    Source: trl 1.16.0 trainer/sft_trainer.py, beside ``_is_vision_dataset``;
+    trainers of rewards read no images.
     """
     unread = keys.flag("packing") or keys.flag("padding_free") or keys.has("dataset_mixer")
     if not unread and reading.value("task") in (None, "sft", "dpo", "kto"):
@@ -265,7 +305,9 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
 
 
 def _keep_loss(keys: Keys, reading: Reading) -> None:
-    """Liger's kernels leave the loss as it is: TRL's own, in chunks (trl 1.16.0 trainer/sft_trainer.py:1127-1147)."""
+    """Liger's kernels leave the loss as it is: TRL's own, in chunks (trl 1.16.0
+    trainer/sft_trainer.py:1127-1147).
+    """
     said = reading.said.get("loss")
     if said is not None and said.value == "liger" and said.origin == keys.where("use_liger_kernel"):
         reading.said.pop("loss")
@@ -273,7 +315,8 @@ def _keep_loss(keys: Keys, reading: Reading) -> None:
 
 
 def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
-    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights, which is fp32 unless another is given.
+    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights,
+    which is fp32 unless another is given.
 
     TRL before 0.19 turned nothing on (0.18.2 sft_config.py has no ``bf16``), so a file of that age is asked.
     """
@@ -283,7 +326,9 @@ def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
     if keys.flag("bf16") is None and old == OLDEST:
         need_precision(reading)
     elif keys.flag("bf16") is None:
-        reading.default("precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is")
+        reading.default(
+            "precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is"
+        )
     else:
         _take_weights_dtype(keys, reading)
 
@@ -292,7 +337,8 @@ def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
     dtype = reading.value("load_dtype")
     if dtype == "checkpoint":
         reading.needs["precision"] = (
-            f"{keys.where('bf16')} is false and the dtype is that of the checkpoint: say which, such as --precision bf16"
+            f"{keys.where('bf16')} is false and the dtype is that of the checkpoint: say which, such as "
+            "--precision bf16"
         )
     else:
         named = {"bfloat16": "bf16", "float16": "fp16"}.get(str(dtype), "fp32")
@@ -300,8 +346,9 @@ def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
 
 
 OLDEST = "trl@0"
-# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what belongs to it; the mixers
-# are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype, Transformers 5 the others.
+# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what
+# belongs to it; the mixers are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype,
+# Transformers 5 the others.
 _OLD = {
     OLDEST: (
         "max_seq_length",
@@ -328,18 +375,21 @@ def read_age(keys: Keys, reading: Reading) -> str:
             init = keys.get("model_init_kwargs")
             name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
         if name is not None:
-            reading.take_stack(stack, keys.where(name), "a key that today's TRL and Transformers no longer have")
+            reading.take_stack(
+                stack, keys.where(name), "a key that today's TRL and Transformers no longer have"
+            )
             reading.tool = _TITLES[stack]
             return stack
     return ""
 
 
 def read_old_preparation(keys: Keys, reading: Reading) -> None:
-    """What TRL up to 0.26 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head, storage in the named dtype.
+    """What TRL up to 0.26 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head,
+    storage in the named dtype.
 
-    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only, models/utils.py:538-565), and 0.15.2 to
-    0.26.2 trainer/utils.py ``get_quantization_config``: bnb_4bit_quant_storage is torch_dtype.  That of alignment-handbook sets
-    none.
+    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only,
+    models/utils.py:538-565), and 0.15.2 to 0.26.2 trainer/utils.py ``get_quantization_config``:
+    bnb_4bit_quant_storage is torch_dtype.  That of alignment-handbook sets none.
     """
     if reading.value("quantization") not in ("nf4", "fp4"):
         return

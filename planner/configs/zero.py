@@ -50,8 +50,13 @@ _STAGE_3 = {
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
 }
-_LIVE = {"stage3_max_live_parameters": 1_000_000_000, "stage3_max_reuse_distance": 1_000_000_000, "sub_group_size": 1_000_000_000}
-# Fields of stage 3 that files may write without the prefix (DeepSpeedZeroConfig is filled by name as well as by alias).
+_LIVE = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "sub_group_size": 1_000_000_000,
+}
+# Fields of stage 3 that files may write without the prefix (DeepSpeedZeroConfig is filled by name as well as
+# by alias).
 _SHORT = {
     name: f"stage3_{name}"
     for name in (
@@ -86,9 +91,9 @@ _ZERO_UNMODELLED = {
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
     """Enter a stage of ZeRO; none is stage 0.
 
-    Stage 0 divides nothing.  deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by ``FP16_Optimizer`` or
-    ``FP16_UnfusedOptimizer`` (bf16 too).  These hold 2 bytes of weights, 2 of gradients and 4 of masters per trained parameter
-    on every GPU; DDP over fp32 weights holds 4 and 4.
+    Stage 0 divides nothing.  deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by
+    ``FP16_Optimizer`` or ``FP16_UnfusedOptimizer`` (bf16 too).  These hold 2 bytes of weights, 2 of gradients
+    and 4 of masters per trained parameter on every GPU; DDP over fp32 weights holds 4 and 4.
 
     Raises:
         InputFileError: no such stage.
@@ -115,7 +120,9 @@ def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: st
             raise keys.wrong(name, "none, cpu or nvme", device)
     offload = _OFFLOADS.get(devices)
     if offload is None:
-        raise keys.not_modelled(name, f"optimizer states on {devices[0]} with parameters on {devices[1]} are not modelled")
+        raise keys.not_modelled(
+            name, f"optimizer states on {devices[0]} with parameters on {devices[1]} are not modelled"
+        )
     if offload != "none":
         reading.say("offload", offload, keys.where(name))
 
@@ -129,22 +136,34 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     """
     zero.rename(_SHORT)
     zero.refuse_switched_on(_ZERO_UNMODELLED)
-    zero.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"})
+    zero.refuse_above_one(
+        {"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"}
+    )
     states, params = (
         _device(zero, reading, "offload_optimizer", "cpu_offload"),
         _device(zero, reading, "offload_param", "cpu_offload_param"),
     )
-    places = [name for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param") if zero.has(name)]
+    places = [
+        name
+        for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")
+        if zero.has(name)
+    ]
     say_offload(zero, (states, params), reading, places[0] if places else "stage")
     read_zero_buckets(zero, reading)
     for name, usual in _LIVE.items():
         if _number(zero, name) not in (None, usual):
-            reading.remark(zero.where(name), f"{show(zero.get(name))} is not taken over: {usual:,} is counted")
+            reading.remark(
+                zero.where(name), f"{show(zero.get(name))} is not taken over: {usual:,} is counted"
+            )
     if zero.has("stage3_model_persistence_threshold"):
-        reading.remark(zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted")
+        reading.remark(
+            zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted"
+        )
     zero.skip(("stage3_model_persistence_threshold",))
     if zero.flag("contiguous_gradients") is False:
-        reading.remark(zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer")
+        reading.remark(
+            zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer"
+        )
     zero.skip(_ZERO_HARMLESS)
 
 
@@ -172,7 +191,8 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
     gathered = _number(zero, "allgather_bucket_size")
     if gathered is not None and gathered > (elements or gathered):
         reading.remark(
-            zero.where("allgather_bucket_size"), f"{gathered:,} is not taken over: reduce_bucket_size is counted for both"
+            zero.where("allgather_bucket_size"),
+            f"{gathered:,} is not taken over: reduce_bucket_size is counted for both",
         )
     overlap = None if zero.get("overlap_comm") == AUTO else zero.flag("overlap_comm")
     place = zero.where("overlap_comm") if overlap is not None else tool_default(TOOL)
@@ -181,7 +201,9 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
 
 
 def _read_stage_3(zero: Keys, reading: Reading) -> None:
-    """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own; other numbers are remarked on."""
+    """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own;
+    other numbers are remarked on.
+    """
     values = {name: zero.get(name) for name in _STAGE_3}
     auto = [name for name, value in values.items() if value == AUTO]
     place = zero.where(auto[0]) if auto else tool_default(TOOL)
@@ -194,17 +216,23 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
         elif number not in (None, usual):
             reading.remark(zero.where(name), f"{number:,} is not taken over: {usual:,} is counted")
     if zero.get("overlap_comm") is False:
-        reading.remark(zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation")
+        reading.remark(
+            zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation"
+        )
     zero.skip(("allgather_bucket_size",))
 
 
 def _number(zero: Keys, name: str) -> int | None:
-    """A number of elements, which people also write as ``2e8``; ``None`` where it is not given or ``auto``."""
+    """A number of elements, which people also write as ``2e8``;
+    ``None`` where it is not given or ``auto``.
+    """
     value = zero.get(name)
     if value in (None, AUTO):
         return None
     try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
+        number = (
+            float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
+        )
     except (ValueError, OverflowError):
         number = -1.0
     if not 0 <= number < _MOST:
@@ -220,7 +248,17 @@ def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
     if part is None:
         return "none"
     device = part.text("device") or "none"
-    part.skip(("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read", "pipeline_write"))
+    part.skip(
+        (
+            "nvme_path",
+            "buffer_count",
+            "buffer_size",
+            "max_in_cpu",
+            "fast_init",
+            "pipeline_read",
+            "pipeline_write",
+        )
+    )
     if part.flag("pin_memory") is not None and device != "none":
         reading.switch("pins_offload", part.flag("pin_memory"), part.where("pin_memory"))
     ratio = part.get("ratio")

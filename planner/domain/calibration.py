@@ -15,8 +15,8 @@ from planner.domain.scale import Doubt, ScaleParts
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
-# Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an interval; a change of
-# priors changes the version by itself.
+# Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an
+# interval; a change of priors changes the version by itself.
 _FORMULAS = 6
 
 
@@ -38,7 +38,9 @@ class Knob:
 
     @property
     def spread(self) -> float:
-        """One standard deviation of the offset before the fit; see :class:`planner.domain.hierarchy.Freedom`."""
+        """One standard deviation of the offset before the fit; see
+        :class:`planner.domain.hierarchy.Freedom`.
+        """
         freedom = FREEDOM[self.coefficient]
         if self.level == "host":
             return freedom.machine or freedom.spread
@@ -47,7 +49,9 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """A fitted knob: its offset, and one standard deviation of it after the fit, in the unit of the prior's spread."""
+    """A fitted knob: its offset, and one standard deviation of it after the fit,
+    in the unit of the prior's spread.
+    """
 
     knob: Knob
     offset: float
@@ -67,12 +71,13 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Fitted coefficients with what they were fitted on and how far measurements lay from predictions on unseen sources.
+    """Fitted coefficients with what they were fitted on and how far measurements lay from predictions on
+    unseen sources.
 
-    ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``: share of held-out
-    readings inside their interval, by what was read.  ``machine``: host key that a personal calibration is for (empty: any).
-    ``environment``: where the records of a personal calibration were measured.  ``scale``: how much each cause of scatter counts
-    in the scales that ``spreads`` are of.
+    ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``:
+    share of held-out readings inside their interval, by what was read.  ``machine``: host key that a personal
+    calibration is for (empty: any).  ``environment``: where the records of a personal calibration were
+    measured.  ``scale``: how much each cause of scatter counts in the scales that ``spreads`` are of.
     """
 
     name: str
@@ -94,9 +99,15 @@ class Calibration:
         object.__setattr__(self, "table", {each.key: each for each in self.spreads})
 
     def coefficients_for(self, scenario: Scenario) -> Coefficients:
-        """Plain coefficients for one scenario: prior plus the offsets of every level that applies, inside the bounds."""
+        """Plain coefficients for one scenario: prior plus the offsets of every level that applies,
+        inside the bounds.
+        """
         keys = {level: level_key(level, scenario, self.machine) for level in LEVELS}
-        used = tuple(each for each in self.offsets if each.knob.level == "all" or keys[each.knob.level] == each.knob.key != "")
+        used = tuple(
+            each
+            for each in self.offsets
+            if each.knob.level == "all" or keys[each.knob.level] == each.knob.key != ""
+        )
         return _summed(self.name, used)
 
     def extrapolates(self, scenario: Scenario) -> tuple[str, ...]:
@@ -104,7 +115,11 @@ class Calibration:
         gpu, support = scenario.hardware.gpu, self.support
         # A GPU of an unseen generation is one thing that was not seen, not two.
         by_generation = gpu.generation not in support.generations
-        kind = ("GPU", "of unknown generation") if gpu.generation == "unknown" else ("GPU generation", gpu.generation)
+        kind = (
+            ("GPU", "of unknown generation")
+            if gpu.generation == "unknown"
+            else ("GPU generation", gpu.generation)
+        )
         asked = (
             (*kind, support.generations) if by_generation else ("GPU", gpu.id, support.gpus),
             ("stack", stack_family(scenario.stack), support.families),
@@ -114,17 +129,23 @@ class Calibration:
         return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
 
     def doubt(self, scenario: Scenario) -> Doubt:
-        """What widens the scenario's intervals: things that no calibrated record had, lengths not given, rates of no source."""
+        """What widens the scenario's intervals: things that no calibrated record had,
+        lengths not given, rates of no source.
+        """
         unsourced = scenario.hardware.gpu.rates_are_unsourced
         return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
 
     def spread_for(self, key: SpreadKey) -> Spread | None:
-        """The distribution for a number of this kind, or the nearest coarser one; ``None`` without any of its kind."""
+        """The distribution for a number of this kind, or the nearest coarser one;
+        ``None`` without any of its kind.
+        """
         return find_spread(self.table, key)
 
 
 def formulas_version() -> str:
-    """Version of the formulas and priors that offsets refer to: a calibration of another version means something else."""
+    """Version of the formulas and priors that offsets refer to:
+    a calibration of another version means something else.
+    """
     parts = [f"{prior.name}:{prior.value!r}:{prior.low!r}:{prior.high!r}" for prior in PRIORS]
     return f"{_FORMULAS}-{sha256(';'.join(parts).encode()).hexdigest()[:12]}"
 
@@ -132,15 +153,19 @@ def formulas_version() -> str:
 def lengths_of(scenario: Scenario) -> Lengths:
     """Whether the shapes of micro-steps change from one to the next.
 
-    Where padding to the longest is given without the mean length, lengths are taken to vary.  Where neither is given, samples
-    fill the length.
+    Where padding to the longest is given without the mean length, lengths are taken to vary.  Where neither
+    is given, samples fill the length.
     """
     batch = scenario.recipe.batch
     if batch.padding != "longest":
         return "fixed"
     padding = scenario.assumption("padding")
     said = padding is not None and not (padding.is_assumed or padding.is_tool_default)
-    return "natural" if batch.tokens_per_sample < batch.seq_len or (said and _mean_is_assumed(scenario)) else "fixed"
+    return (
+        "natural"
+        if batch.tokens_per_sample < batch.seq_len or (said and _mean_is_assumed(scenario))
+        else "fixed"
+    )
 
 
 def lengths_are_unknown(scenario: Scenario) -> bool:
@@ -162,7 +187,9 @@ def method_of(scenario: Scenario) -> str:
 
 
 def engine_of(scenario: Scenario) -> str:
-    """``none`` for one GPU, ``ddp``, ``zero1-2``, ``zero3``, ``fsdp1`` or ``fsdp2``: what shares no code with the others."""
+    """``none`` for one GPU, ``ddp``, ``zero1-2``, ``zero3``, ``fsdp1`` or ``fsdp2``:
+    what shares no code with the others.
+    """
     sharding = scenario.recipe.sharding
     if sharding.engine == "fsdp":
         return "fsdp2" if sharding.dtensors else "fsdp1"
@@ -170,7 +197,8 @@ def engine_of(scenario: Scenario) -> str:
 
 
 def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
-    """Key of ``scenario`` at one level; empty where the level says nothing of it (no quantisation, an unknown host).
+    """Key of ``scenario`` at one level; empty where the level says nothing of it (no quantisation,
+    an unknown host).
 
     ``machine`` names the host where a calibration or a document knows better than the scenario.
     """
@@ -189,7 +217,9 @@ def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
 
 
 def stack_family(stack: Stack) -> str:
-    """The name without version of the stack, or of the one that it is a variant of: ``torchtitan`` of ``fms-fsdp``."""
+    """The name without version of the stack, or of the one that it is a variant of:
+    ``torchtitan`` of ``fms-fsdp``.
+    """
     return (stack.extends or stack.id).partition("@")[0]
 
 

@@ -12,8 +12,8 @@ from planner.domain.scenario import Scenario
 class Environment:
     """One machine as its records describe it; empty where they do not say.
 
-    ``gpu``, ``stacks`` and ``host`` are catalog ids; ``machine`` is the hashed name that ``measure`` gives a machine; ``drivers``
-    are families of the GPU's driver: ``570`` of ``570.86.15``.
+    ``gpu``, ``stacks`` and ``host`` are catalog ids; ``machine`` is the hashed name that ``measure`` gives a
+    machine; ``drivers`` are families of the GPU's driver: ``570`` of ``570.86.15``.
     """
 
     gpu: str
@@ -31,5 +31,10 @@ class Environment:
     @property
     def label(self) -> str:
         """The environment in words: ``rtx4090, hf-trainer@5, driver 570``."""
-        parts = (self.gpu, *self.stacks, f"host {self.host}" if self.host else "", *(f"driver {each}" for each in self.drivers))
+        parts = (
+            self.gpu,
+            *self.stacks,
+            f"host {self.host}" if self.host else "",
+            *(f"driver {each}" for each in self.drivers),
+        )
         return ", ".join(part for part in parts if part)

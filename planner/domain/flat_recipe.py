@@ -28,8 +28,12 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
             "optimizer_rank",
         )
     },
-    "numerics": {name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")},
-    "batch": {name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")},
+    "numerics": {
+        name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
+    },
+    "batch": {
+        name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")
+    },
     "adapter": {
         "lora_rank": "rank",
         "lora_dropout": "dropout",
@@ -45,7 +49,9 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Every choice of the recipe by its flat name, a sharding by its own; those of an adapter only where there is one."""
+    """Every choice of the recipe by its flat name, a sharding by its own;
+    those of an adapter only where there is one.
+    """
     flat: dict[str, Any] = {}
     for part, names in _PARTS.items():
         holder = getattr(recipe, part) if part else recipe
@@ -55,9 +61,15 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def seeing_values(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says about images and frozen parts, by the names of flags; nothing where it says nothing."""
+    """What the recipe says about images and frozen parts, by the names of flags;
+    nothing where it says nothing.
+    """
     images = recipe.batch.images
-    size = {"images_per_sample": images.per_sample, "image_size": f"{images.width}x{images.height}"} if images else {}
+    size = (
+        {"images_per_sample": images.per_sample, "image_size": f"{images.width}x{images.height}"}
+        if images
+        else {}
+    )
     return {**size, "freeze": recipe.frozen}
 
 

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 NumberOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assumed", "user"]
-"""Where a number comes from.  ``unsourced`` is kept and shown as such, never passed off as a datasheet value."""
+"""Where a number comes from.  ``unsourced`` is kept and shown as such,
+never passed off as a datasheet value.
+"""
 
 MatmulShapes = Literal["any", "square"]
-"""Among which products the best one was looked for: a search over all shapes, or square ones of a few sizes."""
+"""Among which products the best one was looked for: a search over all shapes,
+or square ones of a few sizes.
+"""
 
 # Major compute capability, CUDA C++ Programming Guide, tensor cores by capability.
 _FIRST_WITH_BF16 = 8
@@ -24,14 +28,14 @@ UNKNOWN_HOST = "unknown"
 class GpuSpec:
     """One accelerator as one CUDA device sees it.  Rates are dense, with fp32 accumulation.
 
-    ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the marketing size.
-    ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
-    ``multiprocessors``: streaming multiprocessors that are switched on.
-    ``best_matmul_flop_per_s`` is the best that somebody measured for a 16-bit product, among ``best_matmul_shapes``.
-    ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state it.
-    ``unified_memory``: GPU and CPU share one memory, so what the host holds comes off what the GPU has.
-    Any other ``None`` is unknown as well: whatever needs that number is not answered.
-    ``origins`` gives the origin of each known numeric field by the name it has here.
+    ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the
+    marketing size.  ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
+    ``multiprocessors``: streaming multiprocessors that are switched on.  ``best_matmul_flop_per_s`` is the
+    best that somebody measured for a 16-bit product, among ``best_matmul_shapes``.
+    ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state
+    it.  ``unified_memory``: GPU and CPU share one memory, so what the host holds comes off what the GPU has.
+    Any other ``None`` is unknown as well: whatever needs that number is not answered.  ``origins`` gives the
+    origin of each known numeric field by the name it has here.
     """
 
     id: str
@@ -81,7 +85,9 @@ class GpuSpec:
 
     @property
     def supports_bf16(self) -> bool:
-        """Whether bf16 matrix units exist: compute capability 8.0 and later on NVIDIA, whether or not their rate is known."""
+        """Whether bf16 matrix units exist: compute capability 8.0 and later on NVIDIA,
+        whether or not their rate is known.
+        """
         if self.is_cuda and self.generation != "unknown":
             return int(self.compute_capability.partition(".")[0]) >= _FIRST_WITH_BF16
         return self.bf16_flop_per_s is not None or self.vendor in ("amd", "apple")
@@ -93,7 +99,8 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """The machine around the GPUs.  ``None`` is unknown, which is the default and widens the intervals of time.
+    """The machine around the GPUs.  ``None`` is unknown,
+    which is the default and widens the intervals of time.
 
     ``network_bytes_per_s``: one direction of all links from this node to others, summed.
     """
@@ -111,8 +118,8 @@ class HostSpec:
 class Hardware:
     """All devices of one job.
 
-    ``gpu_reserved_bytes`` is memory that a desktop or another job already holds on each card.
-    ``link`` overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None``: the card's own links, and
+    ``gpu_reserved_bytes`` is memory that a desktop or another job already holds on each card.  ``link``
+    overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None``: the card's own links, and
     PCIe where those need a bridge.
     """
 

@@ -15,12 +15,15 @@ SpreadOf = Literal["allocated", "reserved", "driver", "time", "host_memory"]
 Quantity = Literal["memory", "need", "time", "host_memory"]
 """What never shares a distribution.  The three levels of GPU memory do; ``need`` is the minimum memory."""
 Lengths = Literal["fixed", "natural"]
-"""``natural``: samples are padded to the longest of their batch, so that shapes change from step to step and the cache grows."""
+"""``natural``: samples are padded to the longest of their batch,
+so that shapes change from step to step and the cache grows.
+"""
 NOMINAL_COVERAGE = 0.9
 TAIL = (1 - NOMINAL_COVERAGE) / 2
 # Standard deviations from the mean that hold that share of a normal distribution.
 NORMAL_QUANTILE = 1.645
-# An interval that is a billion times as high as the prediction says nothing; exponentials of more would overflow.
+# An interval that is a billion times as high as the prediction says nothing;
+# exponentials of more would overflow.
 WIDEST_LOG = math.log(GIGA)
 
 
@@ -28,8 +31,9 @@ WIDEST_LOG = math.log(GIGA)
 class SpreadKey:
     """What distributions are kept apart by; ``lengths`` is empty where they are not.
 
-    Levels, methods and distance have no distributions of their own: with a dozen sources these would rest on two or three each,
-    and held-out coverage was worse with them.  They widen and narrow an interval through its scale.
+    Levels, methods and distance have no distributions of their own: with a dozen sources these would rest on
+    two or three each, and held-out coverage was worse with them.  They widen and narrow an interval through
+    its scale.
     """
 
     of: Quantity
@@ -42,10 +46,12 @@ class SpreadKey:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Distribution of ``log(measured / predicted) / scale`` on sources that the fit did not see: its quantiles.
+    """Distribution of ``log(measured / predicted) / scale`` on sources that the fit did not see:
+    its quantiles.
 
-    ``scores``: quantiles at ``probabilities``; the scale of a prediction is that of :mod:`planner.domain.scale`.  ``n_rows`` and
-    ``n_groups`` are of the class itself; where they are few, the quantiles lean on the coarser class.
+    ``scores``: quantiles at ``probabilities``; the scale of a prediction is that of
+    :mod:`planner.domain.scale`.  ``n_rows`` and ``n_groups`` are of the class itself; where they are few, the
+    quantiles lean on the coarser class.
     """
 
     key: SpreadKey
@@ -55,7 +61,9 @@ class Spread:
     n_groups: int
 
     def quantile(self, probability: float) -> float:
-        """The score that a share ``probability`` of measurements stays below; linear between the stored quantiles."""
+        """The score that a share ``probability`` of measurements stays below;
+        linear between the stored quantiles.
+        """
         return _interpolate(self.probabilities, self.scores, probability)
 
     def share_below(self, score: float) -> float:
@@ -76,7 +84,9 @@ class Interval:
 
 
 def log_range(spread: Spread, scale: float) -> tuple[float, float]:
-    """The central :data:`NOMINAL_COVERAGE` of ``log(measured / predicted)``, not symmetric; the prediction itself is inside."""
+    """The central :data:`NOMINAL_COVERAGE` of ``log(measured / predicted)``, not symmetric;
+    the prediction itself is inside.
+    """
     low, high = scale * spread.quantile(TAIL), scale * spread.quantile(1 - TAIL)
     return max(min(low, 0.0), -WIDEST_LOG), min(max(high, 0.0), WIDEST_LOG)
 
@@ -88,7 +98,9 @@ def interval_around(spread: Spread, value: float, scale: float) -> Interval:
 
 
 def find_spread(table: Mapping[SpreadKey, Spread], key: SpreadKey) -> Spread | None:
-    """The distribution of ``key`` or of the finest class on its path that there is; ``None`` without any of its kind."""
+    """The distribution of ``key`` or of the finest class on its path that there is;
+    ``None`` without any of its kind.
+    """
     return next((table[each] for each in reversed(key.path()) if each in table), None)
 
 
@@ -100,4 +112,8 @@ def _interpolate(knots: Sequence[float], values: Sequence[float], at: float) -> 
     upper = bisect_right(knots, at)
     lower = upper - 1
     span = knots[upper] - knots[lower]
-    return values[lower] + (values[upper] - values[lower]) * (at - knots[lower]) / span if span > 0 else values[upper]
+    return (
+        values[lower] + (values[upper] - values[lower]) * (at - knots[lower]) / span
+        if span > 0
+        else values[upper]
+    )

@@ -30,7 +30,8 @@ def job_line(scenario: Scenario) -> str:
 def short_job_line(scenario: Scenario, *, with_gpus: bool = True, also: Sequence[str] = ()) -> str:
     """The job in fewer words, with the card by the name to type.
 
-    ``with_gpus`` is off where the job runs on this machine or on none.  ``also``: what else tells this job from its neighbours.
+    ``with_gpus`` is off where the job runs on this machine or on none.  ``also``:
+    what else tells this job from its neighbours.
     """
     recipe, hardware = scenario.recipe, scenario.hardware
     accum = plain_number(recipe.batch.grad_accum)
@@ -56,7 +57,9 @@ def picture_title(scenario: Scenario) -> str:
 
 
 def job_cell(scenario: Scenario) -> str:
-    """Recipe and GPUs beside a row's name: ``qlora nf4 r=64 zero3 offload:opt+par 2x rtx4090 4x1024`` (micro-batch x length)."""
+    """Recipe and GPUs beside a row's name:
+    ``qlora nf4 r=64 zero3 offload:opt+par 2x rtx4090 4x1024`` (micro-batch x length).
+    """
     recipe, hardware, world = scenario.recipe, scenario.hardware, scenario.hardware.world_size
     saved = "+".join(recipe.adapter.modules_to_save) if recipe.adapter else ""
     parts = [
@@ -72,7 +75,8 @@ def job_cell(scenario: Scenario) -> str:
 
 
 def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
-    """What people call the method: ``full``, ``full of last:8``, ``lora r=16``, ``qlora nf4+dq r=16``, ``lora on int8 r=16``.
+    """What people call the method: ``full``, ``full of last:8``, ``lora r=16``,
+    ``qlora nf4+dq r=16``, ``lora on int8 r=16``.
 
     ``doubled``: whether double quantisation is named.
     """
@@ -99,7 +103,9 @@ def _task(recipe: Recipe) -> tuple[str, ...]:
 
 
 def recomputation_words(recipe: Recipe) -> tuple[str, ...]:
-    """``checkpointing``, its reentrant variant, every how many layers; nothing where all activations are kept."""
+    """``checkpointing``, its reentrant variant, every how many layers;
+    nothing where all activations are kept.
+    """
     if not recipe.gradient_checkpointing:
         return ()
     kind = "reentrant checkpointing" if recipe.checkpoint_reentrant else "checkpointing"

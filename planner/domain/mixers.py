@@ -1,4 +1,6 @@
-"""What mixes tokens without attention: the gated delta rule, a short convolution, or the state spaces of Mamba."""
+"""What mixes tokens without attention: the gated delta rule, a short convolution,
+or the state spaces of Mamba.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,18 @@ from dataclasses import dataclass
 DELTA_CHUNK_TOKENS = 64
 """Positions that the gated delta rule takes together."""
 SCAN_BLOCK_TOKENS = 2048
-"""Positions whose last state the kernel of Mamba 1 keeps (mamba-ssm 2.3.2 csrc/selective_scan/selective_scan.cpp)."""
+"""Positions whose last state the kernel of Mamba 1 keeps (mamba-ssm 2.3.2
+csrc/selective_scan/selective_scan.cpp).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaSpec:
     """A layer that keeps a state for each head in place of keys and values, updated by the gated delta rule.
 
-    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A convolution of
-    ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and gate are one product, whose parts
-    are joined again for the convolution (Qwen3-Next).
+    ``key_heads`` queries and keys of ``key_dim`` features serve ``value_heads`` values of ``value_dim``.  A
+    convolution of ``kernel`` positions runs over all three first.  ``fused_inputs``: query, key, value and
+    gate are one product, whose parts are joined again for the convolution (Qwen3-Next).
     """
 
     key_heads: int
@@ -49,7 +53,9 @@ class GatedDeltaSpec:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements of what the forward pass makes: convolution and copies of it, norms, tensors of chunks, states, output."""
+        """Elements of what the forward pass makes: convolution and copies of it, norms,
+        tensors of chunks, states, output.
+        """
         per_head = self.value_heads * (self.key_dim + DELTA_CHUNK_TOKENS)
         states = self.v_width * self.key_dim // DELTA_CHUNK_TOKENS
         return 2 * self.conv_width + 2 * self.k_width + per_head + 3 * self.v_width + states
@@ -57,7 +63,9 @@ class GatedDeltaSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShortConvSpec:
-    """A convolution of ``kernel`` positions over ``width`` features, with a gate before it and one behind (LFM2)."""
+    """A convolution of ``kernel`` positions over ``width`` features,
+    with a gate before it and one behind (LFM2).
+    """
 
     width: int
     kernel: int
@@ -76,11 +84,13 @@ class ShortConvSpec:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Spec:
-    """A layer that keeps a state of ``state`` numbers for each feature of its ``heads``, by chunks of ``chunk`` positions.
+    """A layer that keeps a state of ``state`` numbers for each feature of its ``heads``,
+    by chunks of ``chunk`` positions.
 
-    B and C, which write and read the state, are shared by the heads of each of ``groups``.  A convolution of ``kernel`` positions
-    runs over values, B and C first.  ``conv_bias``: of that convolution.  ``normed``: behind the scan stands a gated norm, not a
-    gate alone.  ``scaled``: input and product of the input projection are multiplied by numbers (Falcon-H1).
+    B and C, which write and read the state, are shared by the heads of each of ``groups``.  A convolution of
+    ``kernel`` positions runs over values, B and C first.  ``conv_bias``: of that convolution.  ``normed``:
+    behind the scan stands a gated norm, not a gate alone.  ``scaled``: input and product of the input
+    projection are multiplied by numbers (Falcon-H1).
     """
 
     heads: int
@@ -110,7 +120,9 @@ class Mamba2Spec:
 
     @property
     def param_count(self) -> int:
-        """Parameters that are neither matrix nor norm: the convolution, and for each head its decay, step and what skips it."""
+        """Parameters that are neither matrix nor norm: the convolution, and for each head its decay,
+        step and what skips it.
+        """
         return self.conv_width * (self.kernel + int(self.conv_bias)) + 3 * self.heads
 
     @property
@@ -121,17 +133,20 @@ class Mamba2Spec:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements of what the forward pass makes: convolution, states in two dtypes, scores, output, norm."""
+        """Elements of what the forward pass makes: convolution, states in two dtypes, scores,
+        output, norm.
+        """
         states = 3 * self.width * self.state // self.chunk
         return self.conv_width + states + 2 * self.chunk * self.groups + 4 * self.heads + 2 * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba1Spec:
-    """A layer that keeps a state of ``state`` numbers for each of ``width`` features, written and read by B and C of a token.
+    """A layer that keeps a state of ``state`` numbers for each of ``width`` features,
+    written and read by B and C of a token.
 
-    A convolution of ``kernel`` positions runs over the values first; B, C and steps of ``rank`` numbers are made of what it
-    returns, each with a norm of its own.
+    A convolution of ``kernel`` positions runs over the values first; B, C and steps of ``rank`` numbers are
+    made of what it returns, each with a norm of its own.
     """
 
     width: int
@@ -152,7 +167,9 @@ class Mamba1Spec:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements of what the forward pass makes: convolution, steps, copies by position, output before and behind the gate."""
+        """Elements of what the forward pass makes: convolution, steps, copies by position,
+        output before and behind the gate.
+        """
         return 6 * self.width + 4 * self.state + self.rank
 
 

@@ -10,7 +10,9 @@ from planner.domain.mixers import MixerSpec
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec
 
-LinearGroup = Literal["attention", "mixer", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
+LinearGroup = Literal[
+    "attention", "mixer", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"
+]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
 InputTensor = Literal[
     "attn_in",
@@ -29,7 +31,9 @@ InputTensor = Literal[
 NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
-RouterKind = Literal["softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module", "every"]
+RouterKind = Literal[
+    "softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module", "every"
+]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
 RotaryJoin = Literal["inline", "function", "forward"]
@@ -40,7 +44,9 @@ RotaryTables = Literal["cast", "fp32", "half", "layers", "sections", "interleave
 Pieces = Literal["none", "window", "image"]
 EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
-ParamsOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"]
+ParamsOrigin = Literal[
+    "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,16 @@ class LinearSpec:
     """One weight matrix of shape ``(out_features, in_features)``, repeated ``copies`` times (experts).
 
     ``name`` is the module name as PEFT's ``target_modules`` sees it (``q_proj``, ``query_key_value``).
-    ``kind`` is ``linear`` (``nn.Linear``), ``subclass``, ``conv1d`` (GPT-2's transposed linear) or ``parameter``.  A ``subclass``
-    is a class of the model's own derived from ``nn.Linear``, which the quantisers of Transformers 5 pass
-    over.  A ``parameter`` is a fused expert tensor, which k-bit quantisers leave in 16-bit.  ``reads`` names
-    the tensor it consumes, so that inputs saved for backward are counted once when several matrices share
-    them.  ``active_copies`` of the copies see each token.
+    ``kind`` is ``linear`` (``nn.Linear``), ``subclass``, ``conv1d`` (GPT-2's transposed linear) or
+    ``parameter``.  A ``subclass`` is a class of the model's own derived from ``nn.Linear``, which the
+    quantisers of Transformers 5 pass over.  A ``parameter`` is a fused expert tensor, which k-bit quantisers
+    leave in 16-bit.  ``reads`` names the tensor it consumes, so that inputs saved for backward are counted
+    once when several matrices share them.  ``active_copies`` of the copies see each token.
 
-    ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by these only, and not at
-    all where there are none.  ``adaptable`` is false for a matrix whose name PEFT gives to the fused experts instead.
-    ``packed_as_head``: a head that k-bit quantisers replace like any other matrix.  ``left_whole``: a matrix that the
-    quantiser of the checkpoint left as it was.
+    ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by
+    these only, and not at all where there are none.  ``adaptable`` is false for a matrix whose name PEFT
+    gives to the fused experts instead.  ``packed_as_head``: a head that k-bit quantisers replace like any
+    other matrix.  ``left_whole``: a matrix that the quantiser of the checkpoint left as it was.
     """
 
     name: str
@@ -76,7 +82,9 @@ class LinearSpec:
 
     @property
     def rank_factor(self) -> int:
-        """Ranks that PEFT gives an adapter here, in units of the asked rank: one for each matrix that was fused."""
+        """Ranks that PEFT gives an adapter here, in units of the asked rank:
+        one for each matrix that was fused.
+        """
         return max(1, len(self.legacy_names))
 
     @property
@@ -95,11 +103,12 @@ class NormSpec:
     """A normalisation over ``width`` features; ``copies`` of them in the block.
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
-    compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without attention.
-    ``rows_per_token`` is how many vectors are normalised per token
-    (1 for the residual stream, the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
+    compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without
+    attention.  ``rows_per_token`` is how many vectors are normalised per token (1 for the residual stream,
+    the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
 
-    ``scaling`` is how the code of an unfused norm applies its weight, which decides what the norm keeps for backward:
+    ``scaling`` is how the code of an unfused norm applies its weight,
+    which decides what the norm keeps for backward:
 
     - ``cast``: after casting back (Llama)
     - ``cast_first``: the same, when nothing refers to the fp32 result any more (Llama 4)
@@ -128,37 +137,39 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Shape of one attention layer.  ``head_dim`` is that of query and key, ``value_head_dim`` of value and output.
+    """Shape of one attention layer.  ``head_dim`` is that of query and key,
+    ``value_head_dim`` of value and output.
 
     ``window_tokens`` is the sliding window (``None``: full attention).
 
-    How the modelling code goes about it: ``joined_rotary`` when rotary code concatenates a turned and an untouched part, which
-    lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's kernel ``grouped``, ``expanded`` to all
-    heads, or to be ``broadcast`` by it, which only its unfused form does.  ``eager_scores``: dtype of attention that is written
-    out: a softmax in fp32, scores that an fp32 bias widens, scores in ``fp32`` too, or all in ``compute``.
-    ``dropout``: whether probabilities are dropped in training, which eager attention keeps a mask of.
-    ``returned_scores``: a layer that always returns its
-    probabilities, as the softmax made them or cast for the product, so that they live until the next layer has run.
-    ``makes_mask``: the code has the causal mask made under SDPA too, where others leave it to the kernel.
-    ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at once, over all features or of each
-    head; as ``slices``; each head's parts ``selected`` by a number, or ``indexed`` by a list of one, which copies them.
-    ``unbound``: they are a dimension of three that was moved to the front.
-    ``rotary_width``: features of each head that rotary positions turn (0: all).  ``rotary_join``: where a turned and an
-    untouched part are joined: in one expression (``inline``), in a ``function`` behind both turns, or in the ``forward`` that
-    calls attention, whose variables keep the parts until it returns.
-    ``rotary_form``: what the second product of ``x * cos + turned(x) * sin`` reads: swapped ``halves`` or ``pairs``;
-    ``repeated_pairs``: of tables that each layer repeats for both of a pair; ``crossed``:
-    products of halves, then joined; ``complex``: one product of complex numbers.  ``rotary_result``: its dtype, that of the
-    ``wider`` of input and tables, the ``input``'s by a cast (of fp32 tables), or that after a computation in ``fp32``, or one
-    whose products alone are (``floated``: input and swapped input are cast, tables are fp32).
-    ``head_norms_last``: query and key norms run after all three projections, not each behind its own.  ``heads_last``: the code
-    sees the three products as heads when all are there.  ``scales_query``: the code itself multiplies the query by a number.
-    ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query, key and value are
-    clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number for each position.
-    ``scales_query_in_fp32``: a query without positions is multiplied by fp32 numbers of its position, and cast back.
-    ``output_gate``: the query's product is twice as wide, and the sigmoid of its second half weighs what attention returns.
-    ``pieces``: the code cuts the patches of all images into pieces that attend to themselves, a ``window`` of
-    ``window_tokens`` patches or an ``image`` each.
+    How the modelling code goes about it: ``joined_rotary`` when rotary code concatenates a turned and an
+    untouched part, which lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's
+    kernel ``grouped``, ``expanded`` to all heads, or to be ``broadcast`` by it, which only its unfused form
+    does.  ``eager_scores``: dtype of attention that is written out: a softmax in fp32, scores that an fp32
+    bias widens, scores in ``fp32`` too, or all in ``compute``.  ``dropout``: whether probabilities are
+    dropped in training, which eager attention keeps a mask of.  ``returned_scores``: a layer that always
+    returns its probabilities, as the softmax made them or cast for the product, so that they live until the
+    next layer has run.  ``makes_mask``: the code has the causal mask made under SDPA too, where others leave
+    it to the kernel.  ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at
+    once, over all features or of each head; as ``slices``; each head's parts ``selected`` by a number, or
+    ``indexed`` by a list of one, which copies them.  ``unbound``: they are a dimension of three that was
+    moved to the front.  ``rotary_width``: features of each head that rotary positions turn (0: all).
+    ``rotary_join``: where a turned and an untouched part are joined: in one expression (``inline``), in a
+    ``function`` behind both turns, or in the ``forward`` that calls attention, whose variables keep the parts
+    until it returns.  ``rotary_form``: what the second product of ``x * cos + turned(x) * sin`` reads:
+    swapped ``halves`` or ``pairs``; ``repeated_pairs``: of tables that each layer repeats for both of a pair;
+    ``crossed``: products of halves, then joined; ``complex``: one product of complex numbers.
+    ``rotary_result``: its dtype, that of the ``wider`` of input and tables, the ``input``'s by a cast (of
+    fp32 tables), or that after a computation in ``fp32``, or one whose products alone are (``floated``: input
+    and swapped input are cast, tables are fp32).  ``head_norms_last``: query and key norms run after all
+    three projections, not each behind its own.  ``heads_last``: the code sees the three products as heads
+    when all are there.  ``scales_query``: the code itself multiplies the query by a number.
+    ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query,
+    key and value are clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number
+    for each position.  ``scales_query_in_fp32``: a query without positions is multiplied by fp32 numbers of
+    its position, and cast back.  ``output_gate``: the query's product is twice as wide, and the sigmoid of
+    its second half weighs what attention returns.  ``pieces``: the code cuts the patches of all images into
+    pieces that attend to themselves, a ``window`` of ``window_tokens`` patches or an ``image`` each.
     """
 
     n_heads: int
@@ -221,8 +232,9 @@ NO_ATTENTION = AttentionSpec(0, 0, 0, 0, position="none")
 class MlpSpec:
     """Shape of one feed-forward layer; with ``n_experts`` > 0 a mixture of experts.
 
-    ``width`` is the intermediate size of the dense MLP (0 if the layer has none) or of one expert; ``shared_width`` that
-    of the always-active shared expert.  ``gated`` means two input projections whose product feeds the output projection.
+    ``width`` is the intermediate size of the dense MLP (0 if the layer has none) or of one expert;
+    ``shared_width`` that of the always-active shared expert.  ``gated`` means two input projections whose
+    product feeds the output projection.
 
     ``router`` is how experts are chosen, which decides the dtype of what is weighted:
 
@@ -233,11 +245,13 @@ class MlpSpec:
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
     - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
     - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
-    - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes, so that it is quantised and adapted as one (Hunyuan)
-    - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid, 0 where not chosen (Llama 4)
+    - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes,
+      so that it is quantised and adapted as one (Hunyuan)
+    - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid,
+      0 where not chosen (Llama 4)
 
-    ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product of the gate and the
-    output are multiplied by numbers (Falcon-H1).
+    ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
+    of the gate and the output are multiplied by numbers (Falcon-H1).
     """
 
     width: int
@@ -261,16 +275,17 @@ class BlockSpec:
     """One decoder layer.
 
     ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
-    ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales, convolutions).
-    ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then, or beside it (Falcon-H1).
-    A layer with one norm is one part alone: a mixer, attention or feed-forward (Nemotron-H).
-    ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the layer's own input.
-    ``norms_first`` marks parallel blocks that make the outputs of both norms before either part runs (Falcon 40B).
-    ``dropouts`` counts the model's own dropouts over the residual width (not LoRA's) whose probability is above zero;
-    ``drops_inside`` marks those that run inside attention and feed-forward part, whose variables live until then.
-    ``norms_sums`` marks norms behind the branches that read the stream after the addition, not the branch before it (OPT 350M).
-    ``branch_sum`` is what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and
-    the first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
+    ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales,
+    convolutions).  ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then, or
+    beside it (Falcon-H1).  A layer with one norm is one part alone: a mixer, attention or feed-forward
+    (Nemotron-H).  ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that
+    attention reads the layer's own input.  ``norms_first`` marks parallel blocks that make the outputs of
+    both norms before either part runs (Falcon 40B).  ``dropouts`` counts the model's own dropouts over the
+    residual width (not LoRA's) whose probability is above zero; ``drops_inside`` marks those that run inside
+    attention and feed-forward part, whose variables live until then.  ``norms_sums`` marks norms behind the
+    branches that read the stream after the addition, not the branch before it (OPT 350M).  ``branch_sum`` is
+    what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and the
+    first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
     ``keeps_attended``: a variable refers to what attention returned until the layer ends (Llama 4).
     """
 
@@ -312,7 +327,9 @@ class BlockGroup:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """A lookup table of ``rows`` vectors of ``width`` features (token, position); ``shared``: looked up once for all samples."""
+    """A lookup table of ``rows`` vectors of ``width`` features (token, position); ``shared``:
+    looked up once for all samples.
+    """
 
     name: str
     rows: int
@@ -329,25 +346,26 @@ class EmbeddingSpec:
 class ModelSpec:
     """A decoder-only language model.
 
-    ``token_embedding`` and ``head`` share one tensor when ``tied``; then ``head`` still describes the product that is computed
-    but adds no parameters.  ``published_params`` is the count its authors give, ``params_origin`` how closely the count from
-    shapes agrees with it.  ``normhead`` marks a head that is re-normalised on every forward (Baichuan 2).
-    ``fp32_logits`` is false where the model's own code keeps logits in the compute dtype.
-    ``remote_code`` marks architectures whose module ships with the checkpoint, not with Transformers.
-    ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the loss (Gemma 2): one more tensor of that size
-    is saved for backward.  ``embedding_norm`` marks a norm over the embeddings (the first of ``final_norms``),
-    ``embedding_dropout`` a dropout of them, the ``last`` thing before the layers or ``before_tables`` of rotary positions.
-    ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model``
-    behind it (Granite).  ``scales_logits``: logits are multiplied by a number; ``wide_logits``: the model casts them to fp32.
+    ``token_embedding`` and ``head`` share one tensor when ``tied``; then ``head`` still describes the product
+    that is computed but adds no parameters.  ``published_params`` is the count its authors give,
+    ``params_origin`` how closely the count from shapes agrees with it.  ``normhead`` marks a head that is
+    re-normalised on every forward (Baichuan 2).  ``fp32_logits`` is false where the model's own code keeps
+    logits in the compute dtype.  ``remote_code`` marks architectures whose module ships with the checkpoint,
+    not with Transformers.  ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the
+    loss (Gemma 2): one more tensor of that size is saved for backward.  ``embedding_norm`` marks a norm over
+    the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them, the ``last`` thing
+    before the layers or ``before_tables`` of rotary positions.  ``embedding_scale``: who multiplies
+    embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model`` behind it (Granite).
+    ``scales_logits``: logits are multiplied by a number; ``wide_logits``: the model casts them to fp32.
     ``value_head``: beside the head of words one of a single number, which alone is trained for.
-    ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast and hold each angle
-    once (``half``); or each of the ``layers`` makes its own.  Those for time, height and width are put together of
-    ``sections``, or ``interleaved`` in place.
-    ``rotary_by_kind``: layers with a window have tables of their own.
-    ``vision``: the tower of a model that sees.  ``text_class``: the class by which Transformers loads such a checkpoint without
-    its tower, where it has one.  ``loads_whole``: AutoModelForCausalLM takes the class with the tower all the same.
-    ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
-    ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
+    ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast
+    and hold each angle once (``half``); or each of the ``layers`` makes its own.  Those for time, height and
+    width are put together of ``sections``, or ``interleaved`` in place.  ``rotary_by_kind``: layers with a
+    window have tables of their own.  ``vision``: the tower of a model that sees.  ``text_class``: the class
+    by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
+    AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
+    its matrices where a quantiser packed them.  ``omits`` says what the checkpoint holds besides; empty when
+    nothing is left out.
     """
 
     id: str
@@ -403,7 +421,9 @@ class ModelSpec:
     def param_count(self) -> int:
         """All distinct parameters, tied tensors once."""
         blocks = sum(group.count * group.block.param_count for group in self.groups)
-        outside = sum(norm.param_count for norm in self.final_norms) + sum(table.param_count for table in self.extra_embeddings)
+        outside = sum(norm.param_count for norm in self.final_norms) + sum(
+            table.param_count for table in self.extra_embeddings
+        )
         outside += sum(linear.weight_count + linear.bias_count for linear in self.extra_linears)
         head = self.head.bias_count + (0 if self.tied else self.head.weight_count)
         seeing = self.vision.param_count if self.vision else 0

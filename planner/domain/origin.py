@@ -1,7 +1,8 @@
 """Where a resolved value comes from: written for people, and written and read as text here alone.
 
-An origin is ``cli``, ``file:line``, ``file:key``, ``default:<stack>``, ``default of <tool>``, ``catalog``, ``assumed``,
-``derived``, ``data`` (the lengths of a data set), ``record:<id>`` or the place of a Python object.
+An origin is ``cli``, ``file:line``, ``file:key``, ``default:<stack>``, ``default of <tool>``, ``catalog``,
+``assumed``, ``derived``, ``data`` (the lengths of a data set), ``record:<id>`` or the place of a Python
+object.
 """
 
 from __future__ import annotations

@@ -25,12 +25,13 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """The first allocation that the card cannot serve: in which phase, part of the model, module and operator.
+    """The first allocation that the card cannot serve: in which phase, part of the model,
+    module and operator.
 
     ``n_bytes`` were asked for while ``free_bytes`` were cached in ``free_blocks`` pieces, the largest of them
-    ``largest_free_bytes``, and the allocator might reserve ``unreserved_bytes`` more.  ``event``: its number in the program.
-    ``fits_expandable``: whether the whole job ends with expandable segments; ``None`` where they cannot help, because what
-    is allocated and the request are too much together.
+    ``largest_free_bytes``, and the allocator might reserve ``unreserved_bytes`` more.  ``event``: its number
+    in the program.  ``fits_expandable``: whether the whole job ends with expandable segments; ``None`` where
+    they cannot help, because what is allocated and the request are too much together.
     """
 
     phase: Phase
@@ -55,12 +56,13 @@ class FailedRequest:
 class MemoryPrediction:
     """GPU memory of one device.
 
-    ``limit_bytes`` is what the job may use: CUDA-visible memory less what is already taken (``None``: unknown).
-    Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at the card when the allocator
-    would have returned its cache rather than failed; ``uncapped_driver_bytes`` is what an unlimited card would show.
-    ``order_spread_bytes``: one standard deviation of the cache that natural lengths pile up, over orders of the samples.
-    ``state_bytes``: weights, adapters and optimizer states that stay on one GPU: less than that no device needs.
-    ``failed``: what the card cannot serve, of a job that was replayed and does not fit.
+    ``limit_bytes`` is what the job may use: CUDA-visible memory less what is already taken (``None``:
+    unknown).  Peaks are maxima over phases.  ``reserved_peak_bytes`` and ``driver_peak_bytes`` are capped at
+    the card when the allocator would have returned its cache rather than failed; ``uncapped_driver_bytes`` is
+    what an unlimited card would show.  ``order_spread_bytes``: one standard deviation of the cache that
+    natural lengths pile up, over orders of the samples.  ``state_bytes``: weights, adapters and optimizer
+    states that stay on one GPU: less than that no device needs.  ``failed``: what the card cannot serve, of a
+    job that was replayed and does not fit.
     """
 
     terms: tuple[Term, ...]
@@ -81,9 +83,10 @@ class MemoryPrediction:
 class HostPrediction:
     """Host RAM.
 
-    ``per_process_bytes`` and ``per_node_bytes`` are the peaks of a run from loading to saving; ``setup_*`` the most while it is
-    loaded and set up, ``steps_*`` what is there while steps run.  ``required_per_node_bytes`` leaves out what is reclaimed under
-    pressure.  ``available_bytes`` is ``None`` when the memory of the host is unknown: printed, not judged.
+    ``per_process_bytes`` and ``per_node_bytes`` are the peaks of a run from loading to saving; ``setup_*``
+    the most while it is loaded and set up, ``steps_*`` what is there while steps run.
+    ``required_per_node_bytes`` leaves out what is reclaimed under pressure.  ``available_bytes`` is ``None``
+    when the memory of the host is unknown: printed, not judged.
     """
 
     terms: tuple[HostTerm, ...]
@@ -106,7 +109,8 @@ class HostPrediction:
 class TimePrediction:
     """Time of one optimizer step and what follows from it.  Rates are of the whole job.
 
-    ``mfu`` is model FLOP utilisation: FLOP that the method needs without recomputation, over the dense peak rate.
+    ``mfu`` is model FLOP utilisation: FLOP that the method needs without recomputation,
+    over the dense peak rate.
     """
 
     terms: tuple[TimeTerm, ...]
@@ -124,9 +128,10 @@ class TimePrediction:
 class Uncertainty:
     """How far measurements on unseen sources lie from predictions like this one.
 
-    ``memory``: intervals of the three levels, in bytes.  ``step``: of the step time, in seconds.  ``host``: of host RAM per
-    process, in bytes.  ``None`` where no calibrated record had such a reading.  ``coverage``: share of held-out readings that
-    lay inside such intervals.  ``basis``: what they rest on; ``extrapolates``: what of the job no calibrated record had.
+    ``memory``: intervals of the three levels, in bytes.  ``step``: of the step time, in seconds.  ``host``:
+    of host RAM per process, in bytes.  ``None`` where no calibrated record had such a reading.  ``coverage``:
+    share of held-out readings that lay inside such intervals.  ``basis``: what they rest on;
+    ``extrapolates``: what of the job no calibrated record had.
     """
 
     nominal: float
@@ -147,8 +152,8 @@ class Uncertainty:
 class Prediction:
     """Everything that ``plan`` says about one scenario.
 
-    ``calibration`` is the name of the fitted coefficients or ``"uncalibrated"``; without one there is no interval and
-    ``fits_probability`` is ``None``.  ``time`` is ``None`` where the card's rates are unknown.
+    ``calibration`` is the name of the fitted coefficients or ``"uncalibrated"``; without one there is no
+    interval and ``fits_probability`` is ``None``.  ``time`` is ``None`` where the card's rates are unknown.
     """
 
     memory: MemoryPrediction

@@ -14,14 +14,21 @@ def by(settled_by: SettledBy, source: str) -> tuple[SettledBy, str]:
 
 
 def prior(value: float, low: float, high: float, unit: str, settled: tuple[SettledBy, str]) -> Any:
-    """A dataclass field that carries its bounds and unit, and what settled it with the source, as metadata."""
+    """A dataclass field that carries its bounds and unit, and what settled it with the source,
+    as metadata.
+    """
     settled_by, source = settled
-    return field(default=value, metadata={"low": low, "high": high, "unit": unit, "settled_by": settled_by, "source": source})
+    return field(
+        default=value,
+        metadata={"low": low, "high": high, "unit": unit, "settled_by": settled_by, "source": source},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """One coefficient as the literature has it.  ``settled_by`` says how far it is independent of the published rows."""
+    """One coefficient as the literature has it.
+    ``settled_by`` says how far it is independent of the published rows.
+    """
 
     name: str
     value: float

@@ -40,7 +40,14 @@ Optimizer = Literal[
     "apollo_adamw_layerwise",
 ]
 Offload = Literal[
-    "none", "optimizer", "optimizer+params", "params", "activations", "optimizer-nvme", "optimizer+params-nvme", "params-nvme"
+    "none",
+    "optimizer",
+    "optimizer+params",
+    "params",
+    "activations",
+    "optimizer-nvme",
+    "optimizer+params-nvme",
+    "params-nvme",
 ]
 Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
@@ -74,7 +81,8 @@ PREPACKED: frozenset[Quantization] = GPTQ | {"awq-int4", "aqlm"}
 STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm"}
 """Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are.
 
-Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AWQ is not among the exceptions).
+Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AWQ is not among the
+exceptions).
 """
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -97,10 +105,11 @@ METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {
 class Adapter:
     """LoRA matrices: ``A`` is ``(rank, in)``, ``B`` is ``(out, rank)`` for every adapted linear.
 
-    ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained whole; PEFT keeps
-    the frozen original beside the trainable copy.  ``dora``: rows of base and adapter together are scaled by a trained magnitude.
-    ``relora``: now and then they are merged into the base and begin again.  ``oft_block_size``: other than 0, there are no such
-    matrices (rank 0) but OFT's rotations, which turn so many neighbouring inputs of a matrix at a time.
+    ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained
+    whole; PEFT keeps the frozen original beside the trainable copy.  ``dora``: rows of base and adapter
+    together are scaled by a trained magnitude.  ``relora``: now and then they are merged into the base and
+    begin again.  ``oft_block_size``: other than 0, there are no such matrices (rank 0) but OFT's rotations,
+    which turn so many neighbouring inputs of a matrix at a time.
     """
 
     rank: Number
@@ -122,8 +131,9 @@ class Adapter:
 class Packing:
     """How the checkpoint of a quantised base packs a matrix.
 
-    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for.  ``codebooks`` of
-    ``2 ** code_bits`` vectors each: AQLM's.  ``is_stored``: matrices of bitsandbytes come packed, too.
+    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for.
+    ``codebooks`` of ``2 ** code_bits`` vectors each: AQLM's.  ``is_stored``: matrices of bitsandbytes come
+    packed, too.
     """
 
     group: int = 128
@@ -136,8 +146,9 @@ class Packing:
 class Numerics:
     """Dtypes: of the weights as loaded, of the compute, and how the base is quantised.
 
-    ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32 master weights.
-    ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it lets FSDP and ZeRO-3 shard them.
+    ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32
+    master weights.  ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it
+    lets FSDP and ZeRO-3 shard them.
     """
 
     load_dtype: Dtype
@@ -168,10 +179,11 @@ class Numerics:
 class Batch:
     """Sizes of one optimizer step.
 
-    ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap on natural lengths;
-    ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a sample is two sequences, prompt and
-    completion each.  ``lengths``: those of all samples, where the data set was read.
-    ``images``: those of each sequence, whose tokens are among its own; ``None`` for text alone.
+    ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap
+    on natural lengths; ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a
+    sample is two sequences, prompt and completion each.  ``lengths``: those of all samples, where the data
+    set was read.  ``images``: those of each sequence, whose tokens are among its own; ``None`` for text
+    alone.
     """
 
     micro_batch: Number
@@ -191,7 +203,8 @@ class Batch:
     def mean_tokens_at(self, seq_len: Number) -> Number:
         """Mean real tokens of a sample if the sequence length were ``seq_len``.
 
-        Samples that fill the length fill every length; shorter ones keep theirs and are cut where ``seq_len`` is shorter still.
+        Samples that fill the length fill every length;
+        shorter ones keep theirs and are cut where ``seq_len`` is shorter still.
         """
         if self.lengths is not None and self.padding != "packed":
             return self.lengths.mean_tokens(seq_len)
@@ -203,7 +216,9 @@ class Batch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether batches hold padding, so that attention needs a mask.  In a grid: whether any of its scenarios does."""
+        """Whether batches hold padding, so that attention needs a mask.  In a grid:
+        whether any of its scenarios does.
+        """
         if self.padding == "packed":
             return False
         shorter: Any = self.tokens_per_sample < self.seq_len
@@ -212,13 +227,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The training recipe.  No field has a silent default: the intake resolves each one and records its origin.
+    """The training recipe.  No field has a silent default:
+    the intake resolves each one and records its origin.
 
-    ``train_layers``: what a full fine-tune trains where that is not everything (:mod:`planner.intake.trained`); empty for all.
-    ``frozen``: parts of a vision-language model that are not trained, and get no adapters.
-    ``optimizer_rank``: rows to which APOLLO projects gradients.
-    ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and that of every second
-    matrix product, too (``selective-op``).  ``caches_reference``: what the model was before is asked once, before training.
+    ``train_layers``: what a full fine-tune trains where that is not everything
+    (:mod:`planner.intake.trained`); empty for all.  ``frozen``: parts of a vision-language model that are not
+    trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
+    that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
+    before is asked once, before training.
     """
 
     method: Method
@@ -266,7 +283,9 @@ class Recipe:
         return self.gradient_checkpointing and self.checkpoint_every > 1
 
     def rebuilt_share(self, n_layers: int) -> float:
-        """Share of the layers that run forward again in backward: layers 0, n, 2n, ...; none without checkpointing."""
+        """Share of the layers that run forward again in backward: layers 0, n, 2n, ...;
+        none without checkpointing.
+        """
         return -(-n_layers // self.checkpoint_every) / n_layers if self.gradient_checkpointing else 0.0
 
     @property
@@ -276,7 +295,9 @@ class Recipe:
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Whether DeepSpeed's engine runs the step: it keeps 16-bit weights and fp32 masters itself, without autocast."""
+        """Whether DeepSpeed's engine runs the step: it keeps 16-bit weights and fp32 masters itself,
+        without autocast.
+        """
         return self.sharding.engine == "deepspeed"
 
     @property
@@ -293,7 +314,8 @@ class Recipe:
     def divides_base(self) -> bool:
         """Whether ZeRO-3 and FSDP can divide the base matrices.
 
-        k-bit ones only when 4-bit bytes are stored as elements of a float dtype that the engine can flatten (``quant_storage``).
+        k-bit ones only when 4-bit bytes are stored as elements of a float dtype that the engine can flatten
+        (``quant_storage``).
         """
         if self.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
             return self.numerics.quant_storage is not None

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, CheckpointPolicy, Dtype, Loss, Offload, Padding, Precision, Quantization, Task
+from planner.domain.recipe import (
+    Attention,
+    CheckpointPolicy,
+    Dtype,
+    Loss,
+    Offload,
+    Padding,
+    Precision,
+    Quantization,
+    Task,
+)
 from planner.domain.sharding import ShardingName
 from planner.domain.term import Phase
 
@@ -20,32 +30,39 @@ HostMemoryScope = Literal["process", "node"]
 Use = Literal["repeat", "loop_time", "link_unknown", "length_at_peak_unknown"]
 """Why a row is scored but not fitted.
 
-``repeat``: nothing of it is fitted, because it repeats another row.  ``loop_time``: not its time, which is of more than training
-steps.  ``link_unknown``: not its time, because nobody knows the link between its GPUs; it is not scored either.
-``length_at_peak_unknown``: not its memory, because nobody knows the length of its longest batch.
+``repeat``: nothing of it is fitted, because it repeats another row.  ``loop_time``: not its time, which is of
+more than training steps.  ``link_unknown``: not its time, because nobody knows the link between its GPUs; it
+is not scored either.  ``length_at_peak_unknown``: not its memory, because nobody knows the length of its
+longest batch.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One row of ``data/published/*.csv`` or one line of a measurement file.  ``None`` and ``()``: the source does not say.
+    """One row of ``data/published/*.csv`` or one line of a measurement file.  ``None`` and ``()``:
+    the source does not say.
 
     The unit is in each name; memory is in MiB as measured, not converted further.
 
-    - ``source_group``: rows of one group are held out together; ``locator``: table and row; ``grade``: how far to trust it.
-    - ``use``: why the row is scored but not fitted, see :data:`Use`; ``notes`` are for people, nothing in them steers a fit.
+    - ``source_group``: rows of one group are held out together; ``locator``: table and row; ``grade``:
+      how far to trust it.
+    - ``use``: why the row is scored but not fitted, see :data:`Use`; ``notes`` are for people,
+      nothing in them steers a fit.
     - ``optimizer`` is a Hugging Face name and may be one that is not modelled.
-    - ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length, or the cap on natural lengths;
-      ``tokens_per_sample`` the mean number of real tokens.
-    - ``peak_memory_mib`` is the maximum over ranks; ``censored``: above 93 % of the card, where the allocator makes do with less.
-    - ``peak_memory_percentile``: ``peak_memory_mib`` is this percentile over the steps; without it, the most of them.
+    - ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length, or the cap on
+      natural lengths; ``tokens_per_sample`` the mean number of real tokens.
+    - ``peak_memory_mib`` is the maximum over ranks; ``censored``: above 93 % of the card,
+      where the allocator makes do with less.
+    - ``peak_memory_percentile``: ``peak_memory_mib`` is this percentile over the steps; without it,
+      the most of them.
     - ``memory_limit_mib``: what the job was allowed of the card, where that is less than all of it.
     - ``checkpoint_every``: every how many layers one is checkpointed, where not all are.
     - ``checkpoint_policy``: what a checkpointed layer keeps, where that is more than its input.
-    - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``, ``simpo`` and
-      ``reward`` is a pair.
+    - ``task``: what is trained for, where that is not supervised fine-tuning; a sample of ``dpo``, ``orpo``,
+      ``simpo`` and ``reward`` is a pair.
     - ``train_layers``: what a full fine-tune trained, where that was not everything.
-    - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job; ``run_time_s`` the whole run.
+    - ``step_time_s`` is one optimizer step with all its micro-steps; rates are of the whole job;
+      ``run_time_s`` the whole run.
     """
 
     id: str

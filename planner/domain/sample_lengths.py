@@ -39,7 +39,9 @@ class SampleLengths:
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> SampleLengths:
-        """The table of these lengths in tokens, each at least 1; those within 1 % of each other share a row."""
+        """The table of these lengths in tokens, each at least 1;
+        those within 1 % of each other share a row.
+        """
         rows: dict[int, list[int]] = {}
         for length, count in Counter(lengths).items():
             row = rows.setdefault(int(math.log(length) / math.log(_ROW_WIDTH)), [0, 0])
@@ -71,8 +73,10 @@ class SampleLengths:
     def longest(self, cap: Number, draws: Number) -> Longest:
         """The longest of ``draws`` sequences, none above ``cap`` tokens.
 
-        Formula: the sum over rows of ``tokens x (F^d - G^d)``: ``F`` is the share of sequences up to the row, ``G`` before it.
-        Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics", 2.2.
+        Formula: the sum over rows of ``tokens x (F^d - G^d)``:
+        ``F`` is the share of sequences up to the row, ``G`` before it.
+        Source: order statistics, Arnold, Balakrishnan and Nagaraja,
+        "A First Course in Order Statistics", 2.2.
         Ignored: that samples are drawn without putting back.
         """
         kept: Any = self.kept(cap)
@@ -89,7 +93,9 @@ class SampleLengths:
         return Longest(mean, abs(square / (mean * mean) - (kept > 0)) ** 0.5)
 
     def length_within(self, share: float, cap: float, draws: float) -> float:
-        """Tokens that the longest of ``draws`` sequences, none above ``cap``, stays within in this share of the batches."""
+        """Tokens that the longest of ``draws`` sequences, none above ``cap``,
+        stays within in this share of the batches.
+        """
         wanted, seen = share ** (1 / draws) * float(self.kept(cap)), 0.0
         for tokens, count in self._rows(cap):
             seen += float(count)

@@ -16,7 +16,9 @@ EVAL_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One resolved value.  ``origin`` (:mod:`planner.domain.origin`) is for people: code asks the properties."""
+    """One resolved value.  ``origin`` (:mod:`planner.domain.origin`) is for people:
+    code asks the properties.
+    """
 
     name: str
     value: str
@@ -46,10 +48,11 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Length and price of the whole run; ``None`` where the user does not say.  ``usd_per_gpu_hour`` is per GPU.
+    """Length and price of the whole run; ``None`` where the user does not say.
+    ``usd_per_gpu_hour`` is per GPU.
 
-    ``eval_samples`` are evaluated after each epoch, ``eval_micro_batch`` at a time on each GPU.  Without either, memory counts an
-    evaluation of as many samples at a time as are trained on.
+    ``eval_samples`` are evaluated after each epoch, ``eval_micro_batch`` at a time on each GPU.  Without
+    either, memory counts an evaluation of as many samples at a time as are trained on.
     """
 
     n_samples: int | None = None
@@ -61,7 +64,9 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Every choice that changes memory or time.  The instruments answer it; ``warnings`` are combinations that people do run."""
+    """Every choice that changes memory or time.  The instruments answer it;
+    ``warnings`` are combinations that people do run.
+    """
 
     model: ModelSpec
     hardware: Hardware

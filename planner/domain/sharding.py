@@ -1,4 +1,6 @@
-"""How the state of a job is spread over GPUs: which engine does it, what it divides, and how often GPUs meet."""
+"""How the state of a job is spread over GPUs: which engine does it, what it divides,
+and how often GPUs meet.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ SHARDING_NAMES: tuple[ShardingName, ...] = get_args(ShardingName)
 class Sharding:
     """One way to spread weights, gradients and optimizer states; flags, records and JSON have its ``name``.
 
-    ``engine``: plain PyTorch, DeepSpeed's ZeRO or PyTorch's FSDP.  ``scope``: a process alone, all GPUs, or shards inside a
-    node that other nodes repeat.  ``divides_weights``: also after the forward pass.  ``reduces_each_micro_step``: gradients are
-    reduced in every micro-step, not once per optimizer step.  ``dtensors``: weights become DTensors, as in FSDP2.
+    ``engine``: plain PyTorch, DeepSpeed's ZeRO or PyTorch's FSDP.  ``scope``: a process alone, all GPUs, or
+    shards inside a node that other nodes repeat.  ``divides_weights``: also after the forward pass.
+    ``reduces_each_micro_step``: gradients are reduced in every micro-step, not once per optimizer step.
+    ``dtensors``: weights become DTensors, as in FSDP2.
     """
 
     name: ShardingName
@@ -83,7 +86,9 @@ class Sharding:
         return hash(self.name)
 
 
-def _fsdp(name: ShardingName, scope: Scope = "world", *, divides_weights: bool = True, dtensors: bool = True) -> Sharding:
+def _fsdp(
+    name: ShardingName, scope: Scope = "world", *, divides_weights: bool = True, dtensors: bool = True
+) -> Sharding:
     return Sharding(
         name,
         "fsdp",
@@ -96,19 +101,31 @@ def _fsdp(name: ShardingName, scope: Scope = "world", *, divides_weights: bool =
     )
 
 
-# Sources: torch nn/parallel/distributed.py (no_sync: DDP reduces in the last micro-step); deepspeed runtime/zero/stage_1_and_2.py
-# (stage 1 reduces at the boundary of accumulation, stage 2 in each micro-step) and stage3.py; torch distributed/fsdp.
+# Sources: torch nn/parallel/distributed.py (no_sync: DDP reduces in the last micro-step); deepspeed
+# runtime/zero/stage_1_and_2.py (stage 1 reduces at the boundary of accumulation, stage 2 in each micro-step)
+# and stage3.py; torch distributed/fsdp.
 NONE = Sharding("none", "native", "process")
 DDP = Sharding("ddp", "native", "world")
 ZERO1 = Sharding("zero1", "deepspeed", "world", divides_optimizer=True)
-ZERO2 = Sharding("zero2", "deepspeed", "world", divides_optimizer=True, divides_gradients=True, reduces_each_micro_step=True)
-ZERO3 = Sharding("zero3", "deepspeed", "world", True, True, divides_weights=True, reduces_each_micro_step=True)
+ZERO2 = Sharding(
+    "zero2",
+    "deepspeed",
+    "world",
+    divides_optimizer=True,
+    divides_gradients=True,
+    reduces_each_micro_step=True,
+)
+ZERO3 = Sharding(
+    "zero3", "deepspeed", "world", True, True, divides_weights=True, reduces_each_micro_step=True
+)
 FSDP = _fsdp("fsdp")
 FSDP1 = _fsdp("fsdp1", dtensors=False)
 FSDP_GRAD_OP = _fsdp("fsdp-grad-op", divides_weights=False)
 HSDP = _fsdp("hsdp", "node")
 
-_BY_NAME: dict[str, Sharding] = {each.name: each for each in (NONE, DDP, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP)}
+_BY_NAME: dict[str, Sharding] = {
+    each.name: each for each in (NONE, DDP, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP)
+}
 
 
 def sharding_named(name: str) -> Sharding:

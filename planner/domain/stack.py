@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import Attention, CheckpointPolicy, Loss, Optimizer, Padding, Precision, Quantization
+from planner.domain.recipe import (
+    Attention,
+    CheckpointPolicy,
+    Loss,
+    Optimizer,
+    Padding,
+    Precision,
+    Quantization,
+)
 from planner.domain.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
@@ -14,7 +22,9 @@ DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
 OftWrappers = Literal["unread", "twice", "apart", "alike"]
 ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 """Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
-LogitsCopy = Literal["compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"]
+LogitsCopy = Literal[
+    "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
+]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -26,15 +36,25 @@ Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy"]
-PairLogps = Literal["none", "whole", "whole_let_go", "unshifted", "compiled", "rows", "rows_and_hidden", "shifted_rows", "tiles"]
+PairLogps = Literal[
+    "none",
+    "whole",
+    "whole_let_go",
+    "unshifted",
+    "compiled",
+    "rows",
+    "rows_and_hidden",
+    "shifted_rows",
+    "tiles",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StackDefaults:
     """What a stack does where the user says nothing.
 
-    ``adapter_dtype`` ``base``: adapters take the dtype of the weight that they adapt, and fp32 over k-bit weights.
-    ``offload``: what leaves the GPU without being asked to, where every layer is checkpointed.
+    ``adapter_dtype`` ``base``: adapters take the dtype of the weight that they adapt, and fp32 over k-bit
+    weights.  ``offload``: what leaves the GPU without being asked to, where every layer is checkpointed.
     """
 
     load_dtype: Literal["checkpoint", "fp32", "bf16", "fp16"]
@@ -57,87 +77,92 @@ class StackDefaults:
 class Stack:
     """One software stack at one version.
 
-    ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT does).
-    ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss peaks.
-    ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
-    ``trainable_fp32``: whether the stack upcasts the trained weights of a full fine-tune to fp32.
-    ``widens_ends``: a full fine-tune keeps token table, head and norms in fp32 beside 16-bit matrices, but under engines.
-    ``frozen_layers``: what checkpointing makes of layers that are not trained.  ``differentiated``: the input of the first layer
-    requires a gradient, so that backward runs through all of them.  ``skipped``: those below the first trained one keep nothing.
-    ``entered``: the inputs of trained layers require gradients; ``spared``: and only these are checkpointed.
-    ``dora``: how long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the product.
-    ``oft``: who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its own that leaves
-    casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies once before (``twice``).
-    ``fused_norm``: norms by one kernel that saves its input only.  ``fused_mlp``: the gated activation likewise.
-    ``fused_experts``: mixture-of-experts weights are three-dimensional parameters that k-bit quantisers skip, as in
-    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all
-    the same, a product expands those of a layer together, and adapters stay apart from them.
-    ``unpacks_by_branches``: the kernel that expands 4-bit weights finds each value by nested branches instead of a table.
-    ``adapter_kernels``: LoRA by separate
-    operators; with scaling, addition and casts compiled into one; or added in place by the product itself.
-    ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults.
-    ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's template sets it (0: hidden squared, Hugging Face
-    ``auto``). ``linear4bit_keeps_input``: 4-bit linears save the input they computed with, although nothing needs it.
-    ``int8_keeps_outlier_weights``: int8 linears hold the weights of outlier columns in the input's dtype from one step to the
-    next. ``int8_keeps_quantized_input``: they also keep their input quantised by columns until backward.
-    ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32.
-    ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch 2.1, 1 since).
-    ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16-bit.
-    ``model_code``: whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which attention kernels an
-    architecture has, or code of its own.  ``liger_loss``: the stack offers Liger's fused head and loss.
-    ``pins_offload``: what DeepSpeed offloads is in pinned host memory (``pin_memory``).  ``pins_masters``: whether that goes for
-    the fp32 masters of stages 1 and 2 too.  ``zero12_upload``: how these stages send weights that the host updated back to the
-    GPU: cast on the host, through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
-    ``zero12_overlap``: stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.
-    ``fsdp_no_sync``: FSDP reduces gradients in the last micro-step only, and they stay whole until then.
-    ``fsdp_loads_whole``: every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
-    reduces 16-bit gradients in fp32.
-    ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights.
-    ``zero12_flattens_on_gpu``: trained weights of these stages become one flat buffer on the GPU where it has room, not on the
-    host; what they lay in before stays cached.
-    ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so that they lie beside its logits.
-    ``sdpa_mask``: the mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns into
-    the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the compute dtype; or none.
-    ``checkpoints_parts``: checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
+    ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT
+    does).  ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss
+    peaks.  ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which
+    nobody uses, is still saved.  ``trainable_fp32``: whether the stack upcasts the trained weights of a full
+    fine-tune to fp32.  ``widens_ends``: a full fine-tune keeps token table, head and norms in fp32 beside
+    16-bit matrices, but under engines.  ``frozen_layers``: what checkpointing makes of layers that are not
+    trained.  ``differentiated``: the input of the first layer requires a gradient, so that backward runs
+    through all of them.  ``skipped``: those below the first trained one keep nothing.  ``entered``: the
+    inputs of trained layers require gradients; ``spared``: and only these are checkpointed.  ``dora``: how
+    long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the
+    product.  ``oft``: who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or
+    one of its own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ
+    multiplies once before (``twice``).  ``fused_norm``: norms by one kernel that saves its input only.
+    ``fused_mlp``: the gated activation likewise.  ``fused_experts``: mixture-of-experts weights are
+    three-dimensional parameters that k-bit quantisers skip, as in Transformers 5, whose quantisers also skip
+    subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all the same, a product
+    expands those of a layer together, and adapters stay apart from them.  ``unpacks_by_branches``: the kernel
+    that expands 4-bit weights finds each value by nested branches instead of a table.  ``adapter_kernels``:
+    LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place by the
+    product itself.  ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``)
+    instead of DeepSpeed's defaults.  ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's
+    template sets it (0: hidden squared, Hugging Face ``auto``). ``linear4bit_keeps_input``: 4-bit linears
+    save the input they computed with, although nothing needs it.  ``int8_keeps_outlier_weights``: int8
+    linears hold the weights of outlier columns in the input's dtype from one step to the next.
+    ``int8_keeps_quantized_input``: they also keep their input quantised by columns until backward.
+    ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their
+    weights to fp32.  ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch
+    2.1, 1 since).  ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit
+    model back to 16-bit.  ``model_code``: whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or
+    5, which decides which attention kernels an architecture has, or code of its own.  ``liger_loss``: the
+    stack offers Liger's fused head and loss.  ``pins_offload``: what DeepSpeed offloads is in pinned host
+    memory (``pin_memory``).  ``pins_masters``: whether that goes for the fp32 masters of stages 1 and 2 too.
+    ``zero12_upload``: how these stages send weights that the host updated back to the GPU: cast on the host,
+    through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.  ``zero12_overlap``: stages 1
+    and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.  ``fsdp_no_sync``: FSDP
+    reduces gradients in the last micro-step only, and they stay whole until then.  ``fsdp_loads_whole``:
+    every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
+    reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
+    else they lie in one flat parameter with frozen weights.  ``zero12_flattens_on_gpu``: trained weights of
+    these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
+    stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
+    that they lie beside its logits.  ``sdpa_mask``: the mask that a padded batch hands to torch's
+    fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
+    of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
+    wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
     ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
-    ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to nothing.
-    ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies at the length itself.
-    ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay reserved; not where the stack turns on
-    segments that grow (``expandable_segments``) or empties the cache every few steps.
-    ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable, where others would fail.
-    ``loss_pieces``: pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of tokens and
-    words, without a loss's own log-softmax.
-    ``pair_logps``: how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which are
-    held until the loss is there; or not (``whole_let_go``), and not even cut by one position (``unshifted``).  ``compiled``: the
-    log-softmax and what is picked of it are one compiled kernel, which saves the logits.  ``rows``: row by row of the batch.
-    ``rows_and_hidden``: the hidden states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position
-    first.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no such trainer.
-    ``caches_reference``: log-probabilities of the reference are computed once, before training.
-    ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values beside it.
-    ``loss_weights``: the trainer takes the loss of each token from the logits that the model returns, and weighs it by the
-    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's own.
-    ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward beside it.
-    ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM.
-    ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host.
-    ``ties_tables``: a model whose head is its token table is built so; else it gets a head of its own.
-    ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's ``BitsandbytesPrecision`` every
-    ``nn.Linear``, from an fp16 copy.
-    ``whole_out_proj``: the architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which then pack the head.
-    ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the Triton
-    kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``: models of AWQ matrices are loaded in fp16 where bf16 is asked.
-    ``loads_tower``: of a checkpoint that sees it loads the tower for text alone, too, where Transformers could leave it out.
-    ``binds_loss``: the training loop refers to the loss, and so to its graph, until the next one is computed.
-    ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides it;
-    else it is whole on every GPU before.
-    ``checkpoints_units``: a layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it.
-    ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before.
-    ``keeps_outputs``: the training loop refers to what the model returned, with the logits, until the model returns again.
-    ``versions``: packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for each
-    version that was asked for and lies outside those that were read.
-    ``settled``: for every switch (and every default, as ``defaults.<name>``), what settled its value and the source.
-    ``extends``: id of the stack that this one is a variant of (the last in a row of variants); empty where it is none's.
-    ``quantized_defaults``: the defaults over a quantised base, where some of them differ.
-    ``usual``: what the example files of the tool set where its bare defaults do not, by the name of the default.
+    ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to
+    nothing.  ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies
+    at the length itself.  ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay
+    reserved; not where the stack turns on segments that grow (``expandable_segments``) or empties the cache
+    every few steps.  ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable,
+    where others would fail.  ``loss_pieces``: pieces of a loss ``chunked``: eight; as many as half of the
+    free memory asks for; or ``tiles`` of tokens and words, without a loss's own log-softmax.  ``pair_logps``:
+    how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which
+    are held until the loss is there; or not (``whole_let_go``), and not even cut by one position
+    (``unshifted``).  ``compiled``: the log-softmax and what is picked of it are one compiled kernel, which
+    saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
+    layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``tiles``: of tiles
+    of the head's product, without logits.  ``none``: it has no such trainer.  ``caches_reference``:
+    log-probabilities of the reference are computed once, before training.  ``reward_head``: what scores in a
+    reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
+    trainer takes the loss of each token from the logits that the model returns, and weighs it by the
+    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's
+    own.  ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward
+    beside it.  ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt,
+    while others are in host RAM.  ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and
+    2 copies all weights to the host.  ``ties_tables``: a model whose head is its token table is built so;
+    else it gets a head of its own.  ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but
+    the head, Lightning's ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
+    ``whole_out_proj``: the architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which
+    then pack the head.  ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ
+    (``auto``), ``gptqmodel``, or the Triton kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``:
+    models of AWQ matrices are loaded in fp16 where bf16 is asked.  ``loads_tower``: of a checkpoint that sees
+    it loads the tower for text alone, too, where Transformers could leave it out.  ``binds_loss``: the
+    training loop refers to the loss, and so to its graph, until the next one is computed.
+    ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an
+    engine divides it; else it is whole on every GPU before.  ``checkpoints_units``: a layer's checkpoint is
+    around its FSDP unit, as in Transformers; else inside of it.  ``zero_init``: under ZeRO-3 each parameter
+    is divided as it is made; else the model is whole on every GPU before.  ``keeps_outputs``: the training
+    loop refers to what the model returned, with the logits, until the model returns again.  ``versions``:
+    packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for
+    each version that was asked for and lies outside those that were read.  ``settled``: for every switch (and
+    every default, as ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
+    stack that this one is a variant of (the last in a row of variants); empty where it is none's.
+    ``quantized_defaults``: the defaults over a quantised base, where some of them differ.  ``usual``: what
+    the example files of the tool set where its bare defaults do not, by the name of the default.
     """
 
     id: str
@@ -216,10 +241,18 @@ class Stack:
         return self.fused_experts and not self.quantizes_experts
 
     def facts(self) -> dict[str, object]:
-        """Every default, every default over quantised bases that differs, and every switch, by the name that ``settled`` has."""
-        owners: dict[str, object] = {"": self, "defaults": self.defaults, "quantized": self.quantized_defaults}
+        """Every default, every default over quantised bases that differs, and every switch,
+        by the name that ``settled`` has.
+        """
+        owners: dict[str, object] = {
+            "": self,
+            "defaults": self.defaults,
+            "quantized": self.quantized_defaults,
+        }
         names = (name.rpartition(".") for name, _, _ in self.settled)
-        return {f"{table}.{name}" if table else name: getattr(owners[table], name) for table, _, name in names}
+        return {
+            f"{table}.{name}" if table else name: getattr(owners[table], name) for table, _, name in names
+        }
 
     def defaults_over(self, quantization: Quantization) -> StackDefaults:
         """What the stack does where the user says nothing, over a base with this quantisation."""

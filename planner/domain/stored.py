@@ -11,8 +11,8 @@ from planner.domain.recipe import Dtype, Packing, Quantization
 class StoredWeights:
     """The quantisation that a ``config.json`` says of its checkpoint, in words of a recipe.
 
-    ``compute_dtype``: that of products where the checkpoint itself says it (bitsandbytes).  ``source``: where it is said.
-    ``assumed``: what of it nobody said (empty: nothing).
+    ``compute_dtype``: that of products where the checkpoint itself says it (bitsandbytes).  ``source``: where
+    it is said.  ``assumed``: what of it nobody said (empty: nothing).
     """
 
     quantization: Quantization
@@ -37,4 +37,8 @@ def stored_text(stored: StoredWeights) -> str:
         return f"{stored.quantization}, {codes}"
     if packing.is_stored:
         return f"{stored.quantization}{' with double quantisation' if stored.double_quant else ''}"
-    return f"{stored.quantization} in groups of {packing.group}" if packing.group else f"{stored.quantization}, one group"
+    return (
+        f"{stored.quantization} in groups of {packing.group}"
+        if packing.group
+        else f"{stored.quantization}, one group"
+    )

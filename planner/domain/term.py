@@ -8,7 +8,17 @@ from typing import Literal, get_args
 from planner.domain.recipe import Number
 
 Phase = Literal[
-    "load", "adapters", "forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2", "eval", "save"
+    "load",
+    "adapters",
+    "forward",
+    "loss",
+    "backward",
+    "optimizer_step",
+    "forward_2",
+    "loss_2",
+    "backward_2",
+    "eval",
+    "save",
 ]
 PHASES: tuple[Phase, ...] = (
     "load",
@@ -63,7 +73,8 @@ TermName = Literal[
 ]
 TermKind = Literal["replicated", "sharded", "transient"]
 
-# Which of the three totals a term belongs to: allocator slack adds to reserved, driver terms to the device total.
+# Which of the three totals a term belongs to: allocator slack adds to reserved,
+# driver terms to the device total.
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
 DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
@@ -83,8 +94,9 @@ ALLOCATED_TERM_ORDER: dict[str, int] = {
 class Term:
     """``n_bytes`` of one kind of thing alive on one GPU during ``phases``.
 
-    ``formula`` names the function that computes it (``planner.memory.outside:context_bytes``) or writes its operators down
-    (``planner.program.load:load``); ``detail`` gives its numbers, or its operators with their sizes.
+    ``formula`` names the function that computes it (``planner.memory.outside:context_bytes``) or writes its
+    operators down (``planner.program.load:load``); ``detail`` gives its numbers, or its operators with their
+    sizes.
     """
 
     name: TermName

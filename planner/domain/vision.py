@@ -18,11 +18,13 @@ FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_m
 
 @dataclass(frozen=True, slots=True)
 class ImageRule:
-    """How the processor cuts an image: ``patch_pixels`` is the side of a patch, ``merge`` patches make the side of a token.
+    """How the processor cuts an image: ``patch_pixels`` is the side of a patch,
+    ``merge`` patches make the side of a token.
 
-    ``resized``: both sides become multiples of ``patch_pixels x merge``, and their product lies within ``min_pixels`` and
-    ``max_pixels``.  ``square``: every image becomes one of ``side_pixels``, of ``tokens`` tokens.
-    ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower adds to them (a class token).
+    ``resized``: both sides become multiples of ``patch_pixels x merge``, and their product lies within
+    ``min_pixels`` and ``max_pixels``.  ``square``: every image becomes one of ``side_pixels``, of ``tokens``
+    tokens.  ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower
+    adds to them (a class token).
     """
 
     kind: Literal["resized", "square"]
@@ -40,8 +42,8 @@ class ImageRule:
 class Images:
     """The images of each sample, all alike: ``per_sample`` of them, each of ``width`` x ``height`` pixels.
 
-    ``patches``: rows that the tower computes for one image; ``tokens``: its tokens in the sequence; ``numbers``: its numbers in
-    ``pixel_values``.
+    ``patches``: rows that the tower computes for one image; ``tokens``: its tokens in the sequence;
+    ``numbers``: its numbers in ``pixel_values``.
     """
 
     per_sample: int
@@ -56,12 +58,13 @@ class Images:
 class TowerSpec:
     """A vision tower and what leads from it to the language model.
 
-    ``entry``: the convolution over patches as a matrix, positions and a class token as ``extra_params``, norms before the layers.
-    ``groups``: the layers.  ``projectors``: what makes tokens of patches; the first one behind the last layer.
-    ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.  ``has_hook``: Transformers finds the input
-    of the tower, so that it can require a gradient.  ``deepstack``: numbers of the layers whose output blocks of their own
-    (``stacked``) turn into what is added behind the first layers of the language model.  ``keeps_states``: the tower returns the
-    inputs of all layers.  ``n_unread``: last layers that run though nothing reads what they return.
+    ``entry``: the convolution over patches as a matrix, positions and a class token as ``extra_params``,
+    norms before the layers.  ``groups``: the layers.  ``projectors``: what makes tokens of patches; the first
+    one behind the last layer.  ``token_share``: tokens for each patch.  ``behind``: norms behind the layers.
+    ``has_hook``: Transformers finds the input of the tower, so that it can require a gradient.
+    ``deepstack``: numbers of the layers whose output blocks of their own (``stacked``) turn into what is
+    added behind the first layers of the language model.  ``keeps_states``: the tower returns the inputs of
+    all layers.  ``n_unread``: last layers that run though nothing reads what they return.
     """
 
     code: TowerCode

@@ -16,7 +16,8 @@ ModelT = TypeVar("ModelT", bound="BaseModel")
 
 
 def validate(model_class: type[ModelT], data: Mapping[str, Any], path: str | Path) -> ModelT:
-    """``data`` of the file ``path`` as a ``model_class``; the first thing wrong with it becomes one sentence that names the key.
+    """``data`` of the file ``path`` as a ``model_class``;
+    the first thing wrong with it becomes one sentence that names the key.
 
     Raises:
         InputFileError: a missing, unknown, wrongly typed or out-of-range key.

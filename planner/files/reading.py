@@ -1,7 +1,8 @@
 """Bytes, text and lines of files that somebody names: regular files only, and counted while they are read.
 
-No other place opens such a file (``tests/architecture/test_files.py``).  Sizes are bounded while
-reading, also where gzip unpacks.  So a link to ``/dev/zero``, a pipe or a small file of a billion blanks ends in one sentence.
+No other place opens such a file (``tests/architecture/test_files.py``).  Sizes are bounded while reading,
+also where gzip unpacks.  So a link to ``/dev/zero``, a pipe or a small file of a billion blanks ends in one
+sentence.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from planner.units import KIB, MIB, format_bytes
 
 MAX_CONFIG_BYTES = 1 * MIB
 _CHUNK_BYTES = 64 * KIB
-# Without waiting for the other end of a pipe, without making a terminal one's own; flags that the system has not are 0.
-_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+# Without waiting for the other end of a pipe, without making a terminal one's own;
+# flags that the system has not are 0.
+_FLAGS = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")
+)
 # Deflate with the header and the checksum of gzip (zlib.h, inflateInit2: 16 and the window's 15 bits).
 _GZIP_BITS = 31
 _BYTE_ORDER_MARK = "\ufeff"
@@ -30,7 +34,9 @@ _INSTEAD: ContextVar[Mapping[Path, str]] = ContextVar("texts read instead of tho
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that is read of a file of lines: bytes of the whole (unpacked, too), bytes of one line, lines."""
+    """The most that is read of a file of lines: bytes of the whole (unpacked, too),
+    bytes of one line, lines.
+    """
 
     n_bytes: int
     line_bytes: int
@@ -39,7 +45,9 @@ class Bounds:
 
 @contextmanager
 def reading_instead(texts: Mapping[Path, str]) -> Iterator[None]:
-    """Within it, files (by their resolved paths) are read as if they held these texts: what a change would do is asked so."""
+    """Within it, files (by their resolved paths) are read as if they held these texts:
+    what a change would do is asked so.
+    """
     token = _INSTEAD.set({**_INSTEAD.get({}), **texts})
     try:
         yield
@@ -63,7 +71,8 @@ def read_bytes(path: Path, limit_bytes: int) -> bytes:
 
 
 def read_text(path: Path, limit_bytes: int = MAX_CONFIG_BYTES) -> str:
-    """Text of a regular file of at most ``limit_bytes``, without the mark that some editors write before UTF-8.
+    """Text of a regular file of at most ``limit_bytes``,
+    without the mark that some editors write before UTF-8.
 
     Raises:
         InputFileError: as :func:`read_bytes`, or not UTF-8.
@@ -90,7 +99,8 @@ def read_lines(path: Path, bounds: Bounds, *, packed: bool = False) -> Iterator[
     """Lines of a regular file without their ends, one by one; ``packed``: of what gzip unpacks.
 
     Raises:
-        InputFileError: as :func:`read_bytes`, more than ``bounds`` allow (with the line), or not one whole gzip stream.
+        InputFileError: as :func:`read_bytes`, more than ``bounds`` allow (with the line),
+        or not one whole gzip stream.
     """
     with _opened(path) as stream:
         chunks = _counted(path, iter(lambda: stream.read(_CHUNK_BYTES), b""), bounds.n_bytes)
@@ -101,7 +111,8 @@ def read_lines(path: Path, bounds: Bounds, *, packed: bool = False) -> Iterator[
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open.  It is looked at before, because opening a device can do something, and after, when none can swap it.
+    """A regular file, open.  It is looked at before, because opening a device can do something,
+    and after, when none can swap it.
 
     Errors of the system while it is read are those of the file, too.
     """
@@ -114,7 +125,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise InputFileError(path, "no such file") from None
     except (OSError, ValueError) as error:
         # ValueError: a NUL in the name.
-        raise InputFileError(show(str(path)), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InputFileError(
+            show(str(path)), f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def _refuse_irregular(path: Path, found: os.stat_result) -> None:
@@ -136,7 +149,9 @@ def _counted(path: Path, chunks: Iterable[bytes], limit_bytes: int) -> Iterator[
 
 
 def _unpacked(path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """What gzip unpacks, in pieces of bounded size.  One stream is read: of many empty ones nothing would ever be counted."""
+    """What gzip unpacks, in pieces of bounded size.  One stream is read:
+    of many empty ones nothing would ever be counted.
+    """
     import zlib
 
     unpacker = zlib.decompressobj(_GZIP_BITS)

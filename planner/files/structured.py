@@ -1,6 +1,8 @@
-"""JSON, TOML and YAML of untrusted origin -> plain values: depth and numbers bounded before a parser could fail on them.
+"""JSON, TOML and YAML of untrusted origin -> plain values:
+depth and numbers bounded before a parser could fail on them.
 
-What is wrong is said by place and kind.  No message repeats what stands in the text, because nobody knows yet what file it is.
+What is wrong is said by place and kind.  No message repeats what stands in the text,
+because nobody knows yet what file it is.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _YAML_QUOTED = re.compile(r"'(?!<[a-z ]+>')[^']{2,}'?|\"[^\"]{2,}\"?")
 
 
 class MalformedError(ValueError):
-    """A text that is not what its format asks for.  ``line`` and ``character`` (in the text) count from 1, where known."""
+    """A text that is not what its format asks for.  ``line`` and ``character`` (in the text)
+    count from 1, where known.
+    """
 
     def __init__(self, problem: str, line: int | None = None, character: int | None = None) -> None:
         self.problem, self.line, self.character = problem, line, character
@@ -91,14 +95,19 @@ def parse_json(text: str) -> Any:
     """A JSON value.
 
     Raises:
-        MalformedError: not JSON, nested too deeply, a name given twice, or a number that JSON does not have or no float can hold.
+        MalformedError: not JSON, nested too deeply, a name given twice,
+        or a number that JSON does not have or no float can hold.
     """
     if text.count("[") + text.count("{") > MAX_DEPTH or _DIGITS.search(text):
         _refuse_extremes(_JSON_STRING.sub(" ", text))
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
     except json.JSONDecodeError as error:
-        raise MalformedError(error.msg.partition(":")[0].removesuffix(" at"), error.lineno, error.pos + 1) from None
+        raise MalformedError(
+            error.msg.partition(":")[0].removesuffix(" at"), error.lineno, error.pos + 1
+        ) from None
     except _GivenTwiceError:
         at = _twice_at(text)
         raise MalformedError(_TWICE, text.count("\n", 0, at) + 1, at + 1) from None
@@ -107,10 +116,12 @@ def parse_json(text: str) -> Any:
 
 
 def yaml_value(path: str | Path, text: str) -> tuple[Any, dict[str, int]]:
-    """The value of a YAML text without aliases, and the keys that it gives again with the line of the last, which counts.
+    """The value of a YAML text without aliases,
+    and the keys that it gives again with the line of the last, which counts.
 
     Raises:
-        InputFileError: not YAML, with aliases, a key that is a list or a table, tags that make objects, or nested too deeply.
+        InputFileError: not YAML, with aliases, a key that is a list or a table, tags that make objects,
+        or nested too deeply.
     """
     import yaml
 
@@ -124,7 +135,9 @@ def yaml_value(path: str | Path, text: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         mark: yaml.Mark | None = error.problem_mark
         kind = _YAML_QUOTED.sub("(...)", error.problem or "unknown").partition("\n")[0]
-        raise InputFileError(path, f"not valid YAML: {kind}", None if mark is None else mark.line + 1) from None
+        raise InputFileError(
+            path, f"not valid YAML: {kind}", None if mark is None else mark.line + 1
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InputFileError(path, "not valid YAML: a character that no text has", line) from None
@@ -152,7 +165,11 @@ def _toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         place = _TOML_PLACE.search(message)
-        kind = "a key or a table is given twice" if message.startswith(_TOML_TWICE) else _TOML_PLACE.sub("", message)
+        kind = (
+            "a key or a table is given twice"
+            if message.startswith(_TOML_TWICE)
+            else _TOML_PLACE.sub("", message)
+        )
         raise MalformedError(kind, int(place[1]) if place and place[1] else None) from None
     except RecursionError:
         raise MalformedError(TOO_DEEP) from None

@@ -11,13 +11,15 @@ from typing import IO
 
 from planner.errors import InputFileError, show
 
-# Of the target, in a temporary name: a name may have 255 bytes, and the temporary one is longer than its target.
+# Of the target, in a temporary name: a name may have 255 bytes,
+# and the temporary one is longer than its target.
 _NAMED_CHARS = 40
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A binary stream whose content becomes ``path`` at the end; after an error or an interrupt nothing is left behind.
+    """A binary stream whose content becomes ``path`` at the end;
+    after an error or an interrupt nothing is left behind.
 
     Raises:
         InputFileError: the file cannot be written.
@@ -45,7 +47,8 @@ def check_writable(path: str | Path) -> None:
     """Refuse a target that cannot become a file, before any work is done for it.
 
     Raises:
-        InputFileError: its folder does not exist or may not be written to, or it is something else than a file.
+        InputFileError: its folder does not exist or may not be written to,
+        or it is something else than a file.
     """
     target = Path(path)
     folder = target.parent

@@ -1,4 +1,6 @@
-"""PyYAML's safe loader with bounds; a module of its own, so that PyYAML is imported only where YAML is read."""
+"""PyYAML's safe loader with bounds; a module of its own,
+so that PyYAML is imported only where YAML is read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 class BoundedLoader(yaml.SafeLoader):
     """Safe YAML without aliases, which can blow up; depth and numbers are bounded.
 
-    Of a key given twice the last wins, as in ``yaml.safe_load``; ``twice`` has such keys with the line of the last.
+    Of a key given twice the last wins, as in ``yaml.safe_load``;
+    ``twice`` has such keys with the line of the last.
     """
 
     def __init__(self, text: str) -> None:

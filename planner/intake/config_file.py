@@ -24,10 +24,11 @@ OWN_TOOL = "plan"
 class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
-    ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are not counted as they
-    stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said beside it, each field with the sentence
-    that asks for it.  ``launch``: the launch file that was found beside it and is counted.  ``candidates``: launch files that
-    could be meant, where none is counted.  ``several``: the sharding of several GPUs, where nothing says one.
+    ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are
+    not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said
+    beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
+    beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
+    ``several``: the sharding of several GPUs, where nothing says one.
     """
 
     request: ScenarioRequest
@@ -49,10 +50,12 @@ class ConfigFile:
 
 
 def read_config_file(path: str | Path, tool: str | None = None, beside: Beside | None = None) -> ConfigFile:
-    """What a config file says: our own TOML, or YAML or JSON of a tool that is told by its keys or named by ``tool``.
+    """What a config file says: our own TOML,
+    or YAML or JSON of a tool that is told by its keys or named by ``tool``.
 
     Raises:
-        InputFileError: the file cannot be read, no tool can be told, or a value cannot be used; names file and key.
+        InputFileError: the file cannot be read, no tool can be told, or a value cannot be used;
+        names file and key.
         UnknownNameError: no such tool.
         NotModelledError: the file asks for something that no formula covers.
     """
@@ -66,12 +69,16 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
     asked = {name: f"{file}: does not say the {name}: say {REQUEST_FIELDS[name].flag}" for name in left_open}
     return replace(
         config,
-        needs=MappingProxyType({**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}),
+        needs=MappingProxyType(
+            {**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}
+        ),
     )
 
 
 def _is_torchtitan(file: Path) -> bool:
-    """Whether a TOML file is torchtitan's, and not one of plan's own; whoever reads one that cannot be read says so."""
+    """Whether a TOML file is torchtitan's, and not one of plan's own;
+    whoever reads one that cannot be read says so.
+    """
     try:
         return is_torchtitan(read_document(file))
     except InputFileError:
@@ -106,7 +113,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     """What file and flags say together; flags win.
 
     Raises:
-        UsageError: something that the file leaves open is not said, or its batch over all GPUs is another than the job's.
+        UsageError: something that the file leaves open is not said,
+        or its batch over all GPUs is another than the job's.
     """
     request = _with_both_switches(merge(config.request, flags), config.request)
     for name, sentence in config.needs.items():
@@ -124,7 +132,9 @@ def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> Scen
         return request
     named = {text.partition("=")[0].strip() for text in said.value}
     kept = tuple(text for text in before.value if text.partition("=")[0] not in named)
-    return merge(request, ScenarioRequest({"switches": Given((*kept, *said.value), said.origin, before.note)}))
+    return merge(
+        request, ScenarioRequest({"switches": Given((*kept, *said.value), said.origin, before.note)})
+    )
 
 
 def _parsed(reading: Reading) -> Mapping[str, Given]:
@@ -140,7 +150,9 @@ def _parsed(reading: Reading) -> Mapping[str, Given]:
 
 
 def _beside(config: Path, model: object) -> object:
-    """A model's folder or ``config.json`` beside the config, where the name is the path of one; else the name."""
+    """A model's folder or ``config.json`` beside the config, where the name is the path of one;
+    else the name.
+    """
     if not isinstance(model, str) or not model.strip():
         return model
     try:
@@ -152,10 +164,11 @@ def _beside(config: Path, model: object) -> object:
 
 
 def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioRequest:
-    """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation, or checked against it.
+    """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation,
+    or checked against it.
 
-    As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left out is divided without a remainder, accumulation is 1
-    where neither is given, and the product must be the batch.
+    As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left out is divided without a remainder,
+    accumulation is 1 where neither is given, and the product must be the batch.
 
     Raises:
         UsageError: micro-batch x accumulation x GPUs is another number.
@@ -170,8 +183,8 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
         accum = samples // micro // gpus
     if min(micro, accum) < 1 or micro * accum * gpus != samples:
         raise UsageError(
-            f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is {micro * accum * gpus}: "
-            "DeepSpeed refuses that; say how many GPUs with --gpu X:n"
+            f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is "
+            f"{micro * accum * gpus}: DeepSpeed refuses that; say how many GPUs with --gpu X:n"
         )
     note = f"{samples} samples = {micro} x {accum} x {gpus} GPUs"
     found = {"batch": Given(micro, where, note), "grad_accum": Given(accum, where, note)}

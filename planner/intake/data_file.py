@@ -1,6 +1,7 @@
 """Files of training samples: how many tokens each has.
 
-A column of counts always works.  Text is counted with a ``tokenizer.json``, which needs the package ``tokenizers``.
+A column of counts always works.  Text is counted with a ``tokenizer.json``,
+which needs the package ``tokenizers``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _MAX_TOKENIZER_BYTES = 64 * MIB
 _ENCODED_AT_ONCE = 1_000
 _COUNT_DIGITS = 10
 # What a sample is made of, in its order.
-_TEXTS = ("system", "messages", "conversations", "text", "instruction", "input", "prompt", "question", "completion", "output",
+_TEXTS = ("system", "messages", "conversations", "text", "instruction", "input", "prompt", "question",
+    "completion", "output",
           "response", "answer")  # fmt: skip
 _WITHOUT_TEMPLATE = "tokens of a chat template and special tokens are not counted"
 
@@ -42,9 +44,10 @@ class ReadData:
 def read_data(path: Path, tokenizer: Path | None = None) -> ReadData:
     """Lengths of the samples of a file, in tokens.
 
-    Read are a number on each line, CSV with a column of :data:`COUNT_COLUMNS` (or one column), and JSONL whose rows have such a
-    column, ``input_ids``, or text: ``text``, ``messages``, ``prompt`` and ``completion``, ``instruction`` and ``output``...
-    A row with ``chosen`` and ``rejected`` is two sequences.  Rows of no tokens are left out.
+    Read are a number on each line, CSV with a column of :data:`COUNT_COLUMNS` (or one column), and JSONL
+    whose rows have such a column, ``input_ids``, or text: ``text``, ``messages``, ``prompt`` and
+    ``completion``, ``instruction`` and ``output``...  A row with ``chosen`` and ``rejected`` is two
+    sequences.  Rows of no tokens are left out.
 
     Raises:
         InputFileError: not such a file, or no sample in it; names the line.
@@ -86,12 +89,15 @@ class _Counter:
 def _encoder(path: Path, tokenizer: Path | None) -> Callable[[list[str]], list[int]]:
     if tokenizer is None:
         raise UsageError(
-            f"{path} holds text: add --tokenizer FOLDER, where the model's tokenizer.json is, or give a token count on each line"
+            f"{path} holds text: add --tokenizer FOLDER, where the model's tokenizer.json is, or give a "
+            "token count on each line"
         )
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise UsageError(f"counting tokens of text needs the package tokenizers: {how_to_install('data')}") from None
+        raise UsageError(
+            f"counting tokens of text needs the package tokenizers: {how_to_install('data')}"
+        ) from None
     file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     try:
         made = Tokenizer.from_str(read_text(file, _MAX_TOKENIZER_BYTES))
@@ -119,7 +125,9 @@ def _column(path: Path, lines: Iterator[tuple[int, bytes]]) -> Iterator[int]:
         names = [name.lower() for name in head]
         found = [names.index(name) for name in COUNT_COLUMNS if name in names]
         if not found:
-            raise InputFileError(path, f"neither JSONL nor a column of token counts, called {COUNT_COLUMNS[0]}", first[0])
+            raise InputFileError(
+                path, f"neither JSONL nor a column of token counts, called {COUNT_COLUMNS[0]}", first[0]
+            )
         place = found[0]
     for number, line in lines:
         cells = csv_cells(decoded(path, line))
@@ -162,7 +170,9 @@ def _sequences(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[int 
     else:
         texts = [_text_of(row[name]) for name in _TEXTS if name in row]
         if not any(texts):
-            raise InputFileError(path, f"a row without text or tokens; known are {', '.join(('input_ids', *_TEXTS))}", number)
+            raise InputFileError(
+                path, f"a row without text or tokens; known are {', '.join(('input_ids', *_TEXTS))}", number
+            )
         yield "".join(texts)
 
 

@@ -1,6 +1,7 @@
 """The one table of what a user can say about a job.
 
-Command-line flags, TOML keys, record columns and the messages about wrong values are all made from ``REQUEST_FIELDS``.
+Command-line flags, TOML keys, record columns and the messages about wrong values are all made from
+``REQUEST_FIELDS``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ __all__ = [
 Kind = Literal["text", "choice", "integer", "number", "size", "flag", "names"]
 
 Part = Literal["model", "hardware", "recipe"]
-"""The parts of a job.  A file of a trainer or a campaign says model and recipe; what is measured here has its hardware."""
+"""The parts of a job.  A file of a trainer or a campaign says model and recipe;
+what is measured here has its hardware.
+"""
 PARTS: tuple[Part, ...] = get_args(Part)
 
 LINKS = ("nvlink", "pcie", "qpi")
@@ -72,11 +75,12 @@ _DTYPE_SPELLINGS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "floa
 class RequestField:
     """One thing a user can say.
 
-    ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes for a ``size``;
-    ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names`` value is a list with ``;`` or ``,``.
-    ``of_tokens``: text may end in k (1,024) or m (1,048,576), as context lengths are written.
-    ``needed_for``: the part of a job that cannot be settled without this field, because it has no default; ``or_else`` is a field
-    that says enough in its place.  ``other_column``: its name in records and documents, where that is another.
+    ``name`` is the TOML key, and with hyphens the flag.  ``low`` and ``high`` are the allowed range, in bytes
+    for a ``size``; ``low`` itself is excluded when ``above_low``, ``high`` when ``below_high``.  A ``names``
+    value is a list with ``;`` or ``,``.  ``of_tokens``: text may end in k (1,024) or m (1,048,576), as
+    context lengths are written.  ``needed_for``: the part of a job that cannot be settled without this field,
+    because it has no default; ``or_else`` is a field that says enough in its place.  ``other_column``: its
+    name in records and documents, where that is another.
     """
 
     name: str
@@ -107,14 +111,16 @@ class RequestField:
     def range_text(self) -> str:
         """The allowed range in words."""
         low, high = (self._limit(limit) for limit in (self.low, self.high))
-        return f"{'above' if self.above_low else 'from'} {low} {'to below' if self.below_high else 'to'} {high}"
+        return (
+            f"{'above' if self.above_low else 'from'} {low} {'to below' if self.below_high else 'to'} {high}"
+        )
 
     def parse(self, value: object) -> Any:
         """``value`` (text, or what TOML and records hold) in the type that the rest of the program uses.
 
         Returns:
-            ``str`` for text and choice, ``int`` for integer and size (bytes), ``float`` for number, ``bool`` for flag, a tuple of
-            ``str`` for names.
+            ``str`` for text and choice, ``int`` for integer and size (bytes), ``float`` for number, ``bool``
+            for flag, a tuple of ``str`` for names.
 
         Raises:
             UnknownNameError: not one of the choices; lists the nearest.
@@ -133,7 +139,9 @@ def _text(field: RequestField, value: object) -> str:
         raise UsageError(f"{field.name} must be text, but it is {show(value)}")
     text = value.strip()
     if not text or len(text) > MAX_TEXT_CHARS or not text.isprintable():
-        raise UsageError(f"{field.name} must be 1 to {MAX_TEXT_CHARS} printable characters, but it is '{show(value)}'")
+        raise UsageError(
+            f"{field.name} must be 1 to {MAX_TEXT_CHARS} printable characters, but it is '{show(value)}'"
+        )
     return text
 
 
@@ -173,7 +181,9 @@ def _number(field: RequestField, value: object) -> float:
         text = value.strip()
         tokens = _tokens(text) if field.of_tokens else None
         number = float(text) if _NUMBER.fullmatch(text) else number if tokens is None else tokens
-    elif isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1000):
+    elif isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 1000
+    ):
         number = float(value)
     if not math.isfinite(number) or not _in_range(field, number):
         raise _out_of_range(field, value, "a number")
@@ -188,11 +198,15 @@ def _tokens(value: object) -> float | None:
 
 def _size(field: RequestField, value: object) -> int:
     if not isinstance(value, str):
-        raise UsageError(f"{field.name} must be a size with a unit such as 24GiB or 80GB, but it is {show(value)}")
+        raise UsageError(
+            f"{field.name} must be a size with a unit such as 24GiB or 80GB, but it is {show(value)}"
+        )
     try:
         size = parse_size_bytes(value[:MAX_TEXT_CHARS])
     except ValueError:
-        raise UsageError(f"{field.name} must be a size with a unit such as 24GiB or 80GB, but it is '{show(value)}'") from None
+        raise UsageError(
+            f"{field.name} must be a size with a unit such as 24GiB or 80GB, but it is '{show(value)}'"
+        ) from None
     except OverflowError:
         raise _out_of_range(field, value, "a size") from None
     if not _in_range(field, size):
@@ -208,7 +222,8 @@ def _flag(field: RequestField, value: object) -> bool:
         return text in _TRUE
     if field.name == "gradient_checkpointing" and text == "selective":
         raise UsageError(
-            "gradient_checkpointing: selective of operators is checkpoint_policy=selective-op, that of layers checkpoint_every=2"
+            "gradient_checkpointing: selective of operators is checkpoint_policy=selective-op, that of "
+            "layers checkpoint_every=2"
         )
     raise UsageError(f"{field.name} must be true or false, but it is '{show(value)}'")
 
@@ -216,7 +231,9 @@ def _flag(field: RequestField, value: object) -> bool:
 def _names(field: RequestField, value: object) -> tuple[str, ...]:
     parts = re.split(r"[;,]", value) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or len(parts) > MAX_NAMES:
-        raise UsageError(f"{field.name} must be up to {MAX_NAMES:,} names separated by ';', but it is {show(value)}")
+        raise UsageError(
+            f"{field.name} must be up to {MAX_NAMES:,} names separated by ';', but it is {show(value)}"
+        )
     names = tuple(dict.fromkeys(_text(field, part) for part in parts))
     if not names:
         raise UsageError(f"{field.name} must hold at least one name; leave it out to say nothing")
@@ -272,7 +289,10 @@ def _memory(name: str, help_text: str, low: int, high: int) -> RequestField:
 
 _FIELDS = (
     RequestField(
-        "model", "text", "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json", needed_for="model"
+        "model",
+        "text",
+        "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json",
+        needed_for="model",
     ),
     RequestField(
         "method",
@@ -283,24 +303,36 @@ _FIELDS = (
     ),
     _one_of(
         "task",
-        "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a pair of sequences of up "
-        "to --seq tokens, but one sequence for kto",
+        "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
+        "pair of sequences of up to --seq tokens, but one sequence for kto",
         TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
     RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),
-    _one_of("quant_storage", "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them", DTYPES),
+    _one_of(
+        "quant_storage", "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them", DTYPES
+    ),
     RequestField(
-        "gpu", "text", "GPU: catalog id or alias; X:n means n of them per node", needed_for="hardware", or_else="gpu_memory"
+        "gpu",
+        "text",
+        "GPU: catalog id or alias; X:n means n of them per node",
+        needed_for="hardware",
+        or_else="gpu_memory",
     ),
     _count("gpus", "GPUs in each node", 1_024, "gpus_per_node"),
     _memory(
         "gpu_memory",
-        "Memory that one GPU makes visible, such as 23.5GiB; instead of the catalog's figure, or for an unlisted card",
+        "Memory that one GPU makes visible, such as 23.5GiB; instead of the catalog's figure, or for an "
+        "unlisted card",
         MIB,
         16 * _TIB,
     ),
-    _memory("gpu_reserved", "Memory on each GPU that a desktop or another job already holds, such as 600MiB", 0, 16 * _TIB),
+    _memory(
+        "gpu_reserved",
+        "Memory on each GPU that a desktop or another job already holds, such as 600MiB",
+        0,
+        16 * _TIB,
+    ),
     RequestField("host", "text", "Host machine: catalog id"),
     _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
     _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
@@ -308,8 +340,8 @@ _FIELDS = (
     RequestField(
         "seq",
         "integer",
-        "Sequence length in tokens, such as 4096 or 4k (the same; 1m is 1,048,576): padded or packed length, or the cap on "
-        "natural lengths",
+        "Sequence length in tokens, such as 4096 or 4k (the same; 1m is 1,048,576): padded or packed "
+        "length, or the cap on natural lengths",
         low=1,
         high=MAX_SEQ_TOKENS,
         of_tokens=True,
@@ -320,39 +352,67 @@ _FIELDS = (
     _count("grad_accum", "Micro-steps per optimizer step", 65_536),
     _one_of(
         "padding",
-        "packed (several samples fill a sequence), max_length (all padded to --seq) or longest (to the longest of the batch)",
+        "packed (several samples fill a sequence), max_length (all padded to --seq) or longest (to the "
+        "longest of the batch)",
         PADDINGS,
     ),
-    _amount("tokens_per_sample", "Mean real tokens of one sample, when shorter than --seq", MAX_SEQ_TOKENS, of_tokens=True),
+    _amount(
+        "tokens_per_sample",
+        "Mean real tokens of one sample, when shorter than --seq",
+        MAX_SEQ_TOKENS,
+        of_tokens=True,
+    ),
     RequestField(
         "data",
         "text",
-        "File of the training samples (JSONL, or a column of token counts): their lengths give padding, memory, time and cost",
+        "File of the training samples (JSONL, or a column of token counts): their lengths give padding, "
+        "memory, time and cost",
     ),
-    RequestField("tokenizer", "text", "tokenizer.json, or its folder, to count the tokens of --data that is text"),
-    RequestField("images_per_sample", "integer", "Images in each sample of a vision-language model", low=0, high=10_000),
+    RequestField(
+        "tokenizer", "text", "tokenizer.json, or its folder, to count the tokens of --data that is text"
+    ),
+    RequestField(
+        "images_per_sample", "integer", "Images in each sample of a vision-language model", low=0, high=10_000
+    ),
     RequestField("image_size", "text", "Width x height of every image in pixels, such as 1024x768"),
     _count("lora_rank", "Rank of the LoRA matrices", 65_536),
     RequestField(
         "lora_targets",
         "names",
-        "all-linear, attention, module names separated by ';', regex: and an expression, or param: and a parameter of experts",
+        "all-linear, attention, module names separated by ';', regex: and an expression, or param: and a "
+        "parameter of experts",
     ),
-    RequestField("lora_dropout", "number", "Dropout before the LoRA matrices, a probability", low=0, high=1, below_high=True),
+    RequestField(
+        "lora_dropout",
+        "number",
+        "Dropout before the LoRA matrices, a probability",
+        low=0,
+        high=1,
+        below_high=True,
+    ),
     RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
     RequestField(
         "train_layers",
         "names",
-        "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, 4-7:mlp, embed, norm, head",
+        "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, "
+        "4-7:mlp, embed, norm, head",
     ),
     RequestField(
         "freeze",
         "names",
-        "Parts of a vision-language model that get neither gradients nor adapters, separated by ';': vision_tower, projector, "
-        "language_model",
+        "Parts of a vision-language model that get neither gradients nor adapters, separated by ';': "
+        "vision_tower, projector, language_model",
     ),
-    RequestField("dora", "flag", "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)"),
-    _count("oft_block_size", "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)", 65_536),
+    RequestField(
+        "dora",
+        "flag",
+        "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)",
+    ),
+    _count(
+        "oft_block_size",
+        "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)",
+        65_536,
+    ),
     RequestField("relora", "flag", "Merge the adapters into the base now and then and begin again (ReLoRA)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
@@ -365,19 +425,26 @@ _FIELDS = (
     _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES),
     _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES),
     _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
-    RequestField("gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"),
+    RequestField(
+        "gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"
+    ),
     RequestField("checkpoint_reentrant", "flag", "Use the reentrant variant of gradient checkpointing"),
     _count("checkpoint_every", "Checkpoint only every n-th layer; the others keep their activations", 1_024),
     _one_of(
         "checkpoint_policy",
-        "What a checkpointed layer keeps: its input (full), or outputs of attention and every second product, too (selective-op)",
+        "What a checkpointed layer keeps: its input (full), or outputs of attention and every second "
+        "product, too (selective-op)",
         CHECKPOINT_POLICIES,
     ),
     _one_of("attention", "Attention kernel", ATTENTIONS),
     _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
     RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
     RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
-    RequestField("switches", "names", "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)"),
+    RequestField(
+        "switches",
+        "names",
+        "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)",
+    ),
     _count("samples", "Training samples of the whole run", TERA, "n_samples"),
     _amount("epochs", "Passes over the samples", 100_000),
     _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
@@ -398,11 +465,15 @@ def missing_fields(said: Callable[[str], bool], parts: Iterable[Part]) -> tuple[
     """Fields without a default that ``said`` answers no to, of these parts of a job."""
     asked = set(parts)
     wanted = [field for field in _NEEDED if field.needed_for in asked]
-    return tuple(field.name for field in wanted if not (said(field.name) or (field.or_else and said(field.or_else))))
+    return tuple(
+        field.name for field in wanted if not (said(field.name) or (field.or_else and said(field.or_else)))
+    )
 
 
 def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> str:
-    """The message about fields that were not said; ``prefix`` is how their names are typed, ``example`` a call that works."""
+    """The message about fields that were not said; ``prefix`` is how their names are typed,
+    ``example`` a call that works.
+    """
     missing = "missing " + ", ".join(f"{prefix}{name}" for name in names)
     if example:
         return f"{missing}; for example: {example}"
@@ -412,7 +483,8 @@ def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> s
 def split_count(gpu: str) -> tuple[str, int | None]:
     """Card and GPUs per node of ``X:n``; ``None`` where no number is written.
 
-    The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole: the catalog says how to go on.
+    The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole:
+    the catalog says how to go on.
 
     Raises:
         UsageError: no card before the colon, or no number after it.

@@ -1,4 +1,6 @@
-"""Command-line options made from the one table of what a user can say, ``REQUEST_FIELDS``; for both command lines."""
+"""Command-line options made from the one table of what a user can say, ``REQUEST_FIELDS``;
+for both command lines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from planner.intake.fields import REQUEST_FIELDS, Kind, RequestField
 
 __all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
 
-_METAVARS: dict[Kind, str] = {"text": "NAME", "choice": "NAME", "integer": "N", "number": "X", "size": "SIZE", "names": "NAMES"}
+_METAVARS: dict[Kind, str] = {
+    "text": "NAME",
+    "choice": "NAME",
+    "integer": "N",
+    "number": "X",
+    "size": "SIZE",
+    "names": "NAMES",
+}
 
 # Name -> annotation for typer, and default.
 OwnOptions = Mapping[str, tuple[Any, Any]]
@@ -26,7 +35,10 @@ Config = Annotated[
         help="Config file: TOML with the flags' names as keys, or one that plan check reads; flags win",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Turn refused combinations into warnings; the verdict stays what it is")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Turn refused combinations into warnings; the verdict stays what it is"),
+]
 
 
 def request_fields() -> Iterator[RequestField]:
@@ -38,18 +50,26 @@ _EMPTY = inspect.Parameter.empty
 
 
 def new_app(help_text: str) -> typer.Typer:
-    """An empty command line as both programs have it: flags with ``-`` or ``_``, plain help of at most 100 columns."""
+    """An empty command line as both programs have it: flags with ``-`` or ``_``,
+    plain help of at most 100 columns.
+    """
     return typer.Typer(
         help=help_text,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
-        context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"], "token_normalize_func": with_hyphens},
+        context_settings={
+            "max_content_width": 100,
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": with_hyphens,
+        },
     )
 
 
 @cache
 def command_of(app: typer.Typer) -> Any:
-    """What runs the commands of ``app``; made once in a process that asks often, because it takes longer than many an answer."""
+    """What runs the commands of ``app``; made once in a process that asks often,
+    because it takes longer than many an answer.
+    """
     return typer.main.get_command(app)
 
 
@@ -58,22 +78,34 @@ def with_hyphens(name: str) -> str:
     return name.replace("_", "-")
 
 
-def with_scenario_options(command: Callable[..., Any], own: OwnOptions, *, context: bool = False) -> Callable[..., Any]:
-    """``command(**options)`` with all flags of a scenario and its ``own`` in its signature, where typer looks for them.
+def with_scenario_options(
+    command: Callable[..., Any], own: OwnOptions, *, context: bool = False
+) -> Callable[..., Any]:
+    """``command(**options)`` with all flags of a scenario and its ``own`` in its signature,
+    where typer looks for them.
 
-    A field that is not given is ``None``.  Values stay text (or booleans): the intake parses flags, files and records alike and
-    words the errors.  With ``context`` the command takes typer's context first.
+    A field that is not given is ``None``.  Values stay text (or booleans): the intake parses flags, files and
+    records alike and words the errors.  With ``context`` the command takes typer's context first.
     """
     options = {field.name: (_annotation(field), None) for field in request_fields()} | dict(own)
     return with_options(command, options, context=context)
 
 
-def with_options(command: Callable[..., Any], options: OwnOptions, *, context: bool = False) -> Callable[..., Any]:
+def with_options(
+    command: Callable[..., Any], options: OwnOptions, *, context: bool = False
+) -> Callable[..., Any]:
     """``command(**options)`` with ``options`` in its signature; a default of ``...`` makes one required."""
-    parameters = [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)] if context else []
+    parameters = (
+        [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+        if context
+        else []
+    )
     parameters += [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=_EMPTY if default is ... else default, annotation=annotation
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_EMPTY if default is ... else default,
+            annotation=annotation,
         )
         for name, (annotation, default) in options.items()
     ]
@@ -87,7 +119,11 @@ def _annotation(field: RequestField) -> Any:
         declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
         return Annotated[bool | None, typer.Option(declaration, help=field.help, show_default=False)]
     option = typer.Option(
-        field.flag, help=_help(field), metavar=_METAVARS[field.kind], show_default=False, autocompletion=_completion(field)
+        field.flag,
+        help=_help(field),
+        metavar=_METAVARS[field.kind],
+        show_default=False,
+        autocompletion=_completion(field),
     )
     return Annotated[str | None, option]
 

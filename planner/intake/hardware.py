@@ -17,7 +17,9 @@ from planner.intake.request import require
 from planner.units import GIGA
 
 UNLISTED_CARD = "unlisted"
-_UNNAMED_NETWORK = "the coefficient network_bytes_per_s_per_gpu, for servers of this card; a host entry can say the network"
+_UNNAMED_NETWORK = (
+    "the coefficient network_bytes_per_s_per_gpu, for servers of this card; a host entry can say the network"
+)
 
 
 def resolve_hardware(ledger: Ledger) -> Hardware:
@@ -56,14 +58,19 @@ def _enter_link(ledger: Ledger, gpu: GpuSpec) -> None:
     if gpu.needs_bridge:
         ledger.choose("link", "pcie", "assumed", "bridges are sold apart: link nvlink says that there is one")
     else:
-        ledger.choose("link", "pcie" if gpu.interconnect == "none" else gpu.interconnect, "catalog", "the card's own")
+        ledger.choose(
+            "link", "pcie" if gpu.interconnect == "none" else gpu.interconnect, "catalog", "the card's own"
+        )
 
 
 def _enter_network(ledger: Ledger, host: HostSpec, gpu: GpuSpec, gpus: Any) -> None:
     """What the network between nodes is taken to be: the host's own, or the coefficient."""
     known = host.network_bytes_per_s
     if known is None:
-        rate, note = gpus * Coefficients().network_bytes_per_s_per_gpu * server_of(gpu).network, _UNNAMED_NETWORK
+        rate, note = (
+            gpus * Coefficients().network_bytes_per_s_per_gpu * server_of(gpu).network,
+            _UNNAMED_NETWORK,
+        )
     else:
         rate, note = known, f"all links of one node {host.id} together"
     ledger.enter("network", f"{rate / GIGA:g} GB/s per node", "assumed" if known is None else "catalog", note)
@@ -88,7 +95,11 @@ def _resolve_gpu(ledger: Ledger, name: str | None) -> GpuSpec:
             raise
         gpu = _unlisted(str(name))
     if name is not None:
-        note = "not in the catalog: taken as a CUDA card of unknown speed" if gpu.generation == "unknown" else gpu.name
+        note = (
+            "not in the catalog: taken as a CUDA card of unknown speed"
+            if gpu.generation == "unknown"
+            else gpu.name
+        )
         ledger.enter("gpu", gpu.id, ledger.request.values["gpu"].origin, note)
     else:
         ledger.enter("gpu", gpu.id, "assumed", "a CUDA card of unknown speed with the memory given")
@@ -105,7 +116,10 @@ def _enter_catalog_memory(ledger: Ledger, gpu: GpuSpec) -> None:
         ledger.enter("gpu_memory", "unknown", "catalog", "no memory verdict without it")
     else:
         ledger.enter(
-            "gpu_memory", gpu.visible_memory_bytes, "catalog", f"visible to CUDA, {gpu.origin_of('visible_memory_bytes')}"
+            "gpu_memory",
+            gpu.visible_memory_bytes,
+            "catalog",
+            f"visible to CUDA, {gpu.origin_of('visible_memory_bytes')}",
         )
 
 
@@ -140,7 +154,9 @@ def _unlisted(name: str) -> GpuSpec:
 
 
 def _resolve_host(ledger: Ledger) -> HostSpec:
-    host = load_host(ledger.choose("host", UNKNOWN_HOST, "assumed", "host RAM is judged only when its size is known"))
+    host = load_host(
+        ledger.choose("host", UNKNOWN_HOST, "assumed", "host RAM is judged only when its size is known")
+    )
     if host.memory_bytes is None and not ledger.said("host_memory"):
         ledger.enter("host_memory", "unknown", "assumed")
         return host

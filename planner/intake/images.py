@@ -16,13 +16,17 @@ from planner.intake.ledger import Ledger
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
 _MOST_UNEQUAL = 200
-"""Sides of an image that differ more are refused by Qwen's processor, as in transformers 5.23 smart_resize."""
+"""Sides of an image that differ more are refused by Qwen's processor,
+as in transformers 5.23 smart_resize.
+"""
 
 
 def loaded_part(ledger: Ledger, model: ModelSpec, stack: Stack) -> ModelSpec:
-    """What is loaded of a checkpoint whose text part Transformers also loads by itself; other models as they are.
+    """What is loaded of a checkpoint whose text part Transformers also loads by itself;
+    other models as they are.
 
-    Under engines that divide the weights it is the text part, because a tower that does not run is not modelled there.
+    Under engines that divide the weights it is the text part,
+    because a tower that does not run is not modelled there.
     """
     if model.vision is None or not model.text_class:
         return model
@@ -69,20 +73,29 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     if model.text_class and not _sees(ledger, model):
         ledger.enter("images_per_sample", 0, "assumed", note)
         return None
-    number: int = ledger.choose("images_per_sample", 1 if said_size else 0, "assumed", "" if said_size else note)
+    number: int = ledger.choose(
+        "images_per_sample", 1 if said_size else 0, "assumed", "" if said_size else note
+    )
     if not number:
         return None
     rule = model.vision.rule
     if rule.kind == "square":
         size = (rule.side_pixels, rule.side_pixels)
-        ledger.choose("image_size", f"{size[0]}x{size[1]}", "catalog", "the processor makes every image this large")
+        ledger.choose(
+            "image_size", f"{size[0]}x{size[1]}", "catalog", "the processor makes every image this large"
+        )
         return images_of(rule, model.vision, number, size)
     largest = ""
     if not said_size:
         if _is_asked(ledger, "images_per_sample"):
-            raise UsageError(f"missing image_size: {model.id} makes more tokens of larger images; such as --image-size 1024x768")
+            raise UsageError(
+                f"missing image_size: {model.id} makes more tokens of larger images; such as "
+                "--image-size 1024x768"
+            )
         largest = _largest(rule, ledger.request.get("seq") or 0)
-    said: str = ledger.choose("image_size", largest, "assumed", "the largest square whose tokens fit into the sequence")
+    said: str = ledger.choose(
+        "image_size", largest, "assumed", "the largest square whose tokens fit into the sequence"
+    )
     return images_of(rule, model.vision, number, parse_size(said))
 
 
@@ -90,7 +103,9 @@ def _refuse_images(ledger: Ledger, model: ModelSpec) -> None:
     """Refuse what was said of images of a model that sees none."""
     said = ledger.request.values.get("images_per_sample")
     if said is not None and said.note and not is_tool_default(said.origin):
-        raise NotModelledError(f"{said.origin}: training with images, for which the catalog knows no vision tower of {model.id}")
+        raise NotModelledError(
+            f"{said.origin}: training with images, for which the catalog knows no vision tower of {model.id}"
+        )
     if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
         raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
 
@@ -103,7 +118,9 @@ def _largest(rule: ImageRule, seq_len: int) -> str:
 
 
 def _is_asked(ledger: Ledger, name: str) -> bool:
-    """Whether the user said it: a tool's default, or what a file's reader took (which notes it), is not that."""
+    """Whether the user said it: a tool's default, or what a file's reader took (which notes it),
+    is not that.
+    """
     said = ledger.request.values.get(name)
     return said is not None and not is_tool_default(said.origin) and not said.note
 
@@ -116,7 +133,9 @@ def parse_size(text: str) -> tuple[int, int]:
     """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None:
-        raise UsageError(f"image_size must be width x height in pixels, such as 1024x768, but it is '{show(text)}'")
+        raise UsageError(
+            f"image_size must be width x height in pixels, such as 1024x768, but it is '{show(text)}'"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -131,7 +150,10 @@ def images_of(rule: ImageRule, tower: TowerSpec, number: int, size: tuple[int, i
         grid = (rule.side_pixels // rule.patch_pixels) ** 2
         return Images(number, width, height, grid + rule.extra_patches, rule.tokens, 3 * rule.side_pixels**2)
     if max(size) > _MOST_UNEQUAL * min(size):
-        raise UsageError(f"image_size {width}x{height}: the processor refuses sides of which one is over 200 times the other")
+        raise UsageError(
+            f"image_size {width}x{height}: the processor refuses sides of which one is over 200 "
+            "times the other"
+        )
     columns, rows = (side // rule.patch_pixels for side in resized(rule, width, height))
     patches = columns * rows
     return Images(number, width, height, patches, patches // rule.merge**2, patches * tower.patch.in_features)
@@ -146,7 +168,9 @@ def resized(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
     new_width, new_height = (round(side / unit) * unit for side in (width, height))
     if new_width * new_height > rule.max_pixels:
         shrink = math.sqrt(width * height / rule.max_pixels)
-        new_width, new_height = (max(unit, math.floor(side / shrink / unit) * unit) for side in (width, height))
+        new_width, new_height = (
+            max(unit, math.floor(side / shrink / unit) * unit) for side in (width, height)
+        )
     elif new_width * new_height < rule.min_pixels:
         grow = math.sqrt(rule.min_pixels / (width * height))
         new_width, new_height = (math.ceil(side * grow / unit) * unit for side in (width, height))
@@ -160,14 +184,20 @@ def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
         UsageError: a part that there is not, or all of them.
     """
     is_text_part = model.vision is None and bool(model.text_class)
-    if not ledger.said("freeze") or is_text_part or (model.vision is None and not _is_asked(ledger, "freeze")):
+    if (
+        not ledger.said("freeze")
+        or is_text_part
+        or (model.vision is None and not _is_asked(ledger, "freeze"))
+    ):
         return ()
     said: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
     unknown = [name for name in said if name not in FROZEN_PARTS]
     if unknown:
         raise UsageError(f"freeze must be among {', '.join(FROZEN_PARTS)}, but it is '{show(unknown[0])}'")
     if model.vision is None:
-        raise UsageError(f"{model.id} has no vision tower: --train-layers says which of its layers are trained")
+        raise UsageError(
+            f"{model.id} has no vision tower: --train-layers says which of its layers are trained"
+        )
     if len(set(said)) == len(FROZEN_PARTS):
         raise UsageError("freeze names every part of the model, so that nothing is trained")
     return tuple(name for name in FROZEN_PARTS if name in said)

@@ -16,7 +16,9 @@ ValueT = TypeVar("ValueT")
 
 
 class Ledger:
-    """Answers "what is the value of this field?" and remembers the answer and its origin, one entry per field."""
+    """Answers "what is the value of this field?" and remembers the answer and its origin,
+    one entry per field.
+    """
 
     def __init__(self, request: ScenarioRequest, entries: Iterable[Assumption] = ()) -> None:
         self.request = request

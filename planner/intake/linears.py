@@ -1,4 +1,6 @@
-"""Names of the parts of a model, as PEFT's ``target_modules`` and ``modules_to_save`` would have to spell them."""
+"""Names of the parts of a model, as PEFT's ``target_modules`` and ``modules_to_save`` would have to spell
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,39 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
 
 
 def reaches_experts(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
-    """Whether LoRA targets reach a fused expert tensor, which they do by the names of the matrices that it replaced.
+    """Whether LoRA targets reach a fused expert tensor,
+    which they do by the names of the matrices that it replaced.
 
     Source: peft 0.21 ``utils/transformers_weight_conversion.py`` (``_convert_peft_config_moe``).
     """
-    names = {target if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] for target in targets}
+    names = {
+        target if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] for target in targets
+    }
     return bool(linear.legacy_names) and ("all-linear" in names or names.issuperset(linear.legacy_names))
 
 
 def unmatched_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of ``targets`` that name no matrix of the model.  Only the last part of a dotted path is looked at."""
+    """Those of ``targets`` that name no matrix of the model.
+    Only the last part of a dotted path is looked at.
+    """
     known = {*linear_names(model), *GROUP_TARGETS}
-    parameters = {name for group in model.groups for linear in group.block.linears for name in linear.legacy_names}
+    parameters = {
+        name for group in model.groups for linear in group.block.linears for name in linear.legacy_names
+    }
     return tuple(
         target
         for target in targets
-        if (target not in parameters if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] not in known)
+        if (
+            target not in parameters
+            if target.startswith(TARGET_PARAMETER)
+            else target.rpartition(".")[2] not in known
+        )
     )
 
 
 def with_parameters(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
-    """``model`` whose fused expert tensors are reached by the targets that name them as parameters, each with the asked rank.
+    """``model`` whose fused expert tensors are reached by the targets that name them as parameters,
+    each with the asked rank.
 
     Source: peft 0.21 tuners/tuners_utils.py _inject_parameters: a name is the end of a parameter's path.
     """
@@ -55,7 +69,8 @@ def with_parameters(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
         return linear
 
     groups = (
-        replace(group, block=replace(group.block, linears=tuple(map(reached, group.block.linears)))) for group in model.groups
+        replace(group, block=replace(group.block, linears=tuple(map(reached, group.block.linears))))
+        for group in model.groups
     )
     return replace(model, groups=tuple(groups))
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 from planner.domain.model import LinearGroup, LinearSpec, ModelSpec
 from planner.errors import NotModelledError, UsageError, show
 
-# Where layers are: in a model of text, and in the text part of one that sees, today and before Transformers 4.52.
+# Where layers are: in a model of text, and in the text part of one that sees,
+# today and before Transformers 4.52.
 _LAYERS = ("model.layers", "model.language_model.layers", "language_model.model.layers")
 _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
     "attention": ("self_attn",),
@@ -18,11 +19,14 @@ _PARENTS: dict[LinearGroup, tuple[str, ...]] = {
     "router": ("mlp", "block_sparse_moe"),
 }
 _NAMED_LIKE_LLAMA = """
-    apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text glm glm4 gpt_oss granite granitemoe internlm3 llama mistral
-    mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
+    apertus cohere cohere2 deepseek_v3 gemma gemma2 gemma3 gemma3_text glm glm4 gpt_oss granite granitemoe
+    internlm3 llama mistral mixtral olmo olmo2 olmo3 olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
+    smollm3 stablelm starcoder2
 """
 NAMED_LIKE_LLAMA = frozenset(_NAMED_LIKE_LLAMA.split())
-"""Architectures whose layers hold ``self_attn`` and ``mlp``: the modules that transformers 5.23 builds, in each case compared."""
+"""Architectures whose layers hold ``self_attn`` and ``mlp``: the modules that transformers 5.23 builds,
+in each case compared.
+"""
 # A repetition of what repeats already can take for ever.
 _NESTED = re.compile(r"[*+}][^()]*\)[*+{]")
 
@@ -40,7 +44,9 @@ def matched_targets(model: ModelSpec, pattern: str) -> tuple[str, ...]:
     compiled = _compiled(pattern)
     if model.architecture not in NAMED_LIKE_LLAMA:
         kind = f"the paths of modules of {model.architecture} models"
-        raise NotModelledError(f"lora_targets: {kind}, which '{show(pattern)}' is matched with, are not known: name the modules")
+        raise NotModelledError(
+            f"lora_targets: {kind}, which '{show(pattern)}' is matched with, are not known: name the modules"
+        )
     for layers in _LAYERS:
         if found := _found(model, compiled, layers):
             return found
@@ -64,11 +70,15 @@ def _found(model: ModelSpec, pattern: re.Pattern[str], layers: str) -> tuple[str
             for linear in group.block.linears:
                 matches = any(pattern.fullmatch(path) for path in _paths(linear, f"{layers}.{number}"))
                 if matches and (linear.kind == "parameter" or linear.group in ("expert", "router")):
-                    raise NotModelledError(f"lora_targets: '{show(pattern.pattern)}' matches experts: name the modules")
+                    raise NotModelledError(
+                        f"lora_targets: '{show(pattern.pattern)}' matches experts: name the modules"
+                    )
                 outcomes.setdefault(linear.name, set()).add(matches)
             number += 1
     if any(len(each) > 1 for each in outcomes.values()):
-        raise NotModelledError(f"lora_targets: '{show(pattern.pattern)}' matches a module in some places only: not modelled")
+        raise NotModelledError(
+            f"lora_targets: '{show(pattern.pattern)}' matches a module in some places only: not modelled"
+        )
     found = tuple(name for name, (matches,) in outcomes.items() if matches)
     return (*found, model.head.name) if pattern.fullmatch(model.head.name) else found
 

@@ -40,7 +40,14 @@ from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
 from planner.intake.fields import CHECKPOINT_DTYPE
 from planner.intake.images import resolve_frozen, resolve_images
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import (
+    GPU_ONLY_OPTIMIZERS,
+    cannot_step,
+    code_lacks,
+    lacks_bf16,
+    lacks_flash2,
+    widest_head,
+)
 from planner.intake.ledger import Ledger
 from planner.intake.patterns import matched_targets
 from planner.intake.request import require
@@ -69,7 +76,8 @@ class Setting:
 def resolve_recipe(
     ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack, lengths: SampleLengths | None = None
 ) -> Recipe:
-    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set, where it was read.
+    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set,
+    where it was read.
 
     Raises:
         UsageError: something that has no default was not said.
@@ -123,7 +131,8 @@ class _Basis:
 
 
 def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Method, Quantization, bool]:
-    """Method, quantisation and double quantisation; those of a packed checkpoint win over what a method stands for.
+    """Method, quantisation and double quantisation;
+    those of a packed checkpoint win over what a method stands for.
 
     Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
     """
@@ -137,24 +146,43 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
         return method, chosen, stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
     ledger.enter("method", said.value, said.origin, meaning)
-    chosen = ledger.choose("quantization", quantization or "none", "derived" if quantization else "assumed", meaning)
+    chosen = ledger.choose(
+        "quantization", quantization or "none", "derived" if quantization else "assumed", meaning
+    )
     four_bit = chosen in ("nf4", "fp4")
-    note = f"method {said.value}" if double_quant else "bitsandbytes leaves it off unless asked" if four_bit else ""
-    doubled = ledger.choose("double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note)
+    note = (
+        f"method {said.value}"
+        if double_quant
+        else "bitsandbytes leaves it off unless asked"
+        if four_bit
+        else ""
+    )
+    doubled = ledger.choose(
+        "double_quant", bool(double_quant) and four_bit, "derived" if double_quant else "assumed", note
+    )
     return method, chosen, doubled
 
 
 def _resolve_sharding(ledger: Ledger, hardware: Hardware) -> Sharding:
     if hardware.world_size == 1:
         return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
-    return sharding_named(ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything"))
+    return sharding_named(
+        ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything")
+    )
 
 
 def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> Offload:
-    """What leaves the GPU; a stack that moves block inputs by itself does so where ``every_layer`` is checkpointed."""
+    """What leaves the GPU; a stack that moves block inputs by itself does so where ``every_layer`` is
+    checkpointed.
+    """
     if setting.defaults.offload == "none" or not every_layer:
         return ledger.choose("offload", "none", "assumed")
-    return ledger.choose("offload", setting.defaults.offload, setting.origin, "its checkpointing moves block inputs to host RAM")
+    return ledger.choose(
+        "offload",
+        setting.defaults.offload,
+        setting.origin,
+        "its checkpointing moves block inputs to host RAM",
+    )
 
 
 def _resolve_numerics(ledger: Ledger, setting: Setting, basis: _Basis) -> Numerics:
@@ -182,7 +210,9 @@ def _as_loaded(ledger: Ledger, setting: Setting, basis: _Basis, asked: Dtype) ->
     """
     if basis.quantization != "awq-int4" or asked != "bf16" or not setting.stack.awq_in_fp16:
         return asked
-    ledger.enter("load_dtype", "fp16", setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for")
+    ledger.enter(
+        "load_dtype", "fp16", setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for"
+    )
     return "fp16"
 
 
@@ -224,7 +254,9 @@ def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
 
 
 def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
-    """Trainers of preferences set every dropout to zero.  Source: trl 1.16.0 trainer/dpo_config.py ``disable_dropout``."""
+    """Trainers of preferences set every dropout to zero.  Source:
+    trl 1.16.0 trainer/dpo_config.py ``disable_dropout``.
+    """
     if task in LANGUAGE_TASKS or scores_by_value(task, setting.stack):
         return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
@@ -241,11 +273,18 @@ def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
     if len(patterns) > 1 or not all(other.startswith(TARGET_PARAMETER) for other in others):
         raise UsageError(f"lora_targets: say '{show(patterns[0])}' alone, without other names")
     found = (*matched_targets(setting.model, patterns[0].removeprefix(TARGET_PATTERN)), *others)
-    ledger.enter("lora_targets", found, ledger.request.values["lora_targets"].origin, "the modules that the expression matches")
+    ledger.enter(
+        "lora_targets",
+        found,
+        ledger.request.values["lora_targets"].origin,
+        "the modules that the expression matches",
+    )
     return found
 
 
-def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis: tuple[Numerics, Task]) -> Adapter:
+def _resolve_adapter(
+    ledger: Ledger, setting: Setting, sharding: Sharding, basis: tuple[Numerics, Task]
+) -> Adapter:
     defaults, origin = setting.defaults, setting.origin
     numerics, task = basis
     dtype_origin, precision = origin, numerics.precision
@@ -267,7 +306,8 @@ def _resolve_adapter(ledger: Ledger, setting: Setting, sharding: Sharding, basis
 
 
 def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
-    """What is trained where that is not everything; entered only where it was said, since a full fine-tune means all.
+    """What is trained where that is not everything; entered only where it was said,
+    since a full fine-tune means all.
 
     Raises:
         UsageError: not one of the forms.
@@ -282,9 +322,13 @@ def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
 def _resolve_optimizer(ledger: Ledger, setting: Setting, sharding: Sharding, offload: Offload) -> Optimizer:
     default = setting.defaults.optimizer
     if cannot_step(default, sharding):
-        return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step FSDP2's DTensors, torch's Adam can")
+        return ledger.choose(
+            "optimizer", "adamw_torch", "assumed", f"{default} cannot step FSDP2's DTensors, torch's Adam can"
+        )
     if offload.startswith("optimizer") and default in GPU_ONLY_OPTIMIZERS:
-        return ledger.choose("optimizer", "adamw_torch", "assumed", f"{default} cannot step in host RAM, Adam can")
+        return ledger.choose(
+            "optimizer", "adamw_torch", "assumed", f"{default} cannot step in host RAM, Adam can"
+        )
     return ledger.choose("optimizer", default, setting.origin)
 
 
@@ -293,26 +337,38 @@ def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     projects = ledger.request.get("optimizer") in ("apollo_adamw", "apollo_adamw_layerwise")
     if not projects and not ledger.said("optimizer_rank"):
         return None
-    rank: int = ledger.choose("optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank")
+    rank: int = ledger.choose(
+        "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"
+    )
     return rank
 
 
 def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> Attention:
     model, gpu, stack = setting.model, setting.hardware.gpu, setting.stack
     default, origin, note = setting.defaults.attention, setting.origin, ""
-    if default == "flash2" and (lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256):
+    if default == "flash2" and (
+        lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
+    ):
         default, origin, note = "sdpa", "assumed", "FlashAttention 2 does not run here"
     if code_lacks(model, stack, default):
-        default, origin, note = "eager", "assumed", f"the code of {model.architecture} models has no other kernel in this stack"
+        default, origin, note = (
+            "eager",
+            "assumed",
+            f"the code of {model.architecture} models has no other kernel in this stack",
+        )
     return ledger.choose("attention", default, origin, note)
 
 
 def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
-    """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own way."""
+    """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own
+    way.
+    """
     if task in LANGUAGE_TASKS:
         return ledger.choose("loss", setting.defaults.loss, setting.origin)
     in_pieces = setting.stack.pair_logps == "tiles" and task in REFERENCE_TASKS
-    return ledger.choose("loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}")
+    return ledger.choose(
+        "loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}"
+    )
 
 
 def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
@@ -320,7 +376,9 @@ def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
     if task in LANGUAGE_TASKS:
         default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
         return ledger.choose("padding", default, "assumed" if task == "pretrain" else setting.origin)
-    return ledger.choose("padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch")
+    return ledger.choose(
+        "padding", "longest", "assumed", "trainers of preferences pad to the longest of the batch"
+    )
 
 
 def _resolve_batch(ledger: Ledger, setting: Setting, task: Task, lengths: SampleLengths | None) -> Batch:
@@ -348,6 +406,7 @@ def _resolve_mean(ledger: Ledger, batch: Batch) -> Number:
         return ledger.choose("tokens_per_sample", batch.seq_len, "assumed", "every sample as long as seq")
     if not batch.lengths.kept(batch.seq_len):
         raise UsageError(
-            f"every sample of --data is longer than --seq {batch.seq_len}, and this stack leaves such out: raise --seq"
+            f"every sample of --data is longer than --seq {batch.seq_len}, and this stack leaves "
+            "such out: raise --seq"
         )
     return ledger.choose("tokens_per_sample", batch.mean_tokens_at(batch.seq_len), DATA)

@@ -43,7 +43,8 @@ __all__ = [
 class Given:
     """A value that somebody said, in the type of its field.
 
-    ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default of <tool>`` or ``record:<id>``; ``note`` says how it was read.
+    ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default of <tool>`` or ``record:<id>``;
+    ``note`` says how it was read.
     """
 
     value: Any
@@ -55,7 +56,8 @@ class Given:
 class ScenarioRequest:
     """Everything that was said about one job; what is absent is filled in by ``resolve``.
 
-    ``record_id`` is set when a record speaks: what it leaves open is unknown, so a default there is an assumption.
+    ``record_id`` is set when a record speaks: what it leaves open is unknown,
+    so a default there is an assumption.
     """
 
     values: Mapping[str, Given]
@@ -87,7 +89,8 @@ def require(request: ScenarioRequest, *parts: Part, example: str = "", prefix: s
 
 
 def from_flags(flags: Mapping[str, object]) -> ScenarioRequest:
-    """Request from command-line flags.  Names may be written with ``-`` or ``_``; ``None`` means that a flag was not given.
+    """Request from command-line flags.  Names may be written with ``-`` or ``_``;
+    ``None`` means that a flag was not given.
 
     Raises:
         UnknownNameError: no such flag, or no such choice.
@@ -101,14 +104,16 @@ def from_toml(path: str | Path) -> ScenarioRequest:
     """Request from a TOML file whose top-level keys are the names of the fields.
 
     Raises:
-        InputFileError: missing, too large, not TOML, an unknown key or a value that cannot be used; names file and line.
+        InputFileError: missing, too large, not TOML, an unknown key or a value that cannot be used;
+        names file and line.
     """
     file = Path(path)
     text = read_text(file)
     table = toml_table(file, text)
     if table and not any(key.replace("-", "_") in REQUEST_FIELDS for key in table):
         raise InputFileError(
-            file, "none of its keys is one of plan's, so it is not the file of a job; plan rules lists the fields"
+            file,
+            "none of its keys is one of plan's, so it is not the file of a job; plan rules lists the fields",
         )
     values: dict[str, Given] = {}
     for key, value in table.items():
@@ -138,7 +143,8 @@ def from_record(record: RunRecord) -> ScenarioRequest:
     native = record.sharding is not None and sharding_named(record.sharding).engine == "native"
     if record.offload not in (None, "none", "activations") and native:
         raise NotModelledError(
-            f"record '{record.id}': offload by a loader of the program's own, without an engine, is not modelled"
+            f"record '{record.id}': offload by a loader of the program's own, without an engine, is "
+            "not modelled"
         )
     columns = {column: name for column, name in FIELD_OF_COLUMN.items() if column in RunRecord.__slots__}
     said = [(name, getattr(record, column), origin) for column, name in columns.items()]
@@ -157,10 +163,14 @@ def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:
         values.pop("gpus", None)
     if count is not None and "gpus" in override.values and "gpu" not in override.values:
         values["gpu"] = replace(values["gpu"], value=card)
-    return ScenarioRequest(MappingProxyType(values | dict(override.values)), override.record_id or base.record_id)
+    return ScenarioRequest(
+        MappingProxyType(values | dict(override.values)), override.record_id or base.record_id
+    )
 
 
-def _parse_all(said: Iterable[tuple[str, object, str]], *, on_command_line: bool = False) -> Mapping[str, Given]:
+def _parse_all(
+    said: Iterable[tuple[str, object, str]], *, on_command_line: bool = False
+) -> Mapping[str, Given]:
     """Parsed values by field name; ``said`` are names as written, values, and where."""
     values: dict[str, Given] = {}
     prefix = "--" if on_command_line else ""

@@ -1,4 +1,6 @@
-"""Request -> Scenario: names looked up, gaps filled from the stack, combinations checked, every value with its origin."""
+"""Request -> Scenario: names looked up, gaps filled from the stack, combinations checked,
+every value with its origin.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ def resolve(
 class LookedUp:
     """What a job names outside its recipe, looked up once: many recipes can be completed over it.
 
-    ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what was looked up.
-    ``lengths``: those of the samples, where a data set is named.
+    ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what
+    was looked up.  ``lengths``: those of the samples, where a data set is named.
     """
 
     model: ModelSpec
@@ -84,7 +86,8 @@ def look_up(
 ) -> LookedUp:
     """Model, hardware, stack and length of the run; no file is read and nobody is asked after this.
 
-    ``like``: what was looked up for the same model before, which is then not read again.  ``model``: the model itself.
+    ``like``: what was looked up for the same model before, which is then not read again.  ``model``:
+    the model itself.
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
@@ -166,7 +169,10 @@ def _switched(ledger: Ledger, stack: Stack) -> Stack:
     for text in said.value:
         name, separator, value = text.partition("=")
         if not (separator and name.strip() and value.strip()):
-            raise UsageError(f"switches must be written name=value, such as zero12_overlap=false, but one is '{show(text)}'")
+            raise UsageError(
+                "switches must be written name=value, such as zero12_overlap=false, but one is "
+                f"'{show(text)}'"
+            )
         if name.strip() in pairs:
             raise UsageError(f"switch '{show(name)}' is given twice")
         pairs[name.strip()] = value.strip()
@@ -194,7 +200,9 @@ def _run_over(found: LookedUp, batch: Batch) -> RunPlan:
         return found.run
     n_sequences = int(batch.lengths.kept(batch.seq_len))
     if batch.padding == "packed":
-        n_sequences = math.ceil(n_sequences * float(batch.lengths.mean_tokens(batch.seq_len)) / float(batch.seq_len))
+        n_sequences = math.ceil(
+            n_sequences * float(batch.lengths.mean_tokens(batch.seq_len)) / float(batch.seq_len)
+        )
     return replace(found.run, n_samples=max(n_sequences // (2 if batch.is_paired else 1), 1))
 
 
@@ -204,7 +212,12 @@ def _resolve_run(ledger: Ledger) -> RunPlan:
     epochs: float = ledger.request.get("epochs") or 1.0
     eval_samples: int | None = ledger.request.get("eval_samples")
     eval_batch: int | None = ledger.request.get("eval_batch")
-    for name, default in (("samples", samples), ("epochs", epochs), ("price", price), ("eval_samples", eval_samples)):
+    for name, default in (
+        ("samples", samples),
+        ("epochs", epochs),
+        ("price", price),
+        ("eval_samples", eval_samples),
+    ):
         if ledger.said(name) or (name == "epochs" and samples is not None):
             ledger.choose(name, default, "assumed")
     if ledger.said("eval_batch") or eval_samples is not None:

@@ -66,14 +66,19 @@ class Case:
     @property
     def scales_fp16_loss(self) -> bool:
         """Whether PyTorch's own fp16 loss scaling runs (DeepSpeed and FSDP keep fp32 masters instead)."""
-        return self.numerics.precision == "fp16-mixed" and not self.recipe.uses_deepspeed and not self.recipe.uses_fsdp
+        return (
+            self.numerics.precision == "fp16-mixed"
+            and not self.recipe.uses_deepspeed
+            and not self.recipe.uses_fsdp
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One combination that is refused or warned about.
 
-    ``sentence`` is what documentation prints and what every message begins with; ``detail`` adds the numbers of the case at hand.
+    ``sentence`` is what documentation prints and what every message begins with;
+    ``detail`` adds the numbers of the case at hand.
     """
 
     id: str

@@ -1,4 +1,6 @@
-"""The one table of combinations that are refused or warned about; the code reads it and documentation prints it."""
+"""The one table of combinations that are refused or warned about;
+the code reads it and documentation prints it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
-    """Warnings about a resolved scenario, in the order of the table; with ``force`` refusals come as warnings, first.
+    """Warnings about a resolved scenario, in the order of the table;
+    with ``force`` refusals come as warnings, first.
 
     Raises:
         RefusedCombinationError: something is refused and ``force`` is not set; names every rule that says so.
@@ -45,7 +48,11 @@ def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
 
 def refusals(case: Case) -> dict[str, str]:
     """What ``plan`` refuses about a resolved scenario: id of each rule and its sentence."""
-    return {rule.id: f"{rule.message(case)} [{rule.id}]" for rule in RULES if rule.level == "refuse" and rule.applies(case)}
+    return {
+        rule.id: f"{rule.message(case)} [{rule.id}]"
+        for rule in RULES
+        if rule.level == "refuse" and rule.applies(case)
+    }
 
 
 def rules_table() -> tuple[tuple[str, Level, str], ...]:

@@ -1,4 +1,6 @@
-"""Rules about adapters other than LoRA's: which stacks, bases and engines they were compared with the trace for."""
+"""Rules about adapters other than LoRA's: which stacks,
+bases and engines they were compared with the trace for.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ def _has_dora(case: Case) -> bool:
 def _dora_is_elsewhere(case: Case) -> bool:
     """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
     divided = case.recipe.sharding.engine != "native"
-    return divided or case.numerics.quantization in PREPACKED | {"int8"} or adapts_head(case) or adapted_expert_bytes(case) > 0
+    return (
+        divided
+        or case.numerics.quantization in PREPACKED | {"int8"}
+        or adapts_head(case)
+        or adapted_expert_bytes(case) > 0
+    )
 
 
 def _rotates(case: Case) -> bool:
@@ -52,22 +59,26 @@ ADAPTER_RULES = (
         "dora-unread",
         "refuse",
         "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",
-        lambda case: _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager"),
+        lambda case: (
+            _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager")
+        ),
         lambda case: case.stack.id,
     ),
     Rule(
         "dora-of-kernels",
         "refuse",
-        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --method lora or "
-        "qlora, and --sharding ddp or none",
+        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
+        "use --method lora or qlora, and --sharding ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     Rule(
         "relora-elsewhere",
         "refuse",
-        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; use --sharding ddp "
-        "or none, without --dora",
-        lambda case: case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case)),
+        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds "
+        "everything; use --sharding ddp or none, without --dora",
+        lambda case: (
+            case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case))
+        ),
     ),
     Rule(
         "oft-unread",
@@ -79,15 +90,16 @@ ADAPTER_RULES = (
     Rule(
         "oft-elsewhere",
         "refuse",
-        "OFT is modelled over unquantised, bitsandbytes, GPTQ and AWQ matrices of models without experts, where every GPU holds "
-        "everything and layers are checkpointed whole; use --sharding ddp or none, or LoRA without --oft-block-size",
+        "OFT is modelled over unquantised, bitsandbytes, GPTQ and AWQ matrices of models without experts, "
+        "where every GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, "
+        "or LoRA without --oft-block-size",
         lambda case: _rotates(case) and _rotates_elsewhere(case),
     ),
     Rule(
         "oft-without-autocast",
         "refuse",
-        "PEFT 0.18 hands GPTQ's kernel an input in the adapters' dtype where there is no autocast, which nobody read; use "
-        "--precision bf16-mixed, or --versions peft==0.21.2",
+        "PEFT 0.18 hands GPTQ's kernel an input in the adapters' dtype where there is no autocast, which "
+        "nobody read; use --precision bf16-mixed, or --versions peft==0.21.2",
         lambda case: _rotates(case) and _twice_without_autocast(case),
     ),
     Rule(

@@ -38,9 +38,9 @@ MIXER_RULES = (
     Rule(
         "recurrent-kernels",
         "warn",
-        "Layers without attention are counted with the kernels of causal-conv1d, of flash-linear-attention for the gated delta "
-        "rule, and of mamba-ssm for Mamba; without these packages Transformers' own code needs more memory and many times the "
-        "time",
+        "Layers without attention are counted with the kernels of causal-conv1d, of flash-linear-attention "
+        "for the gated delta rule, and of mamba-ssm for Mamba; without these packages Transformers' own "
+        "code needs more memory and many times the time",
         _mixes,
     ),
     Rule(
@@ -54,23 +54,24 @@ MIXER_RULES = (
         # transformers 5.23 models/*/modeling_*.py: outproj_weight=self.out_proj.weight, which is packed then.
         "packed-out-proj",
         "refuse",
-        "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed it: use a 16-bit "
-        "base, or a stack that leaves it whole",
+        "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed "
+        "it: use a 16-bit base, or a stack that leaves it whole",
         _packs_out_proj,
         lambda case: f"{case.model.architecture} with {case.numerics.quantization} in {case.stack.id}",
     ),
     Rule(
         "adapter-on-out-proj",
         "refuse",
-        "PEFT refuses adapters on out_proj of this architecture, which all-linear has: name other targets, as in "
-        "--lora-targets 'q_proj;k_proj;v_proj;o_proj;in_proj'",
+        "PEFT refuses adapters on out_proj of this architecture, which all-linear has: name other targets, "
+        "as in --lora-targets 'q_proj;k_proj;v_proj;o_proj;in_proj'",
         lambda case: _adapts_out_proj(case) and case.model.architecture in _PEFT_REFUSES,
         lambda case: case.model.architecture,
     ),
     Rule(
         "adapter-on-out-proj-idle",
         "warn",
-        "The kernel of Mamba 2 reads past an adapter of out_proj, so that nothing trains it: it is not counted",
+        "The kernel of Mamba 2 reads past an adapter of out_proj, so that nothing trains it: "
+        "it is not counted",
         lambda case: _adapts_out_proj(case) and case.model.architecture not in _PEFT_REFUSES,
     ),
 )

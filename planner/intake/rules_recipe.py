@@ -13,7 +13,15 @@ from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
-_LORA_FIELDS = ("lora_rank", "lora_targets", "lora_dropout", "adapter_dtype", "dora", "relora", "oft_block_size")
+_LORA_FIELDS = (
+    "lora_rank",
+    "lora_targets",
+    "lora_dropout",
+    "adapter_dtype",
+    "dora",
+    "relora",
+    "oft_block_size",
+)
 # Optimizers that were read for whole matrices.
 _WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
 _FOUR_BIT = ("nf4", "fp4")
@@ -26,7 +34,9 @@ def _contradicts_method(case: Case) -> bool:
 
 def _contradiction_text(case: Case) -> str:
     method = case.said["method"].value
-    return f"{method} allows {', '.join(_METHOD_ALLOWS[method])}, quantization says {case.numerics.quantization}"
+    return (
+        f"{method} allows {', '.join(_METHOD_ALLOWS[method])}, quantization says {case.numerics.quantization}"
+    )
 
 
 def _lora_fields_said(case: Case) -> list[str]:
@@ -34,7 +44,9 @@ def _lora_fields_said(case: Case) -> list[str]:
 
 
 def _all_targets_unmatched(case: Case) -> bool:
-    return case.adapter is not None and len(unmatched_targets(case.model, case.adapter.targets)) == len(case.adapter.targets)
+    return case.adapter is not None and len(unmatched_targets(case.model, case.adapter.targets)) == len(
+        case.adapter.targets
+    )
 
 
 def _some_targets_unmatched(case: Case) -> bool:
@@ -46,7 +58,9 @@ def _some_targets_unmatched(case: Case) -> bool:
 
 
 def _targets_parameters(case: Case) -> bool:
-    return case.adapter is not None and any(each.startswith(TARGET_PARAMETER) for each in case.adapter.targets)
+    return case.adapter is not None and any(
+        each.startswith(TARGET_PARAMETER) for each in case.adapter.targets
+    )
 
 
 def _dropout(case: Case) -> float:
@@ -82,7 +96,9 @@ def _fused_expert_bytes(case: Case) -> int:
 def adapted_expert_bytes(case: Case) -> int:
     """Bytes of expert tensors that PEFT makes adapted copies of."""
     adapter = case.adapter
-    return 0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
+    return (
+        0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
+    )
 
 
 _EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
@@ -90,10 +106,17 @@ _EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 
 def _uncounted_expert_adapters(case: Case) -> bool:
     """Whether a stack with experts of its own adapts those that PEFT's names do not reach."""
-    if case.adapter is None or not case.stack.quantizes_experts or case.numerics.quantization not in _FOUR_BIT:
+    if (
+        case.adapter is None
+        or not case.stack.quantizes_experts
+        or case.numerics.quantization not in _FOUR_BIT
+    ):
         return False
     linears = (linear for group in case.model.groups for linear in group.block.linears)
-    unreached = any(linear.group == "expert" and linear.kind == "parameter" and not linear.legacy_names for linear in linears)
+    unreached = any(
+        linear.group == "expert" and linear.kind == "parameter" and not linear.legacy_names
+        for linear in linears
+    )
     return unreached and not _EXPERT_NAMES.isdisjoint(case.adapter.targets)
 
 
@@ -117,7 +140,9 @@ def _fp16_gradients(case: Case) -> bool:
 
 
 def _stores_as_floats(case: Case) -> bool:
-    """Whether packed bytes may be elements of a float dtype: bitsandbytes', and what fms-acceleration makes of GPTQ's."""
+    """Whether packed bytes may be elements of a float dtype: bitsandbytes',
+    and what fms-acceleration makes of GPTQ's.
+    """
     by_triton = case.numerics.quantization == "gptq-int4" and case.stack.packed_kernels == "triton"
     return by_triton or case.numerics.quantization in _FOUR_BIT
 
@@ -132,7 +157,10 @@ def _too_long(case: Case) -> bool:
 
 
 def _length_text(case: Case) -> str:
-    return f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for {case.model.max_position_tokens:,}"
+    return (
+        f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for "
+        f"{case.model.max_position_tokens:,}"
+    )
 
 
 def _divides_matrices(case: Case) -> bool:
@@ -161,9 +189,15 @@ def _selects(case: Case) -> bool:
 
 
 def _has_unknown_operators(case: Case) -> bool:
-    """Whether layers call products or attention by operators of which nobody read whether the policy keeps them."""
+    """Whether layers call products or attention by operators of which nobody read whether the policy keeps
+    them.
+    """
     experts = any(group.block.mlp.n_experts for group in case.model.groups)
-    return experts or case.recipe.attention == "flash2" or case.recipe.numerics.quantization in PREPACKED | {"int8"}
+    return (
+        experts
+        or case.recipe.attention == "flash2"
+        or case.recipe.numerics.quantization in PREPACKED | {"int8"}
+    )
 
 
 def _samples_per_step(case: Case) -> int:
@@ -175,7 +209,8 @@ RECIPE_RULES = (
     Rule(
         "method-against-quantization",
         "refuse",
-        "The method names one quantisation and quantization another: say method lora with the one that is meant",
+        "The method names one quantisation and quantization another: say method lora with the one "
+        "that is meant",
         _contradicts_method,
         _contradiction_text,
     ),
@@ -201,7 +236,8 @@ RECIPE_RULES = (
     Rule(
         "train-layers-with-adapters",
         "refuse",
-        "train_layers says what a full fine-tune trains; beside adapters use --modules-to-save, or use --method full",
+        "train_layers says what a full fine-tune trains; beside adapters use --modules-to-save, or use "
+        "--method full",
         lambda case: bool(case.recipe.train_layers) and case.recipe.method != "full",
     ),
     Rule(
@@ -209,7 +245,9 @@ RECIPE_RULES = (
         "warn",
         "train_layers names layers that the model does not have, which are counted as nothing",
         lambda case: bool(_missing_layers(case)),
-        lambda case: f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}",
+        lambda case: (
+            f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}"
+        ),
     ),
     Rule(
         "train-layers-match-nothing",
@@ -221,63 +259,81 @@ RECIPE_RULES = (
     Rule(
         "train-layers-divided",
         "refuse",
-        "Training some layers only is modelled where every GPU holds everything; use --sharding ddp, or none on one GPU",
+        "Training some layers only is modelled where every GPU holds everything; use --sharding ddp, or "
+        "none on one GPU",
         lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.engine != "native",
         lambda case: case.recipe.sharding.name,
     ),
     Rule(
         "train-layers-checkpointing-unread",
         "refuse",
-        "Nobody read what the checkpointing of this stack makes of frozen layers; use --no-gradient-checkpointing, or "
-        "--switches frozen_layers=skipped where the inputs of frozen layers require no gradients",
-        lambda case: _freezes_checkpointed(case) and (case.stack.frozen_layers == "unread" or case.stack.checkpoints_parts),
+        "Nobody read what the checkpointing of this stack makes of frozen layers; use "
+        "--no-gradient-checkpointing, or --switches frozen_layers=skipped where the inputs of frozen "
+        "layers require no gradients",
+        lambda case: (
+            _freezes_checkpointed(case)
+            and (case.stack.frozen_layers == "unread" or case.stack.checkpoints_parts)
+        ),
         lambda case: case.stack.id,
     ),
     Rule(
         # torch 2.13 utils/checkpoint.py: CheckpointFunction, an autograd function of the input alone.
         "train-layers-without-gradients",
         "refuse",
-        "Reentrant checkpointing gives weights no gradients where its input requires none, as in this stack below trained "
-        "layers; use --no-checkpoint-reentrant",
-        lambda case: _freezes_checkpointed(case) and case.recipe.checkpoint_reentrant and case.stack.frozen_layers == "skipped",
+        "Reentrant checkpointing gives weights no gradients where its input requires none, as in this "
+        "stack below trained layers; use --no-checkpoint-reentrant",
+        lambda case: (
+            _freezes_checkpointed(case)
+            and case.recipe.checkpoint_reentrant
+            and case.stack.frozen_layers == "skipped"
+        ),
         lambda case: case.stack.id,
     ),
     Rule(
         "train-layers-with-offload",
         "refuse",
-        "Training some layers only is not modelled with activations in host RAM, nor where the model has projections "
-        "around its layers",
-        lambda case: bool(case.recipe.train_layers) and (case.recipe.offload != "none" or bool(case.model.extra_linears)),
+        "Training some layers only is not modelled with activations in host RAM, nor where the model has "
+        "projections around its layers",
+        lambda case: (
+            bool(case.recipe.train_layers)
+            and (case.recipe.offload != "none" or bool(case.model.extra_linears))
+        ),
     ),
     Rule(
         "train-layers-ends-in-pieces",
         "refuse",
-        "A loss that multiplies by the head in pieces is modelled over trained layers or tables; use --loss hf",
+        "A loss that multiplies by the head in pieces is modelled over trained layers or "
+        "tables; use --loss hf",
         lambda case: (
-            bool(case.recipe.train_layers) and case.recipe.loss != "hf" and not set(case.recipe.train_layers) - {"norm", "head"}
+            bool(case.recipe.train_layers)
+            and case.recipe.loss != "hf"
+            and not set(case.recipe.train_layers) - {"norm", "head"}
         ),
     ),
     Rule(
         "optimizer-of-whole-matrices",
         "refuse",
-        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use --method full with "
-        "--sharding ddp or none, or --optimizer adamw_torch",
+        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use "
+        "--method full with --sharding ddp or none, or --optimizer adamw_torch",
         lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
     ),
     Rule(
-        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5 hparams/parser.py:388-393.
+        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
+        # hparams/parser.py:388-393.
         "layerwise-alone",
         "refuse",
-        "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside grad_accum, and not "
-        "modelled where head and token table are one; leave _layerwise out",
+        "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside "
+        "grad_accum, and not modelled where head and token table are one; leave _layerwise out",
         lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
     ),
     Rule(
         "optimizer-rank-unused",
         "warn",
         "optimizer_rank is for apollo_adamw; this optimizer has none",
-        lambda case: case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo"),
+        lambda case: (
+            case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
+        ),
     ),
     Rule(
         "double-quant-without-4bit",
@@ -289,8 +345,8 @@ RECIPE_RULES = (
     Rule(
         "quant-storage-without-4bit",
         "refuse",
-        "quant_storage is the dtype that holds nf4 and fp4 bytes, and those of GPTQ with --switches packed_kernels=triton; other "
-        "bases have none",
+        "quant_storage is the dtype that holds nf4 and fp4 bytes, and those of GPTQ with --switches "
+        "packed_kernels=triton; other bases have none",
         lambda case: case.numerics.quant_storage is not None and not _stores_as_floats(case),
         lambda case: f"this base is '{case.numerics.quantization}'",
     ),
@@ -303,28 +359,36 @@ RECIPE_RULES = (
     Rule(
         "fused-experts-not-quantized",
         "warn",
-        "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model stays in 16 or 32 bits",
+        "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model "
+        "stays in 16 or 32 bits",
         lambda case: _fused_expert_bytes(case) > 0,
         lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
     ),
     Rule(
         "fused-experts-adapted",
         "warn",
-        "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets attention leaves it alone",
+        "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets "
+        "attention leaves it alone",
         lambda case: adapted_expert_bytes(case) > 0,
-        lambda case: f"{format_gib(adapted_expert_bytes(case))} in all layers; with checkpointing one layer's at a time",
+        lambda case: (
+            f"{format_gib(adapted_expert_bytes(case))} in all layers; with checkpointing one "
+            "layer's at a time"
+        ),
     ),
     Rule(
-        # unsloth 2026.10.9 models/_utils.py:11188-11245 get_moe_target_modules, since its experts are linears of their own.
+        # unsloth 2026.10.9 models/_utils.py:11188-11245 get_moe_target_modules,
+        # since its experts are linears of their own.
         "expert-adapters-not-counted",
         "warn",
-        "This stack also adapts each expert by these names, which is not counted: lora_targets attention leaves experts alone",
+        "This stack also adapts each expert by these names, which is not counted: lora_targets attention "
+        "leaves experts alone",
         _uncounted_expert_adapters,
     ),
     Rule(
         "fp16-gradients",
         "refuse",
-        "fp16 loss scaling refuses trained weights that are fp16 themselves: load or keep them in fp32, or use bf16-mixed",
+        "fp16 loss scaling refuses trained weights that are fp16 themselves: load or keep them in fp32, or "
+        "use bf16-mixed",
         _fp16_gradients,
     ),
     Rule(
@@ -345,14 +409,17 @@ RECIPE_RULES = (
         "modules-to-save-unmatched",
         "warn",
         "Some names in modules_to_save are neither a matrix nor the token table and are counted as nothing",
-        lambda case: case.adapter is not None and bool(unmatched_modules(case.model, case.adapter.modules_to_save)),
+        lambda case: (
+            case.adapter is not None and bool(unmatched_modules(case.model, case.adapter.modules_to_save))
+        ),
         _unmatched_modules_text,
     ),
     Rule(
         # peft 0.21 tuners/lora/layer.py ParamWrapper raises for a dropout.
         "parameter-targets",
         "refuse",
-        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and lora_dropout 0",
+        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and "
+        "lora_dropout 0",
         lambda case: _targets_parameters(case) and bool(not case.stack.skips_experts or _dropout(case) > 0),
         lambda case: f"{case.stack.id}, dropout {_dropout(case):g}",
     ),
@@ -366,14 +433,16 @@ RECIPE_RULES = (
     Rule(
         "tokens-above-sequence",
         "refuse",
-        "A sample cannot have more real tokens than the sequence length: lower tokens_per_sample or raise seq",
+        "A sample cannot have more real tokens than the sequence length: lower "
+        "tokens_per_sample or raise seq",
         lambda case: bool(case.recipe.batch.tokens_per_sample > case.recipe.batch.seq_len),
         lambda case: f"{case.recipe.batch.tokens_per_sample:g} against {case.recipe.batch.seq_len:g}",
     ),
     Rule(
         "packed-with-sample-length",
         "warn",
-        "Packed sequences are full whatever the samples' length, so tokens_per_sample changes neither memory nor step time",
+        "Packed sequences are full whatever the samples' length, so tokens_per_sample changes neither "
+        "memory nor step time",
         lambda case: case.recipe.batch.padding == "packed" and "tokens_per_sample" in case.said,
     ),
     Rule(
@@ -400,63 +469,78 @@ RECIPE_RULES = (
         "checkpoint-every-without-checkpointing",
         "warn",
         "checkpoint_every and checkpoint_policy mean nothing without gradient checkpointing",
-        lambda case: bool({"checkpoint_every", "checkpoint_policy"} & set(case.said)) and not case.recipe.gradient_checkpointing,
+        lambda case: (
+            bool({"checkpoint_every", "checkpoint_policy"} & set(case.said))
+            and not case.recipe.gradient_checkpointing
+        ),
     ),
     Rule(
         "checkpoint-every-with-offload",
         "refuse",
-        "Activations in host RAM are not modelled where only some layers are checkpointed; use --checkpoint-every 1",
+        "Activations in host RAM are not modelled where only some layers are checkpointed; use "
+        "--checkpoint-every 1",
         lambda case: case.recipe.rebuilds_some and case.recipe.offload == "activations",
     ),
     Rule(
         "activations-offload-without-checkpointing",
         "refuse",
         "Activations in host RAM are modelled with gradient checkpointing only; add --gradient-checkpointing",
-        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no other kind.  TRL 1.16
-        # runs it, but what is saved again within five tensors stays on the GPU (activation_offloading.py pack_tensor), a third
-        # of all that a fully trained Llama layer saves: no formula says which.
+        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no
+        # other kind.  TRL 1.16 runs it, but what is saved again within five tensors stays on the GPU
+        # (activation_offloading.py pack_tensor), a third of all that a fully trained Llama layer saves: no
+        # formula says which.
         lambda case: case.recipe.offload == "activations" and not case.recipe.gradient_checkpointing,
     ),
     Rule(
         "selective-reentrant",
         "refuse",
-        "Reentrant checkpointing keeps no outputs of operators; use --no-checkpoint-reentrant or --checkpoint-policy full",
-        lambda case: _selects(case) and (case.recipe.checkpoint_reentrant or case.scenario.stack.checkpoints_parts),
+        "Reentrant checkpointing keeps no outputs of operators; use --no-checkpoint-reentrant or "
+        "--checkpoint-policy full",
+        lambda case: (
+            _selects(case) and (case.recipe.checkpoint_reentrant or case.scenario.stack.checkpoints_parts)
+        ),
     ),
     Rule(
         "selective-of-kernels",
         "refuse",
-        "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, over unquantised or "
-        "4-bit weights; use --checkpoint-policy full",
+        "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, "
+        "over unquantised or 4-bit weights; use --checkpoint-policy full",
         lambda case: _selects(case) and _has_unknown_operators(case),
     ),
     Rule(
         "packed-head-in-pieces",
         "refuse",
-        "This stack packs the head in 4 bits, and a loss that multiplies by its weight in pieces would read packed bytes; "
-        "use --loss hf",
-        lambda case: case.recipe.loss != "hf" and case.stack.quantizer == "lightning" and case.numerics.quantization != "none",
+        "This stack packs the head in 4 bits, and a loss that multiplies by its weight in pieces would "
+        "read packed bytes; use --loss hf",
+        lambda case: (
+            case.recipe.loss != "hf"
+            and case.stack.quantizer == "lightning"
+            and case.numerics.quantization != "none"
+        ),
         lambda case: f"{case.stack.id}, {case.recipe.loss}",
     ),
     Rule(
         "adapted-head-in-pieces",
         "refuse",
-        "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is not trained; "
-        "use --loss hf, or leave the head out of --lora-targets",
+        "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is "
+        "not trained; use --loss hf, or leave the head out of --lora-targets",
         lambda case: case.recipe.loss != "hf" and adapts_head(case),
         lambda case: f"{case.recipe.loss}, {case.model.head.name}",
     ),
     Rule(
         "checkpoint-every-of-parts",
         "refuse",
-        "A stack that checkpoints the parts of a layer one by one does so in every layer; use --checkpoint-every 1",
+        "A stack that checkpoints the parts of a layer one by one does so in every layer; use "
+        "--checkpoint-every 1",
         lambda case: case.recipe.rebuilds_some and case.scenario.stack.checkpoints_parts,
     ),
     Rule(
         "fewer-samples-than-a-step",
         "warn",
         "The whole run has fewer samples than one optimizer step takes",
-        lambda case: case.scenario.run.n_samples is not None and case.scenario.run.n_samples < _samples_per_step(case),
+        lambda case: (
+            case.scenario.run.n_samples is not None and case.scenario.run.n_samples < _samples_per_step(case)
+        ),
         lambda case: f"{case.scenario.run.n_samples} samples, a step takes {_samples_per_step(case)}",
     ),
 )

@@ -20,7 +20,11 @@ def _differs_from_stored(case: Case) -> bool:
 
 def _stored_text(case: Case) -> str:
     stored = case.model.stored
-    return f"it is stored as {stored_text(stored)}, not {case.numerics.quantization}" if stored is not None else ""
+    return (
+        f"it is stored as {stored_text(stored)}, not {case.numerics.quantization}"
+        if stored is not None
+        else ""
+    )
 
 
 def _computes_otherwise(case: Case) -> bool:
@@ -43,26 +47,28 @@ def _packs_fused_experts(case: Case) -> bool:
 
 STORED_RULES = (
     Rule(
-        # transformers 5.23 quantizers/auto.py merge_quantization_configs: another kind is refused, the same kind is ignored.
+        # transformers 5.23 quantizers/auto.py merge_quantization_configs: another kind is refused,
+        # the same kind is ignored.
         "stored-otherwise",
         "refuse",
-        "A packed checkpoint stays as it is stored, whatever is asked for: leave quantization out, or give the model before it "
-        "was quantised",
+        "A packed checkpoint stays as it is stored, whatever is asked for: leave quantization out, or give "
+        "the model before it was quantised",
         _differs_from_stored,
         _stored_text,
     ),
     Rule(
         "stored-computes-otherwise",
         "refuse",
-        "The checkpoint's bnb_4bit_compute_dtype decides in which dtype its matrices compute; another one than the recipe's is "
-        "not modelled: use that precision",
+        "The checkpoint's bnb_4bit_compute_dtype decides in which dtype its matrices compute; another one "
+        "than the recipe's is not modelled: use that precision",
         _computes_otherwise,
         _compute_text,
     ),
     Rule(
         "packed-kernels-unread",
         "refuse",
-        "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 or trl, or nf4",
+        "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 "
+        "or trl, or nf4",
         lambda case: _is_prepacked(case) and case.stack.packed_kernels == "unread",
         lambda case: case.stack.id,
     ),
@@ -70,24 +76,28 @@ STORED_RULES = (
         # transformers 5.23: fused expert tensors are no nn.Linear, which is all that quantisers replace.
         "packed-fused-experts",
         "refuse",
-        "The experts of this stack are tensors of their own, in which nobody read how packed ones are held: use a stack of "
-        "Transformers 4, or the model before it was quantised",
+        "The experts of this stack are tensors of their own, in which nobody read how packed ones are "
+        "held: use a stack of Transformers 4, or the model before it was quantised",
         _packs_fused_experts,
         lambda case: case.stack.id,
     ),
     Rule(
-        # gptqmodel 7.3.4 utils/importer.py select_quant_linear, nn_modules/qlinear/__init__.py BaseQuantLinear.train.
+        # gptqmodel 7.3.4 utils/importer.py select_quant_linear,
+        # nn_modules/qlinear/__init__.py BaseQuantLinear.train.
         "packed-needs-backend",
         "warn",
-        "Counted with the kernels that can train: gptqmodel takes them with backend='auto_trainable' in GPTQConfig or AwqConfig, "
-        "and fails with its default",
+        "Counted with the kernels that can train: gptqmodel takes them with backend='auto_trainable' in "
+        "GPTQConfig or AwqConfig, and fails with its default",
         lambda case: case.numerics.quantization in _IN_BUFFERS and case.stack.packed_kernels == "gptqmodel",
     ),
     Rule(
         "gptq-sharded",
         "warn",
-        "Weights of GPTQ and AWQ are buffers, which ZeRO-3 and FSDP do not divide: each GPU holds all of them",
-        lambda case: case.shards_weights and case.numerics.quantization in _IN_BUFFERS and not case.recipe.divides_base,
+        "Weights of GPTQ and AWQ are buffers, which ZeRO-3 and FSDP do not divide: each GPU "
+        "holds all of them",
+        lambda case: (
+            case.shards_weights and case.numerics.quantization in _IN_BUFFERS and not case.recipe.divides_base
+        ),
     ),
     Rule(
         "aqlm-of-no-checkpoint",

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, has_sinks, lacks_bf16, lacks_flash2, widest_head
+from planner.intake.kernels import (
+    GPU_ONLY_OPTIMIZERS,
+    cannot_step,
+    code_lacks,
+    has_sinks,
+    lacks_bf16,
+    lacks_flash2,
+    widest_head,
+)
 from planner.intake.rule import Case, Rule
 from planner.units import format_gib
 
@@ -16,7 +24,9 @@ def _needs_an_engine(case: Case) -> bool:
 
 def _rates_unknown(case: Case) -> bool:
     gpu = case.gpu
-    return gpu.memory_bandwidth_bytes_per_s is None or not any((gpu.bf16_flop_per_s, gpu.fp16_flop_per_s, gpu.fp32_flop_per_s))
+    return gpu.memory_bandwidth_bytes_per_s is None or not any(
+        (gpu.bf16_flop_per_s, gpu.fp16_flop_per_s, gpu.fp32_flop_per_s)
+    )
 
 
 def _reserved_fills_card(case: Case) -> bool:
@@ -52,7 +62,8 @@ SYSTEM_RULES = (
     Rule(
         "many-gpus-without-ddp",
         "warn",
-        "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, which is not modelled)",
+        "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, "
+        "which is not modelled)",
         lambda case: case.hardware.world_size > 1 and not case.recipe.sharding.communicates,
     ),
     Rule(
@@ -64,8 +75,13 @@ SYSTEM_RULES = (
     Rule(
         "nf4-sharded-without-storage",
         "warn",
-        "4-bit weights stay whole on every GPU under ZeRO-3 and FSDP unless quant_storage names a dtype that can be divided",
-        lambda case: case.shards_weights and case.numerics.quantization in ("nf4", "fp4") and case.numerics.quant_storage is None,
+        "4-bit weights stay whole on every GPU under ZeRO-3 and FSDP unless quant_storage names a dtype "
+        "that can be divided",
+        lambda case: (
+            case.shards_weights
+            and case.numerics.quantization in ("nf4", "fp4")
+            and case.numerics.quant_storage is None
+        ),
     ),
     Rule(
         "int8-sharded",
@@ -95,7 +111,9 @@ SYSTEM_RULES = (
         "nvme-without-stage-3",
         "refuse",
         "Offload to NVMe exists in ZeRO-3 only",
-        lambda case: case.recipe.offloads_to_nvme and (case.recipe.uses_fsdp or case.recipe.sharding.is_zero12),
+        lambda case: (
+            case.recipe.offloads_to_nvme and (case.recipe.uses_fsdp or case.recipe.sharding.is_zero12)
+        ),
     ),
     Rule(
         "fsdp-offloads-both",
@@ -106,22 +124,29 @@ SYSTEM_RULES = (
     Rule(
         "gpu-optimizer-offloaded",
         "refuse",
-        "8-bit and paged optimizers cannot step in host RAM, where DeepSpeed uses its own CPU Adam: say adamw_torch",
+        "8-bit and paged optimizers cannot step in host RAM, where DeepSpeed uses its own CPU Adam: "
+        "say adamw_torch",
         lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(
         "optimizer-on-dtensors",
         "refuse",
-        "FSDP2 gives the optimizer DTensors, which only torch's own can step: say adamw_torch or sgd, or shard by fsdp1 or ZeRO",
+        "FSDP2 gives the optimizer DTensors, which only torch's own can step: say adamw_torch or sgd, or "
+        "shard by fsdp1 or ZeRO",
         lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(
         "slow-optimizer-offloaded",
         "warn",
-        "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and steps slowly",
-        lambda case: case.recipe.uses_deepspeed and case.recipe.offloads_optimizer and case.recipe.optimizer in _NO_CPU_KERNEL,
+        "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and "
+        "steps slowly",
+        lambda case: (
+            case.recipe.uses_deepspeed
+            and case.recipe.offloads_optimizer
+            and case.recipe.optimizer in _NO_CPU_KERNEL
+        ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(
@@ -162,12 +187,15 @@ SYSTEM_RULES = (
         "refuse",
         "The model's code in this stack has no such attention kernel: use eager",
         lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
-        lambda case: f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}",
+        lambda case: (
+            f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}"
+        ),
     ),
     Rule(
         "attention-of-remote-code",
         "warn",
-        "The model's code comes with the checkpoint and picks its own attention kernel, which may not be the one given",
+        "The model's code comes with the checkpoint and picks its own attention kernel, which may not be "
+        "the one given",
         lambda case: case.model.remote_code and "attention" in case.said,
     ),
     Rule(
@@ -187,14 +215,16 @@ SYSTEM_RULES = (
     Rule(
         "gpu-memory-unknown",
         "warn",
-        "How much memory this device makes visible is not known, so there is no memory verdict: say gpu_memory",
+        "How much memory this device makes visible is not known, so there is no memory "
+        "verdict: say gpu_memory",
         lambda case: case.gpu.is_cuda and case.gpu.visible_memory_bytes is None,
         lambda case: case.gpu.name,
     ),
     Rule(
         "shared-with-the-host",
         "warn",
-        "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because it comes off the GPU's",
+        "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because "
+        "it comes off the GPU's",
         lambda case: case.gpu.unified_memory and not case.hardware.gpu_reserved_bytes,
         lambda case: case.gpu.name,
     ),
@@ -211,7 +241,8 @@ SYSTEM_RULES = (
         "gpu_memory is more than the card is sold with",
         _above_label,
         lambda case: (
-            f"{format_gib(case.gpu.visible_memory_bytes or 0)} against {format_gib(case.gpu.marketing_memory_bytes or 0)}"
+            f"{format_gib(case.gpu.visible_memory_bytes or 0)} against "
+            f"{format_gib(case.gpu.marketing_memory_bytes or 0)}"
         ),
     ),
     Rule(
@@ -219,6 +250,9 @@ SYSTEM_RULES = (
         "refuse",
         "gpu_reserved leaves nothing of the card for the job",
         _reserved_fills_card,
-        lambda case: f"{format_gib(case.hardware.gpu_reserved_bytes)} of {format_gib(case.gpu.visible_memory_bytes or 0)}",
+        lambda case: (
+            f"{format_gib(case.hardware.gpu_reserved_bytes)} of "
+            f"{format_gib(case.gpu.visible_memory_bytes or 0)}"
+        ),
     ),
 )

@@ -27,18 +27,25 @@ def _loss_of_trainer(case: Case) -> str:
 
 def _unread(case: Case) -> bool:
     task, stack = case.recipe.task, case.stack
-    return case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
+    return (
+        case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
+    )
 
 
 def _divides_reference(case: Case) -> bool:
     """Whether an engine divides what the reference runs with, in a way that was not read.
 
-    A second model has an engine of its own.  With adapters ZeRO-3 gives up its order of modules where a forward pass follows a
-    forward pass; TRL's tiles gather the head by themselves.
+    A second model has an engine of its own.  With adapters ZeRO-3 gives up its order of modules where a
+    forward pass follows a forward pass; TRL's tiles gather the head by themselves.
     """
     recipe, stack = case.recipe, case.stack
     adapters = recipe.sharding.dtensors and recipe.adapter is not None
-    second = recipe.sharding.is_zero3 and recipe.has_reference_model and stack.zero_init and not recipe.offloads_params
+    second = (
+        recipe.sharding.is_zero3
+        and recipe.has_reference_model
+        and stack.zero_init
+        and not recipe.offloads_params
+    )
     second = second and recipe.task == "dpo"
     known = (adapters or second) and recipe.loss == "hf"
     return recipe.has_reference and recipe.sharding.gathers_weights and not known
@@ -48,15 +55,17 @@ TASK_RULES = (
     Rule(
         "task-not-in-stack",
         "refuse",
-        "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, whichever has it",
+        "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, "
+        "whichever has it",
         _unread,
         lambda case: f"{case.recipe.task}, {case.stack.id}",
     ),
     Rule(
         "reference-divided",
         "refuse",
-        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, and for DPO with a "
-        "second model under ZeRO-3, the last two with whole logits; use --sharding zero2, ddp or none, or another task",
+        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
+        "and for DPO with a second model under ZeRO-3, the last two with whole logits; use --sharding "
+        "zero2, ddp or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
@@ -69,16 +78,16 @@ TASK_RULES = (
     Rule(
         "preference-loss-kernel",
         "refuse",
-        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences are not modelled; "
-        "leave --loss out",
+        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences "
+        "are not modelled; leave --loss out",
         lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
         lambda case: f"{case.recipe.loss}",
     ),
     Rule(
         "reward-in-two-passes",
         "refuse",
-        "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, each with casts of its "
-        "own of fp32 weights, which are not modelled; use --load-dtype bf16",
+        "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, "
+        "each with casts of its own of fp32 weights, which are not modelled; use --load-dtype bf16",
         lambda case: (
             case.recipe.task == "reward"
             and case.stack.pair_logps in _SEPARATE_PASSES
@@ -89,9 +98,12 @@ TASK_RULES = (
     Rule(
         "value-head",
         "refuse",
-        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a full fine-tune leaves "
-        "the head of words without a gradient, and without checkpoints all hidden states wait for the head; use --method lora",
-        lambda case: case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing),
+        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a "
+        "full fine-tune leaves the head of words without a gradient, and without checkpoints all hidden "
+        "states wait for the head; use --method lora",
+        lambda case: (
+            case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing)
+        ),
     ),
     Rule(
         "offloaded-with-reference",
@@ -102,8 +114,8 @@ TASK_RULES = (
     Rule(
         "head-in-tiles",
         "refuse",
-        "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, and without an "
-        "adapter of its own; use an older TRL, such as --versions trl==1.14.0",
+        "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, "
+        "and without an adapter of its own; use an older TRL, such as --versions trl==1.14.0",
         lambda case: case.recipe.is_preference and case.recipe.loss == "chunked" and _has_other_head(case),
     ),
 )

@@ -21,7 +21,8 @@ def _image_tokens(case: Case) -> int:
 def _runs_other_code(case: Case) -> bool:
     """Whether other code runs the tower than was read.
 
-    A tower without gradients keeps nothing until backward: what Transformers 4 takes more while it runs goes before the loss.
+    A tower without gradients keeps nothing until backward:
+    what Transformers 4 takes more while it runs goes before the loss.
     """
     return case.stack.model_code == "own" or (
         case.stack.model_code == "transformers-4" and "vision_tower" not in case.recipe.frozen
@@ -44,32 +45,37 @@ VISION_RULES = (
     Rule(
         "images-without-room",
         "refuse",
-        "The tokens of the images do not fit into the sequence: say a larger --seq, or fewer or smaller images",
+        "The tokens of the images do not fit into the sequence: say a larger --seq, or fewer or "
+        "smaller images",
         lambda case: _has_images(case) and bool(_image_tokens(case) > case.recipe.batch.seq_len),
         _room_text,
     ),
     Rule(
         "vision-fsdp",
         "refuse",
-        "FSDP of a vision-language model is not modelled: nobody read how its tower is wrapped; use DDP or ZeRO",
+        "FSDP of a vision-language model is not modelled: nobody read how its tower is "
+        "wrapped; use DDP or ZeRO",
         lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp",
     ),
     Rule(
         "vision-deepspeed-text",
         "refuse",
-        "DeepSpeed of a vision-language model is modelled with images only: say --images-per-sample and --image-size",
+        "DeepSpeed of a vision-language model is modelled with images only: say --images-per-sample and "
+        "--image-size",
         lambda case: _sees(case) and case.recipe.sharding.engine == "deepspeed" and not _has_images(case),
     ),
     Rule(
         "tower-left-out",
         "warn",
-        "The tool loads the vision tower, too, which is not counted: how engines divide one that does not run is not modelled",
+        "The tool loads the vision tower, too, which is not counted: how engines divide one that does not "
+        "run is not modelled",
         _leaves_tower_out,
     ),
     Rule(
         "vision-code",
         "refuse",
-        "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use --stack hf-trainer",
+        "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use "
+        "--stack hf-trainer",
         lambda case: _has_images(case) and _runs_other_code(case),
     ),
     Rule(
@@ -81,8 +87,11 @@ VISION_RULES = (
     Rule(
         "vision-checkpointing",
         "refuse",
-        "Checkpointing of some layers or operators of a vision-language model is not modelled: layers of its tower count, too",
-        lambda case: _sees(case) and (case.recipe.checkpoint_every > 1 or case.recipe.checkpoint_policy != "full"),
+        "Checkpointing of some layers or operators of a vision-language model is not modelled: layers of "
+        "its tower count, too",
+        lambda case: (
+            _sees(case) and (case.recipe.checkpoint_every > 1 or case.recipe.checkpoint_policy != "full")
+        ),
     ),
     Rule(
         "vision-offloaded-activations",

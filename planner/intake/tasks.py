@@ -10,16 +10,20 @@ from planner.domain.stack import Stack
 
 
 def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
-    """The model that ``task`` trains: trainers of preferences set every dropout to zero, but for that of a value head.
+    """The model that ``task`` trains: trainers of preferences set every dropout to zero,
+    but for that of a value head.
 
-    Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2 trainer/{dpo,kto,orpo,cpo,reward}_config.py
-    (``disable_dropout``); hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
+    Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2
+    trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``); hiyouga/LLaMA-Factory (commit ff6d4d12)
+    train/dpo/trainer.py.
     """
     if task in LANGUAGE_TASKS:
         return model
     if scores_by_value(task, stack):
         return replace(model, value_head=True)
-    model = replace(model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups))
+    model = replace(
+        model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups)
+    )
     return _with_score(model) if task == "reward" else model
 
 
@@ -32,10 +36,11 @@ def scores_by_value(task: Task, stack: Stack) -> bool:
 
 
 def _with_score(model: ModelSpec) -> ModelSpec:
-    """A head of one output in the place of that of the words, as ``AutoModelForSequenceClassification`` has it.
+    """A head of one output in the place of that of the words,
+    as ``AutoModelForSequenceClassification`` has it.
 
-    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a bias); trl 1.16.0
-    trainer/reward_trainer.py (``num_labels`` is 1).
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a bias);
+    trl 1.16.0 trainer/reward_trainer.py (``num_labels`` is 1).
     """
     score = replace(model.head, name="score", out_features=1, bias=False)
     plain = replace(model, head=score, tied=False, normhead=False, logit_softcap=False, scales_logits=False)
@@ -48,7 +53,8 @@ def _without_dropout(group: BlockGroup) -> BlockGroup:
 
 
 def stack_for(stack: Stack, task: Task) -> Stack:
-    """The stack that trains for ``task``: Axolotl turns its own kernels for adapters on for language modelling alone.
+    """The stack that trains for ``task``:
+    Axolotl turns its own kernels for adapters on for language modelling alone.
 
     Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set).
     """

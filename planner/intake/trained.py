@@ -1,7 +1,8 @@
-"""Which layers of a model are trained where not all are, as people write it: ``last:8``, ``first:2``, ``16-31``, ``norm``.
+"""Which layers of a model are trained where not all are, as people write it: ``last:8``,
+``first:2``, ``16-31``, ``norm``.
 
-``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.  Behind ``:mlp``
-only the matrices of their feed-forward part are trained, as in ``44-55:mlp``.
+``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.
+Behind ``:mlp`` only the matrices of their feed-forward part are trained, as in ``44-55:mlp``.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def missing_layers(selectors: tuple[str, ...], n_layers: int) -> tuple[str, ...]
     Raises:
         UsageError: not one of the forms.
     """
-    return tuple(each for each in selectors if each not in ENDS and max(_numbers(each, n_layers), default=0) >= n_layers)
+    return tuple(
+        each
+        for each in selectors
+        if each not in ENDS and max(_numbers(each, n_layers), default=0) >= n_layers
+    )
 
 
 def _numbers(selector: str, n_layers: int) -> range:
@@ -75,7 +80,9 @@ def _numbers(selector: str, n_layers: int) -> range:
     count = int(match[2])
     if match[1] == "spread" and 0 < count <= n_layers:
         if n_layers % count:
-            raise UsageError(f"train_layers {selector}: {n_layers} layers cannot be divided into {count} equal rows")
+            raise UsageError(
+                f"train_layers {selector}: {n_layers} layers cannot be divided into {count} equal rows"
+            )
         return range(n_layers // count - 1, n_layers, n_layers // count)
     # More than there are reaches beyond the last, so that it is found missing.
     return range(n_layers - count, n_layers) if match[1] == "last" and count <= n_layers else range(count)

@@ -68,5 +68,7 @@ def _text(value: object) -> str:
 def _pair(text: str) -> tuple[str, str]:
     package, separator, version = text.partition("==")
     if not (separator and package.strip() and version.strip()):
-        raise UsageError(f"versions must be written name==version, such as deepspeed==0.16.4, but one is '{show(text)}'")
+        raise UsageError(
+            f"versions must be written name==version, such as deepspeed==0.16.4, but one is '{show(text)}'"
+        )
     return _SEPARATORS.sub("-", package.strip().lower()), version.strip()

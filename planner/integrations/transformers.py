@@ -1,6 +1,8 @@
-"""A callback for the Trainers of Transformers and TRL: the expected peak before the first step, the measured one after the last.
+"""A callback for the Trainers of Transformers and TRL: the expected peak before the first step,
+the measured one after the last.
 
-This is the only module of the package that imports a framework: the Trainer takes no callbacks but of its own class.
+This is the only module of the package that imports a framework:
+the Trainer takes no callbacks but of its own class.
 """
 
 from __future__ import annotations
@@ -27,21 +29,24 @@ _PREFIX = "planner: "
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Peaks of this process on its GPU, in bytes: ``torch.cuda.max_memory_allocated`` and ``torch.cuda.max_memory_reserved``."""
+    """Peaks of this process on its GPU, in bytes: ``torch.cuda.max_memory_allocated`` and
+    ``torch.cuda.max_memory_reserved``.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class PrecheckCallback(TrainerCallback):
-    """Says before the first step what is expected, stops a job that does not fit, and compares after the last step.
+    """Says before the first step what is expected, stops a job that does not fit,
+    and compares after the last step.
 
     ::
 
         trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[PrecheckCallback(seq=1024)])
 
-    Keywords are those of :func:`planner.precheck`; ``gpu`` is needed where no CUDA device is visible, ``seq`` where the arguments
-    have no ``max_length``.
+    Keywords are those of :func:`planner.precheck`; ``gpu`` is needed where no CUDA device is visible, ``seq``
+    where the arguments have no ``max_length``.
 
     Args:
         on_short: ``raise`` stops a job that is short of memory; ``warn`` says so and goes on.
@@ -86,7 +91,9 @@ class PrecheckCallback(TrainerCallback):
         self.answer = self.measured = None
         dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
         try:
-            self.answer = precheck_held(held_by_model(args, kwargs.get("model"), dataset), self._flags, self._how)
+            self.answer = precheck_held(
+                held_by_model(args, kwargs.get("model"), dataset), self._flags, self._how
+            )
         except NotModelledError as error:
             self._tell(state, f"no prediction: {error}")
             return
@@ -118,7 +125,9 @@ class PrecheckCallback(TrainerCallback):
 def expectation(answer: Answer) -> str:
     """What is expected, in one line."""
     parts = [f"{answer.verdict.replace('_', ' ')}: needs {format_gib(answer.needs_bytes)}"]
-    parts.append("limit unknown" if answer.limit_bytes is None else f"of {format_gib(answer.limit_bytes)} per GPU")
+    parts.append(
+        "limit unknown" if answer.limit_bytes is None else f"of {format_gib(answer.limit_bytes)} per GPU"
+    )
     line = " ".join(parts) + f", peak {format_gib(answer.peak.reserved_bytes)} reserved"
     if answer.peak.reserved_interval is not None:
         low, high = answer.peak.reserved_interval.low, answer.peak.reserved_interval.high
@@ -135,7 +144,10 @@ def comparison(answer: Answer, measured: Measured) -> str:
         ("allocated", answer.peak.allocated_bytes, measured.allocated_bytes),
     )
     texts = (
-        f"{level} {format_gib(predicted)} predicted, {format_gib(seen)} measured ({predicted / max(seen, 1) - 1:+.1%})"
+        (
+            f"{level} {format_gib(predicted)} predicted, {format_gib(seen)} measured "
+            f"({predicted / max(seen, 1) - 1:+.1%})"
+        )
         for level, predicted, seen in pairs
     )
     return "peak " + "; ".join(texts)

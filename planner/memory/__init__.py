@@ -1,1 +1,3 @@
-"""Bytes: the step program replayed (``replayed_peak``) or read quickly (``quick``), what lies outside of it, and host RAM."""
+"""Bytes: the step program replayed (``replayed_peak``) or read quickly (``quick``),
+what lies outside of it, and host RAM.
+"""

@@ -1,4 +1,6 @@
-"""The numbers behind host RAM and behind what is no request of the program, as text, worked out when somebody asks."""
+"""The numbers behind host RAM and behind what is no request of the program, as text,
+worked out when somebody asks.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from planner.program.job import Job, job_of
 from planner.units import format_bytes, format_count
 
 
-def with_details(job: Job, memory: MemoryPrediction, host: HostPrediction) -> tuple[MemoryPrediction, HostPrediction]:
+def with_details(
+    job: Job, memory: MemoryPrediction, host: HostPrediction
+) -> tuple[MemoryPrediction, HostPrediction]:
     """The numbers of each formula in ``detail`` of terms that have none of their own."""
     cache = {REPLAY: _cached(memory)}
     terms = tuple(
-        replace(term, detail=term.detail or cache.get(term.formula, "") or _detail(job, term.formula)) for term in memory.terms
+        replace(term, detail=term.detail or cache.get(term.formula, "") or _detail(job, term.formula))
+        for term in memory.terms
     )
     host_terms = tuple(replace(term, detail=term.detail or _detail(job, term.formula)) for term in host.terms)
     return replace(memory, terms=terms), replace(host, terms=host_terms)
@@ -40,7 +45,10 @@ def _lengths(job: Job) -> str:
     """The longest batches so far of the drawn run, and how much lengths vary."""
     longest = ", ".join(str(length) for length in drawn_longest(job))
     prior = job_of(job.scenario, Coefficients())
-    return f"drawn run whose longest batches so far have {longest} tokens; {_coefficient('length_variation')(prior)}"
+    return (
+        f"drawn run whose longest batches so far have {longest} tokens; "
+        f"{_coefficient('length_variation')(prior)}"
+    )
 
 
 def _outliers(job: Job) -> str:
@@ -49,14 +57,20 @@ def _outliers(job: Job) -> str:
 
 
 def _states(job: Job) -> str:
-    return f"{job.recipe.optimizer} over {format_count(float(job.trained))} parameters{_over(job.optimizer_shards)}"
+    return (
+        f"{job.recipe.optimizer} over {format_count(float(job.trained))} "
+        f"parameters{_over(job.optimizer_shards)}"
+    )
 
 
 def _context(job: Job) -> str:
     coefficients, gpu = job.coefficients, job.hardware.gpu
     known = outside.resident_threads(job) is not None
     card = f"{gpu.multiprocessors} multiprocessors" if known else "those of the card are unknown: as an A100"
-    threads = f"{outside.counted_threads(job):,} threads ({card}) x thread_memory_bytes {coefficients.thread_memory_bytes:.0f} B"
+    threads = (
+        f"{outside.counted_threads(job):,} threads ({card}) x thread_memory_bytes "
+        f"{coefficients.thread_memory_bytes:.0f} B"
+    )
     return f"{threads} + context_bytes {format_bytes(coefficients.context_bytes)}, {coefficients.name}"
 
 
@@ -70,7 +84,9 @@ def _coefficient(name: str) -> Callable[[Job], str]:
 
 
 def _pinned(job: Job) -> str:
-    return f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, {_pinning(job)}"
+    return (
+        f"{format_count(float(job.trained / job.optimizer_shards))} parameters per process, {_pinning(job)}"
+    )
 
 
 def _pinning(job: Job) -> str:
@@ -83,7 +99,9 @@ def _rounding(job: Job) -> str:
 
 def _offloaded_params(job: Job) -> str:
     partition = format_count(float(job.counts.total / job.hardware.world_size))
-    return f"{partition} parameters per process x {job.regime.compute} B, each tensor by itself, {_pinning(job)}"
+    return (
+        f"{partition} parameters per process x {job.regime.compute} B, each tensor by itself, {_pinning(job)}"
+    )
 
 
 def _over(shards: object) -> str:

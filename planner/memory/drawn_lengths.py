@@ -1,6 +1,7 @@
 """The batches of one drawn run that are longer than all before them.
 
-Where samples are padded to the longest of their batch, such a batch finds no cached blocks of its size.  Shorter ones do.
+Where samples are padded to the longest of their batch,
+such a batch finds no cached blocks of its size. Shorter ones do.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ _LEAST_GROWTH = 1.01
 
 
 def drawn_longest(job: Job) -> list[int]:
-    """Padded tokens per sample of each new longest batch, in the order of a drawn run; empty where lengths do not vary.
+    """Padded tokens per sample of each new longest batch, in the order of a drawn run;
+    empty where lengths do not vary.
 
-    Formula: what is reserved after these batches, one after the other, less what batches as long as the cap reserve.
-    Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The run has as many micro-steps as its samples give, or
-    1,000.  Nothing is drawn where segments grow or caches are emptied (stack switch ``keeps_outgrown_blocks``).
+    Formula: what is reserved after these batches, one after the other, less what batches as long as the cap
+    reserve.  Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The run has as many
+    micro-steps as its samples give, or 1,000.  Nothing is drawn where segments grow or caches are emptied
+    (stack switch ``keeps_outgrown_blocks``).
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a cached block serves no larger request.
     """
     batch = job.recipe.batch
@@ -36,7 +39,9 @@ def drawn_longest(job: Job) -> list[int]:
 
 
 def longest_of_batch_tokens(job: Job, share: float) -> Number:
-    """Padded tokens per sample that the ``share`` of the batches do not exceed; the cap where batches have one length."""
+    """Padded tokens per sample that the ``share`` of the batches do not exceed;
+    the cap where batches have one length.
+    """
     batch = job.recipe.batch
     if not lengths_vary(batch) or share >= 1:
         return batch.seq_len
@@ -45,13 +50,18 @@ def longest_of_batch_tokens(job: Job, share: float) -> Number:
 
 def _law(job: Job) -> CutLaw | TableLaw:
     """How long the samples of the job are."""
-    # Not the calibrated one: it is fitted to times, and a replay would have to be made anew for each of its values.
+    # Not the calibrated one: it is fitted to times,
+    # and a replay would have to be made anew for each of its values.
     stack, variation = job.stack, Coefficients().length_variation
-    return length_law(job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths)
+    return length_law(
+        job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths
+    )
 
 
 def _records(law: CutLaw | TableLaw, cap: int, n_steps: int) -> list[int]:
-    """New longest batches among ``n_steps``: the share of batches below each is uniform above the share before."""
+    """New longest batches among ``n_steps``:
+    the share of batches below each is uniform above the share before.
+    """
     draw, step, below = Random(_SEED), 0, 0.0  # noqa: S311 - lengths, no secret
     found: list[int] = []
     while step < n_steps:
@@ -71,5 +81,7 @@ def micro_steps(job: Job) -> int:
     run = job.scenario.run
     if run.n_samples is None:
         return _MICRO_STEPS
-    steps = run.n_samples * run.epochs / (float(job.recipe.batch.micro_batch) * float(job.hardware.world_size))
+    steps = (
+        run.n_samples * run.epochs / (float(job.recipe.batch.micro_batch) * float(job.hardware.world_size))
+    )
     return max(int(steps), 1)

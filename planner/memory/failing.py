@@ -1,4 +1,6 @@
-"""A job that does not fit: the first request that the card cannot serve, and whether another layout of memory would serve it."""
+"""A job that does not fit: the first request that the card cannot serve,
+and whether another layout of memory would serve it.
+"""
 
 from __future__ import annotations
 

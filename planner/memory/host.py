@@ -10,7 +10,13 @@ from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
-from planner.memory.host_tensors import frozen_tensors, parts_bytes, parts_pinned_alone_bytes, pinned_bytes, trained_tensors
+from planner.memory.host_tensors import (
+    frozen_tensors,
+    parts_bytes,
+    parts_pinned_alone_bytes,
+    pinned_bytes,
+    trained_tensors,
+)
 from planner.memory.weights import (
     adapter_bytes,
     quantization_constant_bytes,
@@ -25,7 +31,8 @@ _HERE = "planner.memory.host"
 
 
 def process_baseline_bytes(job: Job) -> float:
-    """Resident bytes of a process that has imported the libraries, opened a CUDA context and tokenised a small data set.
+    """Resident bytes of a process that has imported the libraries,
+    opened a CUDA context and tokenised a small data set.
 
     Coefficient ``host_process_bytes``.  Source: :class:`planner.domain.coefficients.Coefficients`.
     """
@@ -33,10 +40,12 @@ def process_baseline_bytes(job: Job) -> float:
 
 
 def mapped_checkpoint_bytes(job: Job) -> Number:
-    """Checkpoint files that a process has mapped and touched while loading: they count in its resident size until reclaimed.
+    """Checkpoint files that a process has mapped and touched while loading:
+    they count in its resident size until reclaimed.
 
-    Formula: parameters times the checkpoint's bytes; with a pre-quantised checkpoint the packed size.  Shared by the processes
-    of a node, and reclaimable.  Source: safetensors maps its files (memmap); resident size counts touched file pages.
+    Formula: parameters times the checkpoint's bytes; with a pre-quantised checkpoint the packed size.  Shared
+    by the processes of a node, and reclaimable.  Source: safetensors maps its files (memmap); resident size
+    counts touched file pages.
     """
     numerics, counts = job.recipe.numerics, job.counts
     packed: Number = stored_bytes(numerics, counts.packed) if numerics.arrives_packed else 0
@@ -50,18 +59,23 @@ def _offload_bytes(job: Job, exact_bytes: Number) -> Number:
 
 
 def _pins_masters(job: Job) -> bool:
-    """Whether masters of stages 1 and 2 are pinned: never, always, or as ``pin_memory`` says, by the version of DeepSpeed."""
+    """Whether masters of stages 1 and 2 are pinned: never, always, or as ``pin_memory`` says,
+    by the version of DeepSpeed.
+    """
     choice = job.stack.pins_masters
-    return not job.recipe.sharding.is_zero3 and (choice == "always" or (choice == "as_set" and job.stack.pins_offload))
+    return not job.recipe.sharding.is_zero3 and (
+        choice == "always" or (choice == "as_set" and job.stack.pins_offload)
+    )
 
 
 def offloaded_optimizer_bytes(job: Job) -> Number:
     """fp32 masters and two moments of this process's partition, in host RAM.
 
-    Formula: 12 bytes per parameter of the partition; masters of stages 1 and 2 that are pinned (switch ``pins_masters``) are
-    rounded as pinned memory is.  NVMe keeps two sub-groups of 1e9 parameters in RAM.  Source: DeepSpeed 0.12-0.19 zero/stage3.py
-    _create_fp32_partitions, zero/stage_1_and_2.py (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.
-    FSDP has no masters: the trained shards themselves are there, each pinned by itself, and two moments in their dtype.
+    Formula: 12 bytes per parameter of the partition; masters of stages 1 and 2 that are pinned (switch
+    ``pins_masters``) are rounded as pinned memory is.  NVMe keeps two sub-groups of 1e9 parameters in
+    RAM.  Source: DeepSpeed 0.12-0.19 zero/stage3.py _create_fp32_partitions, zero/stage_1_and_2.py
+    (single_partition_of_fp32_groups); moments are plain tensors of its CPU Adam.  FSDP has no masters: the
+    trained shards themselves are there, each pinned by itself, and two moments in their dtype.
     Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``offload_to_cpu``, ``pin_memory``).
     """
     recipe = job.recipe
@@ -78,10 +92,12 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
 
 
 def offloaded_gradient_bytes(job: Job) -> Number:
-    """Gradients of this process's partition in host RAM, pinned where ``pin_memory`` says so (switch ``pins_offload``).
+    """Gradients of this process's partition in host RAM,
+    pinned where ``pin_memory`` says so (switch ``pins_offload``).
 
-    Formula: stages 1 and 2: :func:`_gradients_of_stages_1_and_2`.  Stage 3: 4 bytes per parameter, in sub-groups of at most 1e9
-    parameters, and one flat buffer in the gradient's own dtype.  FSDP: one pinned tensor for each trained shard, in its dtype.
+    Formula: stages 1 and 2: :func:`_gradients_of_stages_1_and_2`.  Stage 3: 4 bytes per parameter, in
+    sub-groups of at most 1e9 parameters, and one flat buffer in the gradient's own dtype.  FSDP: one pinned
+    tensor for each trained shard, in its dtype.
     Source: DeepSpeed 0.19 zero/stage3.py (subgroup_gradient_buffer, grad_partitions_flat_buffer); torch 2.13
     distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce (``new_sharded_grad`` to the CPU).
     """
@@ -95,42 +111,59 @@ def offloaded_gradient_bytes(job: Job) -> Number:
         return _gradients_of_stages_1_and_2(job)
     groups = maximum(1, ceil_div(partition, settings_of(job).sub_group))
     in_ram = minimum(groups, 2) if recipe.offloads_to_nvme else groups
-    return in_ram * _offload_bytes(job, 4 * partition / groups) + _offload_bytes(job, job.regime.gradient * partition)
+    return in_ram * _offload_bytes(job, 4 * partition / groups) + _offload_bytes(
+        job, job.regime.gradient * partition
+    )
 
 
 def _gradients_of_stages_1_and_2(job: Job) -> Number:
-    """4 bytes per parameter of the partition, the largest gradient once, and with accumulation each own gradient by itself.
+    """4 bytes per parameter of the partition, the largest gradient once,
+    and with accumulation each own gradient by itself.
 
-    Formula: the last two in the gradient's own dtype.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py (single_grad_partition,
-    temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu: async_accumulate_grad_in_cpu_via_gpu); two real processes.
-    Ignored: the partition has a buffer for each group of the optimizer; tensors on the border of a partition are kept whole.
+    Formula: the last two in the gradient's own dtype.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py
+    (single_grad_partition, temp_grad_buffer_for_cpu_offload, accumulated_grads_in_cpu:
+    async_accumulate_grad_in_cpu_via_gpu); two real processes.
+    Ignored: the partition has a buffer for each group of the optimizer;
+    tensors on the border of a partition are kept whole.
     """
     flat = _offload_bytes(job, 4 * job.trained / job.optimizer_shards)
     own: Number = 0
     for each in trained_tensors(job):
-        own = own + each.count * _offload_bytes(job, each.elements * job.regime.gradient) / job.optimizer_shards
-    return flat + _offload_bytes(job, offload_staging_bytes(job)) + where(job.recipe.batch.grad_accum > 1, own, 0)
+        own = (
+            own + each.count * _offload_bytes(job, each.elements * job.regime.gradient) / job.optimizer_shards
+        )
+    return (
+        flat
+        + _offload_bytes(job, offload_staging_bytes(job))
+        + where(job.recipe.batch.grad_accum > 1, own, 0)
+    )
 
 
 def offload_staging_bytes(job: Job) -> Number:
-    """Bytes of the buffer through which stages 1 and 2 send gradients to an offloaded optimizer: one on the GPU, one in host RAM.
+    """Bytes of the buffer through which stages 1 and 2 send gradients to an offloaded optimizer:
+    one on the GPU, one in host RAM.
 
-    Formula: the largest trained tensor in the gradient's dtype.  Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py
-    (temp_grad_buffer_for_gpu_offload, temp_grad_buffer_for_cpu_offload).
+    Formula: the largest trained tensor in the gradient's dtype.  Source: DeepSpeed 0.12-0.19
+    zero/stage_1_and_2.py (temp_grad_buffer_for_gpu_offload, temp_grad_buffer_for_cpu_offload).
     """
     adapter = job.recipe.adapter
     largest: Number = job.counts.largest
     if adapter is not None:
-        sides = (max(linear.in_features, linear.out_features) for group in job.model.groups for linear in group.block.linears)
+        sides = (
+            max(linear.in_features, linear.out_features)
+            for group in job.model.groups
+            for linear in group.block.linears
+        )
         largest = minimum(job.trained, maximum(adapter.rank * max(sides), job.saved_params))
     return largest * job.regime.gradient
 
 
 def upload_buffer_bytes(job: Job) -> Number:
-    """16-bit copy of updated weights on their way back to the GPU, stages 1 and 2 with an offloaded optimizer.
+    """16-bit copy of updated weights on their way back to the GPU,
+    stages 1 and 2 with an offloaded optimizer.
 
-    Formula: 2 bytes per parameter of the partition: a buffer that stays, or a temporary of the cast on the host.  None where the
-    cast is done on the GPU (switch ``zero12_upload``).
+    Formula: 2 bytes per parameter of the partition: a buffer that stays, or a temporary of the cast on the
+    host.  None where the cast is done on the GPU (switch ``zero12_upload``).
     Source: DeepSpeed zero/stage_1_and_2.py step: 0.12.6, 0.14.1, 0.17.0 (#7307) and 0.19.8 differ.
     """
     recipe, way = job.recipe, job.stack.zero12_upload
@@ -141,12 +174,15 @@ def upload_buffer_bytes(job: Job) -> Number:
 
 
 def offloaded_parameter_bytes(job: Job) -> Number:
-    """Weight shards in host RAM when parameters are offloaded, as they are stored; k-bit ones of bytes stay on the GPU.
+    """Weight shards in host RAM when parameters are offloaded, as they are stored;
+    k-bit ones of bytes stay on the GPU.
 
-    Formula: each frozen parameter's part by itself, pinned where ``pin_memory`` says so; ZeRO-3 moves the trained parts into one
-    buffer that is pinned in any case.  FSDP pins each frozen part, and its trained ones are in :func:`offloaded_optimizer_bytes`.
+    Formula: each frozen parameter's part by itself, pinned where ``pin_memory`` says so; ZeRO-3 moves the
+    trained parts into one buffer that is pinned in any case.  FSDP pins each frozen part, and its trained
+    ones are in :func:`offloaded_optimizer_bytes`.
     Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param, zero/stage3.py
-    _create_param_groups_fp16_flat_cpu_memory; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py; two real processes.
+    _create_param_groups_fp16_flat_cpu_memory; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py; two
+    real processes.
     Ignored: parameters without weight decay have a buffer of their own.
     """
     recipe = job.recipe
@@ -160,23 +196,31 @@ def offloaded_parameter_bytes(job: Job) -> Number:
 
 
 def pinned_cache_bytes(job: Job) -> Number:
-    """Pinned blocks that torch keeps for requests of their own size: trained parts before ZeRO-3 moved them into one buffer.
+    """Pinned blocks that torch keeps for requests of their own size:
+    trained parts before ZeRO-3 moved them into one buffer.
 
     Source: DeepSpeed 0.19.8 zero/stage3.py _create_param_groups_fp16_flat_cpu_memory; torch 2.13
     ATen/core/CachingHostAllocator.h (one free list for each power of two); two real processes.
     """
     recipe = job.recipe
-    if not recipe.sharding.is_zero3 or not recipe.offloads_params or recipe.offloads_to_nvme or not job.stack.pins_offload:
+    if (
+        not recipe.sharding.is_zero3
+        or not recipe.offloads_params
+        or recipe.offloads_to_nvme
+        or not job.stack.pins_offload
+    ):
         return 0
     return parts_pinned_alone_bytes(job, trained_tensors(job))
 
 
 def offloaded_activation_bytes(job: Job) -> Number:
-    """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU, each rounded as pinned memory is.
+    """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU,
+    each rounded as pinned memory is.
 
-    Where a stack pins only what there is room for (``pins_if_room``), rounding takes no more than the host has left.
-    Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass), :141-190 and
-    :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
+    Where a stack pins only what there is room for (``pins_if_room``),
+    rounding takes no more than the host has left.
+    Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass),
+    :141-190 and :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
     if job.recipe.offload != "activations":
         return 0
@@ -190,7 +234,8 @@ def offloaded_activation_bytes(job: Job) -> Number:
 
 
 def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
-    """Host pages behind a paged optimizer: managed memory can be evicted whole, so RAM must be able to take it.
+    """Host pages behind a paged optimizer: managed memory can be evicted whole,
+    so RAM must be able to take it.
 
     Source: CUDA programming guide, unified memory; bitsandbytes 0.50 functional.py get_paged.
     """
@@ -201,10 +246,11 @@ def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
 def saved_copy_bytes(job: Job) -> Number:
     """Weights that each process copies to the host to write a checkpoint, under DeepSpeed's stages 1 and 2.
 
-    Formula: every tensor of the module as it lies on the GPU, frozen ones too, whatever is then written; on every process, not
-    only on the one that writes.  0 where the stack does not save so (switch ``saves_through_host``).
-    Source: transformers 4.37 and 5.23 trainer.py save_model; accelerate 0.25 and 1.15 accelerator.py get_state_dict
-    (``clone_tensors_for_torch_save``); deepspeed 0.19.8 checkpoint/utils.py (to the CPU).
+    Formula: every tensor of the module as it lies on the GPU, frozen ones too, whatever is then written; on
+    every process, not only on the one that writes.  0 where the stack does not save so (switch
+    ``saves_through_host``).
+    Source: transformers 4.37 and 5.23 trainer.py save_model; accelerate 0.25 and 1.15 accelerator.py
+    get_state_dict (``clone_tensors_for_torch_save``); deepspeed 0.19.8 checkpoint/utils.py (to the CPU).
     Ignored: stage 3, whose first process gathers 16-bit weights where its file says so
     (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; an engine
     of stage 0, whose jobs say ``ddp``; engines other than DeepSpeed.
@@ -215,27 +261,39 @@ def saved_copy_bytes(job: Job) -> Number:
     return base + adapter_bytes(job) + saved_module_bytes(job)
 
 
-def _term(name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False) -> tuple[HostTerm, ...]:
+def _term(
+    name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False
+) -> tuple[HostTerm, ...]:
     """The term, or nothing where a job does not have it."""
-    return () if is_zero(n_bytes) else (HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned),)
+    return (
+        () if is_zero(n_bytes) else (HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned),)
+    )
 
 
 def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
-    """Host RAM per process and per node.  Mapped checkpoint files are shared by the processes of a node and counted once."""
+    """Host RAM per process and per node.
+    Mapped checkpoint files are shared by the processes of a node and counted once.
+    """
     mapped, saved, gpus = mapped_checkpoint_bytes(job), saved_copy_bytes(job), job.hardware.gpus_per_node
     parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
     private = (
         *_kept_terms(job),
         *_term("offloaded_parameters", parameters, offloaded_parameter_bytes, pinned=True),
         *_term("pinned_cache", pinned_cache, pinned_cache_bytes, pinned=True),
-        *_term("offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True),
+        *_term(
+            "offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True
+        ),
         *_term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
     )
-    copied = tuple(replace(term, detail="while a checkpoint is saved") for term in _term("saved_copy", saved, saved_copy_bytes))
+    copied = tuple(
+        replace(term, detail="while a checkpoint is saved")
+        for term in _term("saved_copy", saved, saved_copy_bytes)
+    )
     shared = "shared on a node, reclaimable"
     mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail=shared)
     own: Number = sum(term.n_bytes for term in private)
-    # Once training runs, file pages are reclaimed under pressure; while loading, they and the early buffers coexist.
+    # Once training runs, file pages are reclaimed under pressure; while loading,
+    # they and the early buffers coexist.
     early = process_baseline_bytes(job) + parameters + pinned_cache
     return HostPrediction(
         terms=(*private, *copied, mapping),
@@ -258,6 +316,11 @@ def _kept_terms(job: Job) -> tuple[HostTerm, ...]:
     return (
         *_term("process", process_baseline_bytes(job), process_baseline_bytes),
         *_term("offloaded_optimizer", states, offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)),
-        *_term("offloaded_gradients", offloaded_gradient_bytes(job), offloaded_gradient_bytes, pinned=fsdp or pins),
+        *_term(
+            "offloaded_gradients",
+            offloaded_gradient_bytes(job),
+            offloaded_gradient_bytes,
+            pinned=fsdp or pins,
+        ),
         *_term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
     )

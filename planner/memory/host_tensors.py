@@ -1,4 +1,6 @@
-"""Parameters one by one, because engines pin them one by one and each pinned block is rounded up by itself."""
+"""Parameters one by one, because engines pin them one by one and each pinned block is rounded up by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from planner.program.job import Job
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """``count`` equal parameters of ``elements`` elements; ``element_bytes`` each as they are stored (0.5: packed 4-bit)."""
+    """``count`` equal parameters of ``elements`` elements;
+    ``element_bytes`` each as they are stored (0.5: packed 4-bit).
+    """
 
     elements: Number
     count: int
@@ -28,8 +32,8 @@ class Tensors:
 def pinned_bytes(exact_bytes: Number) -> Number:
     """Bytes that a pinned allocation of ``exact_bytes`` really takes.
 
-    torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13 ATen/core/CachingHostAllocator.h,
-    measured 1.78x for 2.25 GiB.
+    torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13
+    ATen/core/CachingHostAllocator.h, measured 1.78x for 2.25 GiB.
     """
     return ceil_pow2(exact_bytes)
 
@@ -37,18 +41,22 @@ def pinned_bytes(exact_bytes: Number) -> Number:
 def trained_tensors(job: Job) -> tuple[Tensors, ...]:
     """Parameters that the optimizer has: all of them, or adapters and ``modules_to_save`` (counted as one).
 
-    Source: the shapes of the model; :func:`planner.anatomy.adapters.adapter_shapes`; dtypes of :mod:`planner.anatomy.regime`.
+    Source: the shapes of the model; :func:`planner.anatomy.adapters.adapter_shapes`; dtypes of
+    :mod:`planner.anatomy.regime`.
     """
     adapter, regime = job.recipe.adapter, job.regime
     if adapter is None:
         return _base_tensors(job)
     shapes = adapter_shapes(job.model, adapter.targets)
-    matrices = tuple(Tensors(adapter.rank * ranks * width, count, regime.adapter) for ranks, width, count in shapes)
+    matrices = tuple(
+        Tensors(adapter.rank * ranks * width, count, regime.adapter) for ranks, width, count in shapes
+    )
     return (*matrices, Tensors(job.saved_params, 1, regime.outside)) if job.saved_params else matrices
 
 
 def frozen_tensors(job: Job) -> tuple[Tensors, ...]:
-    """Parameters that no optimizer has and that the engine divides: none of a full fine-tune, and no k-bit ones of bytes.
+    """Parameters that no optimizer has and that the engine divides: none of a full fine-tune,
+    and no k-bit ones of bytes.
 
     Source: the shapes of the model.
     """
@@ -70,12 +78,16 @@ class _Storage:
 
 @lru_cache(maxsize=256)
 def _equal_together(model: ModelSpec, storage: _Storage) -> tuple[Tensors, ...]:
-    """The parameters of a base, equal ones counted together; remembered, because a model has many and few that differ."""
+    """The parameters of a base, equal ones counted together; remembered,
+    because a model has many and few that differ.
+    """
     counts: dict[tuple[int, float], int] = {}
     for each in _model_tensors(model, storage):
         key = (int(each.elements), each.element_bytes)
         counts[key] = counts.get(key, 0) + each.count
-    return tuple(Tensors(elements, count, element_bytes) for (elements, element_bytes), count in counts.items())
+    return tuple(
+        Tensors(elements, count, element_bytes) for (elements, element_bytes), count in counts.items()
+    )
 
 
 def _model_tensors(model: ModelSpec, storage: _Storage) -> Iterator[Tensors]:
@@ -110,11 +122,12 @@ def _norm_tensors(norms: tuple[NormSpec, ...], count: int, element_bytes: int) -
 
 
 def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
-    """Pinned bytes of this process's part of each of ``tensors``, each rounded by itself; parameters that persist have none.
+    """Pinned bytes of this process's part of each of ``tensors``, each rounded by itself;
+    parameters that persist have none.
 
     Under ZeRO-3 parameters below the persistence threshold stay on the GPU.
-    Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param (``pin_memory`` of each ``ds_tensor``); torch 2.13
-    distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
+    Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param (``pin_memory`` of each
+    ``ds_tensor``); torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
     """
     shards = job.recipe.sharding.shards(job.hardware)
     persists = settings_of(job).persistence if job.recipe.sharding.is_zero3 else 0

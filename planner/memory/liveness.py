@@ -1,7 +1,9 @@
-"""What is allocated at the fullest moment of each phase, for a grid of jobs whose steps differ in sizes alone.
+"""What is allocated at the fullest moment of each phase,
+for a grid of jobs whose steps differ in sizes alone.
 
-Each moment is a sum over units: so many bytes for each token, for each pair of token and key, and so on.  Most moments take
-no more than another one wherever the numbers of units may lie, so they are never the fullest.
+Each moment is a sum over units: so many bytes for each token, for each pair of token and key, and so on.
+Most moments take no more than another one wherever the numbers of units may lie, so they are never the
+fullest.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ UNITS = tuple(Unit)
 
 
 def phase_bytes(stream: Stream, values: Mapping[Unit, Number]) -> dict[Phase, Number]:
-    """Most bytes allocated at once in each phase, with what is there when it begins, where there are ``values`` of each unit."""
+    """Most bytes allocated at once in each phase, with what is there when it begins,
+    where there are ``values`` of each unit.
+    """
     counts = [values[unit] for unit in UNITS]
     low, high = (np.array([float(end(each)) for each in counts]) for end in (np.min, np.max))
     levels, fullest = _levels(stream)
@@ -36,7 +40,9 @@ def phase_bytes(stream: Stream, values: Mapping[Unit, Number]) -> dict[Phase, Nu
     for (begin, phase), end in zip(stream.phases, bounds[1:], strict=True):
         places = fullest[np.searchsorted(fullest, begin) : np.searchsorted(fullest, end)]
         rows = levels[[max(begin - 1, 0), *places, max(end - 1, 0)]]
-        found[phase] = maximum(found.get(phase, 0), *(_total(row, counts) for row in _least_rows(rows, low, high)))
+        found[phase] = maximum(
+            found.get(phase, 0), *(_total(row, counts) for row in _least_rows(rows, low, high))
+        )
     return found
 
 
@@ -44,7 +50,9 @@ def state_bytes(program: Program, values: Mapping[Unit, Number]) -> Number:
     """Bytes of weights and states when the step ends."""
     stream = program.stream
     units = np.array([int(stream.units[slot]) for slot in program.states], dtype=np.int64)
-    row: Floats = np.bincount(units, [stream.unit_bytes[slot] for slot in program.states], len(UNITS)).astype(np.float64)
+    row: Floats = np.bincount(units, [stream.unit_bytes[slot] for slot in program.states], len(UNITS)).astype(
+        np.float64
+    )
     return _total(row, [values[unit] for unit in UNITS])
 
 
@@ -57,19 +65,25 @@ def _total(row: Floats, counts: list[Number]) -> Number:
 
 
 def _levels(stream: Stream) -> tuple[Floats, Any]:
-    """Bytes of each unit after every event, [events, units], and the events that are allocations before a free."""
+    """Bytes of each unit after every event, [events, units],
+    and the events that are allocations before a free.
+    """
     events = np.array(stream.events)
     made = events >= 0
     slots = np.where(made, events, ~events)
     changes = np.zeros((len(events), len(UNITS)))
     signed: Any = np.where(made, 1.0, -1.0)
-    changes[np.arange(len(events)), np.array(stream.units, dtype=np.int64)[slots]] = np.array(stream.unit_bytes)[slots] * signed
+    changes[np.arange(len(events)), np.array(stream.units, dtype=np.int64)[slots]] = (
+        np.array(stream.unit_bytes)[slots] * signed
+    )
     np.cumsum(changes, axis=0, out=changes)
     return changes, np.flatnonzero(made & ~np.append(made[1:], [False]))
 
 
 def _least_rows(table: Floats, low: Floats, high: Floats) -> list[Floats]:
-    """The rows that may be the largest where the number of each unit lies anywhere between ``low`` and ``high``."""
+    """The rows that may be the largest where the number of each unit lies anywhere between ``low`` and
+    ``high``.
+    """
     kept: list[Floats] = []
     left = table[np.argsort(-(table @ np.sqrt(np.maximum(low * high, 1.0))), kind="stable")]
     while len(left):

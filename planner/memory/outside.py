@@ -1,4 +1,6 @@
-"""What the device holds outside of the allocator, what a calibration found beside the counted tensors, and the limit."""
+"""What the device holds outside of the allocator, what a calibration found beside the counted tensors,
+and the limit.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,28 @@ from planner.program.driver import paged_state_bytes
 from planner.program.job import Job, job_of
 from planner.program.parameters import adapter_weights, model_weights
 
-# Threads that one multiprocessor can hold, by compute capability; torch prints the same as max_threads_per_multi_processor.
-_THREADS_BY_CAPABILITY = {"7.0": 2048, "7.5": 1024, "8.0": 2048, "8.6": 1536, "8.9": 1536, "9.0": 2048, "10.0": 2048}
+# Threads that one multiprocessor can hold, by compute capability; torch prints the same as
+# max_threads_per_multi_processor.
+_THREADS_BY_CAPABILITY = {
+    "7.0": 2048,
+    "7.5": 1024,
+    "8.0": 2048,
+    "8.6": 1536,
+    "8.9": 1536,
+    "9.0": 2048,
+    "10.0": 2048,
+}
 _THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
 # Where a card's multiprocessors are not known: as on an A100.
 _USUAL_THREADS = USUAL_MULTIPROCESSORS * 2048
 
 
 def resident_threads(job: Job) -> int | None:
-    """Threads that the whole GPU can hold at once; ``None`` where its multiprocessors or what each can hold are not known.
+    """Threads that the whole GPU can hold at once;
+    ``None`` where its multiprocessors or what each can hold are not known.
 
-    Source: ``multiprocessors`` of data/gpus x threads each can hold, CUDA C++ Programming Guide, technical specifications.
+    Source: ``multiprocessors`` of data/gpus x threads each can hold, CUDA C++ Programming Guide,
+    technical specifications.
     """
     gpu = job.hardware.gpu
     each = _THREADS_BY_CAPABILITY.get(gpu.compute_capability)
@@ -44,16 +57,19 @@ def counted_threads(job: Job) -> int:
 
 
 def context_bytes(job: Job) -> Number:
-    """CUDA context on top of what the allocator reserves: local memory of every thread that the GPU can hold, and loaded kernels.
+    """CUDA context on top of what the allocator reserves:
+    local memory of every thread that the GPU can hold, and loaded kernels.
 
-    Formula: multiprocessors x threads each can hold x coefficient ``thread_memory_bytes`` + coefficient ``context_bytes``.
-    The driver keeps local memory for all of them at once, as much for each as the largest kernel so far asked for, and never less
-    than the default stack.
-    Source: forums.developer.nvidia.com/t/local-memory-management/289339; CUDA driver API, cuCtxSetLimit (the stack grows with the
-    kernels and is not reset).  Bare contexts of torch 2.7.1+cu128 are 256 MiB on an RTX 3090 (InvokeAI#9413) and about 520 MiB on
-    an H200 (slide2vec#326): 2.0-2.1 KiB for each of 125,952 and 270,336 threads.
-    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more (pytorch#86509).  That a MIG
-    slice holds fewer threads than the card it is of; what ROCm and other runtimes keep.
+    Formula: multiprocessors x threads each can hold x coefficient ``thread_memory_bytes`` + coefficient
+    ``context_bytes``.  The driver keeps local memory for all of them at once, as much for each as the largest
+    kernel so far asked for, and never less than the default stack.
+    Source: forums.developer.nvidia.com/t/local-memory-management/289339; CUDA driver API, cuCtxSetLimit (the
+    stack grows with the kernels and is not reset).  Bare contexts of torch 2.7.1+cu128 are 256 MiB on an RTX
+    3090 (InvokeAI#9413) and about 520 MiB on an H200 (slide2vec#326): 2.0-2.1 KiB for each of 125,952 and
+    270,336 threads.
+    Ignored: PyTorch before 1.13 or CUDA before 11.7, which load all kernels at once: 360 MiB more
+    (pytorch#86509).  That a MIG slice holds fewer threads than the card it is of; what ROCm and other
+    runtimes keep.
     """
     return job.coefficients.thread_memory_bytes * counted_threads(job) + job.coefficients.context_bytes
 
@@ -71,9 +87,18 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
     context, nccl, paged = context_bytes(job), nccl_bytes(job), paged_bytes(job)
     shards = kind_of(job.optimizer_shards)
     return (
-        *make_term("context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"),
+        *make_term(
+            "context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"
+        ),
         *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "outside:nccl_bytes", "replicated"),
-        *make_term("paged_optimizer_states", "paged optimizer states", paged, AFTER_STEP, "outside:paged_bytes", shards),
+        *make_term(
+            "paged_optimizer_states",
+            "paged optimizer states",
+            paged,
+            AFTER_STEP,
+            "outside:paged_bytes",
+            shards,
+        ),
     )
 
 
@@ -88,7 +113,9 @@ def paged_bytes(job: Job) -> Number:
     if not job.is_one:
         return _paged_whole(job) / job.optimizer_shards
     no_batch = replace(recipe, batch=NO_BATCH)
-    return _paged_of(replace(job.scenario, recipe=no_batch, assumptions=(), warnings=())) / job.optimizer_shards
+    return (
+        _paged_of(replace(job.scenario, recipe=no_batch, assumptions=(), warnings=())) / job.optimizer_shards
+    )
 
 
 @lru_cache(maxsize=256)
@@ -113,23 +140,31 @@ def limit_bytes(job: Job) -> int | None:
 
 
 def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:
-    """What a calibration found beside the program's tensors; nothing without one, so that the physics stays as it is.
+    """What a calibration found beside the program's tensors; nothing without one,
+    so that the physics stays as it is.
 
-    Coefficient ``uncounted_fraction`` of what comes and goes at the peak, and the columns of older int8 layers that met outliers.
+    Coefficient ``uncounted_fraction`` of what comes and goes at the peak, and the columns of older int8
+    layers that met outliers.
     Source: the records of a calibration; 0 without one, as on traced modules.
     """
     uncounted, outliers = job.coefficients.uncounted_fraction * transient_bytes, outlier_weight_bytes(job)
     return (
-        *make_term("other_temporaries", "not counted", uncounted, PASSES, "outside:uncounted_terms", "transient"),
-        *make_term("dequantization", "outlier columns", outliers, STEPS, "outside:outlier_weight_bytes", "replicated"),
+        *make_term(
+            "other_temporaries", "not counted", uncounted, PASSES, "outside:uncounted_terms", "transient"
+        ),
+        *make_term(
+            "dequantization", "outlier columns", outliers, STEPS, "outside:outlier_weight_bytes", "replicated"
+        ),
     )
 
 
 def outlier_weight_bytes(job: Job) -> Number:
-    """16/32-bit copies of the weight columns that met outliers, which older int8 layers keep from one step to the next.
+    """16/32-bit copies of the weight columns that met outliers,
+    which older int8 layers keep from one step to the next.
 
-    Formula: the share of input columns with a value above the threshold of 6, times elements of int8 matrices, times the bytes of
-    their input's dtype.  Source: bitsandbytes 0.41.3 autograd/_functions.py MatMul8bitLt.forward (``state.subB``), until 0.45.5.
+    Formula: the share of input columns with a value above the threshold of 6, times elements of int8
+    matrices, times the bytes of their input's dtype.  Source: bitsandbytes 0.41.3 autograd/_functions.py
+    MatMul8bitLt.forward (``state.subB``), until 0.45.5.
     Ignored: the share differs from matrix to matrix and grows slowly with the tokens of a micro-batch.
     """
     stack, regime = job.stack, job.regime

@@ -18,7 +18,8 @@ _MOMENTS = 1500
 
 
 def timeline_of(scenario: Scenario, coefficients: Coefficients, memory: MemoryPrediction) -> Timeline:
-    """The step of one job over time, as a card without a limit shows it, with the limit of the card beside it.
+    """The step of one job over time, as a card without a limit shows it,
+    with the limit of the card beside it.
 
     The replay runs in pieces that are smaller than phases; of each piece the fullest moment is taken.
     """
@@ -26,7 +27,11 @@ def timeline_of(scenario: Scenario, coefficients: Coefficients, memory: MemoryPr
     run = run_of(job)
     stream, events = run.stream, run.events
     ends = [*(begin for begin, _ in stream.phases[1:]), len(stream.events)]
-    spans = tuple(Span(phase, begin, end) for (begin, phase), end in zip(stream.phases, ends, strict=True) if end > begin)
+    spans = tuple(
+        Span(phase, begin, end)
+        for (begin, phase), end in zip(stream.phases, ends, strict=True)
+        if end > begin
+    )
     pieces = pieces_of(spans, _MOMENTS)
     done = replay_slots(replace(events, begins=[start for start, _ in pieces])).phases
     terms = terms_at(stream, events, [piece.peak_event for piece in done])
@@ -34,7 +39,9 @@ def timeline_of(scenario: Scenario, coefficients: Coefficients, memory: MemoryPr
     for (start, _), piece, held in zip(pieces, done, terms, strict=True):
         event = max(piece.peak_event, start)
         # Blocks are larger than what was asked for.
-        held["other_temporaries"] = held.get("other_temporaries", 0) + piece.allocated_bytes - sum(held.values())
+        held["other_temporaries"] = (
+            held.get("other_temporaries", 0) + piece.allocated_bytes - sum(held.values())
+        )
         ordered = {str(name): held[name] for name in sorted(held, key=ALLOCATED_TERM_ORDER.__getitem__)}
         _, module, op = stream.place(max(stream.events[event], ~stream.events[event]))
         phase = next(span.phase for span in spans if span.end > start)
@@ -48,5 +55,7 @@ def _for_allocator(memory: MemoryPrediction) -> int | None:
     if memory.limit_bytes is None:
         return None
     phase = memory.limiting_phase
-    outside = sum(float(term.n_bytes) for term in memory.terms if term.name in DRIVER_TERMS and phase in term.phases)
+    outside = sum(
+        float(term.n_bytes) for term in memory.terms if term.name in DRIVER_TERMS and phase in term.phases
+    )
     return max(memory.limit_bytes - round(outside), 0)

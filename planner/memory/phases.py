@@ -7,7 +7,9 @@ from planner.domain.recipe import Number
 from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
 
 ALL_PHASES: frozenset[Phase] = frozenset(PHASES)
-AFTER_STEP: frozenset[Phase] = frozenset({"forward_2", "loss_2", "backward_2", "optimizer_step", "eval", "save"})
+AFTER_STEP: frozenset[Phase] = frozenset(
+    {"forward_2", "loss_2", "backward_2", "optimizer_step", "eval", "save"}
+)
 PASSES: frozenset[Phase] = frozenset({"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"})
 STEPS: frozenset[Phase] = PASSES | {"optimizer_step"}
 
@@ -15,7 +17,9 @@ STEPS: frozenset[Phase] = PASSES | {"optimizer_step"}
 def make_term(
     name: TermName, label: str, n_bytes: Number, phases: frozenset[Phase], formula: str, kind: TermKind
 ) -> tuple[Term, ...]:
-    """The term, whose ``formula`` is ``module:function`` inside this package, or nothing where a job does not have it."""
+    """The term, whose ``formula`` is ``module:function`` inside this package,
+    or nothing where a job does not have it.
+    """
     if is_zero(n_bytes):
         return ()
     return (Term(name, label, n_bytes, kind, phases, f"planner.memory.{formula}"),)

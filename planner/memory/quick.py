@@ -1,6 +1,8 @@
-"""GPU memory without a replay: what is allocated, event by event, and one slack for what is reserved above it.
+"""GPU memory without a replay: what is allocated, event by event,
+and one slack for what is reserved above it.
 
-For searches, levers and grids.  Whoever is shown, or is near the limit, is replayed (:mod:`planner.memory.replayed_peak`).
+For searches, levers and grids.  Whoever is shown, or is near the limit, is replayed
+(:mod:`planner.memory.replayed_peak`).
 """
 
 from __future__ import annotations
@@ -33,14 +35,16 @@ _Read = tuple[Mapping[Phase, Number], Number]
 SLACK_SHARE = 0.05
 """Of what comes and goes, reserved above what is allocated.
 
-Measured: replays of 60 jobs of real widths of data/differential have 0.02 to 0.31 in eight of ten, half of them above 0.08; the
-minimum has 0.01 to 0.16, half above 0.05.  At 0.05 reserved is off by 3.4 % on average and the minimum by 2.2 %.
+Measured: replays of 60 jobs of real widths of data/differential have 0.02 to 0.31 in eight of ten, half of
+them above 0.08; the minimum has 0.01 to 0.16, half above 0.05.  At 0.05 reserved is off by 3.4 % on average
+and the minimum by 2.2 %.
 """
 
 _DEPTHS, _DEPTHS_ALONE = (8, 12), (4, 6)
 """Layers of the two models that stand for one of more than ``_DEEP``.
 
-Fewer where what is saved of each layer is far above its gradients: then the moment of the peak is the same at every depth.
+Fewer where what is saved of each layer is far above its gradients:
+then the moment of the peak is the same at every depth.
 """
 _DEEP = 24
 
@@ -48,10 +52,10 @@ _DEEP = 24
 def predict_quick(job: Job) -> MemoryPrediction:
     """Phase peaks and the three levels for one GPU, elementwise; no terms but those outside of the allocator.
 
-    Formula: reserved is what is allocated and 5 % of what comes and goes at that moment, and so is the minimum memory.
-    On a grid there is one phase.
-    Ignored: rounding to blocks; what batches of drawn lengths pile up.  That is between nothing and all that comes and goes
-    at the peak, so the interval reaches as far.
+    Formula: reserved is what is allocated and 5 % of what comes and goes at that moment, and so is the
+    minimum memory.  On a grid there is one phase.
+    Ignored: rounding to blocks; what batches of drawn lengths pile up.  That is between nothing and all that
+    comes and goes at the peak, so the interval reaches as far.
     """
     done = _one(job) if job.is_one else _grid(job)
     return prediction_of(job, done, done.reserved_bytes)
@@ -70,7 +74,9 @@ def _known(scenario: Scenario) -> _Read:
 
 def _extrapolated(job: Job, read: Callable[[Job], _Read]) -> _Read:
     """A deep model is read from two shallow ones: each phase grows by as much with every layer."""
-    alone = job.recipe.adapter and not job.recipe.gradient_checkpointing and not job.recipe.sharding.communicates
+    alone = (
+        job.recipe.adapter and not job.recipe.gradient_checkpointing and not job.recipe.sharding.communicates
+    )
     few, more = _DEPTHS_ALONE if alone else _DEPTHS
     layers = [group for group in job.model.groups if group.count > few]
     differ = job.recipe.rebuilds_some or job.recipe.train_layers
@@ -78,18 +84,24 @@ def _extrapolated(job: Job, read: Callable[[Job], _Read]) -> _Read:
         return read(job)
     (base, base_states), (next_, next_states) = (read(_shallower(job, depth)) for depth in (few, more))
     steps = (layers[0].count - few) / (more - few)
-    grown: dict[Phase, Number] = {phase: n_bytes + steps * (next_[phase] - n_bytes) for phase, n_bytes in base.items()}
+    grown: dict[Phase, Number] = {
+        phase: n_bytes + steps * (next_[phase] - n_bytes) for phase, n_bytes in base.items()
+    }
     return grown, base_states + steps * (next_states - base_states)
 
 
 def _shallower(job: Job, depth: int) -> Job:
     """The job with at most ``depth`` equal layers."""
-    model = replace(job.model, groups=tuple(replace(each, count=min(each.count, depth)) for each in job.model.groups))
+    model = replace(
+        job.model, groups=tuple(replace(each, count=min(each.count, depth)) for each in job.model.groups)
+    )
     return job_of(replace(job.scenario, model=model), job.coefficients)
 
 
 def _counts_elements(job: Job, depth: int, layers: BlockGroup) -> bool:
-    """Whether DeepSpeed's buckets end inside of layers, or its window of whole parameters is wider than a shallow model."""
+    """Whether DeepSpeed's buckets end inside of layers,
+    or its window of whole parameters is wider than a shallow model.
+    """
     sharding, elements = job.recipe.sharding, depth * layers.block.param_count
     return sharding.is_zero12 or (sharding.is_zero3 and elements < settings_of(job).max_live)
 
@@ -137,8 +149,14 @@ def _with_slack(job: Job, phases: Any, states: Number) -> Replayed:
     made: dict[Phase, PhaseBytes] = {}
     for phase, n_bytes in phases:
         allocated = maximum(n_bytes, made[phase].allocated_bytes) if phase in made else n_bytes
-        made[phase] = PhaseBytes(phase, allocated, allocated + SLACK_SHARE * maximum(allocated - states, 0), {})
+        made[phase] = PhaseBytes(
+            phase, allocated, allocated + SLACK_SHARE * maximum(allocated - states, 0), {}
+        )
     most = maximum(*(each.allocated_bytes for each in made.values()))
     batch = job.recipe.batch
-    varies: Any = batch.padding == "longest" and job.stack.keeps_outgrown_blocks and batch.tokens_per_sample < batch.seq_len
+    varies: Any = (
+        batch.padding == "longest"
+        and job.stack.keeps_outgrown_blocks
+        and batch.tokens_per_sample < batch.seq_len
+    )
     return Replayed(tuple(made.values()), states, 0, where(varies, maximum(most - states, 0), 0))

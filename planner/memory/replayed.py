@@ -1,4 +1,5 @@
-"""The program of one job, replayed through the model of the caching allocator: what is allocated and reserved, by phase.
+"""The program of one job, replayed through the model of the caching allocator:
+what is allocated and reserved, by phase.
 
 Source of the allocator's rules: :mod:`planner.allocator.caching_allocator`.
 """
@@ -10,7 +11,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from planner.allocator.slots import SlotEvents, SlotReplay, for_replay, least_limit, replay_again, replay_slots
+from planner.allocator.slots import (
+    SlotEvents,
+    SlotReplay,
+    for_replay,
+    least_limit,
+    replay_again,
+    replay_slots,
+)
 from planner.arrays import maximum
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
@@ -31,7 +39,9 @@ _STEPS = 128
 
 @dataclass(frozen=True, slots=True)
 class PhaseBytes:
-    """Most bytes allocated and reserved in one phase; ``terms``: what they are at that moment, in blocks of the allocator."""
+    """Most bytes allocated and reserved in one phase; ``terms``: what they are at that moment,
+    in blocks of the allocator.
+    """
 
     phase: Phase
     allocated_bytes: Number
@@ -44,8 +54,8 @@ class Replayed:
     """``phases``: on a card without a limit, every batch as long as the cap.
 
     ``state_bytes``: weights, adapters and optimizer states that are there when the step ends.
-    ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and ``order_spread_bytes`` its
-    standard deviation over orders of the samples.
+    ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and
+    ``order_spread_bytes`` its standard deviation over orders of the samples.
     """
 
     phases: tuple[PhaseBytes, ...]
@@ -91,7 +101,8 @@ def replayed(job: Job) -> Replayed:
 def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
     """The smallest limit under which the program of ``job`` still ends.
 
-    ``limit_bytes``: what the allocator may reserve on the job's own card; the minimum is on the right side of it.
+    ``limit_bytes``: what the allocator may reserve on the job's own card;
+    the minimum is on the right side of it.
     """
     done = replayed(job)
     near = limit_bytes is not None and done.allocated_bytes <= limit_bytes < done.reserved_bytes
@@ -108,7 +119,9 @@ def without_card(scenario: Scenario) -> Scenario:
     hardware, recipe = scenario.hardware, scenario.recipe
     if recipe.sharding.engine == "native" and recipe.loss != "chunked":
         # DeepSpeed flattens weights where the card has room, and some losses in pieces ask how much is free.
-        hardware = replace(hardware, gpu_reserved_bytes=0, gpu=replace(hardware.gpu, visible_memory_bytes=None))
+        hardware = replace(
+            hardware, gpu_reserved_bytes=0, gpu=replace(hardware.gpu, visible_memory_bytes=None)
+        )
     return replace(scenario, hardware=hardware, assumptions=(), warnings=())
 
 
@@ -150,7 +163,11 @@ def slot_events(stream: Stream, job: Job) -> SlotEvents:
     streams = stream.streams if any(stream.streams) else ()
     begins = [begin for begin, _ in stream.phases]
     # A stack that empties the cache every few steps, or lets segments grow, keeps nothing of the first step.
-    later = [] if job.stack.keeps_outgrown_blocks else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
+    later = (
+        []
+        if job.stack.keeps_outgrown_blocks
+        else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
+    )
     empties = frozenset([*stream.emptied, *later])
     return for_replay(SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, empties))
 
@@ -174,7 +191,9 @@ def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[
     found: dict[Phase, PhaseBytes] = {}
     for (_, name), replay, held in zip(stream.phases, done.phases, terms, strict=True):
         # Blocks are larger than what was asked for: rounding, and remainders that are not cut off.
-        held["other_temporaries"] = held.get("other_temporaries", 0) + replay.allocated_bytes - sum(held.values())
+        held["other_temporaries"] = (
+            held.get("other_temporaries", 0) + replay.allocated_bytes - sum(held.values())
+        )
         before = found.get(name)
         reserved = maximum(replay.reserved_bytes, before.reserved_bytes if before else 0)
         if before and name == "optimizer_step":

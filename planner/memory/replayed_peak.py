@@ -1,4 +1,6 @@
-"""GPU memory of a job: its program replayed, what lies outside of the allocator, and the three levels of the peak."""
+"""GPU memory of a job: its program replayed, what lies outside of the allocator,
+and the three levels of the peak.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from dataclasses import replace
 from planner.arrays import is_zero, maximum, mean, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
 from planner.domain.recipe import Number, Quantization
-from planner.domain.term import DRIVER_TERMS, LENGTH_CACHE, PHASES, STATE_TERMS, Phase, Term, TermKind, TermName
+from planner.domain.term import (
+    DRIVER_TERMS,
+    LENGTH_CACHE,
+    PHASES,
+    STATE_TERMS,
+    Phase,
+    Term,
+    TermKind,
+    TermName,
+)
 from planner.memory import outside
 from planner.memory.failing import failed_request
 from planner.memory.replayed import Replayed, least_bytes, replayed
@@ -61,11 +72,17 @@ def _beside(job: Job, done: Replayed) -> Number:
     """What a job must have beside what the program allocates."""
     outer = outside.driver_terms(job)
     more = outside.uncounted_terms(job, done.transient_bytes)
-    return _sum(outer, DRIVER_TERMS) - _sum(outer, _PAGED) + maximum(0, *(_in_phase(more, each.phase) for each in done.phases))
+    return (
+        _sum(outer, DRIVER_TERMS)
+        - _sum(outer, _PAGED)
+        + maximum(0, *(_in_phase(more, each.phase) for each in done.phases))
+    )
 
 
 def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
-    """Terms, phase peaks and the three levels for one GPU, of what its allocator did and the ``least`` that it needs."""
+    """Terms, phase peaks and the three levels for one GPU,
+    of what its allocator did and the ``least`` that it needs.
+    """
     outer = outside.driver_terms(job)
     around = _sum(outer, DRIVER_TERMS)
     limit = outside.limit_bytes(job)
@@ -77,7 +94,8 @@ def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
     piled = done.length_cache_bytes
     uncapped = allocated_peak + slack + piled + around
     must_have = least + _beside(job, done)
-    # A job that fits is capped by the card, because the allocator returns cached blocks; one that does not is shown whole.
+    # A job that fits is capped by the card, because the allocator returns cached blocks;
+    # one that does not is shown whole.
     driver = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))
     return MemoryPrediction(
         terms=(*_terms(job, done), *more, *_slack_terms(slack, piled), *outer),
@@ -142,7 +160,14 @@ def _terms(job: Job, done: Replayed) -> tuple[Term, ...]:
             found.setdefault(known, set()).add(each.phase)
     standing = {name: n_bytes for each in done.phases for name, n_bytes in each.terms.items()}
     return tuple(
-        Term(name, _LABELS[name], n_bytes, _kind(job, name, n_bytes == standing[name]), frozenset(phases), _written(job, name))
+        Term(
+            name,
+            _LABELS[name],
+            n_bytes,
+            _kind(job, name, n_bytes == standing[name]),
+            frozenset(phases),
+            _written(job, name),
+        )
         for (name, n_bytes), phases in found.items()
     )
 
@@ -156,7 +181,9 @@ def _written(job: Job, name: TermName) -> str:
 
 
 def _kind(job: Job, name: TermName, is_whole: bool) -> TermKind:
-    """States stand once they are made; all else comes and goes.  A state that is being made counts as coming and going."""
+    """States stand once they are made; all else comes and goes.
+    A state that is being made counts as coming and going.
+    """
     if name not in STATE_TERMS or not is_whole:
         return "transient"
     shards = job.optimizer_shards if name in ("master_weights", "optimizer_states") else job.weight_shards
@@ -169,7 +196,9 @@ def _phase_peaks(done: Replayed, outer: tuple[Term, ...], more: tuple[Term, ...]
     for each in done.phases:
         uncounted = _in_phase(more, each.phase)
         so_far = maximum(so_far, each.reserved_bytes + uncounted)
-        yield PhasePeak(each.phase, each.allocated_bytes + uncounted, so_far, so_far + _in_phase(outer, each.phase))
+        yield PhasePeak(
+            each.phase, each.allocated_bytes + uncounted, so_far, so_far + _in_phase(outer, each.phase)
+        )
 
 
 def _sum(terms: Iterable[Term], names: frozenset[str]) -> Number:

@@ -21,7 +21,9 @@ _LAYER = re.compile(r"\blayer \d+ ?")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One operator of one module: in ``n_layers`` layers (0: outside of them) ``count`` allocations of ``n_bytes`` each."""
+    """One operator of one module: in ``n_layers`` layers (0: outside of them)
+    ``count`` allocations of ``n_bytes`` each.
+    """
 
     where: str
     n_layers: int
@@ -35,7 +37,9 @@ class Share:
 
     def __str__(self) -> str:
         layers = f"{self.n_layers} layers x " if self.n_layers > 1 else ""
-        return f"{layers}{f'{self.count} x ' if self.count > 1 else ''}{self.where} {format_bytes(self.n_bytes)}"
+        return (
+            f"{layers}{f'{self.count} x ' if self.count > 1 else ''}{self.where} {format_bytes(self.n_bytes)}"
+        )
 
 
 def with_shares(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
@@ -53,11 +57,15 @@ def with_shares(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
         said = _detail(term, shares.get(phase, {}).get(term.name, ()))
         return said if at_peak or not said else f"{said} ({PHASE_WORDS[phase]})"
 
-    return replace(memory, terms=tuple(replace(term, detail=term.detail or detail(term)) for term in memory.terms))
+    return replace(
+        memory, terms=tuple(replace(term, detail=term.detail or detail(term)) for term in memory.terms)
+    )
 
 
 def _detail(term: Term, shares: Iterable[Share]) -> str:
-    """``32 layers x q_proj mm 16.0 MiB; lm_head to 250.0 MiB``, the largest few, and what blocks have beyond requests."""
+    """``32 layers x q_proj mm 16.0 MiB; lm_head to 250.0 MiB``, the largest few,
+    and what blocks have beyond requests.
+    """
     ordered = sorted(shares, key=lambda share: (-share.total_bytes, share.where))
     said, more = [*map(str, ordered[:_MOST_SHARES])], len(ordered) - _MOST_SHARES
     if more > 0:
@@ -69,7 +77,9 @@ def _detail(term: Term, shares: Iterable[Share]) -> str:
 
 
 def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:
-    """Of the fullest moment of each phase, and of the fullest of those where micro-steps go through it several times."""
+    """Of the fullest moment of each phase,
+    and of the fullest of those where micro-steps go through it several times.
+    """
     run = run_of(job)
     stream, events = run.stream, run.events
     most: dict[Phase, int] = {}

@@ -45,8 +45,13 @@ def program_of(job: Job) -> Program:
     recipe, batch = job.recipe, job.recipe.batch
     rank = recipe.adapter.rank if recipe.adapter and _by_rank(job) else 0
     gpus = (job.hardware.gpus_per_node, job.hardware.nodes) if _by_gpus(job) else ()
-    flags = [*_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum), batch.images is None]
-    return _program(_Structure((job.model, job.stack, _without_sizes(recipe), job.hardware.gpu, rank, gpus, *flags), job))
+    flags = [
+        *_flags(job, batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum),
+        batch.images is None,
+    ]
+    return _program(
+        _Structure((job.model, job.stack, _without_sizes(recipe), job.hardware.gpu, rank, gpus, *flags), job)
+    )
 
 
 # A program of a large model takes some ten megabytes.
@@ -67,12 +72,16 @@ def _by_gpus(job: Job) -> bool:
 
 
 def _by_rank(job: Job) -> bool:
-    """Whether they depend on the rank: those of engines, buckets of gradients, and states of 8-bit optimizers."""
+    """Whether they depend on the rank: those of engines, buckets of gradients,
+    and states of 8-bit optimizers.
+    """
     return job.recipe.sharding.communicates or job.recipe.optimizer in _BY_ELEMENTS
 
 
 def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:
-    """What sizes switch: heads as batches, masks of padding and of each window, and gradients that are added."""
+    """What sizes switch: heads as batches, masks of padding and of each window,
+    and gradients that are added.
+    """
     flags = [(micro_batch == 1) & (not job.recipe.batch.is_paired), accumulation > 1]
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
@@ -96,7 +105,11 @@ def alike(job: Job) -> Iterator[tuple[Mask, Job]]:
     point = [batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum]
     point += [adapter.rank if adapter else 0, job.hardware.gpus_per_node]
     sizes = [np.asarray(each, dtype=np.float64) for each in point]
-    decides = [*_flags(job, *sizes[:4]), *(sizes[4:5] if _by_rank(job) else []), *(sizes[5:] if _by_gpus(job) else [])]
+    decides = [
+        *_flags(job, *sizes[:4]),
+        *(sizes[4:5] if _by_rank(job) else []),
+        *(sizes[5:] if _by_gpus(job) else []),
+    ]
     code: Any = np.zeros((), dtype=np.int64)
     for each in decides:
         known, place = np.unique(each, return_inverse=True)
@@ -112,10 +125,15 @@ def _job_at(job: Job, point: list[float]) -> Job:
     micro_batch, length, tokens, accumulation, rank, gpus = point
     recipe, hardware = job.recipe, job.hardware
     batch = replace(
-        recipe.batch, micro_batch=int(micro_batch), seq_len=int(length), tokens_per_sample=tokens, grad_accum=int(accumulation)
+        recipe.batch,
+        micro_batch=int(micro_batch),
+        seq_len=int(length),
+        tokens_per_sample=tokens,
+        grad_accum=int(accumulation),
     )
     adapter = replace(recipe.adapter, rank=int(rank)) if recipe.adapter else None
     hardware = replace(hardware, gpus_per_node=int(gpus))
     return job_of(
-        replace(job.scenario, recipe=replace(recipe, batch=batch, adapter=adapter), hardware=hardware), job.coefficients
+        replace(job.scenario, recipe=replace(recipe, batch=batch, adapter=adapter), hardware=hardware),
+        job.coefficients,
     )

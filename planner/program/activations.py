@@ -37,7 +37,9 @@ def fused_gate(torch: Operators, gate: Tensor, up: Tensor) -> Tensor:
 
     Source: Liger-Kernel 0.5 ops/swiglu.py ``swiglu_backward``, ops/geglu.py.
     """
-    return record(torch, torch.like(gate, "swiglu"), [gate, up], [gate, up], lambda kept, _: [kept[0], kept[1]])
+    return record(
+        torch, torch.like(gate, "swiglu"), [gate, up], [gate, up], lambda kept, _: [kept[0], kept[1]]
+    )
 
 
 def clamped_gate(torch: Operators, gate_up: Tensor) -> Tensor:
@@ -110,7 +112,9 @@ def _bloom_slope(torch: Operators, x: Tensor) -> Tensor:
     return torch.add(
         torch.mul(
             torch.same(x, "mul"),
-            torch.mul(torch.shifted(torch.mul(tanh, tanh)), torch.shifted(torch.mul(torch.same(x, "mul"), x))),
+            torch.mul(
+                torch.shifted(torch.mul(tanh, tanh)), torch.shifted(torch.mul(torch.same(x, "mul"), x))
+            ),
         ),
         torch.same(torch.shifted(tanh), "mul"),
     )

@@ -1,7 +1,8 @@
-"""LoRA beside a matrix: PEFT's separate operators, compiled ones, or one function that adds to the product in place.
+"""LoRA beside a matrix: PEFT's separate operators, compiled ones,
+or one function that adds to the product in place.
 
-Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit, ``gptq.py``, ``awq.py``,
-``aqlm.py``.
+Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit,
+``gptq.py``, ``awq.py``, ``aqlm.py``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ LEAVES_CASTS = BITSANDBYTES | {"awq-int4", "aqlm"}
 def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base: Base) -> Tensor:
     """``base(x) + B(A(dropout(x))) * scaling``; the result of a 4-bit matrix is copied first.
 
-    PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes, AWQ and AQLM.  The sum
-    has the dtype of the base's result again, except over those weights under autocast.  OFT turns ``x`` instead.
+    PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes,
+    AWQ and AQLM.  The sum has the dtype of the base's result again, except over those weights under autocast.
+    OFT turns ``x`` instead.
     """
     if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
         return with_rotation(torch, view, spec, x, base)

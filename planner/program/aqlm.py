@@ -1,7 +1,8 @@
 """AQLM matrices: the weight is decoded for each product, in forward and in backward.
 
-Source: aqlm 1.1.6 ``inference.py`` ``_QuantizedMatmul``, ``inference_kernels/cuda_kernel.cpp`` ``code1x16_matmat_dequant`` and
-``code1x16_matmat_dequant_transposed`` (``code2x8``, ``code1x8`` alike), ``kernel_selector.py``: from 7 tokens on.
+Source: aqlm 1.1.6 ``inference.py`` ``_QuantizedMatmul``, ``inference_kernels/cuda_kernel.cpp``
+``code1x16_matmat_dequant`` and ``code1x16_matmat_dequant_transposed`` (``code2x8``, ``code1x8`` alike),
+``kernel_selector.py``: from 7 tokens on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from planner.program.view import LayerView
 
 
 def linear_aqlm(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """A function that keeps its input: product, scales in place, and a copy; in backward the scaled gradient times the weight."""
+    """A function that keeps its input: product, scales in place, and a copy;
+    in backward the scaled gradient times the weight.
+    """
     in_count, stored = x.count, view.recipe.numerics.load_dtype
     if spec.bias:
         torch.parameter(Unit.ONE, spec.out_features, stored, trained=False)

@@ -1,6 +1,7 @@
 """Attention: projections to heads, their norms, rotary positions, the kernel, and the output projection.
 
-Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each attention module, integrations/sdpa_attention.py.
+Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each attention module,
+integrations/sdpa_attention.py.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Query, key and value as the kernel gets them, and what else variables refer to until attention returns."""
+    """Query, key and value as the kernel gets them,
+    and what else variables refer to until attention returns.
+    """
     if view.linears("attn_latent_kv"):
         return latent_heads(torch, view, x)
     query, key, value, held = projections(torch, view, x)
@@ -55,7 +58,9 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
 
 
 def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Query, key and value with their norms, and what a variable refers to: the fused product, or the gate of the output."""
+    """Query, key and value with their norms, and what a variable refers to: the fused product,
+    or the gate of the output.
+    """
     if view.block.attention.fused_qkv:
         return fused_projection(torch, view, x)
     spec = view.block.attention
@@ -89,7 +94,9 @@ def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:
 
 
 def _as_heads(torch: Operators, view: LayerView, made: list[Tensor]) -> list[Tensor]:
-    """What is done to the products when all three are there, in ``made`` itself: the caller must not keep what they were."""
+    """What is done to the products when all three are there, in ``made`` itself:
+    the caller must not keep what they were.
+    """
     spec = view.block.attention
     if spec.clips_products:
         for index in range(3):

@@ -1,9 +1,10 @@
 """Which gradients a backward pass makes, in which order, and when it lets go of what the forward pass saved.
 
-A node runs when all its gradients are there, the one made last in forward first.  Gradients get shape and dtype of their
-inputs, and saved tensors go when a node has run.  A sum is made in place where nobody else refers to it.
-Source: torch 2.13 torch/csrc/autograd: engine.cpp (evaluate_function, validate_outputs), input_buffer.cpp (accumulate) and
-functions/accumulate_grad.h.
+A node runs when all its gradients are there, the one made last in forward first.  Gradients get shape and
+dtype of their inputs, and saved tensors go when a node has run.  A sum is made in place where nobody else
+refers to it.
+Source: torch 2.13 torch/csrc/autograd: engine.cpp (evaluate_function, validate_outputs), input_buffer.cpp
+(accumulate) and functions/accumulate_grad.h.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ def record(
     backward: Backward,
     context: Sequence[Tensor] = (),
 ) -> Tensor:
-    """``out`` with the node that sends its gradient back to ``inputs``; without one where none of them needs it.
+    """``out`` with the node that sends its gradient back to ``inputs``;
+    without one where none of them needs it.
 
-    ``saved`` are tensors, or what :func:`save` made of them; ``context``: what a custom function keeps as attributes of its
-    context.
+    ``saved`` are tensors, or what :func:`save` made of them; ``context``: what a custom function keeps as
+    attributes of its context.
     """
     if _is_needed(tape, inputs):
         node = Node(tape.module, tape.n_nodes, backward)
         tape.n_nodes += 1
-        node.inputs = [None if each.node is None else (each.node, each.unit, each.count, each.dtype) for each in inputs]
+        node.inputs = [
+            None if each.node is None else (each.node, each.unit, each.count, each.dtype) for each in inputs
+        ]
         node.path = tape.path
         node.saved = [tape.pack(each) if isinstance(each, Tensor) else each for each in saved]
         node.context = [each.alias() for each in context]
@@ -49,7 +53,8 @@ def record(
 def save(tape: Tape, inputs: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | Unpack]:
     """Inputs that an operator saves before it runs, so that a layer that runs again may end there.
 
-    Source: torch 2.13 ``tools/autograd/gen_variable_type.py``: a node gets its inputs before, its outputs after the call.
+    Source: torch 2.13 ``tools/autograd/gen_variable_type.py``: a node gets its inputs before,
+    its outputs after the call.
     """
     return [tape.pack(each) for each in saved] if _is_needed(tape, inputs) else []
 
@@ -59,7 +64,9 @@ def _is_needed(tape: Tape, inputs: Sequence[Tensor]) -> bool:
 
 
 def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
-    """Run every node below ``root``, from the last to the first.  ``gradients`` holds that of ``root``, and is emptied."""
+    """Run every node below ``root``, from the last to the first.  ``gradients`` holds that of ``root``,
+    and is emptied.
+    """
     waiting = _dependencies(root)
     buffers: dict[Node, Tensor] = {root: gradients.pop()}
     ready = [(-root.order, 0, root)]
@@ -91,7 +98,9 @@ def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
 
 
 def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | None]:
-    """What a node returns, each in shape and dtype of the input that it belongs to; lets go of what it saved."""
+    """What a node returns, each in shape and dtype of the input that it belongs to;
+    lets go of what it saved.
+    """
     assert node.backward is not None
     gradient = buffers.pop(node)
     results = node.backward([unpack() for unpack in node.saved], gradient)
@@ -103,7 +112,8 @@ def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | N
         _, unit, count, dtype = edge
         if result.unit is not unit or result.count != count:
             result = results[index] = tape.new(unit, count, result.dtype, "sum")
-            # What is left when leading dimensions are summed is a view: torch 2.13 aten/src/ATen/ExpandUtils.h sum_to.
+            # What is left when leading dimensions are summed is a view: torch 2.13
+            # aten/src/ATen/ExpandUtils.h sum_to.
             result.is_view = True
         if result.dtype != dtype:
             result = results[index] = tape.like(result, "to", dtype)
@@ -111,7 +121,9 @@ def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | N
     return results
 
 
-def _accumulate(tape: Tape, buffers: dict[Node, Tensor], target: Node, results: list[Tensor | None], index: int) -> None:
+def _accumulate(
+    tape: Tape, buffers: dict[Node, Tensor], target: Node, results: list[Tensor | None], index: int
+) -> None:
     result, results[index] = results[index], None
     before = buffers.get(target)
     if before is None:
@@ -123,7 +135,9 @@ def _accumulate(tape: Tape, buffers: dict[Node, Tensor], target: Node, results: 
 
 def _is_owned(sum_so_far: Tensor) -> bool:
     """Whether nobody but a buffer refers to it (here: through the caller's variable and this one)."""
-    alone = sys.getrefcount(sum_so_far) <= _ONE_HOLDER + 1 and sys.getrefcount(sum_so_far.storage) <= _ONE_OWNER
+    alone = (
+        sys.getrefcount(sum_so_far) <= _ONE_HOLDER + 1 and sys.getrefcount(sum_so_far.storage) <= _ONE_OWNER
+    )
     return alone and not sum_so_far.is_view
 
 

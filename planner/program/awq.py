@@ -1,7 +1,9 @@
-"""AWQ matrices: the weight is unpacked for each product, and in backward once more, where it is repeated for each sample.
+"""AWQ matrices: the weight is unpacked for each product, and in backward once more,
+where it is repeated for each sample.
 
-Source: gptqmodel 7.3.4 ``nn_modules/qlinear/gemm_awq.py`` AwqGEMMLinear, AwqGemmFn, the first trainable kernel of its choice;
-autoawq 0.2.9 ``modules/linear/gemm.py`` WQLinear_GEMM, WQLinearMMFunction, which computes in fp16 whatever comes in.
+Source: gptqmodel 7.3.4 ``nn_modules/qlinear/gemm_awq.py`` AwqGEMMLinear, AwqGemmFn, the first trainable
+kernel of its choice; autoawq 0.2.9 ``modules/linear/gemm.py`` WQLinear_GEMM, WQLinearMMFunction, which
+computes in fp16 whatever comes in.
 Ignored: up to 1,024 tokens both multiply by the packed weight in forward.
 """
 
@@ -30,7 +32,9 @@ def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         _weight = _as(torch, _dequantized(torch, spec, half), gradient.dtype)
-        _repeated = torch.new(Unit.ROWS, spec.in_features * spec.out_features, gradient.dtype, "repeat", "dequantization")
+        _repeated = torch.new(
+            Unit.ROWS, spec.in_features * spec.out_features, gradient.dtype, "repeat", "dequantization"
+        )
         return [torch.new(gradient.unit, in_count, gradient.dtype, "bmm")]
 
     return record(torch, _forward(torch, view, spec, x), [x], [x], backward)

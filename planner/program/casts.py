@@ -23,7 +23,8 @@ def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
-    """A weight as a product sees it.  Autocast keeps its copies of trained fp32 weights until its region ends.
+    """A weight as a product sees it.
+    Autocast keeps its copies of trained fp32 weights until its region ends.
 
     Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast.
     """

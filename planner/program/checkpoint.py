@@ -1,9 +1,10 @@
 """Gradient checkpointing: a function that keeps its input alone, and runs again when its backward begins.
 
-Source: torch 2.13 ``utils/checkpoint.py``: without reentry every saved tensor is replaced by a holder; the first one that is
-asked for runs the function again, up to the last tensor that the first run saved (``_StopRecomputationError``).
-A selective checkpoint keeps what some operators return, which the second run takes instead of calling them
-(``create_selective_checkpoint_contexts``); which ones says torchtitan 0.3.0 distributed/activation_checkpoint.py.
+Source: torch 2.13 ``utils/checkpoint.py``: without reentry every saved tensor is replaced by a holder; the
+first one that is asked for runs the function again, up to the last tensor that the first run saved
+(``_StopRecomputationError``). A selective checkpoint keeps what some operators return, which the second run
+takes instead of calling them (``create_selective_checkpoint_contexts``); which ones says torchtitan 0.3.0
+distributed/activation_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ Layer = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """``offloads``: the input lies in host RAM; ``selective``: some outputs are kept with it (without reentry only).
+    """``offloads``: the input lies in host RAM; ``selective``:
+    some outputs are kept with it (without reentry only).
 
-    ``hooked``: a hook on the second run's input refers to it and to its gradient until the whole backward pass has ended.
+    ``hooked``: a hook on the second run's input refers to it and to its gradient until the whole backward
+    pass has ended.
     """
 
     offloads: bool = False
@@ -36,7 +39,8 @@ _PLAIN = How()
 
 
 class _Outputs:
-    """What a selective checkpoint keeps: outputs of attention, of batched products, and of every second product of a weight.
+    """What a selective checkpoint keeps: outputs of attention, of batched products,
+    and of every second product of a weight.
 
     Products with a bias are another operator (``addmm``), all of which are kept.
     """
@@ -90,7 +94,9 @@ class _Frame:
         return unpack
 
     def keep_again(self, tensor: Tensor) -> Unpack:
-        """Keep a tensor of the second run, unless the graph that saved it is gone; stop after the last one."""
+        """Keep a tensor of the second run, unless the graph that saved it is gone;
+        stop after the last one.
+        """
         if self.held[self.n_again]() is not None:
             self.again[self.n_again] = tensor.alias()
         self.n_again += 1
@@ -119,7 +125,12 @@ class _Frame:
             # The frames that the exception went through hold what their variables refer to.
             stop.__traceback__ = None
         torch.module, torch.n_parameters, torch.keeps = module, n_parameters, keeps
-        torch.pack, torch.grad_enabled, torch.autocast_cache, torch.returned = packed, graded, cached, returned
+        torch.pack, torch.grad_enabled, torch.autocast_cache, torch.returned = (
+            packed,
+            graded,
+            cached,
+            returned,
+        )
 
 
 def _without_memory(x: Tensor) -> Tensor:
@@ -152,7 +163,9 @@ def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -
 
 
 def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -> Tensor:
-    """The same by the older way: a forward without gradients, and a backward pass inside the backward pass."""
+    """The same by the older way: a forward without gradients,
+    and a backward pass inside the backward pass.
+    """
     first = torch.n_parameters
     with torch.no_grad():
         out = layer(x)

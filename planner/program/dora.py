@@ -1,7 +1,8 @@
-"""DoRA beside a matrix: the sum of base and adapter is scaled by a trained magnitude over its norm, row by row.
+"""DoRA beside a matrix: the sum of base and adapter is scaled by a trained magnitude over its norm,
+row by row.
 
-Source: peft 0.21 and 0.18 ``tuners/lora/dora.py`` DoraLinearLayer, 0.21 ``tuners/lora/variants.py`` DoraLinearVariant,
-``utils/integrations.py`` dequantize_module_weight.
+Source: peft 0.21 and 0.18 ``tuners/lora/dora.py`` DoraLinearLayer, 0.21 ``tuners/lora/variants.py``
+DoraLinearVariant, ``utils/integrations.py`` dequantize_module_weight.
 Ignored: norms that are made once when the adapters are.
 """
 
@@ -26,14 +27,18 @@ def with_dora(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, re
     return torch.add(result, _branch(torch, view, spec, left, result if left is x else None))
 
 
-def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base_result: Tensor | None) -> Tensor:
+def _branch(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base_result: Tensor | None
+) -> Tensor:
     """What is added to the base's result.
 
-    The variables ``lora_weight``, ``weight`` and ``weight_norm`` live until the function returns, as ``x_eye`` does before peft
-    0.19.
+    The variables ``lora_weight``, ``weight`` and ``weight_norm`` live until the function returns, as
+    ``x_eye`` does before peft 0.19.
     """
     pair = factors(torch, view, spec)
-    magnitude = torch.parameter(Unit.ONE, spec.out_features, view.dtypes.adapter, trained=True, owner="lora_magnitude_vector")
+    magnitude = torch.parameter(
+        Unit.ONE, spec.out_features, view.dtypes.adapter, trained=True, owner="lora_magnitude_vector"
+    )
     keeps = view.stack.dora == "keeps_eye"
     x_eye = torch.new(Unit.ONE, spec.in_features**2, x.dtype if keeps else view.dtypes.adapter, "eye")
     lora_weight = _through_both(torch, view, spec, pair, x_eye, spec.in_features)
@@ -48,7 +53,9 @@ def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base
         base_result = _base_again(torch, view, spec, x, weight)
     elif spec.bias:
         base_result = torch.contiguous(base_result, "sub")
-    return torch.add(torch.mul(torch.shifted(scale), base_result), torch.same(torch.mul(scale, lora_result), "mul"))
+    return torch.add(
+        torch.mul(torch.shifted(scale), base_result), torch.same(torch.mul(scale, lora_result), "mul")
+    )
 
 
 def _through_both(
@@ -59,7 +66,11 @@ def _through_both(
     middle = [times(torch, view, pair[0], x, (middle_unit, rows))]
     del x
     return times(
-        torch, view, pair[1], middle.pop(), (Unit.ONE if middle_unit is Unit.RANK else Unit.TOKENS, rows * spec.out_features)
+        torch,
+        view,
+        pair[1],
+        middle.pop(),
+        (Unit.ONE if middle_unit is Unit.RANK else Unit.TOKENS, rows * spec.out_features),
     )
 
 
@@ -71,14 +82,17 @@ def _base_weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
 
 
 def _norm_of_sum(torch: Operators, view: LayerView, weight: Tensor, other: tuple[Dtype, int]) -> Tensor:
-    """``norm(weight + scaling * lora_weight, dim=1)`` of two detached tensors; autocast returns fp32, which is cast back.
+    """``norm(weight + scaling * lora_weight, dim=1)`` of two detached tensors; autocast returns fp32,
+    which is cast back.
 
     ``other``: the dtype of ``lora_weight``, and how many rows both have.
     """
     scaled = torch.new(Unit.ONE, weight.count, other[0], "mul")
     total = torch.new(Unit.ONE, weight.count, weight.dtype, "add")
     del scaled
-    norm = torch.new(Unit.ONE, other[1], "fp32" if view.dtypes.autocast else weight.dtype, "linalg_vector_norm")
+    norm = torch.new(
+        Unit.ONE, other[1], "fp32" if view.dtypes.autocast else weight.dtype, "linalg_vector_norm"
+    )
     norm = torch.to(norm, weight.dtype)
     del total
     return norm
@@ -91,7 +105,9 @@ def _divided(torch: Operators, magnitude: Tensor, norm: Tensor) -> Tensor:
 
 
 def _base_again(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``F.linear(x, weight)``: autocast casts both, and the copy of the weight is saved for the gradient of ``x``."""
+    """``F.linear(x, weight)``: autocast casts both,
+    and the copy of the weight is saved for the gradient of ``x``.
+    """
     if view.dtypes.autocast and weight.dtype != view.dtypes.compute:
         weight = torch.like(weight, "to", view.dtypes.compute)
     return torch.mm(autocast(torch, view, x), weight, rows_of(spec, x) * spec.out_features, to_unit=x.unit)

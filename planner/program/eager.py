@@ -1,7 +1,8 @@
-"""Attention that is written out in Python: scores of every pair of tokens are tensors, once for each step of the code.
+"""Attention that is written out in Python: scores of every pair of tokens are tensors,
+once for each step of the code.
 
-Source: transformers 5.23 models/*/modeling_*.py ``eager_attention_forward`` and the attention classes that have none; torch
-2.13 ``ATen/native/LinearAlgebra.cpp`` (``matmul``) and ``SoftMax.cpp``.
+Source: transformers 5.23 models/*/modeling_*.py ``eager_attention_forward`` and the attention classes that
+have none; torch 2.13 ``ATen/native/LinearAlgebra.cpp`` (``matmul``) and ``SoftMax.cpp``.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from planner.program.tensors import Dtype, Tensor, Unit, promoted
 from planner.program.view import LayerView
 
 Written = tuple[Tensor, list[Tensor]]
-"""What attention gives to its output projection, and what variables of its class refer to until that has run."""
+"""What attention gives to its output projection,
+and what variables of its class refer to until that has run.
+"""
 
 
 def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
     """Attention as the model's own code writes it.
 
-    It returns its probabilities too, which a variable of the layer refers to: they go into ``torch.returned``.
+    It returns its probabilities too, which a variable of the layer refers to:
+    they go into ``torch.returned``.
     """
     spec = view.block.attention
-    written = {"fp32": _gptj, "fp32_biased": _mpt, "compute": _gpt2, "fp32_softmax": _llama}[spec.eager_scores]
+    written = {"fp32": _gptj, "fp32_biased": _mpt, "compute": _gpt2, "fp32_softmax": _llama}[
+        spec.eager_scores
+    ]
     if spec.sinks:
         written = _gpt_oss
     elif spec.returned_scores == "softmax":
@@ -50,7 +56,8 @@ def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
 
 
 def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """A learned score for each head, the sink, joins those of the keys; the largest score is subtracted from all.
+    """A learned score for each head, the sink, joins those of the keys;
+    the largest score is subtracted from all.
 
     Source: models/gpt_oss/modeling_gpt_oss.py eager_attention_forward.
     """
@@ -152,7 +159,8 @@ def _falcon_alibi(torch: Operators, view: LayerView, query: Tensor, key: Tensor,
 
 
 def softmax(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:
-    """``softmax(x, dtype=dtype)``: a copy in that dtype first, but fp16 is read as it is, and gets an fp16 gradient.
+    """``softmax(x, dtype=dtype)``: a copy in that dtype first, but fp16 is read as it is,
+    and gets an fp16 gradient.
 
     Source: torch 2.13 ATen/native/SoftMax.cpp softmax (``half_to_float``), cuda/SoftMax.cu host_softmax.
     """
@@ -193,7 +201,9 @@ def _broadcast(torch: Operators, x: Tensor, count: float) -> Tensor:
 
 
 def batches(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``reshape`` to one batch of matrices: a copy of heads whose rows lie together, unless there is one sample or head."""
+    """``reshape`` to one batch of matrices: a copy of heads whose rows lie together,
+    unless there is one sample or head.
+    """
     if _is_batch(view) or x.head_by_head or x.unit is Unit.PAIRS:
         return x
     out = torch.contiguous(x)
@@ -201,8 +211,11 @@ def batches(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return out
 
 
-def product(torch: Operators, view: LayerView, left: Tensor, right: Tensor, *, bias: Tensor | None = None) -> Tensor:
-    """``matmul`` of queries and keys, or of probabilities and values; ``bias``: ``baddbmm`` adds it, with factors.
+def product(
+    torch: Operators, view: LayerView, left: Tensor, right: Tensor, *, bias: Tensor | None = None
+) -> Tensor:
+    """``matmul`` of queries and keys, or of probabilities and values; ``bias``: ``baddbmm`` adds it,
+    with factors.
 
     Casts live until it is done.  Keys or values of one head are seen as many.
     """
@@ -228,7 +241,9 @@ def _is_batch(view: LayerView) -> bool:
 
 
 def _unbatched(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """Batches seen as samples and heads, whose gradient is copied back to batches unless there is one sample."""
+    """Batches seen as samples and heads,
+    whose gradient is copied back to batches unless there is one sample.
+    """
     out = x.alias()
     single = _is_batch(view)
 
@@ -244,7 +259,9 @@ def _mask(view: LayerView) -> Tensor:
 
 
 def _position_bias(view: LayerView) -> Tensor:
-    """ALiBi: a number for each key and head, in the dtype of the stream that a norm over the embeddings begins."""
+    """ALiBi: a number for each key and head,
+    in the dtype of the stream that a norm over the embeddings begins.
+    """
     dtype = "fp32" if view.dtypes.autocast else view.dtypes.table
     return Tensor(None, Unit.TOKENS, view.block.attention.n_heads, dtype)
 
@@ -286,7 +303,9 @@ def _joined(torch: Operators, scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _largest(torch: Operators, x: Tensor) -> Tensor:
-    """``x.max(dim=-1, keepdim=True).values``: saves where the largest stood, and writes its gradient into a copy of zeros."""
+    """``x.max(dim=-1, keepdim=True).values``: saves where the largest stood,
+    and writes its gradient into a copy of zeros.
+    """
     unit, heads, dtype = x.unit, x.count, x.dtype
     out = torch.new(Unit.TOKENS, heads, dtype, "max")
     places = torch.new(Unit.TOKENS, heads, "int64", "max")
@@ -302,7 +321,9 @@ def _largest(torch: Operators, x: Tensor) -> Tensor:
 def _without_sink(torch: Operators, x: Tensor) -> Tensor:
     """``x[..., :-1]``: a view, whose gradient is copied into zeros."""
     unit, heads, dtype = x.unit, x.count, x.dtype
-    return record(torch, _seen_as(x, Unit.PAIRS), [x], [], lambda *_: [torch.new(unit, heads, dtype, "slice_backward")])
+    return record(
+        torch, _seen_as(x, Unit.PAIRS), [x], [], lambda *_: [torch.new(unit, heads, dtype, "slice_backward")]
+    )
 
 
 def _seen_as(x: Tensor, unit: Unit) -> Tensor:

@@ -1,7 +1,8 @@
-"""What lies around the layers: the token table and its inputs before them; the last norm, the head and the loss behind.
+"""What lies around the layers: the token table and its inputs before them; the last norm,
+the head and the loss behind.
 
-Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*.py, the ``forward`` of each model and of its
-``ForCausalLM``; accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
+Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*.py, the ``forward`` of each
+model and of its ``ForCausalLM``; accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ HEAD_GRADIENT = "head gradient"
 class EndsView:
     """The model around its layers; ``kinds``: the views of all kinds of layers.
 
-    ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the layers, with the tables
-    and with the head; each says whether these are trained.  ``needs_entry``: the input of the first layer requires a gradient.
+    ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the
+    layers, with the tables and with the head; each says whether these are trained.  ``needs_entry``: the
+    input of the first layer requires a gradient.
     """
 
     model: ModelSpec
@@ -41,9 +43,13 @@ class EndsView:
     needs_entry: bool
 
     def trains(self, part: LayerView, name: str) -> bool:
-        """Whether the table or the head of this name is trained: itself, or as a copy in ``modules_to_save``."""
+        """Whether the table or the head of this name is trained: itself,
+        or as a copy in ``modules_to_save``.
+        """
         adapter = part.recipe.adapter
-        saved = adapter is not None and any(each.rpartition(".")[2] == name for each in adapter.modules_to_save)
+        saved = adapter is not None and any(
+            each.rpartition(".")[2] == name for each in adapter.modules_to_save
+        )
         return part.trains_base or saved
 
     @property
@@ -55,7 +61,11 @@ class EndsView:
     def given(self) -> dict[str, Shape]:
         """What the embeddings get from the head."""
         table, dtype = self.model.token_embedding, self.embed.dtypes.table
-        return {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)} if self.tied else {}
+        return (
+            {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)}
+            if self.tied
+            else {}
+        )
 
 
 def embeddings(torch: Operators, ends: EndsView) -> Tensor:
@@ -107,13 +117,20 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
         out = torch.new(Unit.LENGTH if table.shared else Unit.TOKENS, table.width, dtype, "embedding")
         if HEAD_GRADIENT in torch.shared:
             weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
-        return record(torch, out, [weight], [], lambda *_: [torch.new(Unit.ONE, count, dtype, "embedding_dense_backward")])
+        return record(
+            torch,
+            out,
+            [weight],
+            [],
+            lambda *_: [torch.new(Unit.ONE, count, dtype, "embedding_dense_backward")],
+        )
 
 
 def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
     """The tied weight, to whose gradient that of the head is added.
 
-    The head's is a view of a product, to which autograd does not add in place, unless a cast or a sum of pieces made it.
+    The head's is a view of a product, to which autograd does not add in place,
+    unless a cast or a sum of pieces made it.
     """
     dtypes = ends.embed.dtypes
     in_place = (dtypes.autocast and weight.dtype != dtypes.compute) or ends.layer.recipe.loss != "hf"
@@ -126,7 +143,9 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
 
 
 def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
-    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it, and it to its gradient."""
+    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it,
+    and it to its gradient.
+    """
     kept = [out.alias()]
 
     def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -138,7 +157,8 @@ def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
 
 
 def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss, from the stream after the last layer; under autocast accelerate then widens the logits that Transformers returns.
+    """The loss, from the stream after the last layer;
+    under autocast accelerate then widens the logits that Transformers returns.
 
     ``passed`` holds the stream, and is emptied.
     """
@@ -160,10 +180,12 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
 
 def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss of a trainer that weighs tokens, from the logits that the model returns and that are there until it is done.
+    """The loss of a trainer that weighs tokens,
+    from the logits that the model returns and that are there until it is done.
 
     All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
-    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func; transformers 5.23 trainer.py compute_loss.
+    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func;
+    transformers 5.23 trainer.py compute_loss.
     Ignored: the twenty largest logits of each token.
     """
     model, view = ends.model, ends.layer
@@ -191,19 +213,24 @@ def _widens(view: LayerView) -> bool:
 
 
 def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:
-    """Logits as a variable of the training loop has them; ``outputs`` loses them.  Backward frees what their graph has saved."""
+    """Logits as a variable of the training loop has them; ``outputs`` loses them.
+    Backward frees what their graph has saved.
+    """
     found = outputs.pop()
     return (torch.to(found, "fp32") if _widens(view) else found).alias()
 
 
 def _keeps_logits(view: LayerView) -> bool:
-    """Whether the training loop refers to the logits during backward, and no kernel writes their gradient over them."""
+    """Whether the training loop refers to the logits during backward,
+    and no kernel writes their gradient over them.
+    """
     copies = view.stack.loss_backward
     return "log_softmax" in copies and ("compute" in copies or "float" in copies)
 
 
 def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Last norm, head and loss, and the logits that the model returns.  The inner model returns before the head runs.
+    """Last norm, head and loss, and the logits that the model returns.
+    The inner model returns before the head runs.
 
     ``passed`` holds the stream, and is emptied.
     """
@@ -258,7 +285,9 @@ def head_weight(torch: Operators, ends: EndsView) -> Tensor:
     spec, dtype = ends.model.head, ends.head.dtypes.table
     if ends.head.quantized(spec):
         return Tensor(None, Unit.ONE, spec.weight_count, dtype)  # packed: its product makes the parameter
-    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=ends.trains(ends.head, spec.name) and not ends.tied)
+    weight = torch.parameter(
+        Unit.ONE, spec.weight_count, dtype, trained=ends.trains(ends.head, spec.name) and not ends.tied
+    )
     if not ends.tied:
         return weight
 
@@ -281,7 +310,9 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
             return base_product(torch, view, spec, x)
         bias = None
         if spec.bias:
-            bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name))
+            bias = torch.parameter(
+                Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name)
+            )
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
         return torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
@@ -294,8 +325,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
 def _normalised(torch: Operators, weight: Tensor) -> Tensor:
     """``normalize(weight)``: divided by the norms of its rows, which are spread out again in backward.
 
-    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and ``linalg_vector_norm`` in
-    tools/autograd/derivatives.yaml.
+    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and
+    ``linalg_vector_norm`` in tools/autograd/derivatives.yaml.
     """
     out = torch.like(weight, "div")
 

@@ -1,4 +1,5 @@
-"""A mixture that computes all experts for all tokens: inputs of experts that were not chosen are multiplied by zero.
+"""A mixture that computes all experts for all tokens:
+inputs of experts that were not chosen are multiplied by zero.
 
 Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4TextMoe, Llama4Router, Llama4TextExperts.
 Ignored: indices and weights of the chosen experts, some numbers for each token.
@@ -31,7 +32,9 @@ def every_expert(torch: Operators, view: LayerView, x: Tensor, shared: Callable[
 def _added_in_place(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
     """``x.add_(other)``; the gradient is cast for ``other``."""
     dtype = other.dtype
-    return record(torch, x.alias(), [x, other], [], lambda _, gradient: [gradient, torch.like(gradient, "to", dtype)])
+    return record(
+        torch, x.alias(), [x, other], [], lambda _, gradient: [gradient, torch.like(gradient, "to", dtype)]
+    )
 
 
 def _scores(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -65,7 +68,10 @@ def _scaled_copies(torch: Operators, view: LayerView, x: Tensor, scores: Tensor)
 
 def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """Batched products, one for each expert."""
-    first, second = (next(spec for spec in view.linears(reads) if spec.group == "expert") for reads in ("mlp_in", "mlp_mid"))
+    first, second = (
+        next(spec for spec in view.linears(reads) if spec.group == "expert")
+        for reads in ("mlp_in", "mlp_mid")
+    )
     gate, up = torch.halves(_product(torch, view, x, first.weight_count, first.copies * first.out_features))
     out = torch.mul(up, activation(torch, view, gate))
     return _product(torch, view, out, second.weight_count, second.copies * second.out_features)

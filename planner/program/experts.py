@@ -2,9 +2,9 @@
 
 Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
 granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
-Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each weight of
-Hunyuan's routers, which stay in fp32.  Stacks whose experts are
-modules of their own (Transformers 4) run them one after the other; here they are one product.
+Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each
+weight of Hunyuan's routers, which stay in fp32.  Stacks whose experts are modules of their own (Transformers
+4) run them one after the other; here they are one product.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return _by_module(torch, view, x)
     spec = next(each for each in view.block.linears if each.group == "router" and each.kind == "parameter")
     with torch.inside(spec.name):
-        weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base)
+        weight = torch.parameter(
+            Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base
+        )
         delta = _delta(torch, view, spec, weight)
         given = x.dtype
         if mlp.router in _FP32_ROUTERS:
@@ -53,7 +55,9 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def _by_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """The router as an ``nn.Linear`` that is made in fp32, and its input cast to that, unless it is quantised."""
+    """The router as an ``nn.Linear`` that is made in fp32, and its input cast to that,
+    unless it is quantised.
+    """
     spec = next(each for each in view.linears("mlp_in") if each.group == "router")
     x = torch.rows(x)
     if not view.quantized(spec):
@@ -119,7 +123,9 @@ def _grouped(
     biases = _biases(torch, view, gate_up)
     first = _weight(torch, view, gate_up, up_factors)
     out = _product(torch, view, gate_up, selected, first, biases)
-    out = clamped_gate(torch, out) if view.block.mlp.activation == "clamped_swiglu" else _gate(torch, view, out)
+    out = (
+        clamped_gate(torch, out) if view.block.mlp.activation == "clamped_swiglu" else _gate(torch, view, out)
+    )
     biases = _biases(torch, view, down)
     second = _weight(torch, view, down, down_factors)
     out = _product(torch, view, down, out, second, biases)
@@ -161,7 +167,9 @@ def _sum_of_rows(torch: Operators, view: LayerView, x: Tensor, count: float) -> 
     return record(torch, torch.new(unit, count, dtype, "sum"), [x], [], backward)
 
 
-def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor, biases: Tensor | None) -> Tensor:
+def _product(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor, biases: Tensor | None
+) -> Tensor:
     """``grouped_mm`` in the dtype of the weight; autocast has no part in it.  The bias is added in place."""
     rows = view.block.mlp.top_k
     if not view.stack.fused_experts:

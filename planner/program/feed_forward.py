@@ -42,14 +42,22 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
         torch,
         view,
         down,
-        torch.mul(activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)),
+        torch.mul(
+            activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)
+        ),
     )
 
 
-def _scaled(torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec, LinearSpec], x: Tensor) -> Tensor:
-    """``down(up(x) * act(gate(x) * number)) * number``.  Source: transformers 5.23 models/falcon_h1 FalconH1MLP."""
+def _scaled(
+    torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec, LinearSpec], x: Tensor
+) -> Tensor:
+    """``down(up(x) * act(gate(x) * number)) * number``.  Source:
+    transformers 5.23 models/falcon_h1 FalconH1MLP.
+    """
     gate, up, down = matrices
-    middle = torch.mul(linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul")))
+    middle = torch.mul(
+        linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul"))
+    )
     return torch.same(linear(torch, view, down, middle), "mul")
 
 
@@ -69,7 +77,11 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """
     if view.block.mlp.router == "every":
         return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
-    gates = [spec for spec in view.linears("mlp_in") if spec.group == "router" and view.block.mlp.router != "module"]
+    gates = [
+        spec
+        for spec in view.linears("mlp_in")
+        if spec.group == "router" and view.block.mlp.router != "module"
+    ]
     if not view.block.mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
     if view.block.mlp.shared_first:

@@ -1,8 +1,9 @@
 """4-bit matrices of bitsandbytes, which expand their weight for each product.
 
-Source: bitsandbytes 0.50 ``nn/modules.py`` Linear4bit, ``autograd/_functions.py`` MatMul4Bit, ``functional.py``
-dequantize_4bit; 0.41.3 where the input is kept.
-Ignored: up to 1,536 tokens some cards multiply without expanding in forward (0.50 ``backends/cuda/ops.py`` gemm_4bit).
+Source: bitsandbytes 0.50 ``nn/modules.py`` Linear4bit, ``autograd/_functions.py`` MatMul4Bit,
+``functional.py`` dequantize_4bit; 0.41.3 where the input is kept.
+Ignored: up to 1,536 tokens some cards multiply without expanding in forward (0.50 ``backends/cuda/ops.py``
+gemm_4bit).
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     """The input and the bias in the compute dtype, the product, and its result in the dtype of the input."""
     given, compute = x.dtype, view.recipe.numerics.compute_dtype
     x = torch.to(x, compute)
-    bias = torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False) if spec.bias else None
+    bias = (
+        torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False) if spec.bias else None
+    )
     bias = None if bias is None else torch.to(bias, compute)
     return torch.to(product_4bit(torch, view, spec, x), given)
 
 
 def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``MatMul4Bit``: saves nothing, and expands the weight again in backward; older ones keep their input all the same."""
+    """``MatMul4Bit``: saves nothing, and expands the weight again in backward;
+    older ones keep their input all the same.
+    """
     out = _product(torch, view, spec, x)
     in_count = x.count
 
@@ -45,10 +50,11 @@ def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 
 def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
-    """A weight for a product of forward: straight into ``dtype``, or into a buffer that stays where the stack has one.
+    """A weight for a product of forward: straight into ``dtype``,
+    or into a buffer that stays where the stack has one.
 
-    Doubly quantised scales are widened, and the offset is added into another tensor.  Versions that keep their input
-    expand as in backward.
+    Doubly quantised scales are widened, and the offset is added into another tensor.  Versions that keep
+    their input expand as in backward.
     """
     if view.stack.keeps_expanded_weight and not _is_stacked(view, spec):
         return Tensor(None, Unit.ONE, elements(view, spec), dtype)
@@ -61,7 +67,9 @@ def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) 
 
 
 def dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
-    """``dequantize_4bit(...).to(dtype)``: a weight in the dtype that was quantised, and then cast where that is another."""
+    """``dequantize_4bit(...).to(dtype)``: a weight in the dtype that was quantised,
+    and then cast where that is another.
+    """
     return torch.to(loaded(torch, view, spec), dtype)
 
 

@@ -1,6 +1,7 @@
 """A matrix and its adapter as one function, which adds to the product in place and keeps the input alone.
 
-Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora; axolotl 0.19 ``kernels/lora.py``.
+Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora;
+axolotl 0.19 ``kernels/lora.py``.
 Ignored: query, key and value are one function there, whose gradients of the input are summed in place.
 """
 
@@ -53,7 +54,9 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     """
     x = autocast(torch, view, x)
     adapters = [factors(torch, view, spec) for spec in specs]
-    gate, up = (_forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True))
+    gate, up = (
+        _forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True)
+    )
     out = _forward(torch, view, specs[2], torch.like(gate, "swiglu"), adapters[2])
     trained = [each.count for pair in adapters for each in pair]
 
@@ -69,7 +72,9 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
 
 
-def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, adapter: tuple[Tensor, Tensor]) -> Tensor:
+def _forward(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, adapter: tuple[Tensor, Tensor]
+) -> Tensor:
     out = _base_product(torch, view, spec, x)
     middle = _first_product(torch, view, x, adapter[0].count)
     _second = _copy(torch, view, adapter[1].count)
@@ -78,7 +83,9 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, ada
 
 
 def _base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    _weight = expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    _weight = (
+        expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    )
     return torch.new(x.unit, spec.out_features, x.dtype, "mm")
 
 

@@ -1,10 +1,11 @@
 """GPTQ matrices: the weight is unpacked for each product, and the product keeps it or unpacks it again.
 
-Source: auto_gptq 0.5.1 and 0.7.1 ``nn_modules/qlinear/qlinear_cuda.py`` QuantLinear.forward, which unpacks by operators;
-gptqmodel 7.3.4 ``nn_modules/qlinear/torch.py`` TorchLinear ``_forward_eager``, which TritonV2Linear is in training, and which
-torch.compile makes one kernel of; fms_acceleration_peft (2024) ``triton_utils/dequant.py`` QuantLinearFunction, which unpacks in
-backward once more.
-Ignored: gptqmodel where torch.compile does not work; unpacked zeros of gptqmodel, at most an element for each scale.
+Source: auto_gptq 0.5.1 and 0.7.1 ``nn_modules/qlinear/qlinear_cuda.py`` QuantLinear.forward, which unpacks by
+operators; gptqmodel 7.3.4 ``nn_modules/qlinear/torch.py`` TorchLinear ``_forward_eager``, which
+TritonV2Linear is in training, and which torch.compile makes one kernel of; fms_acceleration_peft (2024)
+``triton_utils/dequant.py`` QuantLinearFunction, which unpacks in backward once more.
+Ignored: gptqmodel where torch.compile does not work; unpacked zeros of gptqmodel,
+at most an element for each scale.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def linear_gptq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 
 
 def _by_operators(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``matmul(x, weights)`` of an unpacked weight, its result in the dtype of the weight, and the bias added to it."""
+    """``matmul(x, weights)`` of an unpacked weight, its result in the dtype of the weight,
+    and the bias added to it.
+    """
     unpacked = _unpacked(torch, view, spec)
     weights = _scaled(torch, unpacked)
     out = _matmul(torch, view, spec, x, weights)
@@ -46,7 +49,9 @@ def _biased(torch: Operators, spec: LinearSpec, out: Tensor) -> Tensor:
 def _unpacked(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """Every element shifted out of an int32, narrowed, and masked."""
     narrow: Dtype = "int16" if view.recipe.numerics.quantization == "gptq-int8" else "int8"
-    weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, "int32", "bitwise_right_shift", "dequantization")
+    weight = torch.new(
+        Unit.ONE, spec.in_features * spec.out_features, "int32", "bitwise_right_shift", "dequantization"
+    )
     weight = torch.like(weight, "to", narrow)
     return torch.like(weight, "bitwise_and")
 
@@ -82,11 +87,15 @@ def _dequantized(torch: Operators, spec: LinearSpec) -> Tensor:
 
 
 def _unpacked_twice(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``QuantLinearFunction``, whose context keeps nothing but what is stored: the weight in the dtype of what it multiplies."""
+    """``QuantLinearFunction``, whose context keeps nothing but what is stored:
+    the weight in the dtype of what it multiplies.
+    """
     in_count = x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _weight = torch.new(Unit.ONE, spec.in_features * spec.out_features, gradient.dtype, "dequantize", "dequantization")
+        _weight = torch.new(
+            Unit.ONE, spec.in_features * spec.out_features, gradient.dtype, "dequantize", "dequantization"
+        )
         return [torch.new(gradient.unit, in_count, gradient.dtype, "mm")]
 
     return record(torch, _first_product(torch, view, spec, x), [x], [], backward)

@@ -13,7 +13,9 @@ from planner.program.view import LayerView
 
 
 def by_heads(torch: Operators, x: Tensor, n_heads: int) -> Tensor:
-    """``view(...).transpose(1, 2)``: the gradient is copied where it lies head by head, because the product reads rows."""
+    """``view(...).transpose(1, 2)``: the gradient is copied where it lies head by head,
+    because the product reads rows.
+    """
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [torch.like(gradient, "clone") if gradient.head_by_head and n_heads > 1 else gradient]
@@ -22,17 +24,21 @@ def by_heads(torch: Operators, x: Tensor, n_heads: int) -> Tensor:
     return record(torch, out, [x], [], backward)
 
 
-def fused_projection(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def fused_projection(
+    torch: Operators, view: LayerView, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Query, key and value out of one product, in the way of the modelling code.
 
-    Source: models/{gpt2,mpt,gpt_neox,phi3,bloom,falcon}.  Gradients of slices are zeros as large as the product, those of one
-    split are joined.
+    Source: models/{gpt2,mpt,gpt_neox,phi3,bloom,falcon}.  Gradients of slices are zeros as large as the
+    product, those of one split are joined.
     """
     spec = view.block.attention
     counts = (spec.q_width, spec.k_width, spec.v_width)
     whole = linear(torch, view, view.linears("attn_in")[0], x)
     if spec.fused_parts == "split":
-        parts = [head_norm(torch, view, index, part) for index, part in enumerate(split(torch, whole, counts))]
+        parts = [
+            head_norm(torch, view, index, part) for index, part in enumerate(split(torch, whole, counts))
+        ]
         query, key, value = (by_heads(torch, part, spec.n_heads) for part in parts)
         return query, key, value, []
     if spec.fused_parts == "split_heads":
@@ -47,11 +53,15 @@ def fused_projection(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tens
     query, key, value = (torch.part(whole, count, by_heads=False) for count in counts)
     if spec.fused_parts == "slices":
         numbers = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
-        query, key, value = (by_heads(torch, part, n) for part, n in zip((query, key, value), numbers, strict=True))
+        query, key, value = (
+            by_heads(torch, part, n) for part, n in zip((query, key, value), numbers, strict=True)
+        )
     return query, key, value, [whole]
 
 
-def split(torch: Operators, x: Tensor, counts: Sequence[float], *, laid_by_heads: bool = False) -> list[Tensor]:
+def split(
+    torch: Operators, x: Tensor, counts: Sequence[float], *, laid_by_heads: bool = False
+) -> list[Tensor]:
     """``x.split(...)``: views; their gradients are joined when all are there."""
     arrived: list[Tensor] = []
     unit, count = x.unit, x.count
@@ -77,7 +87,8 @@ def _moved(torch: Operators, x: Tensor) -> Tensor:
 
 
 def _indexed(torch: Operators, view: LayerView, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Falcon with shared keys: ``[-2]`` and ``[-1]`` copy them; with several of them all three are copied for all heads.
+    """Falcon with shared keys: ``[-2]`` and ``[-1]`` copy them;
+    with several of them all three are copied for all heads.
 
     Source: models/falcon/modeling_falcon.py ``_split_heads``.
     """

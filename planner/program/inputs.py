@@ -1,9 +1,10 @@
 """What is made once a pass and read by many layers: the attention masks and the tables of rotary positions.
 
-Source: transformers 5.23 masking_utils.py create_causal_mask, create_sliding_window_causal_mask, sdpa_mask, eager_mask;
-models/llama/modeling_llama.py LlamaRotaryEmbedding.forward; models/{gemma3,olmo3}/modeling_*.py (a pair of tables for each kind
-of layer).
-Ignored: what older Transformers make of a mask on the way; alibi slopes, one number for each head and position.
+Source: transformers 5.23 masking_utils.py create_causal_mask, create_sliding_window_causal_mask, sdpa_mask,
+eager_mask; models/llama/modeling_llama.py LlamaRotaryEmbedding.forward; models/{gemma3,olmo3}/modeling_*.py
+(a pair of tables for each kind of layer).
+Ignored: what older Transformers make of a mask on the way; alibi slopes,
+one number for each head and position.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ MASK, COSINES, SINES = "mask", "cosines", "sines"
 def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
     """What layers of one kind read: the names that their code uses, and those of the tensors that were made.
 
-    A checkpointed layer without attention keeps the tables of rotary positions too, because it is called with them.
+    A checkpointed layer without attention keeps the tables of rotary positions too,
+    because it is called with them.
     """
     if not view.block.attends and not (view.recipe.gradient_checkpointing and _turns(model)):
         return {}
     names = {MASK: f"{MASK}{_kind(view)}"} if _has_mask(view) and view.block.attends else {}
-    if (view.block.attention.position == "rope" or not view.block.attends) and model.rotary_tables != "layers":
+    if (
+        view.block.attention.position == "rope" or not view.block.attends
+    ) and model.rotary_tables != "layers":
         kind = _kind(view) if model.rotary_by_kind else ""
         names.update({COSINES: f"{COSINES}{kind}", SINES: f"{SINES}{kind}"})
     return names
@@ -55,7 +59,9 @@ def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], 
 
 
 def _full_first(views: Sequence[LayerView]) -> list[LayerView]:
-    return sorted(views, key=lambda view: (not view.block.attends, view.block.attention.window_tokens is not None))
+    return sorted(
+        views, key=lambda view: (not view.block.attends, view.block.attention.window_tokens is not None)
+    )
 
 
 def _kind(view: LayerView) -> str:
@@ -70,7 +76,9 @@ def _has_mask(view: LayerView) -> bool:
 
 
 def _mask(torch: Operators, view: LayerView) -> Tensor:
-    """Comparisons of positions joined by ``and``, then with the padding; eager attention turns it into numbers to add."""
+    """Comparisons of positions joined by ``and``, then with the padding;
+    eager attention turns it into numbers to add.
+    """
     in_window = view.block.attention.window_tokens is not None
     for op in ["gt", "le"] if in_window else ["le"]:
         comparison = torch.new(Unit.LENGTH_PAIRS, 1, "bool", op)
@@ -85,7 +93,9 @@ def _mask(torch: Operators, view: LayerView) -> Tensor:
 
 
 def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of one sample, made in fp32; or both as one table of complex numbers (DeepSeek V2)."""
+    """Cosines and sines of one sample, made in fp32;
+    or both as one table of complex numbers (DeepSeek V2).
+    """
     attention = view.block.attention
     width = attention.rotary_width or attention.head_dim
     if model.rotary_tables in ("sections", "interleaved"):
@@ -109,8 +119,8 @@ def _tables(torch: Operators, model: ModelSpec, view: LayerView, dtype: Dtype) -
 def _of_sections(torch: Operators, width: float, dtype: Dtype, *, in_place: bool) -> tuple[Tensor, Tensor]:
     """Cosines and sines of every sample, each put together of those of time, height and width.
 
-    Source: transformers 5.23 models/qwen2_vl/modeling_qwen2_vl.py Qwen2VLRotaryEmbedding.forward; ``in_place``:
-    models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLTextRotaryEmbedding.
+    Source: transformers 5.23 models/qwen2_vl/modeling_qwen2_vl.py Qwen2VLRotaryEmbedding.forward;
+    ``in_place``: models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLTextRotaryEmbedding.
     """
     positions = torch.new(Unit.TOKENS, 3, "fp32", "to")
     angles = torch.new(Unit.TOKENS, 3 * width / 2, "fp32", "mul")
@@ -123,7 +133,8 @@ def _of_sections(torch: Operators, width: float, dtype: Dtype, *, in_place: bool
 
 
 def _joined_sections(torch: Operators, table: list[Tensor], width: float, *, in_place: bool) -> Tensor:
-    """``cat`` of a third of each of three tables, unless the first one takes them, and ``cat`` of that with itself.
+    """``cat`` of a third of each of three tables, unless the first one takes them,
+    and ``cat`` of that with itself.
 
     ``table`` is emptied.
     """

@@ -1,7 +1,8 @@
-"""LLM.int8() matrices of bitsandbytes: the input quantised by rows, an int8 product, and outlier columns beside it.
+"""LLM.int8() matrices of bitsandbytes: the input quantised by rows, an int8 product,
+and outlier columns beside it.
 
-Source: bitsandbytes 0.50 ``autograd/_functions.py`` MatMul8bitLt, ``backends/cuda/ops.py``, ``backends/default/ops.py``;
-0.41.3 ``autograd/_functions.py`` where the input is quantised by columns too.
+Source: bitsandbytes 0.50 ``autograd/_functions.py`` MatMul8bitLt, ``backends/cuda/ops.py``,
+``backends/default/ops.py``; 0.41.3 ``autograd/_functions.py`` where the input is quantised by columns too.
 """
 
 from __future__ import annotations
@@ -97,10 +98,13 @@ def _with_outliers(torch: Operators, view: LayerView, out: Tensor, outliers: Ten
     return torch.like(out, "addmm")
 
 
-def _forward_by_columns(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _forward_by_columns(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """Versions that quantise by columns too, and keep that; they add the part of the outliers in place.
 
-    Ignored: the outlier weights (``state.subB``) stay until the next forward, and are counted with the weights.
+    Ignored: the outlier weights (``state.subB``) stay until the next forward,
+    and are counted with the weights.
     """
     rows, columns = _quantized_both_ways(torch, x)
     _weights = _outlier_weights(torch, spec, x)

@@ -21,10 +21,11 @@ from planner.domain.stack import Stack
 class Job:
     """A scenario ready for the formulas.
 
-    ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices, ``saved_params`` those in
-    ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on one GPU.  ``weight_shards`` and
-    ``optimizer_shards`` are over how many processes each is divided (1: replicated).
-    ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's, the model as its stack builds it.
+    ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices,
+    ``saved_params`` those in ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on
+    one GPU.  ``weight_shards`` and ``optimizer_shards`` are over how many processes each is divided (1:
+    replicated).  ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's, the model as its stack
+    builds it.
     """
 
     scenario: Scenario
@@ -51,7 +52,13 @@ class Job:
     def is_one(self) -> bool:
         """Whether this is one job, not a grid of them; its coefficients may be arrays all the same."""
         batch, adapter, hardware = self.recipe.batch, self.recipe.adapter, self.hardware
-        sizes = (batch.micro_batch, batch.seq_len, batch.tokens_per_sample, batch.grad_accum, hardware.gpus_per_node)
+        sizes = (
+            batch.micro_batch,
+            batch.seq_len,
+            batch.tokens_per_sample,
+            batch.grad_accum,
+            hardware.gpus_per_node,
+        )
         return all(isinstance(each, int | float) for each in (*sizes, adapter.rank if adapter else 0))
 
     def at_length(self, tokens: int) -> Job:
@@ -62,7 +69,9 @@ class Job:
 
     @property
     def trained_weight_bytes(self) -> Number:
-        """Bytes of all trained tensors in their own dtypes: adapters in theirs, ``modules_to_save`` in that of table and head."""
+        """Bytes of all trained tensors in their own dtypes: adapters in theirs,
+        ``modules_to_save`` in that of table and head.
+        """
         if self.recipe.method == "full":
             return self.trained * self.regime.trained
         return self.adapter_params * self.regime.adapter + self.saved_params * self.regime.outside
@@ -74,12 +83,14 @@ class Job:
         return one if isinstance(one, bool) else bool(one.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
-        """Whether SDPA gets a mask of an unpadded batch: the code always makes one, or the sequence reaches the block's window.
+        """Whether SDPA gets a mask of an unpadded batch: the code always makes one,
+        or the sequence reaches the block's window.
 
-        ``is_causal`` cannot say a window.  In a grid: whether it does in any of its scenarios, as for padding.
-        Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa (``kv_length < local_attention_size``),
-        models/falcon/modeling_falcon.py FalconModel.forward (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py
-        create_masks_for_vision_model.
+        ``is_causal`` cannot say a window.  In a grid: whether it does in any of its scenarios,
+        as for padding.
+        Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa
+        (``kv_length < local_attention_size``), models/falcon/modeling_falcon.py FalconModel.forward
+        (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py create_masks_for_vision_model.
         """
         window, vision = block.attention.window_tokens, self.model.vision
         if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
@@ -122,10 +133,11 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
 
 
 def reference_job(job: Job) -> Job:
-    """The job of the passes of the model as it was before: its adapters are switched off, or it is a second model.
+    """The job of the passes of the model as it was before: its adapters are switched off,
+    or it is a second model.
 
-    A second model is loaded as the first one is, and no stack widens it.  TRL leaves its weights trainable from 0.29 on, which
-    autocast's cache looks at; those before, and LLaMA-Factory, freeze it.
+    A second model is loaded as the first one is, and no stack widens it.  TRL leaves its weights trainable
+    from 0.29 on, which autocast's cache looks at; those before, and LLaMA-Factory, freeze it.
     Source: trl 0.15.2 models/modeling_base.py create_reference_model, 1.16.0 trainer/dpo_trainer.py;
     hiyouga/LLaMA-Factory (commit ff6d4d12) train/trainer_utils.py create_ref_model, model/loader.py.
     """

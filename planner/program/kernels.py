@@ -1,7 +1,7 @@
 """The kernels of attention: which one runs, what it saves, and what it takes while it runs.
 
-Source: torch 2.13 ``ATen/native/transformers``: attention.cpp, cuda/sdp_utils.cpp, cuda/flash_attn/flash_api.cpp,
-cuda/attention_backward.cu; transformers 5.23 integrations/sdpa_attention.py.
+Source: torch 2.13 ``ATen/native/transformers``: attention.cpp, cuda/sdp_utils.cpp,
+cuda/flash_attn/flash_api.cpp, cuda/attention_backward.cu; transformers 5.23 integrations/sdpa_attention.py.
 Ignored: rows of a mask padded to 16 keys; workspaces of key and value gradients above heads of 128 features.
 """
 
@@ -46,7 +46,9 @@ def _pieces(torch: Operators, x: Tensor) -> Tensor:
     return record(torch, x.alias(), [x], [], backward)
 
 
-def _attend(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor, *, masked: bool) -> Tensor:
+def _attend(
+    torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor, *, masked: bool
+) -> Tensor:
     """One call of torch's operator, whose arguments autocast casts."""
     # The compiler evaluates the arguments of autocast's wrapper from the last to the first.
     value = autocast(torch, view, value)
@@ -72,10 +74,17 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
         return "flash"
     same_width = spec.head_dim == spec.value_head_dim
     one_for_all = spec.sdpa_input == "broadcast" and spec.n_kv_heads != spec.n_heads
-    if query.dtype != "fp32" and same_width and spec.head_dim <= _FLASH_WIDEST and not (masked or one_for_all):
+    if (
+        query.dtype != "fp32"
+        and same_width
+        and spec.head_dim <= _FLASH_WIDEST
+        and not (masked or one_for_all)
+    ):
         return "flash"
     multiple = _WIDTH_MULTIPLE if query.dtype != "fp32" else _WIDTH_MULTIPLE // 2
-    grouped = spec.sdpa_input == "grouped" and spec.n_kv_heads != spec.n_heads and not _repeats(view, masked=masked)
+    grouped = (
+        spec.sdpa_input == "grouped" and spec.n_kv_heads != spec.n_heads and not _repeats(view, masked=masked)
+    )
     if one_for_all or grouped or spec.head_dim % multiple or spec.value_head_dim % multiple:
         return "math"
     return "efficient"
@@ -84,7 +93,8 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _repeats(view: LayerView, *, masked: bool) -> bool:
     """``use_gqa_in_sdpa``: a kernel takes fewer key heads where there is no mask and heads have one width.
 
-    Transformers 4 copies heads always.  Source: transformers 4.37 models/llama/modeling_llama.py LlamaSdpaAttention.forward.
+    Transformers 4 copies heads always.  Source: transformers 4.37 models/llama/modeling_llama.py
+    LlamaSdpaAttention.forward.
     """
     spec = view.block.attention
     return (
@@ -95,7 +105,9 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     )
 
 
-def _for_all_heads(torch: Operators, view: LayerView, key: Tensor, value: Tensor, *, masked: bool) -> tuple[Tensor, Tensor]:
+def _for_all_heads(
+    torch: Operators, view: LayerView, key: Tensor, value: Tensor, *, masked: bool
+) -> tuple[Tensor, Tensor]:
     heads, shared = view.block.attention.n_heads, view.block.attention.n_kv_heads
     if heads == shared or not _repeats(view, masked=masked):
         return key, value
@@ -134,7 +146,11 @@ def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
     Source: ``convert_boolean_attn_mask``; a mask in the dtype of the embeddings is cast by autocast alone.
     """
     if view.stack.sdpa_mask == "stream":
-        return torch.shared.get(MASK) if view.dtypes.table == query.dtype else torch.new(Unit.PAIRS, 1, query.dtype, "to")
+        return (
+            torch.shared.get(MASK)
+            if view.dtypes.table == query.dtype
+            else torch.new(Unit.PAIRS, 1, query.dtype, "to")
+        )
     additive = torch.new(Unit.PAIRS, 1, query.dtype, "zeros_like")
     _inverted = torch.new(Unit.PAIRS, 1, "bool", "logical_not")
     return additive
@@ -149,7 +165,9 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     spec = view.block.attention
     padded = -(-spec.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     if padded != spec.head_dim:
-        query, key, value = (_padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value))
+        query, key, value = (
+            _padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value)
+        )
     out = torch.like(query, "flash_attention")
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention")
     shapes = [_shape(each) for each in (query, key, value)]
@@ -164,10 +182,14 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     return out
 
 
-def _flash_gradients(torch: Operators, view: LayerView, shapes: list[Tensor], width: int) -> list[Tensor | None]:
-    """``mha_bwd``: row sums, an accumulator of the query's gradient, key and value gradients of all heads, and results.
+def _flash_gradients(
+    torch: Operators, view: LayerView, shapes: list[Tensor], width: int
+) -> list[Tensor | None]:
+    """``mha_bwd``: row sums, an accumulator of the query's gradient,
+    key and value gradients of all heads, and results.
 
-    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored: rows rounded to 128 of each sample.
+    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored:
+    rows rounded to 128 of each sample.
     """
     spec, op = view.block.attention, "flash_attention_backward"
     rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
@@ -200,10 +222,14 @@ def _padded(torch: Operators, x: Tensor, count: float) -> Tensor:
     return record(torch, out, [x], [], backward)
 
 
-def _efficient(torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor | None) -> Tensor:
-    """The memory-efficient kernel: saves its inputs, the mask, the output and one fp32 number for each row and head.
+def _efficient(
+    torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor | None
+) -> Tensor:
+    """The memory-efficient kernel: saves its inputs, the mask,
+    the output and one fp32 number for each row and head.
 
-    Backward: row sums, and an fp32 accumulator of the query's gradient in tiles, each with a lock of 16 bytes.
+    Backward: row sums, and an fp32 accumulator of the query's gradient in tiles,
+    each with a lock of 16 bytes.
     Source: cuda/mem_eff_attention/kernel_backward.h ``workspace_elements_gq``, ``GradQTempStorage``.
     """
     spec, op = view.block.attention, "efficient_attention"
@@ -242,7 +268,8 @@ def _merged(torch: Operators, out: Tensor) -> Tensor:
 def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention by single operators in fp32, with the heads of keys and values broadcast.
 
-    Of one sample no head is copied for a product.  The probabilities are cast to be returned, though nobody reads them.
+    Of one sample no head is copied for a product.  The probabilities are cast to be returned,
+    though nobody reads them.
     Source: attention.cpp ``_scaled_dot_product_attention_math``.
     """
     spec, given = view.block.attention, query.dtype
@@ -250,7 +277,10 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     query, key, value = (torch.to(each, "fp32") for each in (query, key, value))
     scaled_query, scaled_key = torch.same(query, "mul"), torch.same(key, "mul")
     scores = _product(
-        torch, (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times)), Unit.PAIRS, spec.n_heads
+        torch,
+        (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times)),
+        Unit.PAIRS,
+        spec.n_heads,
     )
     del scaled_key
     if view.masked:
@@ -275,12 +305,16 @@ def _product(torch: Operators, factors: tuple[Tensor, Tensor], unit: Unit, count
 
 
 def _batched(torch: Operators, view: LayerView, x: Tensor, *, forward: bool = True) -> Tensor:
-    """``x`` as a batch of heads: copied in forward, or its gradient in backward, unless there is one sample."""
+    """``x`` as a batch of heads: copied in forward, or its gradient in backward,
+    unless there is one sample.
+    """
     if view.single:
         return x
     out = torch.like(x, "clone") if forward else x.alias()
     out.node = None
-    return record(torch, out, [x], [], lambda _, gradient: [gradient if forward else torch.like(gradient, "clone")])
+    return record(
+        torch, out, [x], [], lambda _, gradient: [gradient if forward else torch.like(gradient, "clone")]
+    )
 
 
 def _broadcast(torch: Operators, view: LayerView, x: Tensor, times: int) -> Tensor:

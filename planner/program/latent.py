@@ -1,7 +1,7 @@
 """Multi-head latent attention: queries, keys and values expanded from compressed products.
 
-Source: transformers 5.23 models/{deepseek_v2,deepseek_v3}/modeling_*.py, ``forward`` and ``expand_kv`` of the attention modules;
-torch 2.13 autograd/functions/tensor.cpp ``CopySlices``.
+Source: transformers 5.23 models/{deepseek_v2,deepseek_v3}/modeling_*.py, ``forward`` and ``expand_kv`` of the
+attention modules; torch 2.13 autograd/functions/tensor.cpp ``CopySlices``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def latent_heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, 
 
 
 def _expanded(torch: Operators, view: LayerView, latent: Tensor, key_turned: Tensor) -> tuple[Tensor, Tensor]:
-    """``expand_kv``: the product of the latents split by heads, and its keys copied beside the turned part of all heads."""
+    """``expand_kv``: the product of the latents split by heads,
+    and its keys copied beside the turned part of all heads.
+    """
     spec = view.block.attention
     product = by_heads(torch, linear(torch, view, view.linears("attn_latent_kv")[0], latent), spec.n_heads)
     plain_width = spec.n_heads * (spec.head_dim - spec.rotary_width)
@@ -53,10 +55,13 @@ def _expanded(torch: Operators, view: LayerView, latent: Tensor, key_turned: Ten
 def _key_of(torch: Operators, view: LayerView, plain: Tensor, turned_part: Tensor) -> Tensor:
     """``new_empty`` into which both parts are copied.
 
-    Backward: each copy makes the whole gradient again and cuts its part out; the second one also fills its place with zeros.
+    Backward: each copy makes the whole gradient again and cuts its part out;
+    the second one also fills its place with zeros.
     """
     spec = view.block.attention
-    every = record(torch, _spread(turned_part, spec.n_heads), [turned_part], [], lambda _, gradient: [gradient])
+    every = record(
+        torch, _spread(turned_part, spec.n_heads), [turned_part], [], lambda _, gradient: [gradient]
+    )
     key = torch.new(plain.unit, spec.q_width, plain.dtype, "new_empty")
     key.head_by_head = True
     counts = plain.count, every.count

@@ -83,7 +83,8 @@ def _one_norm(spec: NormSpec, torch: Operators, view: LayerView, x: Tensor) -> T
 def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor:
     """One part of a layer, checkpointed by itself where the stack does so.
 
-    Source: nemo_automodel components/distributed/parallelizer.py (``checkpoint_wrapper`` of norms, attention and MLP).
+    Source: nemo_automodel components/distributed/parallelizer.py (``checkpoint_wrapper`` of norms,
+    attention and MLP).
     Ignored: layers whose two parts run side by side, which are not wrapped.
     """
     if not view.wraps_parts:

@@ -1,8 +1,10 @@
 """How the weights come to the card, and adapters after them.
 
-Source: transformers 5.23 core_model_loading.py and integrations/bitsandbytes.py (each tensor is moved to the card, packed where
-it is to be, and let go); peft 0.21 utils/other.py prepare_model_for_kbit_training; bitsandbytes 0.50 nn/modules.py.
-Ignored: code books and other tensors of less than 2 KiB; that a checkpoint's own order differs from that of the model.
+Source: transformers 5.23 core_model_loading.py and integrations/bitsandbytes.py (each tensor is moved to the
+card, packed where it is to be, and let go); peft 0.21 utils/other.py prepare_model_for_kbit_training;
+bitsandbytes 0.50 nn/modules.py.
+Ignored: code books and other tensors of less than 2 KiB;
+that a checkpoint's own order differs from that of the model.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
 
 
 def _load_reference(stream: Stream, job: Job) -> None:
-    """The model that a policy is compared with, whole; DeepSpeed runs it by an engine of stage 0, which casts it.
+    """The model that a policy is compared with, whole; DeepSpeed runs it by an engine of stage 0,
+    which casts it.
 
     Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed.
     """
@@ -71,14 +74,17 @@ def _pack(stream: Stream, job: Job, weight: Weight) -> None:
     """A matrix arrives whole, is packed, and goes; of a checkpoint that is packed already it arrives so.
 
     int8 is made of an fp16 copy, whatever the dtype: it goes through the host.
-    Source: transformers 5.23 integrations/bitsandbytes.py Bnb8bitQuantize; bitsandbytes 0.50 nn/modules.py Int8Params._quantize.
+    Source: transformers 5.23 integrations/bitsandbytes.py Bnb8bitQuantize;
+    bitsandbytes 0.50 nn/modules.py Int8Params._quantize.
     """
     numerics, elements = job.recipe.numerics, weight.count
     whole: list[Dtype] = [] if numerics.arrives_packed else [numerics.load_dtype]
     if whole and numerics.quantization == "int8":
         whole.append("fp16")
     arrived = [
-        stream.allocate(Unit.ONE, elements * ELEMENT_BYTES[dtype], "dequantization", ("load", weight.name, "whole"))
+        stream.allocate(
+            Unit.ONE, elements * ELEMENT_BYTES[dtype], "dequantization", ("load", weight.name, "whole")
+        )
         for dtype in whole
     ]
     weight.dtype = "int8"
@@ -94,13 +100,16 @@ def constants(job: Job, weight: Weight) -> Iterator[float]:
     """Bytes of each tensor that unpacking one packed matrix reads."""
     *_, (_, rows), (_, columns) = weight.shape
     copies = weight.count / (rows * columns)
-    return constants_bytes(job.recipe.numerics, Matrices(weight.count, rows * copies, columns * copies, copies))
+    return constants_bytes(
+        job.recipe.numerics, Matrices(weight.count, rows * copies, columns * copies, copies)
+    )
 
 
 def prepared_dtype(job: Job, weight: Weight) -> Dtype:
     """The dtype that preparation for training leaves a weight in.
 
-    PEFT widens every 16-bit tensor that is not packed, but nothing over some bases; other stacks widen norms, or nothing.
+    PEFT widens every 16-bit tensor that is not packed, but nothing over some bases;
+    other stacks widen norms, or nothing.
     """
     numerics, stack = job.recipe.numerics, job.stack
     if weight.packed or job.recipe.method == "full" or numerics.quantization in STAYS_16_BIT:
@@ -112,7 +121,9 @@ def prepared_dtype(job: Job, weight: Weight) -> Dtype:
 
 
 def replace(stream: Stream, weights: Iterable[Weight], dtypes: dict[int, Dtype]) -> None:
-    """``parameter.data = parameter.data.to(dtype)``, one after the other; ``dtypes`` by ``id`` of each weight."""
+    """``parameter.data = parameter.data.to(dtype)``, one after the other;
+    ``dtypes`` by ``id`` of each weight.
+    """
     for each in weights:
         dtype = dtypes.get(id(each), each.dtype)
         if dtype != each.dtype:
@@ -123,14 +134,19 @@ def replace(stream: Stream, weights: Iterable[Weight], dtypes: dict[int, Dtype])
 
 
 def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
-    """DeepSpeed's engine casts the module: what is not packed becomes 16-bit, where the stack's engine does that.
+    """DeepSpeed's engine casts the module: what is not packed becomes 16-bit,
+    where the stack's engine does that.
 
     Under stage 3 adapters stay as PEFT made them, unless the base is packed.
     Source: deepspeed 0.19.8 runtime/engine.py _configure_distributed_model, _cast_module_mixed_precision.
     """
     numerics, regime = job.recipe.numerics, job.regime
     halves = numerics.quantization == "none" or job.stack.engine_halves_kbit
-    cast = {id(each): numerics.compute_dtype for each in weights if not each.packed and not each.adapter} if halves else {}
+    cast = (
+        {id(each): numerics.compute_dtype for each in weights if not each.packed and not each.adapter}
+        if halves
+        else {}
+    )
     if regime.adapter == ELEMENT_BYTES[numerics.compute_dtype]:
         cast |= {id(each): numerics.compute_dtype for each in weights if each.adapter}
     return dict(cast)
@@ -158,11 +174,15 @@ def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[We
 
 
 def take_workspaces(stream: Stream, job: Job) -> None:
-    """What the first products take and keep: cuBLAS's workspace, and a buffer for expanded weights where the stack has one.
+    """What the first products take and keep: cuBLAS's workspace,
+    and a buffer for expanded weights where the stack has one.
 
-    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp; unsloth 2026.10.9 kernels/utils.py fast_dequantize.
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp;
+    unsloth 2026.10.9 kernels/utils.py fast_dequantize.
     """
-    stream.allocate(Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace"))
+    stream.allocate(
+        Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
+    )
     if job.stack.keeps_expanded_weight and job.recipe.numerics.quantization in ("nf4", "fp4"):
         elements = job.counts.largest_quantizable
         for n_bytes in (elements * job.regime.compute, elements / _SCALED * 4):

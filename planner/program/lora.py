@@ -17,7 +17,9 @@ def factors(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor
     """The matrices ``A``, from the input to the rank, and ``B``, from the rank to the output."""
     dtype = view.dtypes.adapter
     down = torch.parameter(Unit.RANK, spec.copies * spec.in_features, dtype, trained=True, owner="lora_A")
-    return down, torch.parameter(Unit.RANK, spec.copies * spec.out_features, dtype, trained=True, owner="lora_B")
+    return down, torch.parameter(
+        Unit.RANK, spec.copies * spec.out_features, dtype, trained=True, owner="lora_B"
+    )
 
 
 def times(torch: Operators, view: LayerView, weight: Tensor, x: Tensor, out: tuple[Unit, float]) -> Tensor:
@@ -42,4 +44,6 @@ def dropout(torch: Operators, x: Tensor) -> Tensor:
     out = torch.like(x, "dropout")
     mask = torch.like(x, "dropout", "bool")
     dtype = x.dtype
-    return record(torch, out, [x], [mask], lambda _, gradient: [torch.like(gradient, "dropout_backward", dtype)])
+    return record(
+        torch, out, [x], [mask], lambda _, gradient: [torch.like(gradient, "dropout_backward", dtype)]
+    )

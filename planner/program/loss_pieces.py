@@ -37,12 +37,16 @@ def piece_tokens(job: Job) -> Number:
 
 
 def _by_free_memory(job: Job, tokens: Number) -> Number:
-    """Tokens / n, where n is 1 or the least multiple of four at which 16 bytes a logit are within what the loss allows itself.
+    """Tokens / n, where n is 1 or the least multiple of four at which 16 bytes a logit are within what the
+    loss allows itself.
 
     That is half of what is free when the forward ends, at most 4 GiB, less the gradient of the head's input.
     Ignored: the context and what the forward holds, which matter on a card that is nearly full.
     """
-    gradient, budget = tokens * job.model.hidden_size * ELEMENT_BYTES[job.recipe.numerics.compute_dtype], _planned_bytes(job)
+    gradient, budget = (
+        tokens * job.model.hidden_size * ELEMENT_BYTES[job.recipe.numerics.compute_dtype],
+        _planned_bytes(job),
+    )
     budget = where(gradient < budget, budget - gradient, budget)
     planned = tokens * job.model.vocab_size * _PLANNED_BYTES_PER_LOGIT
     pieces = where(planned <= budget, 1, _PIECES_STEP * ceil_div(planned, _PIECES_STEP * budget))
@@ -50,7 +54,9 @@ def _by_free_memory(job: Job, tokens: Number) -> Number:
 
 
 def _planned_bytes(job: Job) -> Number:
-    """Half of what weights and adapters leave free, at most 4 GiB.  Source: unsloth_zoo 2026.10.9 tiled_mlp.py:78-94."""
+    """Half of what weights and adapters leave free, at most 4 GiB.  Source:
+    unsloth_zoo 2026.10.9 tiled_mlp.py:78-94.
+    """
     visible = job.hardware.gpu.visible_memory_bytes
     if visible is None:
         return _MOST_PLANNED_BYTES

@@ -1,7 +1,8 @@
 """The loss: of all logits at once, or of a piece of them after the other.
 
-Source: transformers 5.23 loss/loss_utils.py ForCausalLMLoss, fixed_cross_entropy; 4.37 models/llama/modeling_llama.py
-LlamaForCausalLM.forward (shifted copies); torch 2.13 tools/autograd/derivatives.yaml ``_log_softmax``, ``nll_loss_forward``.
+Source: transformers 5.23 loss/loss_utils.py ForCausalLMLoss, fixed_cross_entropy; 4.37
+models/llama/modeling_llama.py LlamaForCausalLM.forward (shifted copies); torch 2.13
+tools/autograd/derivatives.yaml ``_log_softmax``, ``nll_loss_forward``.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 EIGHTHS = 8
-"""Pieces of a loss that is computed in pieces.  Source: torchtune 0.6 modules/loss, torchtitan 0.3 components/loss.py."""
+"""Pieces of a loss that is computed in pieces.  Source: torchtune 0.6 modules/loss,
+torchtitan 0.3 components/loss.py.
+"""
 
 
-def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast: bool) -> tuple[Tensor, Tensor]:
+def full_loss(
+    torch: Operators, view: LayerView, passed: list[Tensor], *, upcast: bool
+) -> tuple[Tensor, Tensor]:
     """``cross_entropy`` of all logits, and the logits that the model returns.
 
-    ``passed`` holds the logits, and is emptied.  ``upcast``: they are cast to fp32 first, beside the 16-bit ones or
-    (Transformers before 4.46) in their place.
+    ``passed`` holds the logits, and is emptied.  ``upcast``: they are cast to fp32 first, beside the 16-bit
+    ones or (Transformers before 4.46) in their place.
     """
     copies = view.stack.loss_forward
     logits = passed.pop()
@@ -44,7 +49,11 @@ def full_loss(torch: Operators, view: LayerView, passed: list[Tensor], *, upcast
 
 def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """The model's loss beside that of the trainer: a log-softmax, or a kernel that saves the logits."""
-    return cross_entropy(torch, view, logits) if "log_softmax" in view.stack.loss_forward else _in_place(torch, logits)
+    return (
+        cross_entropy(torch, view, logits)
+        if "log_softmax" in view.stack.loss_forward
+        else _in_place(torch, logits)
+    )
 
 
 def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
@@ -65,36 +74,45 @@ def _in_place(torch: Operators, logits: Tensor) -> Tensor:
 def _compiled(torch: Operators, logits: Tensor) -> Tensor:
     """One kernel each way, which saves the logits or writes over them; the gradient is a new tensor.
 
-    Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``; liger-kernel 0.8.5
-    ops/cross_entropy.py cross_entropy_backward, where there is a loss for each token.
+    Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``;
+    liger-kernel 0.8.5 ops/cross_entropy.py cross_entropy_backward, where there is a loss for each token.
     """
     loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy")
-    return record(torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")])
+    return record(
+        torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")]
+    )
 
 
 def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
-    """The log-softmax is saved; the gradient of the loss is as large as the logits.  Autocast widens what the loss reads."""
+    """The log-softmax is saved; the gradient of the loss is as large as the logits.
+    Autocast widens what the loss reads.
+    """
     scores = torch.kernel(logits, "log_softmax", saves="output")
     if view.dtypes.autocast:
         scores = torch.to(scores, "fp32")
     unit, count, dtype = scores.unit, scores.count, scores.dtype
     loss = torch.new(Unit.TOKENS, 1, "fp32", "nll_loss")
-    return record(torch, loss, [scores], [scores], lambda *_: [torch.new(unit, count, dtype, "nll_loss_backward")])
+    return record(
+        torch, loss, [scores], [scores], lambda *_: [torch.new(unit, count, dtype, "nll_loss_backward")]
+    )
 
 
 def cuts_logits(stack: Stack) -> bool:
-    """Whether the head and a loss ``hf`` run in pieces, of which all logits and log-softmaxes stay until backward."""
+    """Whether the head and a loss ``hf`` run in pieces,
+    of which all logits and log-softmaxes stay until backward.
+    """
     return "log_softmax" in stack.loss_forward and "nll_grad" not in stack.loss_backward
 
 
 def loss_of_pieces(
     torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, *, upcast: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """The logits of every piece, then the loss of one after the other; ``upcast``: each is cast to fp32 for that.
+    """The logits of every piece, then the loss of one after the other; ``upcast``:
+    each is cast to fp32 for that.
 
-    Source: torchtune 0.6.1 modules/transformer.py chunked_output, modules/loss/ce_chunked_output_loss.py; litgpt 0.5.13
-    utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5 fabric/wrappers.py _FabricModule.forward, which
-    widens all that the model returns.
+    Source: torchtune 0.6.1 modules/transformer.py chunked_output, modules/loss/ce_chunked_output_loss.py;
+    litgpt 0.5.13 utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5
+    fabric/wrappers.py _FabricModule.forward, which widens all that the model returns.
     """
     pieces = [logits_of(_rows(torch, hidden)) for _ in range(EIGHTHS)]
     if "compute" not in view.stack.loss_forward:
@@ -105,7 +123,9 @@ def loss_of_pieces(
     return loss, pieces
 
 
-def piecewise_loss(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
+def piecewise_loss(
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
+) -> Tensor:
     """Head and loss together, so that the logits of one piece exist at a time."""
     if view.recipe.loss == "liger":
         return _liger(torch, view, spec, weight, hidden)
@@ -134,12 +154,15 @@ def _piece(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
 
 
 def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
-    """Liger's fused head and loss: gradients are made in the forward pass, piece by piece, the logits in one buffer.
+    """Liger's fused head and loss: gradients are made in the forward pass, piece by piece,
+    the logits in one buffer.
 
     Source: Liger-Kernel (commit 00eba634 of 2026) ops/fused_linear_cross_entropy.py.
     """
     of_hidden = torch.like(hidden, "zeros_like")
-    of_weight = torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
+    of_weight = (
+        torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
+    )
     compute = view.dtypes.compute
     if hidden.dtype == weight.dtype == compute:
         _buffer = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "empty")
@@ -149,7 +172,8 @@ def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
 
 
 def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor:
-    """Where autocast casts the operands: logits of their own, and a copy of the weight for each of two products.
+    """Where autocast casts the operands: logits of their own,
+    and a copy of the weight for each of two products.
 
     Its cache does not know the weight in the first one, which is transposed.
     """
@@ -174,14 +198,20 @@ def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor 
     return record(torch, loss, inputs, saved, backward)
 
 
-def _differentiated(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
-    """Compiled pieces, each differentiated when it was computed: one tensor of logits, which its gradient is written into.
+def _differentiated(
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
+) -> Tensor:
+    """Compiled pieces, each differentiated when it was computed: one tensor of logits,
+    which its gradient is written into.
 
     All pieces are alike, so that one stands for all.
-    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``torch.func.grad_and_value``, ``torch.compile``).
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``torch.func.grad_and_value``,
+    ``torch.compile``).
     """
     of_hidden = torch.new(hidden.unit, hidden.count, view.dtypes.compute, "empty_like")
-    of_weight = torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
+    of_weight = (
+        torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
+    )
     logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm")
     del logits
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])

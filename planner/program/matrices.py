@@ -68,7 +68,9 @@ _PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Ten
 
 
 def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``nn.Linear`` casts bias, weight and input; ``Conv1D``, an ``addmm(bias, x, weight)``, the bias last."""
+    """``nn.Linear`` casts bias, weight and input; ``Conv1D``, an ``addmm(bias, x, weight)``,
+    the bias last.
+    """
     dtype, trained = view.dtypes.base, view.trains_base
     weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained)
     bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None

@@ -1,8 +1,9 @@
 """ReLoRA's restart: the product of the factors is added to the base, one matrix after the other.
 
-It happens before a step begins, when there are neither activations nor gradients; the largest matrix takes the most.
-Source: axolotl fbe54be6b (2025-03) monkeypatch/relora.py merge_and_save, lora_delta_weight, update_weights; peft 0.21
-tuners/lora/layer.py get_delta_weight.
+It happens before a step begins, when there are neither activations nor gradients;
+the largest matrix takes the most.
+Source: axolotl fbe54be6b (2025-03) monkeypatch/relora.py merge_and_save, lora_delta_weight, update_weights;
+peft 0.21 tuners/lora/layer.py get_delta_weight.
 Ignored: what pruning the optimizer's states takes, twice a state of one factor.
 """
 
@@ -16,8 +17,15 @@ from planner.program.tensors import Unit
 
 
 def merge_adapters(stream: Stream, job: Job, adapter: Adapter) -> None:
-    """The product and what it is scaled to; over a quantised base also the weight of the file and the sum, which is packed."""
-    linears = (linear for group in job.model.groups for linear in group.block.linears if is_adapted(linear, adapter.targets))
+    """The product and what it is scaled to;
+    over a quantised base also the weight of the file and the sum, which is packed.
+    """
+    linears = (
+        linear
+        for group in job.model.groups
+        for linear in group.block.linears
+        if is_adapted(linear, adapter.targets)
+    )
     largest = max((linear.in_features * linear.out_features for linear in linears), default=0)
     width = DTYPE_BYTES[adapter.dtype]
 

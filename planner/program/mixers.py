@@ -1,10 +1,12 @@
-"""Layers without attention: the gated delta rule by chunks of 64 positions, and a short convolution between two gates.
+"""Layers without attention: the gated delta rule by chunks of 64 positions,
+and a short convolution between two gates.
 
 Source: transformers 5.23 models/{qwen3_5,qwen3_next}/modeling_*.py GatedDeltaNet, lfm2 ShortConv; with the
-kernels of flash-linear-attention 0.6
-(fla/ops/gated_delta_rule/chunk.py ChunkGatedDeltaRuleFunction, chunk_fwd.py, wy_fast.py, fla/ops/common/chunk_delta_h.py,
-chunk_o.py, fla/modules/norm/l2norm.py) and causal-conv1d 1.6 (causal_conv1d_interface.py, cpp_functions.py).
-Ignored: the rest of a last chunk that is not full; a second half of the decay's gradient on cards with little shared memory.
+kernels of flash-linear-attention 0.6 (fla/ops/gated_delta_rule/chunk.py ChunkGatedDeltaRuleFunction,
+chunk_fwd.py, wy_fast.py, fla/ops/common/chunk_delta_h.py, chunk_o.py, fla/modules/norm/l2norm.py) and
+causal-conv1d 1.6 (causal_conv1d_interface.py, cpp_functions.py).
+Ignored: the rest of a last chunk that is not full;
+a second half of the decay's gradient on cards with little shared memory.
 """
 
 from __future__ import annotations
@@ -71,16 +73,21 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
 def _taken_apart(
     torch: Operators, spec: GatedDeltaSpec, products: list[Tensor], parts: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the convolution reads, the gate, beta and the decay, from two products in which the parts of each key lie together.
+    """What the convolution reads, the gate, beta and the decay,
+    from two products in which the parts of each key lie together.
 
-    ``parts`` gets query, key and value, which variables refer to until the convolution has run.  Values of several heads for one
-    key are copied when they become heads, those of one head when they become features.
+    ``parts`` gets query, key and value, which variables refer to until the convolution has run.  Values of
+    several heads for one key are copied when they become heads, those of one head when they become features.
     """
-    query, key, value, gate = split(torch, products[0], (spec.k_width, spec.k_width, spec.v_width, spec.v_width))
+    query, key, value, gate = split(
+        torch, products[0], (spec.k_width, spec.k_width, spec.v_width, spec.v_width)
+    )
     raw_beta, raw_decay = split(torch, products[1], (spec.value_heads, spec.value_heads))
     several = spec.value_heads > spec.key_heads
     if several:
-        value, gate, raw_beta, raw_decay = (torch.contiguous(each) for each in (value, gate, raw_beta, raw_decay))
+        value, gate, raw_beta, raw_decay = (
+            torch.contiguous(each) for each in (value, gate, raw_beta, raw_decay)
+        )
     query, key = (torch.contiguous(each) for each in (query, key))
     parts += [query, key, value if several else torch.contiguous(value)]
     return torch.cat(parts), gate, raw_beta, raw_decay
@@ -89,7 +96,8 @@ def _taken_apart(
 def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor) -> Tensor:
     """``-exp(A_log) * softplus(a + dt_bias)``, in fp32."""
     bias, log = (
-        torch.parameter(Unit.ONE, spec.value_heads, view.dtypes.base, trained=view.trains_base) for _ in ("dt_bias", "A_log")
+        torch.parameter(Unit.ONE, spec.value_heads, view.dtypes.base, trained=view.trains_base)
+        for _ in ("dt_bias", "A_log")
     )
     rate = torch.same(torch.kernel(torch.to(log, "fp32"), "exp", saves="output"), "neg")
     return torch.mul(rate, torch.kernel(torch.add(torch.to(raw, "fp32"), bias), "softplus"))
@@ -98,10 +106,11 @@ def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor)
 def _delta_rule(
     torch: Operators, spec: GatedDeltaSpec, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """Chunk by chunk: the products within each, its state, and the output.  The wrapper copies views of the convolution.
+    """Chunk by chunk: the products within each, its state, and the output.
+    The wrapper copies views of the convolution.
 
-    Saved are query and key, normed, with a number for each of their heads, the copied value, summed decays, beta, and the inverse
-    of each chunk.
+    Saved are query and key, normed, with a number for each of their heads, the copied value, summed decays,
+    beta, and the inverse of each chunk.
     """
     copies = [torch.new(each.unit, each.count, each.dtype, "clone") for each in heads]
     value, dtype = copies[2], copies[2].dtype
@@ -131,7 +140,9 @@ def _of_chunks(torch: Operators, spec: GatedDeltaSpec, value: Tensor) -> list[Te
     return [keys, values, states, torch.like(value, "empty")]
 
 
-def _gradients(torch: Operators, spec: GatedDeltaSpec, value: Tensor, gradient: Tensor) -> list[Tensor | None]:
+def _gradients(
+    torch: Operators, spec: GatedDeltaSpec, value: Tensor, gradient: Tensor
+) -> list[Tensor | None]:
     """Gradients of normed query and key, value, decay and beta; the chunks are computed again."""
     dtype, per_head = value.dtype, spec.value_heads * spec.key_dim
     chunks = _of_chunks(torch, spec, value)

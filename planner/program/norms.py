@@ -108,7 +108,9 @@ def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row; OLMo 1 casts back."""
+    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row;
+    OLMo 1 casts back.
+    """
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     out = torch.like(given, "native_layer_norm")
     dtype = given.dtype

@@ -1,8 +1,9 @@
-"""OFT before a matrix: blocks of neighbouring inputs are turned, each by a rotation made of a trained skew-symmetric matrix.
+"""OFT before a matrix: blocks of neighbouring inputs are turned,
+each by a rotation made of a trained skew-symmetric matrix.
 
-Source: peft 0.21 ``tuners/oft/layer.py`` Linear.forward, OFTRotationModule.forward, _pytorch_skew_symmetric, _cayley_batch with
-five terms of Neumann's series (OFTConfig's default); 0.18 ``tuners/oft/bnb.py``, ``gptq.py`` and ``awq.py``; torch 2.13
-``aten/src/ATen/native/Linear.cpp`` sumproduct_pair for the einsum.
+Source: peft 0.21 ``tuners/oft/layer.py`` Linear.forward, OFTRotationModule.forward, _pytorch_skew_symmetric,
+_cayley_batch with five terms of Neumann's series (OFTConfig's default); 0.18 ``tuners/oft/bnb.py``,
+``gptq.py`` and ``awq.py``; torch 2.13 ``aten/src/ATen/native/Linear.cpp`` sumproduct_pair for the einsum.
 Ignored: the index of a triangle while it is written.  ``oft_dropout`` is a module that no forward pass calls.
 """
 
@@ -47,7 +48,9 @@ def _rotated(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
     assert adapter is not None
     size = oft_block_size(spec.in_features, adapter.oft_block_size)
     with torch.inside("oft_R", torch.module):
-        weight = torch.parameter(Unit.ONE, spec.in_features * (size - 1) / 2, view.dtypes.adapter, trained=True)
+        weight = torch.parameter(
+            Unit.ONE, spec.in_features * (size - 1) / 2, view.dtypes.adapter, trained=True
+        )
         x = torch.to(x, weight.dtype)
         rotation = _cayley(torch, view, _skew(torch, weight, spec.in_features * size), size)
         # A view, whose gradient comes block by block and is laid out in rows again.
@@ -60,12 +63,16 @@ def _skew(torch: Operators, weight: Tensor, count: float) -> Tensor:
     """The weight written into the upper triangles of zeros, less the transpose."""
     count_of_weight, dtype = weight.count, weight.dtype
     zeros = torch.new(Unit.ONE, count, dtype, "zeros")
-    matrix = record(torch, zeros, [weight], [], lambda *_: [torch.new(Unit.ONE, count_of_weight, dtype, "index")])
+    matrix = record(
+        torch, zeros, [weight], [], lambda *_: [torch.new(Unit.ONE, count_of_weight, dtype, "index")]
+    )
     return torch.sub(matrix, torch.reshaped(matrix))
 
 
 def _cayley(torch: Operators, view: LayerView, skew: Tensor, size: int) -> Tensor:
-    """``I + 2 Q + 2 Q^2 + 2 Q^3 + Q^4``, summed in place; the variable of the square lives until the function returns."""
+    """``I + 2 Q + 2 Q^2 + 2 Q^3 + Q^4``, summed in place;
+    the variable of the square lives until the function returns.
+    """
     eye = torch.new(Unit.ONE, size * size, skew.dtype, "eye")
     total = torch.new(Unit.ONE, skew.count, skew.dtype, "repeat")
     del eye

@@ -1,7 +1,7 @@
 """The operators of PyTorch that layers are made of: what each allocates, saves, and makes in backward.
 
-Source: torch 2.13 ``tools/autograd/derivatives.yaml``.  A node's gradients are made in the order of its arguments' names
-(``mat2`` and ``other`` before ``self``), because the code generator sorts them.
+Source: torch 2.13 ``tools/autograd/derivatives.yaml``.  A node's gradients are made in the order of its
+arguments' names (``mat2`` and ``other`` before ``self``), because the code generator sorts them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from planner.program.tensors import Dtype, Node, Parameter, Tape, Tensor, Unit, 
 class Operators(Tape):
     """A tape with the operators that write to it.
 
-    ``autocast_cache`` holds the copies of trained weights that autocast keeps until its region ends; ``leaves`` the nodes of
-    parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors that one part of the model makes for others,
-    by name; empty again when a part has run.  ``returned`` holds what attention returns beside its output,
-    which lives until the layer ends, or until the next layer has run where the layer returns it too.  ``outputs``: what the
-    training loop refers to until the backward pass is over, ``bound`` until the model returns again; ``hooked``: what hooks refer
-    to until the end of backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
-    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the stream has rows alone,
-    as that of some vision towers, so that no product sees it in another shape.  ``passing``: what a tower returns beside its
-    output, until the loss is there.
+    ``autocast_cache`` holds the copies of trained weights that autocast keeps until its region ends;
+    ``leaves`` the nodes of parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors
+    that one part of the model makes for others, by name; empty again when a part has run.  ``returned`` holds
+    what attention returns beside its output, which lives until the layer ends, or until the next layer has
+    run where the layer returns it too.  ``outputs``: what the training loop refers to until the backward pass
+    is over, ``bound`` until the model returns again; ``hooked``: what hooks refer to until the end of
+    backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
+    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the
+    stream has rows alone, as that of some vision towers, so that no product sees it in another shape.
+    ``passing``: what a tower returns beside its output, until the loss is there.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:
@@ -43,7 +44,8 @@ class Operators(Tape):
         self.passing: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
-        """A weight, whose memory belongs to the model; ``trained``: its gradient stays after the backward pass.
+        """A weight, whose memory belongs to the model; ``trained``:
+        its gradient stays after the backward pass.
 
         ``owner``: the module inside the running one that has it.
         """
@@ -64,21 +66,28 @@ class Operators(Tape):
         if x.dtype == dtype:
             return x
         before = x.dtype
-        return record(self, self.like(x, "to", dtype), [x], [], lambda _, gradient: [self.like(gradient, "to", before)])
+        return record(
+            self, self.like(x, "to", dtype), [x], [], lambda _, gradient: [self.like(gradient, "to", before)]
+        )
 
     def same(self, x: Tensor, op: str, *, dtype: Dtype | None = None) -> Tensor:
-        """An operator that saves nothing, and whose gradient is a new tensor (``neg``, a product with a number)."""
+        """An operator that saves nothing, and whose gradient is a new tensor (``neg``,
+        a product with a number).
+        """
         out = self.like(x, op, dtype)
         return record(self, out, [x], [], lambda _, gradient: [self.like(gradient, op)])
 
     def kernel(self, x: Tensor, op: str, *, saves: str = "input", dtype: Dtype | None = None) -> Tensor:
-        """An operator of one input that saves its ``input`` or its ``output`` (``silu``, ``tanh``, ``sigmoid``)."""
+        """An operator of one input that saves its ``input`` or its ``output`` (``silu``,
+        ``tanh``, ``sigmoid``).
+        """
         saved = save(self, [x], [x]) if saves == "input" else []
         out = self.like(x, op, dtype)
         return record(self, out, [x], saved or [out], lambda kept, _: [self.like(kept[0], f"{op}_backward")])
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """``softmax``, which saves its output; on CUDA its backward multiplies gradient and output into a tensor of its own.
+        """``softmax``, which saves its output;
+        on CUDA its backward multiplies gradient and output into a tensor of its own.
 
         Source: torch 2.13 ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out.
         """
@@ -93,7 +102,9 @@ class Operators(Tape):
 
     def mul(self, x: Tensor, other: Tensor, op: str = "mul") -> Tensor:
         """``x * other``, each of which is saved where the other one needs a gradient."""
-        kept = [each if beside.node is not None else _nothing(each) for each, beside in ((x, other), (other, x))]
+        kept = [
+            each if beside.node is not None else _nothing(each) for each, beside in ((x, other), (other, x))
+        ]
         saved = save(self, [x, other], kept)
         del kept
         out = self.like(x if _larger(x, other) else other, op, promoted(x.dtype, other.dtype))
@@ -133,7 +144,8 @@ class Operators(Tape):
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x.chunk(2)``: two views, whose gradients are joined when both are there.
 
-        Nodes run in the reverse order of the forward pass, so the second half's gradient comes right before the first one's.
+        Nodes run in the reverse order of the forward pass,
+        so the second half's gradient comes right before the first one's.
         """
         came: list[Tensor] = []
 
@@ -189,9 +201,11 @@ class Operators(Tape):
         return record(self, out, parts, [], backward)
 
     def part(self, x: Tensor, count: float, *, by_heads: bool = True) -> Tensor:
-        """A slice of ``x``: a view, whose gradient is a tensor of zeros as large as ``x`` with the part filled in.
+        """A slice of ``x``: a view,
+        whose gradient is a tensor of zeros as large as ``x`` with the part filled in.
 
-        ``by_heads``: ``x`` has a dimension of heads before that of tokens, in whose order the zeros are laid out.
+        ``by_heads``: ``x`` has a dimension of heads before that of tokens,
+        in whose order the zeros are laid out.
         """
         unit, whole = x.unit, x.count
 
@@ -221,9 +235,16 @@ class Operators(Tape):
         return record(self, x.alias(), [x], [], lambda _, gradient: [gradient])
 
     def mm(
-        self, x: Tensor, weight: Tensor, out_count: float, *, bias: Tensor | None = None, to_unit: Unit = Unit.TOKENS
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out_count: float,
+        *,
+        bias: Tensor | None = None,
+        to_unit: Unit = Unit.TOKENS,
     ) -> Tensor:
-        """``x @ weight`` (and a bias).  ``x`` is saved for the weight's gradient, the weight for that of ``x``.
+        """``x @ weight`` (and a bias).  ``x`` is saved for the weight's gradient,
+        the weight for that of ``x``.
 
         The weight's gradient is made first, but after that of ``x`` where a bias makes it an ``addmm``.
         """
@@ -259,17 +280,22 @@ class Operators(Tape):
         """``x`` changed in place by an operator that saves nothing, and whose gradient is a new tensor."""
         return record(self, x.alias(), [x], [], lambda _, gradient: [self.like(gradient, op)])
 
-    def bmm(self, x: Tensor, other: Tensor, to_unit: Unit, to_count: float, *, scaled: bool = False) -> Tensor:
+    def bmm(
+        self, x: Tensor, other: Tensor, to_unit: Unit, to_count: float, *, scaled: bool = False
+    ) -> Tensor:
         """``x @ other`` head by head; each is saved for the gradient of the other one.
 
-        ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied; that of ``x`` is the first one then.
+        ``scaled``: ``baddbmm`` with a factor, by which each gradient is multiplied;
+        that of ``x`` is the first one then.
         """
         kept = [x if other.node is not None else _nothing(x), other if x.node is not None else _nothing(x)]
         saved = save(self, [x, other], kept)
         del kept
         out = self.new(to_unit, to_count, x.dtype, "bmm")
         out.head_by_head = True
-        shapes = [(each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)]
+        shapes = [
+            (each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)
+        ]
 
         def gradient_of(number: int) -> Tensor | None:
             shape = shapes[number]

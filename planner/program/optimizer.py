@@ -1,8 +1,9 @@
 """The optimizer's step: clipping, states, temporaries, and the end of the gradients.
 
-Source: transformers 5.23 trainer.py (``get_decay_parameter_names``: two groups of parameters); torch 2.13 ``torch/optim``.
-Ignored: one norm for each gradient while they are clipped (``clip_grad_norm_``), which scales them in place; so do
-fp16's ``GradScaler.unscale_`` and weight decay.
+Source: transformers 5.23 trainer.py (``get_decay_parameter_names``: two groups of parameters);
+torch 2.13 ``torch/optim``.
+Ignored: one norm for each gradient while they are clipped (``clip_grad_norm_``), which scales them in place;
+so do fp16's ``GradScaler.unscale_`` and weight decay.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from planner.program.tensors import Unit
 
 
 def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
-    """One step over ``trained``; gives the slots of the states that it made, which is all of them in the ``first`` step.
+    """One step over ``trained``; gives the slots of the states that it made,
+    which is all of them in the ``first`` step.
 
-    The Trainer makes two groups of parameters, and each is stepped after the other: matrices and tables, then biases and norms.
-    ``foreach`` updates a group together; others one parameter after the other, whose states they make just before.
+    The Trainer makes two groups of parameters, and each is stepped after the other: matrices and tables, then
+    biases and norms.  ``foreach`` updates a group together; others one parameter after the other, whose
+    states they make just before.
     """
     states: list[int] = []
 
@@ -38,7 +41,9 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
     if job.recipe.optimizer in ONE_BY_ONE:
         ONE_BY_ONE[job.recipe.optimizer](partial(_temporary, stream), made, trained)
         return states
-    by_group = {"adafactor": _adafactor, "adamw_torch_8bit": _torchao, "adamw_torch_4bit": _torchao}.get(job.recipe.optimizer)
+    by_group = {"adafactor": _adafactor, "adamw_torch_8bit": _torchao, "adamw_torch_4bit": _torchao}.get(
+        job.recipe.optimizer
+    )
     for decays in (True, False):
         group = [each for each in trained if each.decays == decays]
         if by_group is not None:
@@ -61,7 +66,10 @@ def make_states(stream: Stream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
-ONE_BY_ONE: Mapping[Optimizer, Callable[[Make, States, Sequence[Weight]], None]] = {"adam_mini": adam_mini, "muon": muon}
+ONE_BY_ONE: Mapping[Optimizer, Callable[[Make, States, Sequence[Weight]], None]] = {
+    "adam_mini": adam_mini,
+    "muon": muon,
+}
 """Optimizers without groups of parameters, which LLaMA-Factory makes in the place of the Trainer's."""
 
 
@@ -83,27 +91,35 @@ def _temporary(stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str
 
 
 def _foreach_roots(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
-    """One dtype after the other: the root of every second moment at once; before torch 2.1 one more copy to add epsilon.
+    """One dtype after the other: the root of every second moment at once;
+    before torch 2.1 one more copy to add epsilon.
 
-    The dtype that appears last comes first: the groups are in a ``std::unordered_map``, to which libstdc++ adds at the front.
-    Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, rmsprop.py _multi_tensor_rmsprop, ATen/native/ForeachUtils.h.
+    The dtype that appears last comes first: the groups are in a ``std::unordered_map``,
+    to which libstdc++ adds at the front.
+    Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, rmsprop.py _multi_tensor_rmsprop,
+    ATen/native/ForeachUtils.h.
     """
     roots, sums = [], []
     for dtype in reversed(dict.fromkeys(each.dtype for each in group)):
         same = [each for each in group if each.dtype == dtype]
         roots = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_sqrt")) for each in same]
         if job.stack.foreach_step_copies > 1:
-            sums = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_add")) for each in same]
+            sums = [
+                Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_add")) for each in same
+            ]
     del roots, sums
 
 
 def _torchao(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:
-    """One parameter after the other, by a compiled step: new moments in fp32 and their scales are buffers between its kernels.
+    """One parameter after the other, by a compiled step:
+    new moments in fp32 and their scales are buffers between its kernels.
 
     In 4 bits the codes are, too, as int64 before two of them are packed into a byte.
-    Source: torchao 0.17 optim/adam.py single_param_adam, quant_utils.py; buffers as torch 2.13's Inductor writes them for an
-    H100 (``empty_strided_cuda`` in the generated ``call``), the same for matrices, tables and tensors of experts.
-    Ignored: copies that Triton makes while it chooses a kernel, in the first step; what other versions of torch fuse.
+    Source: torchao 0.17 optim/adam.py single_param_adam, quant_utils.py; buffers as torch 2.13's Inductor
+    writes them for an H100 (``empty_strided_cuda`` in the generated ``call``), the same for matrices, tables
+    and tensors of experts.
+    Ignored: copies that Triton makes while it chooses a kernel, in the first step;
+    what other versions of torch fuse.
     """
     states: list[int] = []
     for each in group:
@@ -123,9 +139,11 @@ def _torchao(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) 
 
 
 def _adafactor(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:
-    """One parameter after the other, in fp32.  Variables of the loop keep what they refer to until they are bound again.
+    """One parameter after the other, in fp32.
+    Variables of the loop keep what they refer to until they are bound again.
 
-    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment, as the Trainer asks for it).
+    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment,
+    as the Trainer asks for it).
     """
     states: list[int] = []
     gradient = data = update = None
@@ -153,7 +171,9 @@ def _adafactor(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool
 
 
 def _approximated(stream: Stream, weight: Weight) -> Temporary:
-    """``_approx_sq_grad``: means of rows and columns, and their product; the caller keeps the squares until it returns."""
+    """``_approx_sq_grad``: means of rows and columns, and their product;
+    the caller keeps the squares until it returns.
+    """
 
     def new(size: tuple[Unit, float], op: str) -> Temporary:
         return Temporary(stream, *size, (weight.name, op))

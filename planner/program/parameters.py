@@ -1,7 +1,9 @@
 """The parameters of a model and of its adapters, in the order of ``model.parameters()``.
 
-Source: transformers 5.23 models/*/modeling_*.py (``__init__`` of the modules); peft 0.21 tuners/lora/layer.py update_layer.
-Ignored: norms stand behind the matrices of their layer here; buffers (rotary frequencies, at most 0.5 MiB for a layer).
+Source: transformers 5.23 models/*/modeling_*.py (``__init__`` of the modules);
+peft 0.21 tuners/lora/layer.py update_layer.
+Ignored: norms stand behind the matrices of their layer here; buffers (rotary frequencies,
+at most 0.5 MiB for a layer).
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ SEEING = ("tower ", "projector ")
 class Weight:
     """One parameter: ``shape`` with the unit of each dimension, and where it lies once it is on the card.
 
-    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained copy of a module.
-    ``unread``: of a layer whose output nothing reads, so that it gets no gradient.  ``slot`` is -1 until the parameter is on the
-    card; ``dtype`` and ``slot`` change where a copy replaces it.  It has ``count`` elements for each ``unit``.
+    ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained
+    copy of a module.  ``unread``: of a layer whose output nothing reads, so that it gets no gradient.
+    ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
+    It has ``count`` elements for each ``unit``.
     """
 
     name: str
@@ -94,7 +97,9 @@ def model_weights(job: Job) -> list[Weight]:
     for each in last:
         each.outside = True
     made = [*seeing, *made, *last]
-    halves = {linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"}
+    halves = {
+        linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"
+    }
     for each in made:
         each.trained = _is_trained(parts, each, halves)
         widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
@@ -105,7 +110,8 @@ def model_weights(job: Job) -> list[Weight]:
 def _is_widened_end(job: Job, weight: Weight) -> bool:
     """Whether a full fine-tune keeps this table, head or norm in fp32.
 
-    Source: axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes.  Ignored: routers, and the 16-bit copies that go first.
+    Source: axolotl 0.19.0 loaders/model.py _configure_embedding_dtypes.  Ignored: routers,
+    and the 16-bit copies that go first.
     """
     widens = job.stack.widens_ends and job.recipe.method == "full" and job.regime.engine == "native"
     return widens and (weight.outside or weight.kind == "norm")
@@ -115,7 +121,9 @@ def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
     """The tower and its projector, which modelling code makes before the language model."""
     unread = {f"tower layer {vision.n_layers - 1 - number}" for number in range(vision.n_unread)}
     for layer, block in _seeing_blocks(vision):
-        made = [weight for linear in block.linears for weight in _linear(job, linear, f"{layer} {linear.name}")]
+        made = [
+            weight for linear in block.linears for weight in _linear(job, linear, f"{layer} {linear.name}")
+        ]
         made += [_weight(f"{layer} extra", "table", block.extra_params)] if block.extra_params else []
         for each in (*made, *_norms(block.norms, layer)):
             each.unread = layer in unread
@@ -157,7 +165,9 @@ def _is_trained(parts: TrainedParts, weight: Weight, halves: Collection[str]) ->
 
 
 def adapter_weights(job: Job) -> list[Weight]:
-    """LoRA matrices, ``A`` before ``B``, and trained copies of ``modules_to_save``, each at the place of its module."""
+    """LoRA matrices, ``A`` before ``B``, and trained copies of ``modules_to_save``,
+    each at the place of its module.
+    """
     model, adapter = job.model, job.recipe.adapter
     if adapter is None:
         return []
@@ -171,7 +181,9 @@ def adapter_weights(job: Job) -> list[Weight]:
     for each in made:
         # Without images nothing of a tower gets a gradient.
         seeing = each.name.startswith(SEEING)
-        each.trained = not seeing or (job.recipe.batch.images is not None and not _is_unread(model, each.name))
+        each.trained = not seeing or (
+            job.recipe.batch.images is not None and not _is_unread(model, each.name)
+        )
         each.adapter = True
         each.packed = False
     return made
@@ -237,7 +249,8 @@ def _head(job: Job) -> Iterator[Weight]:
 
 
 def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
-    """``A`` of (rank, in) and ``B`` of (out, rank); a tensor of all experts has a rank for each of them.  DoRA adds (out).
+    """``A`` of (rank, in) and ``B`` of (out, rank);
+    a tensor of all experts has a rank for each of them.  DoRA adds (out).
 
     OFT has one tensor instead, of (blocks, numbers of a triangle).
     """

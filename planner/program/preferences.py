@@ -1,16 +1,17 @@
-"""The head of a training from preferences: log-probabilities of the tokens, and what its trainer does with the logits.
+"""The head of a training from preferences: log-probabilities of the tokens,
+and what its trainer does with the logits.
 
-Passes of the policy come with gradients, those of the model as it was before without.  All tokens are taken for tokens of
-completions, which is the most; a prompt's are left out by masks.
-Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and trainer/utils.py
-selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward, trainer/orpo_trainer.py and
-cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py add_fused_lm_head, kernels/chunked_logprob.py,
-trainer/kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py,
-train/kto/trainer.py and train/trainer_utils.py get_batch_logps.  Of allenai/open-instruct b08997673 and 90e956120
-open_instruct/dpo_utils.py concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py
-calculate_per_token_logps.
-Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens the cast rows of two
-tiles meet.
+Passes of the policy come with gradients, those of the model as it was before without.  All tokens are taken
+for tokens of completions, which is the most; a prompt's are left out by masks.
+Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and
+trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward,
+trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py
+add_fused_lm_head, kernels/chunked_logprob.py, trainer/kto_trainer.py and reward_trainer.py.
+hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
+get_batch_logps.  Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
+concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
+Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens
+the cast rows of two tiles meet.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
 Role = Literal["policy", "reference", "divergence"]
-"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on other completions."""
+"""What a pass is for: the model that is trained, or as it was before, or (KTO)
+how far both are apart on other completions.
+"""
 TILE_TOKENS, TILE_WORDS = 4096, 32768
-"""Tokens and words of one tile of logits.  Source: trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py."""
+"""Tokens and words of one tile of logits.  Source:
+trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py.
+"""
 _ENTROPY_ROWS = 128
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
@@ -67,9 +72,11 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
 
 
 def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """A number for each token, from a head in fp32 that an engine may turn to 16 bits; all logits are made and let go.
+    """A number for each token, from a head in fp32 that an engine may turn to 16 bits;
+    all logits are made and let go.
 
-    Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward, AutoModelForCausalLMWithValueHead.forward.
+    Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward,
+    AutoModelForCausalLMWithValueHead.forward.
     Ignored: the value head's own weight and its states, one number for each feature.
     """
     model, view = ends.model, ends.layer
@@ -114,7 +121,9 @@ def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
 
 
 def _odds_rows(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
-    """The cross-entropy of the chosen half, then log-probabilities of all; the logits are held until the loss is there."""
+    """The cross-entropy of the chosen half, then log-probabilities of all;
+    the logits are held until the loss is there.
+    """
     chosen = torch.part(logits[0], logits[0].count / 2)
     copy = [torch.contiguous(torch.part(chosen, chosen.count))]
     del chosen
@@ -127,7 +136,9 @@ def _odds_rows(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tenso
 
 
 def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
-    """The logits of the pass for the divergence are held until the other one ends; those of samples are copied after it."""
+    """The logits of the pass for the divergence are held until the other one ends;
+    those of samples are copied after it.
+    """
     out = _rows(torch, torch.part(logits[0], logits[0].count))
     if role == "divergence":
         torch.outputs = [logits.pop().alias()]
@@ -141,7 +152,9 @@ def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
 
 
 def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
-    """As :func:`_whole`; after the pass for the divergence those of samples are copied, and the copies held in their place."""
+    """As :func:`_whole`; after the pass for the divergence those of samples are copied,
+    and the copies held in their place.
+    """
     part = torch.part(logits[0], logits[0].count)
     out = _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
     del part
@@ -168,7 +181,9 @@ def _rows(torch: Operators, logits: Tensor) -> Tensor:
 
 
 def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
-    """A log-softmax for each row of 16-bit logits, which is saved; without gradients only two rows' are there at a time."""
+    """A log-softmax for each row of 16-bit logits, which is saved;
+    without gradients only two rows' are there at a time.
+    """
     unit, count, dtype = parts.unit, parts.count, parts.dtype
     picked = torch.new(Unit.TOKENS, 1, dtype, "gather")
     if not torch.grad_enabled:
@@ -177,7 +192,9 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         del gradient
-        _zeros, _row = (torch.new(Unit.LENGTH, count, dtype, op) for op in ("scatter_add", "log_softmax_backward"))
+        _zeros, _row = (
+            torch.new(Unit.LENGTH, count, dtype, op) for op in ("scatter_add", "log_softmax_backward")
+        )
         # The gradient of a row takes the place of its log-softmax, which goes.
         return [kept[0]]
 
@@ -202,10 +219,11 @@ def _gathered(torch: Operators, logits: Tensor) -> Tensor:
 
 
 def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
-    """``logsumexp`` of each row, with a tensor of that size on the way; the gradients of all rows wait for each other.
+    """``logsumexp`` of each row, with a tensor of that size on the way;
+    the gradients of all rows wait for each other.
 
-    Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl; torch/csrc/autograd/FunctionsManual.cpp
-    logsumexp_backward, gather_backward, unbind_backward.
+    Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl;
+    torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward, gather_backward, unbind_backward.
     """
     words = logits.count
     _less_maxima = torch.new(Unit.LENGTH, words, logits.dtype, "logsumexp")
@@ -234,7 +252,8 @@ def _completions(torch: Operators, logits: Tensor, share: int) -> None:
 def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int) -> Tensor:
     """Both passes hold their logits until the metrics are there, for which those of the policy are copied.
 
-    ``parts``: halves of chosen and of rejected sequences; or (KTO) good and bad samples, whose copies together hold all.
+    ``parts``: halves of chosen and of rejected sequences; or (KTO) good and bad samples,
+    whose copies together hold all.
     """
     out = _rows(torch, torch.part(logits[0], logits[0].count))
     torch.outputs = [logits[0].alias()] if role == "reference" else []
@@ -250,7 +269,10 @@ def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: 
 def _metrics(torch: Operators, logits: Tensor, parts: int) -> None:
     """Entropy, piece by piece of a copy; then the mean of the completions' logits."""
     _flat = torch.like(logits, "clone")
-    _piece = [torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op) for op in ("log_softmax", "exp", "mul")]
+    _piece = [
+        torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op)
+        for op in ("log_softmax", "exp", "mul")
+    ]
     del _flat, _piece
     _samples = torch.like(logits, "index_select") if parts == 1 else None
     for _ in range(parts):
@@ -285,7 +307,8 @@ def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor
 
 
 def _compiled(torch: Operators, logits: Tensor) -> Tensor:
-    """Log-softmax and ``gather`` as torch.compile makes them: the logits are saved, and backward fills zeros as large first.
+    """Log-softmax and ``gather`` as torch.compile makes them: the logits are saved,
+    and backward fills zeros as large first.
 
     Source: the code that torch 2.13 inductor writes for ``log_softmax_and_gather``.
     """
@@ -321,8 +344,12 @@ def _picked(torch: Operators, hidden: Tensor) -> Tensor:
     return record(torch, out, [part], [], lambda *_: [torch.new(unit, count, dtype, "index_put")])
 
 
-def _run_tiles(torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor) -> list[Tensor]:
-    """One buffer for all tiles, and the operands of one of them in the compute dtype; what a function holds until it ends."""
+def _run_tiles(
+    torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor
+) -> list[Tensor]:
+    """One buffer for all tiles, and the operands of one of them in the compute dtype;
+    what a function holds until it ends.
+    """
     compute = view.dtypes.compute
     made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty")]
     if rows.dtype != compute:
@@ -336,7 +363,9 @@ def _run_tiles(torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor
 def _through_tiles(
     torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, kept: list[Tensor], _: Tensor
 ) -> list[Tensor | None]:
-    """Gradients are summed in fp32 and then cast; the words of a tile are cast while those before it are there."""
+    """Gradients are summed in fp32 and then cast;
+    the words of a tile are cast while those before it are there.
+    """
     rows = kept[0]
     of_rows = torch.like(rows, "zeros", "fp32")
     of_weight = torch.new(weight.unit, weight.count, "fp32", "zeros") if weight.node is not None else None

@@ -1,10 +1,10 @@
 """APOLLO: moments of a gradient that a random matrix makes narrower, one parameter after the other.
 
-Matrices of the layers are projected; token table, head, norms and biases get an AdamW of separate operators.  Locals of the step
-keep what they refer to until they are bound again, in the step of the next parameter.
-Source: apollo-torch 1.0.3 apollo.py AdamW.step, random_projector.py GradientProjector; llamafactory 0.9.5 train/trainer_utils.py
-_create_apollo_optimizer, whose groups are vectors, then table and head, then what is projected; transformers 5.23
-trainer_optimizer.py _setup_low_rank_optimizer.
+Matrices of the layers are projected; token table, head, norms and biases get an AdamW of separate operators.
+Locals of the step keep what they refer to until they are bound again, in the step of the next parameter.
+Source: apollo-torch 1.0.3 apollo.py AdamW.step, random_projector.py GradientProjector; llamafactory 0.9.5
+train/trainer_utils.py _create_apollo_optimizer, whose groups are vectors, then table and head, then what is
+projected; transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
 Ignored: one number for each row; a new random matrix every 200 steps, which takes no more than the first.
 """
 
@@ -26,7 +26,9 @@ def is_projected(weight: Weight) -> bool:
 
 
 def projection_elements(weight: Weight, rank: int) -> tuple[float, float]:
-    """Elements of the random matrix, and of the projected gradient: the shorter side of the parameter is what gets narrower."""
+    """Elements of the random matrix, and of the projected gradient:
+    the shorter side of the parameter is what gets narrower.
+    """
     rows, columns = (count for _, count in weight.shape)
     return rank * min(rows, columns), rank * max(rows, columns)
 
@@ -62,7 +64,9 @@ def apollo(make: Make, states: States, trained: Sequence[Weight], rank: int, *, 
 
 
 def _make_projection(make: Make, weight: Weight, elements: float) -> None:
-    """Random numbers beside a copy of the gradient, both in fp32; what they are divided to is the state, or cast to it."""
+    """Random numbers beside a copy of the gradient, both in fp32; what they are divided to is the state,
+    or cast to it.
+    """
     copy = make(weight.unit, 4 * weight.count, weight.name, "float") if weight.dtype != "fp32" else None
     numbers = make(Unit.ONE, 4 * elements, weight.name, "randn")
     quotient = make(Unit.ONE, 4 * elements, weight.name, "div") if weight.dtype != "fp32" else None

@@ -1,7 +1,8 @@
 """Rotary positions: how the modelling code turns query and key, and what each way allocates.
 
-Source: transformers 5.23 ``apply_rotary_pos_emb`` of models/{llama,olmo2,glm,cohere,gpt_neox,phi3,gptj,gpt_oss}, ``forward`` of
-models/{phi,stablelm,gptj}, ``apply_rotary_pos_emb_interleave`` of models/deepseek_v3, ``apply_rotary_emb`` of deepseek_v2.
+Source: transformers 5.23 ``apply_rotary_pos_emb`` of
+models/{llama,olmo2,glm,cohere,gpt_neox,phi3,gptj,gpt_oss}, ``forward`` of models/{phi,stablelm,gptj},
+``apply_rotary_pos_emb_interleave`` of models/deepseek_v3, ``apply_rotary_emb`` of deepseek_v2.
 """
 
 from __future__ import annotations
@@ -13,16 +14,26 @@ from planner.program.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
 
-def rotated(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Query and key with their positions, and what else the variables of the code refer to until attention returns."""
+def rotated(
+    torch: Operators, view: LayerView, query: Tensor, key: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Query and key with their positions,
+    and what else the variables of the code refer to until attention returns.
+    """
     spec = view.block.attention
     if not (spec.joined_rotary or spec.rotary_width):
         return *turned(torch, view, query, key), []
     query_parts, key_parts = _cut(torch, view, query), _cut(torch, view, key)
     if spec.rotary_join == "inline":
         tables = _tables(torch, view)
-        query = _joined(torch, _turned(torch, query_parts[0], tables), query_parts[1], by_heads=spec.joined_rotary)
-        return query, _joined(torch, _turned(torch, key_parts[0], tables), key_parts[1], by_heads=spec.joined_rotary), []
+        query = _joined(
+            torch, _turned(torch, query_parts[0], tables), query_parts[1], by_heads=spec.joined_rotary
+        )
+        return (
+            query,
+            _joined(torch, _turned(torch, key_parts[0], tables), key_parts[1], by_heads=spec.joined_rotary),
+            [],
+        )
     turned_query, turned_key = turned(torch, view, query_parts[0], key_parts[0])
     joined_query = _joined(torch, turned_query, query_parts[1], by_heads=spec.joined_rotary)
     if spec.rotary_join == "forward":
@@ -86,7 +97,9 @@ def _turned(torch: Operators, x: Tensor, tables: tuple[Tensor, Tensor], *, float
     return torch.add(straight, crossed)
 
 
-def _crossed(torch: Operators, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _crossed(
+    torch: Operators, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     """``cat([first * cos - second * sin, second * cos + first * sin])``."""
     halves = [(torch.part(x, x.count / 2), torch.part(x, x.count / 2)) for x in (query, key)]
     made = []
@@ -113,7 +126,9 @@ def _complex(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> t
 
 
 def _complex_product(torch: Operators, x: Tensor, table: Tensor) -> Tensor:
-    """Backward: the gradient copied where heads are not together, the conjugate of the table, and the product."""
+    """Backward: the gradient copied where heads are not together, the conjugate of the table,
+    and the product.
+    """
     width = table.count
     one_head = x.count == width
 

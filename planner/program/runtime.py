@@ -1,4 +1,6 @@
-"""Who runs a step: plain PyTorch here; engines that divide weights, gradients or states override what they do otherwise."""
+"""Who runs a step: plain PyTorch here; engines that divide weights,
+gradients or states override what they do otherwise.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _evaluated(parts: list[Part]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One micro-step: the phases of its forward, loss and backward, and whether the optimizer steps after it."""
+    """One micro-step: the phases of its forward, loss and backward,
+    and whether the optimizer steps after it.
+    """
 
     forward: Phase
     loss: Phase
@@ -57,9 +61,9 @@ class Pass:
 class Runtime:
     """One process that trains on its own; writes the requests of a job to ``stream``.
 
-    ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients that each micro-step
-    runs before the forward pass, and between it and the loss.
-    ``adds_gradients``: gradients stay where the backward pass made them, and those of later micro-steps are added.
+    ``parts``: of the model, known before it is loaded.  ``before`` and ``after``: passes without gradients
+    that each micro-step runs before the forward pass, and between it and the loss.  ``adds_gradients``:
+    gradients stay where the backward pass made them, and those of later micro-steps are added.
     """
 
     adds_gradients = True
@@ -112,7 +116,8 @@ class Runtime:
         return [*_trained(made)]
 
     def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
-        """The head and the loss; then the graph of the micro-step before goes, where the loop refers to it until now.
+        """The head and the loss; then the graph of the micro-step before goes,
+        where the loop refers to it until now.
 
         ``first``: passes that ran before this one.
         """

@@ -1,4 +1,5 @@
-"""The parts of a vision-language model before its first layer: patches, layers of the tower, projector, scatter.
+"""The parts of a vision-language model before its first layer: patches, layers of the tower,
+projector, scatter.
 
 Source: as :mod:`planner.program.vision`.
 """
@@ -36,14 +37,20 @@ from planner.program.vision import (
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]
 Manner = Literal["plain", "kept", "unread"]
-"""A layer of a tower: as any other; its input is ``kept`` until the model returns; or its output, too, which nothing reads."""
+"""A layer of a tower: as any other; its input is ``kept`` until the model returns; or its output, too,
+which nothing reads.
+"""
 RunLayer = Callable[[LayerView, bool, Shape, Given, Manner], Template]
-"""One layer by its view, whether it is called through checkpointing, its input, and what others share; in units of patches."""
+"""One layer by its view, whether it is called through checkpointing, its input, and what others share;
+in units of patches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The parts before the first layer, what they share with those behind by name, and the tower, if there is one."""
+    """The parts before the first layer, what they share with those behind by name, and the tower,
+    if there is one.
+    """
 
     parts: list[Part]
     shares: dict[str, Shape]
@@ -57,15 +64,23 @@ class Before:
         return [Part(f"deepstack {number}", stacked_part(self.seeing, number, stream, known, gradients), 1)]
 
 
-def seeing_parts(job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradients, run_layer: RunLayer) -> Before:
+def seeing_parts(
+    job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradients, run_layer: RunLayer
+) -> Before:
     """The parts of ``tower`` in front of the language model that ``ends`` describes."""
     trained = parts_of(job.model, job.recipe).ends
     seeing = seeing_view(job, tower)
     first = _entry(ends, seeing, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
     stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
-    tables = tuple((name, replace(shares[known], unit=Unit.TOKENS)) for name, known in TABLES.items() if known in shares)
-    views = [tower_view(job, group.block, trained="tower" in trained) for group in tower.groups for _ in range(group.count)]
+    tables = tuple(
+        (name, replace(shares[known], unit=Unit.TOKENS)) for name, known in TABLES.items() if known in shares
+    )
+    views = [
+        tower_view(job, group.block, trained="tower" in trained)
+        for group in tower.groups
+        for _ in range(group.count)
+    ]
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
         unread = number >= len(views) - tower.n_unread
@@ -80,21 +95,25 @@ def seeing_parts(job: Job, tower: TowerSpec, ends: EndsView, gradients: Gradient
             shares |= {name: shape for name, (_, shape) in template.shares.items()}
             stream = template.out
     names = ("pixel_values", "position_ids", *TABLES.values())
-    known = tuple((name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in names)
+    known = tuple(
+        (name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in names
+    )
     last = _projector(seeing, replace(stream, unit=Unit.TOKENS), known, gradients)
     made.append(Part("projector", last, 1))
     shares |= {name: shape for name, (_, shape) in last.shares.items()}
     waiting = [TOKEN_EMBEDS, *(f"deepstack {number}" for number in range(len(tower.deepstack)))]
     scattered = _scatter(ends, seeing, last.out, tuple((name, shares[name]) for name in waiting), gradients)
     made.append(Part("scatter", scattered, 1))
-    return Before(joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing)
+    return Before(
+        joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
+    )
 
 
 def take_pixels(stream: Stream, job: Job, before: int | None = None) -> int | None:
     """Images of all micro-batches of a step in fp32, which go when those of the next one are there.
 
-    Source: transformers 5.23 trainer.py get_batch_samples, whose list lives until it is called again; accelerate 1.15
-    data_loader.py DataLoaderShard.__iter__ (each batch goes to the card when it is fetched).
+    Source: transformers 5.23 trainer.py get_batch_samples, whose list lives until it is called again;
+    accelerate 1.15 data_loader.py DataLoaderShard.__iter__ (each batch goes to the card when it is fetched).
     """
     if job.recipe.batch.images is None:
         return None
@@ -105,10 +124,18 @@ def take_pixels(stream: Stream, job: Job, before: int | None = None) -> int | No
 
 
 @lru_cache(maxsize=256)
-def stacked_part(seeing: SeeingView, number: int, stream: Shape, known: Shape, gradients: Gradients) -> Template:
+def stacked_part(
+    seeing: SeeingView, number: int, stream: Shape, known: Shape, gradients: Gradients
+) -> Template:
     """What is added behind a layer of the language model."""
     given = ((f"deepstack embeds {number}", known),)
-    return run(lambda torch, x: add_stacked(torch, seeing, number, x), stream, _OUTSIDE, dict(given), gradients=gradients)
+    return run(
+        lambda torch, x: add_stacked(torch, seeing, number, x),
+        stream,
+        _OUTSIDE,
+        dict(given),
+        gradients=gradients,
+    )
 
 
 def seeing_view(job: Job, tower: TowerSpec) -> SeeingView:
@@ -149,13 +176,17 @@ def _entry(ends: EndsView, seeing: SeeingView, gradients: Gradients) -> Template
         given = dict(ends.given)
         if ends.needs_entry or ends.trains(ends.embed, ends.model.token_embedding.name):
             table = ends.model.token_embedding
-            given[TOKEN_GRADIENT] = Shape(table.width, ends.embed.dtypes.table, False, Unit.TOKENS, TOKEN_GRADIENT)
+            given[TOKEN_GRADIENT] = Shape(
+                table.width, ends.embed.dtypes.table, False, Unit.TOKENS, TOKEN_GRADIENT
+            )
     return run(lambda torch, _: entry(torch, ends, seeing), NO_INPUT, _OUTSIDE, given, gradients=gradients)
 
 
 @lru_cache(maxsize=256)
 def _projector(seeing: SeeingView, stream: Shape, given: Given, gradients: Gradients) -> Template:
-    return of_patches(run(lambda torch, x: projector(torch, seeing, x), stream, _OUTSIDE, dict(given), gradients=gradients))
+    return of_patches(
+        run(lambda torch, x: projector(torch, seeing, x), stream, _OUTSIDE, dict(given), gradients=gradients)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -164,7 +195,9 @@ def _stacked(seeing: SeeingView, number: int, stream: Shape, gradients: Gradient
     if seeing.differentiated and gradients != "none":
         name = gradient_of(f"deepstack {number}")
         given[name] = Shape(_token_count(seeing), stream.dtype, False, Unit.TOKENS, name)
-    return of_patches(run(lambda torch, x: stacked(torch, seeing, number, x), stream, _OUTSIDE, given, gradients=gradients))
+    return of_patches(
+        run(lambda torch, x: stacked(torch, seeing, number, x), stream, _OUTSIDE, given, gradients=gradients)
+    )
 
 
 def _token_count(seeing: SeeingView) -> float:
@@ -173,10 +206,14 @@ def _token_count(seeing: SeeingView) -> float:
 
 
 @lru_cache(maxsize=256)
-def _scatter(ends: EndsView, seeing: SeeingView, tokens: Shape, given: Given, gradients: Gradients) -> Template:
+def _scatter(
+    ends: EndsView, seeing: SeeingView, tokens: Shape, given: Given, gradients: Gradients
+) -> Template:
     shapes = dict(given)
     if seeing.differentiated and gradients != "none":
         for number in range(len(seeing.tower.deepstack)):
             name = gradient_of(f"deepstack embeds {number}")
             shapes[name] = Shape(_token_count(seeing), tokens.dtype, False, Unit.PATCHES, name)
-    return run(lambda torch, x: scatter(torch, ends, seeing, [x]), tokens, _OUTSIDE, shapes, gradients=gradients)
+    return run(
+        lambda torch, x: scatter(torch, ends, seeing, [x]), tokens, _OUTSIDE, shapes, gradients=gradients
+    )

@@ -1,9 +1,10 @@
-"""Mamba 1 as Jamba has it: convolution, products that make steps, B and C with norms, and a scan in one kernel of mamba-ssm.
+"""Mamba 1 as Jamba has it: convolution, products that make steps, B and C with norms,
+and a scan in one kernel of mamba-ssm.
 
 Source: transformers 5.23 models/jamba/modeling_jamba.py JambaMambaMixer.forward; mamba-ssm 2.3.2
 mamba_ssm/ops/selective_scan_interface.py SelectiveScanFn, csrc/selective_scan/selective_scan.cpp.
-Ignored: an adapter of ``dt_proj``, whose weight is read past it where the base has 16 bits; a copy of several samples that the
-adapter of ``out_proj`` makes of its input, one operator long.
+Ignored: an adapter of ``dt_proj``, whose weight is read past it where the base has 16 bits; a copy of several
+samples that the adapter of ``out_proj`` makes of its input, one operator long.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def _decay(torch: Operators, view: LayerView, spec: Mamba1Spec) -> Tensor:
 
 
 def _steps(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Tensor:
-    """``dt_proj`` without its bias: the weight itself, or the module where it is packed, whose bias is subtracted again."""
+    """``dt_proj`` without its bias: the weight itself, or the module where it is packed,
+    whose bias is subtracted again.
+    """
     matrix = view.linears("mixer_step")[0]
     if view.quantized(matrix):
         return torch.contiguous(linear(torch, view, matrix, x), "sub")
@@ -90,16 +93,22 @@ def _scan(
     narrow: tuple[Tensor, Tensor],
     decay: Tensor,
 ) -> Tensor:
-    """The kernel: copies in which positions lie together, the output before and behind the gate, a state for each block."""
+    """The kernel: copies in which positions lie together, the output before and behind the gate,
+    a state for each block.
+    """
     values, steps, gate = wide
     into, out_of = narrow
     if any(each.dtype != values.dtype for each in (steps, into, out_of, gate)):
         raise NotModelledError(
-            f"the kernel of mamba-ssm takes B and C in {values.dtype} as the values, and the norms of this job make "
-            f"{into.dtype} of them: it fails"
+            f"the kernel of mamba-ssm takes B and C in {values.dtype} as the values, and the norms of this "
+            f"job make {into.dtype} of them: it fails"
         )
-    skip = torch.to(torch.parameter(Unit.ONE, values.count, view.dtypes.base, trained=view.trains_base), "fp32")
-    bias = torch.to(torch.parameter(Unit.ONE, values.count, view.dtypes.base, trained=view.trains_base), "fp32")
+    skip = torch.to(
+        torch.parameter(Unit.ONE, values.count, view.dtypes.base, trained=view.trains_base), "fp32"
+    )
+    bias = torch.to(
+        torch.parameter(Unit.ONE, values.count, view.dtypes.base, trained=view.trains_base), "fp32"
+    )
     inputs = [values, steps, decay, into, out_of, skip, gate, bias]
     copies = [torch.like(values, "clone")]
     # The weight's own product has its positions together already.

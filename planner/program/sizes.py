@@ -13,7 +13,9 @@ from planner.program.tensors import EVALUATED, Unit
 
 
 def unit_values(job: Job) -> dict[Unit, Number]:
-    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated: as many samples, if none are said."""
+    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated:
+    as many samples, if none are said.
+    """
     trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
     evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
     return trained | {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
@@ -52,9 +54,11 @@ def _units_of(job: Job) -> dict[Unit, Number]:
 
 
 def _chunk_splits(job: Job, batch: Batch) -> Number:
-    """Chunks times the parts in which the heads of a group are summed: as many as keep all multiprocessors busy.
+    """Chunks times the parts in which the heads of a group are summed:
+    as many as keep all multiprocessors busy.
 
-    Source: mamba-ssm 2.3.2 ops/triton/ssd_chunk_state.py _chunk_state_bwd_db (``nheads_per_program``, ``nsplits``).
+    Source: mamba-ssm 2.3.2 ops/triton/ssd_chunk_state.py _chunk_state_bwd_db (``nheads_per_program``,
+    ``nsplits``).
     """
     specs = {block.mixer for block, _ in job.model.blocks() if isinstance(block.mixer, Mamba2Spec)}
     counts: list[Number] = []

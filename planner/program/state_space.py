@@ -1,10 +1,14 @@
-"""Mamba 2: convolution, scan by chunks, gate or gated norm, and output projection, in one kernel of mamba-ssm.
+"""Mamba 2: convolution, scan by chunks, gate or gated norm, and output projection,
+in one kernel of mamba-ssm.
 
-The kernel multiplies with the output projection's own weight, past any adapter of it, and makes every gradient.
-Source: transformers 5.23 models/{bamba,granitemoehybrid,falcon_h1,nemotron_h}/modeling_*.py, the mixer's forward; mamba-ssm 2.3.2
-mamba_ssm/ops/triton/ssd_combined.py (MambaSplitConv1dScanCombinedFn), ssd_chunk_state.py, ssd_chunk_scan.py,
-ssd_state_passing.py, layernorm_gated.py; causal-conv1d 1.6 cpp_functions.py.
-Ignored: the rest of a last chunk that is not full; what Triton allocates while it tries configurations in the first step.
+The kernel multiplies with the output projection's own weight, past any adapter of it,
+and makes every gradient.
+Source: transformers 5.23 models/{bamba,granitemoehybrid,falcon_h1,nemotron_h}/modeling_*.py, the mixer's
+forward; mamba-ssm 2.3.2 mamba_ssm/ops/triton/ssd_combined.py (MambaSplitConv1dScanCombinedFn),
+ssd_chunk_state.py, ssd_chunk_scan.py, ssd_state_passing.py, layernorm_gated.py; causal-conv1d 1.6
+cpp_functions.py.
+Ignored: the rest of a last chunk that is not full;
+what Triton allocates while it tries configurations in the first step.
 """
 
 from __future__ import annotations
@@ -61,7 +65,9 @@ def _weights(torch: Operators, view: LayerView, spec: Mamba2Spec) -> _Weights:
 
 
 def _scan(torch: Operators, view: LayerView, spec: Mamba2Spec, joined: Tensor) -> Tensor:
-    """The kernel: saved are the product, the scan's output, and a cast copy of the output projection under autocast."""
+    """The kernel: saved are the product, the scan's output,
+    and a cast copy of the output projection under autocast.
+    """
     weights = _weights(torch, view, spec)
     convolved = _convolved(torch, spec, joined)
     out, scanned, _kept = _scanned(torch, spec, convolved)
@@ -77,7 +83,9 @@ def _scan(torch: Operators, view: LayerView, spec: Mamba2Spec, joined: Tensor) -
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return _gradients(torch, spec, kept[0], kept[1], gradient, shapes)
 
-    return record(torch, out, [joined, *weights.others, *weights.out], [joined, scanned, *rows, *matrices], backward)
+    return record(
+        torch, out, [joined, *weights.others, *weights.out], [joined, scanned, *rows, *matrices], backward
+    )
 
 
 def _convolved(torch: Operators, spec: Mamba2Spec, joined: Tensor) -> Tensor:
@@ -107,7 +115,9 @@ def _scores(torch: Operators, spec: Mamba2Spec) -> Tensor:
 
 
 def _scanned(torch: Operators, spec: Mamba2Spec, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The output, that before the gate where the kernel has one, and what else variables of the kernel refer to."""
+    """The output, that before the gate where the kernel has one,
+    and what else variables of the kernel refer to.
+    """
     kept = [_numbers(torch, spec), _numbers(torch, spec)]
     states = _states(torch, spec, "fp32")
     states = _passed(torch, spec, x.dtype, kept)
@@ -124,7 +134,12 @@ def _passed(torch: Operators, spec: Mamba2Spec, dtype: Dtype, kept: list[Tensor]
 
 
 def _gradients(
-    torch: Operators, spec: Mamba2Spec, joined: Tensor, scanned: Tensor, gradient: Tensor, shapes: list[tuple[float, Dtype]]
+    torch: Operators,
+    spec: Mamba2Spec,
+    joined: Tensor,
+    scanned: Tensor,
+    gradient: Tensor,
+    shapes: list[tuple[float, Dtype]],
 ) -> list[Tensor | None]:
     """Gradients of the product and of all weights; ``shapes``: elements and dtypes of these."""
     out = torch.like(scanned, "empty")
@@ -142,7 +157,9 @@ def _gradients(
     for index, (_, dtype) in enumerate(shapes[: len(conv)]):
         conv[index] = torch.to(conv[index], dtype)
     del out, again
-    others = [torch.new(Unit.ONE, count, dtype, "empty") for count, dtype in shapes[1 + spec.conv_bias : -n_out]]
+    others = [
+        torch.new(Unit.ONE, count, dtype, "empty") for count, dtype in shapes[1 + spec.conv_bias : -n_out]
+    ]
     return [of_joined, *conv, *others, *made]
 
 
@@ -155,11 +172,16 @@ def _norm_sums(torch: Operators, spec: Mamba2Spec, dtype: Dtype) -> None:
 
 
 def _scan_gradients(torch: Operators, spec: Mamba2Spec, x: Tensor) -> list[Tensor]:
-    """What the scan's backward pass makes on the way; the gated output, where it has a gate, is computed again.
+    """What the scan's backward pass makes on the way; the gated output, where it has a gate,
+    is computed again.
 
     Variables live until the function returns, as there.
     """
-    kept = [torch.new(Unit.TOKENS, spec.heads, x.dtype, "clone"), _numbers(torch, spec), _numbers(torch, spec)]
+    kept = [
+        torch.new(Unit.TOKENS, spec.heads, x.dtype, "clone"),
+        _numbers(torch, spec),
+        _numbers(torch, spec),
+    ]
     kept.append(_scores(torch, spec))
     states = _states(torch, spec, "fp32")
     states = _passed(torch, spec, "fp32", kept)
@@ -189,7 +211,9 @@ def _of_skip(torch: Operators, spec: Mamba2Spec) -> Tensor:
 
 
 def _passed_back(torch: Operators, spec: Mamba2Spec, states: list[Tensor], dtype: Dtype) -> list[Tensor]:
-    """Gradients of states and of decays between chunks, and the states in the dtype of the products; ``states`` is emptied."""
+    """Gradients of states and of decays between chunks,
+    and the states in the dtype of the products; ``states`` is emptied.
+    """
     of_states = _states(torch, spec, "fp32")
     narrow = [_states(torch, spec, dtype)]
     narrow.append(states[0] if dtype == "fp32" else _states(torch, spec, dtype))

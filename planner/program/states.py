@@ -1,9 +1,10 @@
 """The states that each optimizer keeps for a parameter, made in its first step.
 
-Source: torch 2.13 optim/adam.py, rmsprop.py; bitsandbytes 0.50 optim/optimizer.py init_state and get_state_buffer; transformers
-5.23 optimization.py Adafactor.step, trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer); adam_mini 1.1.1
-adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py; torchao 0.17 optim/adam.py _AdamBase._new_buffer, subclass_8bit.py,
-subclass_4bit.py, with the blocks of transformers 5.23 trainer_optimizer.py _get_torchao_optimizer.
+Source: torch 2.13 optim/adam.py, rmsprop.py; bitsandbytes 0.50 optim/optimizer.py init_state and
+get_state_buffer; transformers 5.23 optimization.py Adafactor.step, trainer_optimizer.py (tables keep 32-bit
+states under an 8-bit optimizer); adam_mini 1.1.1 adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py;
+torchao 0.17 optim/adam.py _AdamBase._new_buffer, subclass_8bit.py, subclass_4bit.py, with the blocks of
+transformers 5.23 trainer_optimizer.py _get_torchao_optimizer.
 Ignored: step counters and code books, of at most 2 KiB.
 """
 
@@ -85,12 +86,16 @@ def _projected(job: Job, weight: Weight) -> Iterator[State]:
 
 
 def is_in_blocks(job: Job, weight: Weight) -> bool:
-    """Whether torchao keeps the states of a parameter in codes: it has 4,096 elements or more, in whole blocks."""
+    """Whether torchao keeps the states of a parameter in codes: it has 4,096 elements or more,
+    in whole blocks.
+    """
     return n_elements(job, weight) >= _MIN_8BIT_ELEMENTS and n_elements(job, weight) % BLOCK == 0
 
 
 def sums_of(weight: Weight) -> list[tuple[Unit, float]]:
-    """Adafactor's fp32 sums of the rows and of the columns of a matrix; as large as the parameter where that is a vector."""
+    """Adafactor's fp32 sums of the rows and of the columns of a matrix;
+    as large as the parameter where that is a vector.
+    """
     if len(weight.shape) == 1:
         return [(weight.unit, 4 * weight.count)]
     *outer, row, column = weight.shape

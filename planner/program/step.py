@@ -1,6 +1,8 @@
-"""A whole training step: the parts of the model in their order, forward and back, and the optimizer's step between.
+"""A whole training step: the parts of the model in their order, forward and back,
+and the optimizer's step between.
 
-Source: transformers 5.23 trainer.py (``training_step``) and the ``forward`` of each model in models/*/modeling_*.py.
+Source: transformers 5.23 trainer.py (``training_step``)
+and the ``forward`` of each model in models/*/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -44,10 +46,11 @@ _LOSS = Terms("logits_and_loss", "logits_and_loss")
 
 
 def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
-    """Loading, a first micro-step, the optimizer's step, a later micro-step, and an evaluation of as many samples.
+    """Loading, a first micro-step, the optimizer's step, a later micro-step,
+    and an evaluation of as many samples.
 
-    The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows, which
-    finds gradients.  ``runtime_type`` writes it, where that is not the job's own.
+    The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows,
+    which finds gradients.  ``runtime_type`` writes it, where that is not the job's own.
     """
     stream = Stream()
     runtime = (runtime_type or runtime_of(job))(stream, job)
@@ -74,29 +77,42 @@ def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
 
 
 def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:
-    """The passes without gradients of each micro-step: those before the forward pass, and those between it and the loss."""
+    """The passes without gradients of each micro-step: those before the forward pass,
+    and those between it and the loss.
+    """
     if not job.recipe.has_reference:
         return (), ()
     reference = parts_of(reference_job(job), "none", role="reference")
     if job.recipe.task == "dpo":
         return (), (reference,)
-    of_policy, of_reference = evaluation_of(job, "divergence"), parts_of(reference_job(job), "none", role="divergence")
+    of_policy, of_reference = (
+        evaluation_of(job, "divergence"),
+        parts_of(reference_job(job), "none", role="divergence"),
+    )
     if job.stack.pair_logps == "whole":
         return (), (of_policy, reference, of_reference)
     return (of_policy,), (of_reference, reference)
 
 
 def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") -> list[Part]:
-    """The embeddings, the layers and the head of a model, in forward order; ``gradients`` as of :func:`run`."""
+    """The embeddings, the layers and the head of a model, in forward order;
+    ``gradients`` as of :func:`run`.
+    """
     trained = trained_of(job.model, job.recipe)
     layers = _layers(job, trained)
-    around = [layer_view(job, job.model.groups[0].block, trained=end in trained.ends) for end in ("norm", "embed", "head")]
+    around = [
+        layer_view(job, job.model.groups[0].block, trained=end in trained.ends)
+        for end in ("norm", "embed", "head")
+    ]
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
     ends = EndsView(job.model, around[0], around[1], around[2], tuple(dict.fromkeys(layers)), needs_entry)
     mode = Mode(gradients, role)
     before = _before_layers(job, ends, mode)
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
-    given = {view: tuple((name, shares[known]) for name, known in names_for(job.model, view).items()) for view in ends.kinds}
+    given = {
+        view: tuple((name, shares[known]) for name, known in names_for(job.model, view).items())
+        for view in ends.kinds
+    }
     for number, view in enumerate(layers):
         template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
         if parts[-1].template is template:
@@ -112,13 +128,17 @@ def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
     """What runs before the first layer."""
     if job.model.vision is None or job.recipe.batch.images is None:
         first = _first(ends, mode.gradients)
-        return Before([Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()})
+        return Before(
+            [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
+        )
 
     return seeing_parts(job, job.model.vision, ends, mode.gradients, partial(_tower_layer, mode))
 
 
 @lru_cache(maxsize=256)
-def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, given: Given, manner: Manner) -> Template:
+def _tower_layer(
+    mode: Mode, view: LayerView, again: bool, entry: Shape, given: Given, manner: Manner
+) -> Template:
     """A layer of a vision tower, in units of patches."""
     part = partial(_layer, view, _Call(again, enters=False))
     if manner != "plain":
@@ -126,8 +146,12 @@ def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, given: 
     return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients))
 
 
-def _passing_layer(part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor) -> Tensor:
-    """A layer whose input the tower returns; of one that nothing reads the output, too, and the stream goes on as it was."""
+def _passing_layer(
+    part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor
+) -> Tensor:
+    """A layer whose input the tower returns; of one that nothing reads the output, too,
+    and the stream goes on as it was.
+    """
     torch.passing.append(x.alias())
     if manner == "kept":
         return part(torch, x)
@@ -148,7 +172,9 @@ def _layers(job: Job, trained: TrainedParts) -> list[LayerView]:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """How a layer is called: through checkpointing (``again``), and with an input that is made to require a gradient."""
+    """How a layer is called: through checkpointing (``again``),
+    and with an input that is made to require a gradient.
+    """
 
     again: bool
     enters: bool
@@ -156,7 +182,10 @@ class _Call:
 
 def _call_of(job: Job, number: int, view: LayerView) -> _Call:
     again = is_checkpointed(job.recipe, job.stack, number, trained=view.trains_base)
-    return _Call(again, again and view.trains_base and bool(job.recipe.train_layers) and job.stack.frozen_layers in ENTERS)
+    return _Call(
+        again,
+        again and view.trains_base and bool(job.recipe.train_layers) and job.stack.frozen_layers in ENTERS,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -166,11 +195,19 @@ def _first(ends: EndsView, gradients: Gradients) -> Template:
 
 
 @lru_cache(maxsize=1024)
-def _one_layer(view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode) -> Template:
+def _one_layer(
+    view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode
+) -> Template:
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
     values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
     keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
-    return run(partial(_kept_layer if keeps else _layer, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
+    return run(
+        partial(_kept_layer if keeps else _layer, view, call),
+        entry,
+        _LAYER,
+        dict(given),
+        gradients=mode.gradients,
+    )
 
 
 def _kept_layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
@@ -206,19 +243,25 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     if not call.again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
-    offloads, selective = view.recipe.offload == "activations", view.recipe.checkpoint_policy == "selective-op"
+    offloads, selective = (
+        view.recipe.offload == "activations",
+        view.recipe.checkpoint_policy == "selective-op",
+    )
     return run_again(torch, function, x, How(offloads, selective, _is_hooked(view)))
 
 
 def _is_hooked(view: LayerView) -> bool:
     """Whether FSDP1 has a hook on the input of each layer: of units whose weights are frozen.
 
-    Source: torch 2.13 distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook, whose handle stays until
-    _finalize_params; autograd/graph.py register_multi_grad_hook refers to the node of the input, and that to the input.
+    Source: torch 2.13 distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook, whose
+    handle stays until _finalize_params; autograd/graph.py register_multi_grad_hook refers to the node of the
+    input, and that to the input.
     """
     sharding, stack = view.recipe.sharding, view.stack
     is_fsdp1 = sharding.engine == "fsdp" and not sharding.dtensors
-    return is_fsdp1 and view.recipe.method != "full" and stack.fsdp1_wraps_adapters and stack.checkpoints_units
+    return (
+        is_fsdp1 and view.recipe.method != "full" and stack.fsdp1_wraps_adapters and stack.checkpoints_units
+    )
 
 
 def _with_shared(torch: Operators, view: LayerView, given: dict[str, Tensor], x: Tensor) -> Tensor:

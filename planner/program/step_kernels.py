@@ -1,8 +1,8 @@
 """Optimizers that LLaMA-Factory brings along, one operator after the other: Adam-mini and its Muon.
 
 Variables of a step keep what they refer to until they are bound again, in the step of the next parameter.
-Source: adam_mini 1.1.1 (zyushun/Adam-mini at 402aadf) adam_mini/adam_mini.py Adam_mini.step; llamafactory 0.9.5
-third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5.
+Source: adam_mini 1.1.1 (zyushun/Adam-mini at 402aadf) adam_mini/adam_mini.py Adam_mini.step; llamafactory
+0.9.5 third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5.
 Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases.
 """
 
@@ -40,12 +40,16 @@ def adam_mini(make: Make, states: States, trained: Sequence[Weight]) -> None:
 
 
 def is_orthogonalized(weight: Weight) -> bool:
-    """Whether Muon orthogonalises the update of a parameter: matrices that are neither a table nor the head."""
+    """Whether Muon orthogonalises the update of a parameter:
+    matrices that are neither a table nor the head.
+    """
     return weight.kind == "matrix" and len(weight.shape) == 2 and not weight.name.startswith("head")
 
 
 def muon(make: Make, states: States, trained: Sequence[Weight]) -> None:
-    """Matrices first; what they are not is stepped by an Adam of separate operators, beside the last matrix's update."""
+    """Matrices first; what they are not is stepped by an Adam of separate operators,
+    beside the last matrix's update.
+    """
     gradient = update = None
     for each in trained:
         if is_orthogonalized(each):

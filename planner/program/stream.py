@@ -41,9 +41,9 @@ class Trained:
 class Stream:
     """Allocations and frees of a job, in order.
 
-    ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.  ``units``,
-    ``unit_bytes``, ``terms`` and ``streams`` (CUDA streams) describe each slot.  ``phases``: (event it begins with,
-    phase), in order.
+    ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.
+    ``units``, ``unit_bytes``, ``terms`` and ``streams`` (CUDA streams) describe each slot.  ``phases``:
+    (event it begins with, phase), in order.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,9 @@ class Stream:
         self.emptied.append(len(self.phases))
         self.phases.append((len(self.events), self.phases[-1][1]))
 
-    def allocate(self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0) -> int:
+    def allocate(
+        self, unit: Unit, unit_bytes: float, term: TermName, place: tuple[str, str, str], stream: int = 0
+    ) -> int:
         """The slot of a new allocation; ``place``: part of the model, module, operator."""
         slot = len(self.units)
         self._places[slot] = place
@@ -124,7 +126,9 @@ class Stream:
 
 
 def lasting(events: Sequence[int]) -> set[int]:
-    """Those of ``events`` that their complement does not undo: a slot is allocated once and freed at most once."""
+    """Those of ``events`` that their complement does not undo:
+    a slot is allocated once and freed at most once.
+    """
     seen = set(events)
     return seen.difference(map(invert, seen))
 
@@ -137,8 +141,8 @@ def _sizes(units: Sequence[Unit], unit_bytes: Sequence[float], values: Mapping[U
 class Instance:
     """One part of the model in one micro-step, whose slots count from ``base``.
 
-    ``ports``: where slots that another part made really lie.  ``early``: stage and slot of what the part lets go of while others
-    still refer to it.
+    ``ports``: where slots that another part made really lie.  ``early``: stage and slot of what the part lets
+    go of while others still refer to it.
     """
 
     name: str

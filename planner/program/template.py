@@ -1,8 +1,8 @@
 """A part of the model run once: the record that every layer like it repeats.
 
-A template has two ports.  Slot 0 is its input, which the part before it made; slot 1 is the gradient of its output, which
-the part behind it made.  Tensors that one part makes for several others (rotary tables, masks) have slots from
-``SHARED_SLOTS`` on wherever they were not made.
+A template has two ports.  Slot 0 is its input, which the part before it made; slot 1 is the gradient of its
+output, which the part behind it made.  Tensors that one part makes for several others (rotary tables, masks)
+have slots from ``SHARED_SLOTS`` on wherever they were not made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
 FORWARD, FORWARD_NEXT, FORWARD_RETURN = "forward", "forward_next", "forward_return"
 FORWARD_END, FORWARD_OUT = "forward_end", "forward_out"
-FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = "forward_loss", "backward", "backward_out", "backward_end"
+FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = (
+    "forward_loss",
+    "backward",
+    "backward_out",
+    "backward_end",
+)
 RETURNS_AGAIN = "returns_again"
 _FORWARD_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_RETURN, FORWARD_END, FORWARD_OUT, FORWARD_LOSS)
 _STAGES = (*_FORWARD_STAGES, BACKWARD, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
@@ -51,22 +56,25 @@ NO_INPUT = Shape(2, "fp32", False)
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What one run recorded: each allocation's unit, bytes, term and operator by slot, and the events of each stage.
+    """What one run recorded: each allocation's unit, bytes, term and operator by slot,
+    and the events of each stage.
 
-    Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_return``, when the model below the head
-    returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after that; ``forward_loss``, what is done
-    when other passes have run, too. Then ``backward``; ``backward_out``, when hooks let go; ``backward_end``, when the graph
-    goes; ``returns_again``, when the model has returned in the next micro-step.
-    ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.  ``gradients``: unit, count, dtype, slot
-    and module of each that parameters keep.  ``out``: shape of the output.
+    Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_return``, when the model
+    below the head returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after
+    that; ``forward_loss``, what is done when other passes have run, too. Then ``backward``; ``backward_out``,
+    when hooks let go; ``backward_end``, when the graph goes; ``returns_again``, when the model has returned
+    in the next micro-step.  ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.
+    ``gradients``: unit, count, dtype, slot and module of each that parameters keep.  ``out``: shape of the
+    output.
 
-    ``shares``: slot and shape of each tensor that the part makes for others, by name.  ``crossing``: names of those that others
-    made, whose slots count from ``SHARED_SLOTS``.
+    ``shares``: slot and shape of each tensor that the part makes for others, by name.  ``crossing``: names of
+    those that others made, whose slots count from ``SHARED_SLOTS``.
 
-    ``foreign``: where each stage frees what other parts made.  ``freed_shares``: slots of what is shared that each stage frees.
+    ``foreign``: where each stage frees what other parts made.  ``freed_shares``:
+    slots of what is shared that each stage frees.
 
-    For engines: ``marked``, the stages with the marks (see :class:`planner.program.tensors.Mark`) among their events;
-    ``modules``, paths of names; ``parameters``, by their numbers.
+    For engines: ``marked``, the stages with the marks (see :class:`planner.program.tensors.Mark`) among their
+    events; ``modules``, paths of names; ``parameters``, by their numbers.
     """
 
     units: tuple[Unit, ...]
@@ -90,8 +98,13 @@ class Template:
     def __post_init__(self) -> None:
         own = {slot for slot, _ in self.shares.values()}
         freed = {stage: [~event for event in events if event < 0] for stage, events in self.stages.items()}
-        shared = {stage: tuple(slot for slot in slots if slot >= SHARED_SLOTS or slot in own) for stage, slots in freed.items()}
-        object.__setattr__(self, "foreign", {stage: foreign_events(events) for stage, events in self.stages.items()})
+        shared = {
+            stage: tuple(slot for slot in slots if slot >= SHARED_SLOTS or slot in own)
+            for stage, slots in freed.items()
+        }
+        object.__setattr__(
+            self, "foreign", {stage: foreign_events(events) for stage, events in self.stages.items()}
+        )
         object.__setattr__(self, "freed_shares", shared)
 
     def in_units(self, units: Mapping[Unit, Unit]) -> Template:
@@ -103,7 +116,9 @@ class Template:
 def foreign_events(events: tuple[int, ...]) -> tuple[int, ...]:
     """Where a stage frees what another part made, or has a mark."""
     return tuple(
-        index for index, event in enumerate(events) if event >= MARK or (event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS)
+        index
+        for index, event in enumerate(events)
+        if event >= MARK or (event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS)
     )
 
 
@@ -125,8 +140,9 @@ def run(
 ) -> Template:
     """Run ``part`` forward and backward, once, on an input of shape ``entry``.
 
-    ``given``: shapes of what other parts share with it, by the name that the part knows it by.  ``gradients``: those of
-    parameters are the ``first``, are ``added`` to those of the micro-step before, or are not made at all (``none``).
+    ``given``: shapes of what other parts share with it, by the name that the part knows it by.
+    ``gradients``: those of parameters are the ``first``, are ``added`` to those of the micro-step before, or
+    are not made at all (``none``).
     """
     torch = Operators(accumulates=gradients == "added")
     torch.grad_enabled = gradients != "none"
@@ -166,7 +182,9 @@ def run(
 
 
 def _return(torch: Operators) -> None:
-    """After forward goes what the next layer takes, then what the model below the head returns, then the cast weights."""
+    """After forward goes what the next layer takes, then what the model below the head returns,
+    then the cast weights.
+    """
     torch.enter(FORWARD_NEXT)
     torch.returned.clear()
     torch.enter(FORWARD_RETURN)
@@ -176,7 +194,9 @@ def _return(torch: Operators) -> None:
 
 
 def _end(torch: Operators, graph: list[Node | None]) -> None:
-    """After backward goes what hooks refer to, then the graph, and last what the loop keeps until the model returns again."""
+    """After backward goes what hooks refer to, then the graph,
+    and last what the loop keeps until the model returns again.
+    """
     torch.enter(BACKWARD_OUT)
     torch.hooked.clear()
     torch.enter(BACKWARD_END)
@@ -188,13 +208,22 @@ def _end(torch: Operators, graph: list[Node | None]) -> None:
 
 def _given(torch: Operators, shape: Shape, crossing: list[str]) -> Tensor:
     """A tensor that another part made."""
-    return Tensor(Storage(torch, SHARED_SLOTS + crossing.index(shape.shared)), shape.unit, shape.count, shape.dtype)
+    return Tensor(
+        Storage(torch, SHARED_SLOTS + crossing.index(shape.shared)), shape.unit, shape.count, shape.dtype
+    )
 
 
 def _shares(torch: Operators) -> dict[str, tuple[int, Shape]]:
     """Slot and shape of what a part made for others."""
-    found = {name: (_slot(each), Shape(each.count, each.dtype, False, each.unit, name)) for name, each in torch.shared.items()}
-    return {name: (slot, shape) for name, (slot, shape) in found.items() if slot is not None and slot < SHARED_SLOTS}
+    found = {
+        name: (_slot(each), Shape(each.count, each.dtype, False, each.unit, name))
+        for name, each in torch.shared.items()
+    }
+    return {
+        name: (slot, shape)
+        for name, (slot, shape) in found.items()
+        if slot is not None and slot < SHARED_SLOTS
+    }
 
 
 def _slot(tensor: Tensor | None) -> int | None:
@@ -223,7 +252,10 @@ def _template(torch: Operators, out_slot: int | None, port: Node, shape: Shape, 
     return Template(
         units=tuple(torch.units),
         unit_bytes=tuple(torch.unit_bytes),
-        terms=tuple(term or (terms.saved if slot in kept else terms.temporary) for slot, term in enumerate(torch.terms)),
+        terms=tuple(
+            term or (terms.saved if slot in kept else terms.temporary)
+            for slot, term in enumerate(torch.terms)
+        ),
         ops=tuple(torch.ops),
         stages={name: tuple(torch.stages.get(name, ())) for name in _STAGES},
         out_slot=out_slot,

@@ -1,7 +1,8 @@
 """Tensors that have a size and no values, and the tape that records when each is allocated and freed.
 
-A tensor is freed when the last variable, saved tensor or view that refers to it goes: Python counts references as
-PyTorch does, so code here frees what the modelling code it stands for would free, at the same moment.
+A tensor is freed when the last variable, saved tensor or view that refers to it goes: Python counts
+references as PyTorch does, so code here frees what the modelling code it stands for would free, at the same
+moment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import Literal
 from planner.domain.term import TermName
 
 Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "bool"]
-ELEMENT_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1}
+ELEMENT_BYTES: dict[str, int] = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "bool": 1,
+}
 
 
 class Unit(IntEnum):
@@ -91,8 +101,8 @@ class Storage:
 class Tensor:
     """``count`` elements for each of ``unit``; ``node`` sends its gradient on, if it has one.
 
-    ``is_view`` marks a tensor that lies in another one's memory; ``head_by_head`` one whose rows are not together, one
-    head following the other.  ``storage`` is ``None`` for what is not counted.
+    ``is_view`` marks a tensor that lies in another one's memory; ``head_by_head`` one whose rows are not
+    together, one head following the other.  ``storage`` is ``None`` for what is not counted.
     """
 
     __slots__ = ("count", "dtype", "head_by_head", "is_view", "node", "storage", "unit")
@@ -121,10 +131,10 @@ Unpack = Callable[[], Tensor]
 class Node:
     """One operator of the backward pass; a leaf (without ``backward``) keeps the gradient of a parameter.
 
-    ``inputs``: the node that made each input, and that input's unit, count and dtype; ``None`` where it needs no
-    gradient.  ``saved`` gives each saved tensor back.  ``context`` are tensors that a custom function keeps as attributes of
-    its context: they live as long as the node, and checkpointing does not see them.  ``path``: the modules that it was
-    made in; ``parameter``: number of the parameter that a leaf belongs to.
+    ``inputs``: the node that made each input, and that input's unit, count and dtype; ``None`` where it needs
+    no gradient.  ``saved`` gives each saved tensor back.  ``context`` are tensors that a custom function
+    keeps as attributes of its context: they live as long as the node, and checkpointing does not see them.
+    ``path``: the modules that it was made in; ``parameter``: number of the parameter that a leaf belongs to.
     """
 
     __slots__ = ("backward", "context", "grad", "inputs", "name", "order", "parameter", "path", "saved")
@@ -143,7 +153,9 @@ class Node:
 
 Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
 MARK = 1_000_000_000_000
-"""Where engines read events, one from here on is no allocation but a mark: the number of a :class:`Mark`, plus this."""
+"""Where engines read events, one from here on is no allocation but a mark:
+the number of a :class:`Mark`, plus this.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +172,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight that the code asked for: ``count`` elements for each of ``unit``; ``module``: number of its module."""
+    """A weight that the code asked for: ``count`` elements for each of ``unit``; ``module``:
+    number of its module.
+    """
 
     unit: Unit
     count: float
@@ -174,16 +188,19 @@ COSTLY = frozenset({"mm", "addmm", "bmm", "flash_attention", "efficient_attentio
 
 
 class Tape:
-    """The record of one run: ``events`` hold the number of an allocation when it is made, and its complement when freed.
+    """The record of one run: ``events`` hold the number of an allocation when it is made,
+    and its complement when freed.
 
-    ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``events`` is the list of
-    the current stage, of which :meth:`enter` changes to another.
+    ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``events`` is
+    the list of the current stage, of which :meth:`enter` changes to another.
 
-    ``pack``: what becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators, or has kept them.
+    ``pack``: what becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators,
+    or has kept them.
 
-    The rest is for engines.  ``marks`` are moments; ``placed`` says the stage of each and how many events are before it.
-    ``modules`` are the paths of names that modules were entered by, the whole part first.  ``path`` are the numbers of the
-    modules that run now, ``path_back`` of those whose backward runs, ``passed`` of those that have sent a gradient on.
+    The rest is for engines.  ``marks`` are moments; ``placed`` says the stage of each and how many events are
+    before it.  ``modules`` are the paths of names that modules were entered by, the whole part first.
+    ``path`` are the numbers of the modules that run now, ``path_back`` of those whose backward runs,
+    ``passed`` of those that have sent a gradient on.
     """
 
     def __init__(self) -> None:
@@ -213,7 +230,8 @@ class Tape:
     def new(self, unit: Unit, count: float, dtype: Dtype, op: str, term: TermName | None = None) -> Tensor:
         """A tensor in memory of its own.
 
-        One number for each token (a statistic of a norm) is not counted: it is below 0.1 % of what a layer keeps.
+        One number for each token (a statistic of a norm) is not counted:
+        it is below 0.1 % of what a layer keeps.
         """
         if self.keeps and op in COSTLY and self.grad_enabled:
             return self.keeps(op, lambda: self._new(unit, count, dtype, op, term))
@@ -290,7 +308,9 @@ class Tape:
 
 
 def promoted(one: Dtype, other: Dtype) -> Dtype:
-    """The dtype of a result of both: fp16 and bf16 have no common 16-bit type.  Source: torch 2.13 c10/core/ScalarType.h."""
+    """The dtype of a result of both: fp16 and bf16 have no common 16-bit type.  Source:
+    torch 2.13 c10/core/ScalarType.h.
+    """
     return one if one == other else "fp32"
 
 

@@ -18,9 +18,9 @@ from planner.program.tensors import Dtype
 class Dtypes:
     """The dtype of each kind of tensor.
 
-    ``compute``: of matrix products; ``base``: weights of layers that are not quantised; ``table``: token table and head;
-    ``norm``: weights of norms; ``adapter``: LoRA matrices as their layers see them; ``gradient``: of trained tensors.
-    ``autocast``: whether autocast casts the inputs of products.
+    ``compute``: of matrix products; ``base``: weights of layers that are not quantised; ``table``: token
+    table and head; ``norm``: weights of norms; ``adapter``: LoRA matrices as their layers see them;
+    ``gradient``: of trained tensors.  ``autocast``: whether autocast casts the inputs of products.
     """
 
     compute: Dtype
@@ -35,7 +35,9 @@ def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
     """The dtypes that a recipe leads to."""
     numerics = recipe.numerics
     engine_casts = regime.engine != "native" and numerics.mixed
-    narrow: Dtype = numerics.compute_dtype if engine_casts or numerics.load_dtype == "fp32" else numerics.load_dtype
+    narrow: Dtype = (
+        numerics.compute_dtype if engine_casts or numerics.load_dtype == "fp32" else numerics.load_dtype
+    )
     seen = numerics.compute_dtype if regime.engine == "fsdp" and numerics.mixed else None
 
     def named(n_bytes: int) -> Dtype:
@@ -46,17 +48,25 @@ def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
         adapter = recipe.adapter.dtype
     in_base = not regime.autocast and not engine_casts and not regime.quantized
     compute: Dtype = named(regime.base) if in_base else numerics.compute_dtype
-    return Dtypes(compute, named(regime.base), named(regime.outside), named(regime.norm_weight), adapter, regime.autocast)
+    return Dtypes(
+        compute,
+        named(regime.base),
+        named(regime.outside),
+        named(regime.norm_weight),
+        adapter,
+        regime.autocast,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
     """One kind of layer under one job.
 
-    ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a micro-batch
-    is one sample, so that heads are batches of products without a copy.  ``trains_base``: whether the layer's own weights are
-    trained; ``trains_mlp_only``: of those, only the matrices of the feed-forward part.  ``recipe``: without sizes and whatever
-    else no operator of a layer asks for, so that layers that run alike are equal.
+    ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a
+    micro-batch is one sample, so that heads are batches of products without a copy.  ``trains_base``: whether
+    the layer's own weights are trained; ``trains_mlp_only``: of those, only the matrices of the feed-forward
+    part.  ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
+    run alike are equal.
     """
 
     block: BlockSpec
@@ -79,25 +89,39 @@ class LayerView:
         return self.has_quantized and is_quantizable(linear, self.stack.skips_experts)
 
     def merged(self, linear: LinearSpec) -> bool:
-        """Whether the adapter is added to the weight itself, which PEFT does for tensors that are no module of their own.
+        """Whether the adapter is added to the weight itself,
+        which PEFT does for tensors that are no module of their own.
 
         Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
         """
-        return linear.kind == "parameter" and linear.group == "expert" and self.stack.skips_experts and self.adapted(linear)
+        return (
+            linear.kind == "parameter"
+            and linear.group == "expert"
+            and self.stack.skips_experts
+            and self.adapted(linear)
+        )
 
     @property
     def wraps_parts(self) -> bool:
-        """Whether checkpointing wraps the norms, the attention and the MLP one by one instead of the layer."""
+        """Whether checkpointing wraps the norms,
+        the attention and the MLP one by one instead of the layer.
+        """
         return self.recipe.gradient_checkpointing and self.stack.checkpoints_parts
 
     def linears(self, reads: str) -> list[LinearSpec]:
-        """The matrices that read one tensor, in the order of the code; routers and bare parameters of them left out."""
+        """The matrices that read one tensor, in the order of the code;
+        routers and bare parameters of them left out.
+        """
         bare = ("router", "parameter")
-        return [spec for spec in self.block.linears if spec.reads == reads and (spec.group, spec.kind) != bare]
+        return [
+            spec for spec in self.block.linears if spec.reads == reads and (spec.group, spec.kind) != bare
+        ]
 
 
 def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = False) -> LayerView:
-    """One kind of layer of ``job``; ``trained``: whether its own weights are; ``mlp_only``: those of its feed-forward part."""
+    """One kind of layer of ``job``; ``trained``: whether its own weights are; ``mlp_only``:
+    those of its feed-forward part.
+    """
     full = job.recipe.method == "full"
     return LayerView(
         block,
@@ -113,9 +137,13 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
 
 
 def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
-    """The same for a part of a vision tower, which gets no mask, and no kernels that stacks write for language models."""
+    """The same for a part of a vision tower, which gets no mask,
+    and no kernels that stacks write for language models.
+    """
     view = layer_view(job, block, trained=trained)
-    return replace(view, masked=False, single=False, stack=replace(view.stack, fused_mlp=False, adapter_kernels="eager"))
+    return replace(
+        view, masked=False, single=False, stack=replace(view.stack, fused_mlp=False, adapter_kernels="eager")
+    )
 
 
 _NO_BATCH = Batch(1, 1, 1, "packed", 1)
@@ -125,5 +153,11 @@ def _of_layers(recipe: Recipe) -> Recipe:
     adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
     offload: Offload = "activations" if recipe.offload == "activations" else "none"
     return replace(
-        recipe, adapter=adapter, train_layers=(), batch=_NO_BATCH, optimizer="sgd", offload=offload, checkpoint_every=1
+        recipe,
+        adapter=adapter,
+        train_layers=(),
+        batch=_NO_BATCH,
+        optimizer="sgd",
+        offload=offload,
+        checkpoint_every=1,
     )

@@ -1,9 +1,12 @@
-"""What a vision-language model runs before its first layer: patches, the layers of the tower, the projector, and the scatter.
+"""What a vision-language model runs before its first layer: patches, the layers of the tower,
+the projector, and the scatter.
 
 The layers are those of :mod:`planner.program.layer`, with patches in the place of tokens.
-Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl}/modeling_*.py, the ``forward`` of the tower and of the model around it,
-vision_utils.py; torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp (``masked_scatter__cuda``, ``masked_select``).
-Ignored: lengths of pieces and numbers of positions in the text (below 64 bytes for each token); the workspace of the convolution.
+Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl}/modeling_*.py, the ``forward`` of the tower and of the
+model around it, vision_utils.py; torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp
+(``masked_scatter__cuda``, ``masked_select``).
+Ignored: lengths of pieces and numbers of positions in the text (below 64 bytes for each token);
+the workspace of the convolution.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ _OF_PATCHES = {
 class SeeingView:
     """The tower around its layers.
 
-    ``hooked``: what its first layer reads is made to require a gradient; ``differentiated``: gradients reach its layers.
+    ``hooked``: what its first layer reads is made to require a gradient; ``differentiated``:
+    gradients reach its layers.
     """
 
     tower: TowerSpec
@@ -57,10 +61,15 @@ def of_patches(template: Template) -> Template:
     """A template that was run on tokens, for patches."""
     strange = next((unit for unit in template.units if unit not in _OF_PATCHES), None)
     if strange is not None:
-        raise NotModelledError(f"a vision tower whose memory grows with {strange.name.lower()} is not modelled")
+        raise NotModelledError(
+            f"a vision tower whose memory grows with {strange.name.lower()} is not modelled"
+        )
     units = tuple(_OF_PATCHES[unit] for unit in template.units)
     gradients = tuple((_OF_PATCHES[unit], *rest) for unit, *rest in template.gradients)
-    shares = {name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit])) for name, (slot, shape) in template.shares.items()}
+    shares = {
+        name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit]))
+        for name, (slot, shape) in template.shares.items()
+    }
     out = replace(template.out, unit=_OF_PATCHES[template.out.unit])
     return replace(template, units=units, gradients=gradients, shares=shares, out=out)  # type: ignore[arg-type]
 
@@ -98,14 +107,17 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
 
 
 def _square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
-    """Patches of images of one size, with a class token before them where there is one, and a position for each.
+    """Patches of images of one size, with a class token before them where there is one,
+    and a position for each.
 
     Source: transformers 5.23 models/{clip,siglip}/modeling_*.py, their ``VisionEmbeddings``.
     """
     view, tower = seeing.entry, seeing.tower
     share = 1.0 if not tower.rule.extra_patches else tower.token_share
     with torch.inside("patch_embedding"):
-        stream = _convolution(torch, view, torch.new(Unit.PATCHES, tower.patch.in_features * share, view.dtypes.base, "to"))
+        stream = _convolution(
+            torch, view, torch.new(Unit.PATCHES, tower.patch.in_features * share, view.dtypes.base, "to")
+        )
         if seeing.hooked and stream.node is None and torch.grad_enabled:
             require_gradient(stream, torch.path)
     dtype, trained = view.dtypes.base, view.trains_base
@@ -115,7 +127,13 @@ def _square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
         n_params = view.block.extra_params - tower.width * tower.rule.extra_patches
         table = torch.parameter(Unit.ONE, n_params, dtype, trained=trained)
         rows = torch.new(Unit.IMAGE_PATCHES, tower.width, dtype, "embedding")
-        rows = record(torch, rows, [table], [], lambda *_: [torch.new(Unit.ONE, n_params, dtype, "embedding_dense_backward")])
+        rows = record(
+            torch,
+            rows,
+            [table],
+            [],
+            lambda *_: [torch.new(Unit.ONE, n_params, dtype, "embedding_dense_backward")],
+        )
     stream = torch.add(stream, rows)
     del rows
     for spec in view.block.norms:
@@ -138,10 +156,14 @@ def _convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """A product of each patch with all kernels."""
     spec, trained = view.block.linears[0], view.trains_base
     weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=trained)
-    bias = torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=trained) if spec.bias else None
+    bias = (
+        torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=trained) if spec.bias else None
+    )
     bias = None if bias is None else weight_copy(torch, view, bias)
     weight = weight_copy(torch, view, weight)
-    return torch.mm(autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit)
+    return torch.mm(
+        autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit
+    )
 
 
 def _positions(torch: Operators, view: LayerView, tower: TowerSpec) -> Tensor:
@@ -150,7 +172,13 @@ def _positions(torch: Operators, view: LayerView, tower: TowerSpec) -> Tensor:
     with torch.inside("pos_embed"):
         table = torch.parameter(Unit.ONE, view.block.extra_params, dtype, trained=trained)
         rows = torch.new(Unit.PATCHES, count, dtype, "embedding")
-        rows = record(torch, rows, [table], [], lambda *_: [torch.new(Unit.ONE, table.count, dtype, "embedding_dense_backward")])
+        rows = record(
+            torch,
+            rows,
+            [table],
+            [],
+            lambda *_: [torch.new(Unit.ONE, table.count, dtype, "embedding_dense_backward")],
+        )
     weighted = record(
         torch,
         torch.like(rows, "mul", "fp32"),
@@ -237,10 +265,11 @@ def _selected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
 
 
 def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
-    """Gemma 3's projector: a norm behind the tower, averages of patches, which keep what they read, a norm, and a product.
+    """Gemma 3's projector: a norm behind the tower, averages of patches, which keep what they read,
+    a norm, and a product.
 
-    Source: transformers 5.23 models/siglip/modeling_siglip.py SiglipVisionModel, models/gemma3/modeling_gemma3.py
-    Gemma3MultiModalProjector; torch 2.13 derivatives.yaml ``avg_pool2d``.
+    Source: transformers 5.23 models/siglip/modeling_siglip.py SiglipVisionModel,
+    models/gemma3/modeling_gemma3.py Gemma3MultiModalProjector; torch 2.13 derivatives.yaml ``avg_pool2d``.
     """
     view, share = seeing.projector, seeing.tower.token_share
     x = _one_norm(torch, seeing.entry, seeing.tower.behind[0], x)
@@ -267,7 +296,9 @@ def _merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) -> Tensor:
-    """The stream behind a layer as it is; what a merger of its own makes of it waits for a layer of the language model."""
+    """The stream behind a layer as it is;
+    what a merger of its own makes of it waits for a layer of the language model.
+    """
     assert seeing.stacked is not None
     name = f"deepstack {number}"
     arrived = [torch.shared.pop(gradient_of(name))] if gradient_of(name) in torch.shared else []
@@ -305,7 +336,8 @@ def _hands_on(torch: Operators, name: str, tensor: Tensor) -> Tensor:
 
 
 def add_stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) -> Tensor:
-    """Behind a layer of the language model: rows of images taken out of a copy, summed with what was stacked, and put back.
+    """Behind a layer of the language model: rows of images taken out of a copy,
+    summed with what was stacked, and put back.
 
     Source: transformers 5.23 models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLTextModel._deepstack_process.
     """
@@ -339,7 +371,8 @@ def _one_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> T
 
 
 def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[Tensor]) -> Tensor:
-    """The stream that the first layer reads: rows of the token table, with those of images in the place of their tokens.
+    """The stream that the first layer reads: rows of the token table,
+    with those of images in the place of their tokens.
 
     ``passed`` holds the tokens of images, and is emptied.  All variables live until the model returns.
     """
@@ -378,10 +411,11 @@ def _split(torch: Operators, x: Tensor) -> Tensor:
 
 
 def _scattered(torch: Operators, ends: EndsView, embeds: list[Tensor], features: Tensor) -> Tensor:
-    """``embeds.masked_scatter(mask, features)``: a copy; on the way a mask of all elements and their running sum.
+    """``embeds.masked_scatter(mask, features)``: a copy;
+    on the way a mask of all elements and their running sum.
 
-    Backward: a copy without the images' rows for the tokens; for the images the numbers of all their elements, and these.
-    ``embeds`` is emptied.
+    Backward: a copy without the images' rows for the tokens; for the images the numbers of all their
+    elements, and these.  ``embeds`` is emptied.
     """
     given = embeds.pop()
     if torch.grad_enabled and (ends.needs_entry or ends.trains(ends.embed, ends.model.token_embedding.name)):

@@ -1,7 +1,7 @@
 """xIELU, an activation with two trained numbers, as Python code spells it out.
 
-Source: transformers 5.23 activations.py ``XIELUActivation._xielu_python``, which runs unless the package ``xielu`` is installed;
-torch 2.13 derivatives.yaml ``where``, ``minimum``, ``expm1``.
+Source: transformers 5.23 activations.py ``XIELUActivation._xielu_python``, which runs unless the package
+``xielu`` is installed; torch 2.13 derivatives.yaml ``where``, ``minimum``, ``expm1``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def _number(torch: Operators, view: LayerView) -> Tensor:
 
 
 def _minimum(torch: Operators, x: Tensor) -> Tensor:
-    """``minimum`` with a number: backward halves the gradient where both are equal, and takes it where ``x`` is not larger."""
+    """``minimum`` with a number: backward halves the gradient where both are equal,
+    and takes it where ``x`` is not larger.
+    """
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         _half = torch.like(gradient, "div")

@@ -1,4 +1,6 @@
-"""Files <-> nouns: run records as CSV and JSONL, read strictly; a crash loses at most the line being written."""
+"""Files <-> nouns: run records as CSV and JSONL, read strictly;
+a crash loses at most the line being written.
+"""
 
 from __future__ import annotations
 

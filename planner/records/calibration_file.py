@@ -1,4 +1,6 @@
-"""Calibrations as small JSON files: strict reading, and refusal of files that other formulas were fitted with."""
+"""Calibrations as small JSON files: strict reading,
+and refusal of files that other formulas were fitted with.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ NAME_PATTERN = r"^[A-Za-z0-9._-]{1,60}$"
 RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION, PREVIOUS_CALIBRATION)
 _MAX_BYTES = 4 * MIB
 
-# Beyond these no number is physical: every coefficient has bounds of its own that are narrower (``Prior.low``, ``Prior.high``).
+# Beyond these no number is physical: every coefficient has bounds of its own that are narrower
+# (``Prior.low``, ``Prior.high``).
 MAX_OFFSET = 1000.0
 _MAX_SCORE = 100.0
 _MAX_SCALE = 1000.0
@@ -76,7 +79,9 @@ class SpreadKeyPart(_Part):
 
 
 class SpreadPart(_Part):
-    """Distribution of the logarithm of measured over predicted, over the scale of each prediction, on unseen sources."""
+    """Distribution of the logarithm of measured over predicted, over the scale of each prediction,
+    on unseen sources.
+    """
 
     key: SpreadKeyPart
     probabilities: Annotated[list[Share], Field(min_length=2, max_length=_MAX_ITEMS)]
@@ -96,7 +101,9 @@ class SupportPart(_Part):
 
 
 class ScalePart(_Part):
-    """How much each cause of scatter counts in the scale of an interval; see ``ScaleParts`` of :mod:`planner.domain.scale`."""
+    """How much each cause of scatter counts in the scale of an interval; see ``ScaleParts`` of
+    :mod:`planner.domain.scale`.
+    """
 
     counted: Part
     unknown_lengths: Part
@@ -133,7 +140,9 @@ class CalibrationDocument(_Part):
     scale: ScalePart | None = None
     """Only files of other formulas are without: these are read to explain what changed, and judge nothing."""
     priors: Annotated[dict[Name, Finite], Field(max_length=_MAX_ITEMS)] = {}
-    """Priors that the offsets start from, so that a file of other formulas can still be read as a previous one."""
+    """Priors that the offsets start from,
+    so that a file of other formulas can still be read as a previous one.
+    """
 
 
 def personal_dir() -> Path:
@@ -146,7 +155,9 @@ def personal_dir() -> Path:
     try:
         return (Path(root) if root else Path.home() / ".config") / "finetune-planner" / "calibration"
     except RuntimeError:
-        raise UsageError("no home directory to keep calibrations in; set XDG_CONFIG_HOME to a folder") from None
+        raise UsageError(
+            "no home directory to keep calibrations in; set XDG_CONFIG_HOME to a folder"
+        ) from None
 
 
 def write_calibration(calibration: Calibration, folder: Path) -> Path:
@@ -197,7 +208,8 @@ def read_document(path: Path) -> CalibrationDocument:
     """The content of a calibration file of any formulas.
 
     Raises:
-        InputFileError: not a regular file, unreadable, too large, malformed, or with numbers that nothing physical has.
+        InputFileError: not a regular file, unreadable, too large, malformed,
+        or with numbers that nothing physical has.
     """
     data = json_value(path, read_text(path, _MAX_BYTES))
     if not isinstance(data, dict) or data.get("schema") != CALIBRATION_SCHEMA_ID:
@@ -209,17 +221,23 @@ def read_document(path: Path) -> CalibrationDocument:
 
 
 def _stale(document: CalibrationDocument, path: Path) -> str:
-    """What is wrong with a calibration of other formulas, and the command that makes it anew in the same place."""
+    """What is wrong with a calibration of other formulas,
+    and the command that makes it anew in the same place.
+    """
     name = f" --name {document.name}" if document.machine else ""
     out = "" if document.machine and path.parent == personal_dir() else f" --out {path.parent}"
     versions = f"was fitted with formulas {document.formulas}, these are {formulas_version()}"
     if document.name == PREVIOUS_CALIBRATION:
-        return f"{versions}; it is kept to explain what changed (plan validate FILE --explain ROW), not to predict with"
+        return (
+            f"{versions}; it is kept to explain what changed (plan validate FILE --explain ROW), not "
+            "to predict with"
+        )
     return f"{versions}; fit again: plan calibrate RECORDS...{name}{out}"
 
 
 def matching_calibrations(scenario: Scenario) -> tuple[tuple[str, Calibration | InputFileError], ...]:
-    """Personal calibrations made where ``scenario`` would run, by name, each with its content or why it cannot be used.
+    """Personal calibrations made where ``scenario`` would run, by name,
+    each with its content or why it cannot be used.
 
     A file that is no calibration at all is among them, because nobody can say what it was made for.
     """
@@ -272,7 +290,8 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
     """The calibration that a document describes.
 
     Raises:
-        InputFileError: it names a coefficient that does not exist, or its distributions are malformed; names ``path``.
+        InputFileError: it names a coefficient that does not exist, or its distributions are malformed;
+        names ``path``.
     """
     values: dict[str, Any] = document.model_dump()
     unknown = {each.knob.coefficient for each in document.offsets} - FREEDOM.keys()
@@ -285,7 +304,9 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
         name=document.name,
         date=document.date,
         formulas=document.formulas,
-        offsets=tuple(Offset(Knob(**each["knob"]), each["offset"], each["spread"]) for each in values["offsets"]),
+        offsets=tuple(
+            Offset(Knob(**each["knob"]), each["offset"], each["spread"]) for each in values["offsets"]
+        ),
         spreads=tuple(
             Spread(
                 key=SpreadKey(**each["key"]),

@@ -17,7 +17,9 @@ _BOOLS = {"true": True, "false": False}
 
 
 def parse_cell(column: str, text: str) -> Any:
-    """Value of a cell.  Text that is not of the column's type is returned as it is: the border model then refuses it by name."""
+    """Value of a cell.  Text that is not of the column's type is returned as it is:
+    the border model then refuses it by name.
+    """
     if text == "":
         return () if column in LIST_COLUMNS else None
     members = _members(column)

@@ -1,7 +1,7 @@
 """What a measured record carries beside its columns: raw readings, environment, verdict on its quality.
 
-These are the border models of the keys ``raw``, ``environment`` and ``quality`` of a JSONL line.  The unit is in every name;
-``null`` means that the device or the system has no such figure, never zero.
+These are the border models of the keys ``raw``, ``environment`` and ``quality`` of a JSONL line.  The unit is
+in every name; ``null`` means that the device or the system has no such figure, never zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class PhaseReading(_Strict):
 
 
 class StepReading(_Strict):
-    """One optimizer step of rank 0: wall time, time between two events on the device, tokens without and with padding."""
+    """One optimizer step of rank 0: wall time, time between two events on the device,
+    tokens without and with padding.
+    """
 
     index: int = Field(ge=0)
     warmup: bool
@@ -63,7 +65,9 @@ class AllocatorCounters(_Strict):
 
 
 class RankReading(_Strict):
-    """One process of the job.  ``cap`` says how its memory was limited, ``cpu_threads`` what torch computes with on the host."""
+    """One process of the job.  ``cap`` says how its memory was limited,
+    ``cpu_threads`` what torch computes with on the host.
+    """
 
     rank: int = Field(ge=0)
     started: Literal["fork", "spawn"] | None = None
@@ -77,8 +81,8 @@ class RankReading(_Strict):
 class HostReading(_Strict):
     """Highest host memory while the case ran, sampled from outside.
 
-    ``machine_bytes`` is how far the machine's available memory fell, by everybody: page-locked memory counts here whether or not
-    a process is charged for it.
+    ``machine_bytes`` is how far the machine's available memory fell, by everybody: page-locked memory counts
+    here whether or not a process is charged for it.
     """
 
     rss_process_bytes: int | None = None
@@ -92,10 +96,12 @@ class HostReading(_Strict):
 
 
 class DeviceReading(_Strict):
-    """One device by the driver: in use before the case, and the highest sampled while it ran, everybody's and the driver's own.
+    """One device by the driver: in use before the case, and the highest sampled while it ran,
+    everybody's and the driver's own.
 
-    ``held_before_bytes``: what programs held before the case.  ``process_peak_bytes``: the most that its own processes held.
-    ``other_processes``: how many others the driver lists.  ``null``: the driver does not tell, for example in a container.
+    ``held_before_bytes``: what programs held before the case.  ``process_peak_bytes``: the most that its own
+    processes held.  ``other_processes``: how many others the driver lists.  ``null``: the driver does not
+    tell, for example in a container.
     """
 
     index: int = Field(ge=0)
@@ -149,7 +155,9 @@ class GpuFacts(_Strict):
 
 
 class EnvironmentFacts(_Strict):
-    """What the case ran on.  Records may be merged only where these agree (``gpu_state`` is of the moment)."""
+    """What the case ran on.  Records may be merged only where these agree (``gpu_state`` is of the
+    moment).
+    """
 
     machine: str
     os: str

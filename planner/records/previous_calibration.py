@@ -22,9 +22,11 @@ from planner.records.calibration_file import (
 
 
 def keep_previous(calibration: Calibration, folder: Path) -> Path | None:
-    """Copy what ``calibration`` will replace in ``folder`` to ``previous.json``, so that the change can be explained later.
+    """Copy what ``calibration`` will replace in ``folder`` to ``previous.json``,
+    so that the change can be explained later.
 
-    A file with the same numbers is not a previous one; neither is one that cannot be read.  Returns the copy's path.
+    A file with the same numbers is not a previous one; neither is one that cannot be read.
+    Returns the copy's path.
 
     Raises:
         InputFileError: the copy cannot be written.
@@ -46,9 +48,11 @@ def _numbers(document: CalibrationDocument) -> object:
 
 
 def read_previous(folder: Path) -> Calibration | None:
-    """The calibration that the one in ``folder`` replaced, as offsets from today's priors; ``None`` without one.
+    """The calibration that the one in ``folder`` replaced, as offsets from today's priors;
+    ``None`` without one.
 
-    Its coefficients mean what they meant then only as far as the formulas are the same: what is told apart is the coefficients.
+    Its coefficients mean what they meant then only as far as the formulas are the same:
+    what is told apart is the coefficients.
 
     Raises:
         InputFileError: malformed, or of other formulas and without the priors that it started from.

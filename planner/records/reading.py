@@ -56,16 +56,20 @@ class _Row:
     broken: str = ""
 
 
-def read_records(paths: Iterable[str | Path], *, by_row: bool = False, may_be_none: bool = False) -> RecordSet:
-    """All records of ``paths``: files, or patterns such as ``data/published/*.csv`` that the shell did not expand.
+def read_records(
+    paths: Iterable[str | Path], *, by_row: bool = False, may_be_none: bool = False
+) -> RecordSet:
+    """All records of ``paths``: files,
+    or patterns such as ``data/published/*.csv`` that the shell did not expand.
 
-    ``by_row``: what cannot be used is left out one by one, among ``quarantined``, instead of ending the reading.  These are lines
-    that cannot be read or have a newer schema, ids that occur again, and patterns that match nothing beside files that exist.
-    At least one record must remain, unless ``may_be_none``.
+    ``by_row``: what cannot be used is left out one by one, among ``quarantined``, instead of ending the
+    reading.  These are lines that cannot be read or have a newer schema, ids that occur again, and patterns
+    that match nothing beside files that exist.  At least one record must remain, unless ``may_be_none``.
 
     Raises:
-        InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing column, a value out of
-            range.  Without ``by_row`` also an id that occurs twice or a newer schema; with it, no record at all.
+        InputFileError: a pattern that matches nothing, a file that cannot be read, an unknown or missing
+            column, a value out of range.  Without ``by_row`` also an id that occurs twice or a newer schema;
+            with it, no record at all.
     """
     records: list[RunRecord] = []
     places: dict[str, str] = {}
@@ -97,7 +101,13 @@ def read_records(paths: Iterable[str | Path], *, by_row: bool = False, may_be_no
 
 def told_at_once(lines: Iterable[Quarantined]) -> str:
     """What is wrong with lines, each with its number: the first ten problems, and how many more there are."""
-    return _first_ten([f"line {each.line}: {one}" if each.line else one for each in lines for one in each.reason.split(BETWEEN)])
+    return _first_ten(
+        [
+            f"line {each.line}: {one}" if each.line else one
+            for each in lines
+            for one in each.reason.split(BETWEEN)
+        ]
+    )
 
 
 def _first_ten(problems: Sequence[str]) -> str:
@@ -126,7 +136,9 @@ def _expand(paths: Iterable[str | Path], quarantined: list[Quarantined], by_row:
             found.update({Path(name).resolve(): Path(name) for name in names})
         except (OSError, ValueError, RuntimeError) as error:
             # RuntimeError: a link to itself (Python 3.11 and 3.12).
-            raise InputFileError(_short(pattern), f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise InputFileError(
+                _short(pattern), f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from None
     for each in unmatched:
         if not (by_row and found):
             raise InputFileError(each.path, each.reason)
@@ -148,7 +160,9 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
     if text.count("\n") > RECORD_BOUNDS.n_lines:
         raise InputFileError(path, f"more than {RECORD_BOUNDS.n_lines:,} lines")
     if "\0" in text:
-        raise InputFileError(path, "holds a NUL byte, which no text file does", text.count("\n", 0, text.index("\0")) + 1)
+        raise InputFileError(
+            path, "holds a NUL byte, which no text file does", text.count("\n", 0, text.index("\0")) + 1
+        )
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
     n_rows, line = 0, 1
@@ -164,20 +178,28 @@ def _read_csv(path: Path, _quarantined: list[Quarantined]) -> Iterator[_Row]:
             if len(cells) != len(header):
                 yield _Row(start, {}, broken=f"{len(cells)} cells, but the header has {len(header)} columns")
                 continue
-            yield _Row(start, {column: parse_cell(column, cell) for column, cell in zip(header, cells, strict=True)})
+            yield _Row(
+                start, {column: parse_cell(column, cell) for column, cell in zip(header, cells, strict=True)}
+            )
     except csv.Error as error:
         raise InputFileError(path, f"not valid CSV: {error}", rows.line_num) from None
     if not n_rows:
-        raise InputFileError(path, "no rows: a header alone; write one line for each run" if header else "no header line")
+        raise InputFileError(
+            path, "no rows: a header alone; write one line for each run" if header else "no header line"
+        )
 
 
 def _checked_header(path: Path, cells: list[str], line: int) -> list[str]:
-    """The names of the columns; all that is wrong with them is told at once, unless none is known: then nothing is repeated."""
+    """The names of the columns; all that is wrong with them is told at once, unless none is known:
+    then nothing is repeated.
+    """
     if not any(name in COLUMNS for name in cells):
         raise InputFileError(path, "not a file of records: the first line names no column of records", line)
     problems = [f"unknown column '{_short(name)}'" for name in cells if name not in COLUMNS]
     problems += [f"missing column '{name}'" for name in REQUIRED_COLUMNS if name not in cells]
-    problems += [f"column '{_short(name)}' occurs twice" for name in dict.fromkeys(cells) if cells.count(name) > 1]
+    problems += [
+        f"column '{_short(name)}' occurs twice" for name in dict.fromkeys(cells) if cells.count(name) > 1
+    ]
     if problems:
         raise InputFileError(path, _first_ten(problems), line)
     return cells
@@ -207,7 +229,8 @@ def parse_json_line(line: bytes) -> Any:
     """The JSON value of one line.
 
     Raises:
-        ValueError: not UTF-8, not JSON, nested too deeply, a name given twice, or a number that JSON does not have.
+        ValueError: not UTF-8, not JSON, nested too deeply, a name given twice,
+        or a number that JSON does not have.
     """
     try:
         return parse_json(line.decode("utf-8"))
@@ -223,7 +246,13 @@ def _jsonl_row(line: int, data: Any) -> _Row:
         return _Row(line, {}, broken="a record must be a JSON object")
     schema = data.pop("schema", None)
     if isinstance(schema, str) and _is_newer(schema):
-        return _Row(line, {}, newer=f"the schema '{_short(schema)}' is newer than '{RECORD_SCHEMA_ID}'; it needs a newer planner")
+        return _Row(
+            line,
+            {},
+            newer=(
+                f"the schema '{_short(schema)}' is newer than '{RECORD_SCHEMA_ID}'; it needs a newer planner"
+            ),
+        )
     if schema != RECORD_SCHEMA_ID:
         found = "missing" if schema is None else "another"
         return _Row(line, {}, broken=f"the schema is {found} and must be '{RECORD_SCHEMA_ID}'")
@@ -259,7 +288,9 @@ def _record(row: _Row) -> RunRecord | list[str]:
     try:
         checked = border_model().model_validate(row.values)
     except ValidationError as error:
-        by_column = {detail["loc"][:1]: _describe(detail) for detail in reversed(error.errors(include_url=False))}
+        by_column = {
+            detail["loc"][:1]: _describe(detail) for detail in reversed(error.errors(include_url=False))
+        }
         return list(reversed(by_column.values()))
     return RunRecord(**{name: getattr(checked, name) for name in COLUMNS})
 
@@ -270,7 +301,10 @@ def _describe(detail: ErrorDetails) -> str:
         return f"unknown column '{column}'"
     if detail["type"] == "missing" or detail["input"] is None:
         return f"column '{column}' is missing or blank"
-    return f"column '{column}': {detail['msg'][:1].lower()}{detail['msg'][1:]}, but it is {_short(detail['input'])}"
+    return (
+        f"column '{column}': {detail['msg'][:1].lower()}{detail['msg'][1:]}, but it is "
+        f"{_short(detail['input'])}"
+    )
 
 
 def _short(value: object) -> str:

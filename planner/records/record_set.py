@@ -12,7 +12,9 @@ from planner.domain.run_record import RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A line that is kept out of the records and reported, by the ``rule`` that says why; line 0: the whole path."""
+    """A line that is kept out of the records and reported, by the ``rule`` that says why; line 0:
+    the whole path.
+    """
 
     path: str
     line: int
@@ -29,8 +31,8 @@ class Quarantined:
 class RecordSet:
     """Records of several files, in the order read.
 
-    ``places`` gives ``file:line`` of each record id; ``attachments`` what a JSONL line carried beside the columns (``raw``,
-    ``environment``, ``quality``), by record id.
+    ``places`` gives ``file:line`` of each record id; ``attachments`` what a JSONL line carried beside the
+    columns (``raw``, ``environment``, ``quality``), by record id.
     """
 
     records: tuple[RunRecord, ...]

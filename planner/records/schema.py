@@ -1,4 +1,6 @@
-"""The border of a run record: columns, allowed ranges, JSON Schema.  The types are those of :class:`RunRecord`."""
+"""The border of a run record: columns, allowed ranges, JSON Schema.
+The types are those of :class:`RunRecord`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ RECORD_SCHEMA_ID = "planner/record@1"
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord))
 LIST_COLUMNS: frozenset[str] = frozenset(field.name for field in fields(RunRecord) if field.default == ())
 # What a record cannot do without; a file may leave out every other column, which then says nothing.
-REQUIRED_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(RunRecord) if field.default is MISSING)
-# A JSONL line may carry these beside the columns: raw readings, environment and the verdict on the quality of the run.
+REQUIRED_COLUMNS: tuple[str, ...] = tuple(
+    field.name for field in fields(RunRecord) if field.default is MISSING
+)
+# A JSONL line may carry these beside the columns: raw readings,
+# environment and the verdict on the quality of the run.
 ATTACHMENT_KEYS = ("raw", "environment", "quality")
 
 _MAX_TEXT_CHARS = 10_000
@@ -69,11 +74,16 @@ def column_types() -> Mapping[str, Any]:
 
 @cache
 def border_model() -> type[BaseModel]:
-    """The pydantic model that every row passes through: strict types, nothing unknown, finite numbers within their ranges."""
+    """The pydantic model that every row passes through: strict types, nothing unknown,
+    finite numbers within their ranges.
+    """
     from pydantic import ConfigDict, create_model
 
     definitions: dict[str, Any] = {
-        field.name: (_bounded(field.name, column_types()[field.name]), ... if field.default is MISSING else field.default)
+        field.name: (
+            _bounded(field.name, column_types()[field.name]),
+            ... if field.default is MISSING else field.default,
+        )
         for field in fields(RunRecord)
     }
     config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -90,12 +100,15 @@ def attachment_models() -> Mapping[str, type[BaseModel]]:
 def record_json_schema() -> dict[str, Any]:
     """JSON Schema of one record as a line of JSONL.
 
-    The line also carries ``schema`` (this schema's id) and may carry ``raw``, ``environment`` and ``quality``.
+    The line also carries ``schema`` (this schema's id) and may carry ``raw``,
+    ``environment`` and ``quality``.
     """
     from pydantic.json_schema import models_json_schema
 
     models = attachment_models()
-    places, shared = models_json_schema([(model, "validation") for model in models.values()], ref_template="#/$defs/{model}")
+    places, shared = models_json_schema(
+        [(model, "validation") for model in models.values()], ref_template="#/$defs/{model}"
+    )
     schema = border_model().model_json_schema()
     attachments = {key: places[(model, "validation")] for key, model in models.items()}
     return {
@@ -120,7 +133,13 @@ def _bounded(name: str, annotation: Any) -> Any:
         return Annotated[tuple[item, ...], Field(max_length=_MAX_LIST_ITEMS)]
     if annotation is str:
         # ';' separates the items of a list in CSV, and a line of CSV that begins with '#' is a comment.
-        pattern = r"^[^\x00;]+$" if name in LIST_COLUMNS else r"^[^\x00#][^\x00]*$" if name == COLUMNS[0] else r"^[^\x00]+$"
+        pattern = (
+            r"^[^\x00;]+$"
+            if name in LIST_COLUMNS
+            else r"^[^\x00#][^\x00]*$"
+            if name == COLUMNS[0]
+            else r"^[^\x00]+$"
+        )
         return Annotated[str, Field(min_length=1, max_length=_MAX_TEXT_CHARS, pattern=pattern)]
     if annotation in (int, float):
         limits = _RANGES[name]

@@ -1,4 +1,6 @@
-"""An empty file of records for people who measured some runs of their own: the columns that matter, and two examples."""
+"""An empty file of records for people who measured some runs of their own: the columns that matter,
+and two examples.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from planner.records.cells import format_cell
 from planner.records.reading import COMMENT
 from planner.records.schema import REQUIRED_COLUMNS
 
-# Beside the required columns: what a run is told apart by, and what was read.  Any other column of the schema may be added.
+# Beside the required columns: what a run is told apart by, and what was read.
+# Any other column of the schema may be added.
 _OTHER_COLUMNS = (
     "seq_len",
     "micro_batch",

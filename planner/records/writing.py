@@ -32,7 +32,9 @@ def write_csv(path: str | Path, records: Iterable[RunRecord]) -> None:
         InputFileError: the file cannot be written.
     """
     text = io.StringIO(newline="")
-    plain, quoted = (csv.writer(text, lineterminator="\n", quoting=rule) for rule in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
+    plain, quoted = (
+        csv.writer(text, lineterminator="\n", quoting=rule) for rule in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+    )
     plain.writerow(COLUMNS)
     for record in records:
         values = _checked(record)
@@ -46,8 +48,9 @@ def write_csv(path: str | Path, records: Iterable[RunRecord]) -> None:
 def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, Any] | None = None) -> None:
     """Add one line and force it to the disk before returning.
 
-    ``attachments`` are JSON values under ``raw``, ``environment`` or ``quality``.  An unfinished last line that a crash left is
-    moved to ``<path>.torn`` first, so that it can never end up in the middle of the file.  Several processes may add to one file.
+    ``attachments`` are JSON values under ``raw``, ``environment`` or ``quality``.  An unfinished last line
+    that a crash left is moved to ``<path>.torn`` first, so that it can never end up in the middle of the
+    file.  Several processes may add to one file.
 
     Raises:
         UsageError: a value that the reader would refuse; nothing is written.
@@ -58,14 +61,16 @@ def append_jsonl(path: str | Path, record: RunRecord, attachments: Mapping[str, 
         raise UsageError(f"a record cannot carry '{unknown[0]}'; it can carry {', '.join(ATTACHMENT_KEYS)}")
     _check_attachments(record, extra)
     try:
-        line = json.dumps({"schema": RECORD_SCHEMA_ID, **_checked(record), **extra}, ensure_ascii=False, allow_nan=False)
+        line = json.dumps(
+            {"schema": RECORD_SCHEMA_ID, **_checked(record), **extra}, ensure_ascii=False, allow_nan=False
+        )
         content = line.encode("utf-8") + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"record '{record.id}' cannot be written as JSON: {error}") from None
     target = Path(path)
     try:
-        # Without a buffer, so that nothing is left to be written when the file is closed.  Who appends at the same time waits:
-        # a line that another has not finished would look torn.
+        # Without a buffer, so that nothing is left to be written when the file is closed.  Who appends at the
+        # same time waits: a line that another has not finished would look torn.
         with target.open("a+b", buffering=0) as stream, locked(stream):
             _set_torn_tail_aside(target, stream)
             _append(stream, content)

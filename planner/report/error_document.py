@@ -1,4 +1,6 @@
-"""The JSON form of a failure, ``planner/error@1``: what a script reads where it asked for JSON and there is no answer."""
+"""The JSON form of a failure, ``planner/error@1``:
+what a script reads where it asked for JSON and there is no answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ ERROR_SCHEMA_ID: Final = "planner/error@1"
 
 @dataclass(frozen=True, slots=True)
 class ErrorPart:
-    """``code`` is the exit code of the process, ``suggestions`` are the nearest names that are known, the nearest first."""
+    """``code`` is the exit code of the process, ``suggestions`` are the nearest names that are known,
+    the nearest first.
+    """
 
     code: int
     message: str
@@ -28,7 +32,9 @@ class ErrorDocument:
 
 
 def error_json(code: int, message: str, suggestions: Sequence[str]) -> str:
-    """The failure as indented JSON, ending in a newline; needs nothing but Python, because what fails may be an import."""
+    """The failure as indented JSON, ending in a newline; needs nothing but Python,
+    because what fails may be an import.
+    """
     document = ErrorDocument(ERROR_SCHEMA_ID, ErrorPart(code, message, list(suggestions)))
     return json.dumps(asdict(document), indent=2) + "\n"
 

@@ -1,4 +1,6 @@
-"""What a search found: for each way of training the recipes that fit, or the nearest miss and by what it misses."""
+"""What a search found: for each way of training the recipes that fit,
+or the nearest miss and by what it misses.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ _STATES: tuple[Verdict, ...] = ("fits", "uncertain", "no_verdict", "host_memory_
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Recipes that train the same: those listed, best first, of ``n_fit`` that fit and ``n_tried`` that were estimated.
+    """Recipes that train the same: those listed, best first,
+    of ``n_fit`` that fit and ``n_tried`` that were estimated.
 
-    Where none fits ``nearest`` is the one that comes closest; where every recipe breaks a rule ``refused`` says which.
-    ``above``: the first recipe with the next larger value of what was solved for.
+    Where none fits ``nearest`` is the one that comes closest; where every recipe breaks a rule ``refused``
+    says which.  ``above``: the first recipe with the next larger value of what was solved for.
     """
 
     title: str
@@ -43,7 +46,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class OtherStack:
-    """A recipe under a stack that was not asked for, as it is by default, that beats what was ``found`` without offload."""
+    """A recipe under a stack that was not asked for, as it is by default,
+    that beats what was ``found`` without offload.
+    """
 
     tried: Tried
     found: Tried | None
@@ -53,9 +58,10 @@ class OtherStack:
 class Answer:
     """What a search found.
 
-    ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were tried.  Where nothing
-    fits ``levers`` are the changes after which the nearest miss would.  ``solved``: what was solved for, if anything.
-    ``other_stack``: the best of the stacks that were not asked for, where it beats those that were.
+    ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were
+    tried.  Where nothing fits ``levers`` are the changes after which the nearest miss would.  ``solved``:
+    what was solved for, if anything.  ``other_stack``: the best of the stacks that were not asked for, where
+    it beats those that were.
     """
 
     groups: tuple[Group, ...]
@@ -82,7 +88,9 @@ def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> Answer:
     refused = [error for errors in pool.refusals.values() for error in errors]
     if not pool.n_tried and refused:
         raise refused[0]
-    groups = tuple(sorted((_group(pool, training, choice, settle) for training in pool.by_training), key=place_of))
+    groups = tuple(
+        sorted((_group(pool, training, choice, settle) for training in pool.by_training), key=place_of)
+    )
     n_fit = sum(group.n_fit for group in groups)
     return Answer(
         groups=groups,
@@ -98,7 +106,8 @@ def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> Answer:
 
 
 def place_of(group: Group) -> tuple[int, bool, float]:
-    """Order of ways of training: what fits without the host, then with it, then what does not; adapters before all weights.
+    """Order of ways of training: what fits without the host, then with it, then what does not;
+    adapters before all weights.
 
     Among equals that with the cheapest or fastest recipe is first.
     """
@@ -136,7 +145,9 @@ def _group(pool: Pool, training: Training, choice: Choice, settle: Settle) -> Gr
 
 
 def _listed(pool: Pool, fitting: list[Tried], choice: Choice, settle: Settle) -> tuple[Tried, ...]:
-    """What ``choice`` takes of the recipes that fit, each replayed; one that then does not fit makes room for another."""
+    """What ``choice`` takes of the recipes that fit, each replayed;
+    one that then does not fit makes room for another.
+    """
     while fitting:
         rows = choice(fitting)
         again = {id(tried): settle(tried) for tried in rows}

@@ -1,4 +1,6 @@
-"""One recipe of a search, answered: the flags that ask for it, its scenario, and the prediction that ``plan`` makes for them."""
+"""One recipe of a search, answered: the flags that ask for it, its scenario,
+and the prediction that ``plan`` makes for them.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ DEFAULT_CONFIDENCE = 1 - TAIL
 class Tried:
     """One recipe with its answer by ``model``.
 
-    ``n_changes``: settings that nobody asked for and that differ from the stack's own.  ``config`` is the file below the flags.
-    ``offloads``: the search moved state to host RAM by itself.  ``option`` is what was tried, but for the sizes.
+    ``n_changes``: settings that nobody asked for and that differ from the stack's own.  ``config`` is the
+    file below the flags.  ``offloads``: the search moved state to host RAM by itself.  ``option`` is what was
+    tried, but for the sizes.
     """
 
     flags: TypedFlags
@@ -53,7 +56,11 @@ class Tried:
     def sample_usd(self) -> float | None:
         """US dollars per sample; ``None`` without a price or a time."""
         price, seconds = self.scenario.run.usd_per_gpu_hour, self.sample_s
-        return None if price is None or seconds is None else price * self.scenario.hardware.world_size * seconds / HOUR_S
+        return (
+            None
+            if price is None or seconds is None
+            else price * self.scenario.hardware.world_size * seconds / HOUR_S
+        )
 
     @property
     def need_bytes(self) -> float:
@@ -62,7 +69,9 @@ class Tried:
 
     @property
     def room(self) -> float:
-        """Share of the card that is left beside what must be held, negative where it does not fit; less bytes where unknown."""
+        """Share of the card that is left beside what must be held, negative where it does not fit;
+        less bytes where unknown.
+        """
         limit = self.prediction.memory.limit_bytes
         return -self.need_bytes if limit is None else 1 - self.need_bytes / max(limit, 1)
 
@@ -100,7 +109,9 @@ def words_of(flags: TypedFlags) -> list[str]:
 def attempt(
     space: Space, option: Option, model: Model, more: TypedFlags, *, quick: bool = True
 ) -> Tried | RefusedCombinationError:
-    """The answer to an option with ``more`` flags, by the same steps as ``plan`` with all of them; or the rule that it breaks."""
+    """The answer to an option with ``more`` flags, by the same steps as ``plan`` with all of them;
+    or the rule that it breaks.
+    """
     flags = {**option.flags, **more}
     try:
         scenario = complete(space.request(flags), option.found)
@@ -117,7 +128,9 @@ def confirmed(tried: Tried) -> Tried:
 
 
 def rank(tried: Tried) -> tuple[float, int, float, float]:
-    """Best first: the cheapest sample where prices are known, else the fastest; of equals the plainest, then the roomiest."""
+    """Best first: the cheapest sample where prices are known, else the fastest; of equals the plainest,
+    then the roomiest.
+    """
     effort = tried.sample_s if tried.sample_usd is None else tried.sample_usd
     if effort is None:
         return math.inf, tried.n_changes, -tried.room, math.inf
@@ -125,7 +138,8 @@ def rank(tried: Tried) -> tuple[float, int, float, float]:
 
 
 def state_of(prediction: Prediction, confidence: float) -> Verdict:
-    """The verdict of ``plan``, with ``confidence`` as the chance from which a job fits rather than is uncertain.
+    """The verdict of ``plan``, with ``confidence`` as the chance from which a job fits rather than is
+    uncertain.
 
     Without a calibration that knows P(fits) the verdict stays.
     """

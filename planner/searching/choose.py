@@ -1,4 +1,6 @@
-"""The best recipes of a space: every one is estimated, those that fit are ranked, and those that another beats are left out."""
+"""The best recipes of a space: every one is estimated, those that fit are ranked,
+and those that another beats are left out.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,18 @@ def choose(pool: Pool, model_for: ModelFor, *, top: int = 3) -> Answer:
 
 def _ends_at_most(space: Space, answer: Answer) -> tuple[str, ...]:
     most = MICRO_BATCHES[-1]
-    reached = any(tried.scenario.recipe.batch.micro_batch == most for group in answer.groups for tried in group.rows)
+    reached = any(
+        tried.scenario.recipe.batch.micro_batch == most for group in answer.groups for tried in group.rows
+    )
     said = f"No micro-batch above {most} was tried; --solve batch finds the largest that fits"
     return (f"{said}.",) if reached and not space.said("batch") else ()
 
 
 def _steps_differ(answer: Answer) -> tuple[str, ...]:
     steps = {_samples_per_step(tried.scenario) for group in answer.groups for tried in group.rows}
-    said = "The recipes take different numbers of samples per optimizer step; --global-batch keeps it the same"
+    said = (
+        "The recipes take different numbers of samples per optimizer step; --global-batch keeps it the same"
+    )
     return (f"{said}.",) if len(steps) > 1 else ()
 
 
@@ -63,7 +69,9 @@ def try_sizes(pool: Pool, option: Option, model: Model) -> bool:
     return fits
 
 
-def all_options(pool: Pool, model_for: ModelFor, every: Iterable[TypedFlags]) -> Iterator[tuple[Options, Model]]:
+def all_options(
+    pool: Pool, model_for: ModelFor, every: Iterable[TypedFlags]
+) -> Iterator[tuple[Options, Model]]:
     """Options of ``every`` place, with the calibration of the place.
 
     Raises:
@@ -75,11 +83,13 @@ def all_options(pool: Pool, model_for: ModelFor, every: Iterable[TypedFlags]) ->
         if any(sizes(space, pool.found.hardware.world_size)):
             places.append((place, pool.found))
         else:
-            pool.left_out.append(f"{place.get('gpu')} is left out: the global batch cannot be divided over its GPUs.")
+            pool.left_out.append(
+                f"{place.get('gpu')} is left out: the global batch cannot be divided over its GPUs."
+            )
     if not places:
         raise UsageError(
-            f"{space.global_batch_text} cannot be divided over the GPUs with these micro-batches and accumulations: "
-            "say a multiple of their product, or other GPUs"
+            f"{space.global_batch_text} cannot be divided over the GPUs with these micro-batches and "
+            "accumulations: say a multiple of their product, or other GPUs"
         )
     for place, found in places:
         model: Model | None = None
@@ -89,9 +99,11 @@ def all_options(pool: Pool, model_for: ModelFor, every: Iterable[TypedFlags]) ->
 
 
 def listed(fitting: list[Tried], top: int) -> tuple[Tried, ...]:
-    """Of those that fit, what no other on the same GPUs beats in both time and room: the best of each, then the best of all.
+    """Of those that fit, what no other on the same GPUs beats in both time and room: the best of each,
+    then the best of all.
 
-    One place goes to the recipe that changes least of what the stack does by itself, where no other listed one is as plain.
+    One place goes to the recipe that changes least of what the stack does by itself,
+    where no other listed one is as plain.
     """
     fronts = [front(same) for same in by_place(fitting).values()]
     chosen = sorted((each[0] for each in fronts), key=rank)

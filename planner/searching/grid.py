@@ -1,4 +1,6 @@
-"""A grid of scenarios: numeric axes times categorical settings, answered as the quick reading answers one scenario."""
+"""A grid of scenarios: numeric axes times categorical settings,
+answered as the quick reading answers one scenario.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ _AXES = ("batch", "length", "rank", "gpus_per_node")
 class GridAxes:
     """What varies.  An axis left empty keeps the value of ``base``.
 
-    ``batch``: samples per GPU and micro-step; ``length``: tokens; ``rank``: LoRA rank; ``gpus_per_node``: GPUs.
-    Every sharding is combined with every offload and with every value of ``checkpointing`` (gradient checkpointing).
+    ``batch``: samples per GPU and micro-step; ``length``: tokens; ``rank``: LoRA rank; ``gpus_per_node``:
+    GPUs.  Every sharding is combined with every offload and with every value of ``checkpointing`` (gradient
+    checkpointing).
     """
 
     base: Scenario
@@ -54,7 +57,8 @@ class GridAxes:
 
 @dataclass(frozen=True, slots=True)
 class GridPart:
-    """All points of one combination of categorical settings; arrays have the shape of :attr:`GridResult.shape`.
+    """All points of one combination of categorical settings; arrays have the shape of
+    :attr:`GridResult.shape`.
 
     ``driver_peak_bytes`` is what the driver shows on the base's card, capped by it.  ``must_have_bytes`` is
     the minimum memory, which decides whether a job fits.  ``step_s`` is ``None`` where the rates of the card
@@ -82,7 +86,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class GridResult:
-    """Answers of a grid.  Arrays are indexed ``[batch, length, rank, gpus_per_node]``, each axis as resolved here."""
+    """Answers of a grid.  Arrays are indexed ``[batch, length, rank, gpus_per_node]``,
+    each axis as resolved here.
+    """
 
     batch: Floats
     length: Floats
@@ -103,13 +109,15 @@ class GridResult:
 
 
 def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) -> GridResult:
-    """Peak GPU memory and step time of every point of the grid; with a calibration also intervals and P(fits).
+    """Peak GPU memory and step time of every point of the grid;
+    with a calibration also intervals and P(fits).
 
     What the base does not say follows each sharding and offload as in the intake.  Lengths of samples follow
     :meth:`planner.domain.recipe.Batch.mean_tokens_at`.
 
     Raises:
-        UsageError: an axis that is not one-dimensional, finite and at least 1, or a rank for a full fine-tune.
+        UsageError: an axis that is not one-dimensional, finite and at least 1,
+        or a rank for a full fine-tune.
     """
     values = _Values.of(axes)
     parts: list[GridPart] = []
@@ -143,8 +151,15 @@ class _Values:
     def of(cls, axes: GridAxes) -> _Values:
         base, batch, adapter = axes.base, axes.base.recipe.batch, axes.base.recipe.adapter
         if len(axes.rank) and (adapter is None or adapter.oft_block_size):
-            raise UsageError("only LoRA has a rank to vary: leave the axis 'rank' empty, or use method lora without OFT")
-        fixed = (batch.micro_batch, batch.seq_len, 1 if adapter is None else adapter.rank, base.hardware.gpus_per_node)
+            raise UsageError(
+                "only LoRA has a rank to vary: leave the axis 'rank' empty, or use method lora without OFT"
+            )
+        fixed = (
+            batch.micro_batch,
+            batch.seq_len,
+            1 if adapter is None else adapter.rank,
+            base.hardware.gpus_per_node,
+        )
         said = (axes.batch, axes.length, axes.rank, axes.gpus_per_node)
         arrays = [_axis(name, values, value) for name, values, value in zip(_AXES, said, fixed, strict=True)]
         return cls(base, (arrays[0], arrays[1], arrays[2], arrays[3]))
@@ -160,14 +175,18 @@ class _Values:
                     yield slice(first, first + batches), slice(left, min(left + lengths, end))
 
     def _alike(self) -> Iterator[tuple[int, int]]:
-        """Runs of lengths that are all padded or all not: an attention mask exists for a whole chunk or for none of it."""
+        """Runs of lengths that are all padded or all not:
+        an attention mask exists for a whole chunk or for none of it.
+        """
         length = self.arrays[1]
         padded = self.base.recipe.batch.mean_tokens_at(length) < length
         edges = [0, *(np.flatnonzero(np.diff(padded)) + 1).tolist(), length.size]
         return pairwise(edges)
 
     def open_grid(self, scenario: Scenario, part: tuple[slice, slice]) -> Scenario:
-        """The scenario with each axis along its own dimension, so that a term keeps the size of the axes it depends on."""
+        """The scenario with each axis along its own dimension,
+        so that a term keeps the size of the axes it depends on.
+        """
         batch, length, rank, gpus = self.arrays
         return self._put(
             scenario,
@@ -178,7 +197,9 @@ class _Values:
         )
 
     def largest(self, scenario: Scenario) -> Scenario:
-        """The corner of the grid where every number is largest: what a rule refuses anywhere, it refuses there."""
+        """The corner of the grid where every number is largest: what a rule refuses anywhere,
+        it refuses there.
+        """
         return self._put(scenario, *(int(values.max()) for values in self.arrays))
 
     def _put(self, scenario: Scenario, batch: Number, length: Number, rank: Number, gpus: Number) -> Scenario:
@@ -198,7 +219,9 @@ def _axis(name: str, said: Sequence[float], fixed: Number) -> Floats:
 def _answer(
     scenario: Scenario, values: _Values, model: Coefficients | Calibration
 ) -> tuple[Floats, Floats, Floats | None, GridIntervals | None]:
-    """(driver peak, must have, step time, intervals) of all points under one combination of categorical settings."""
+    """(driver peak, must have, step time, intervals)
+    of all points under one combination of categorical settings.
+    """
     shape = tuple(each.size for each in values.arrays)
     driver, must_have, step = (np.empty(shape) for _ in range(3))
     judge = Judge.of(model, scenario) if isinstance(model, Calibration) else None
@@ -222,7 +245,8 @@ def _answer(
 
 @dataclass(frozen=True, slots=True)
 class GridIntervals:
-    """Ends of the 90 % intervals, and the chance to fit; ``nan`` where the calibration or the card says nothing.
+    """Ends of the 90 % intervals, and the chance to fit;
+    ``nan`` where the calibration or the card says nothing.
 
     Arrays have the shape of the grid; ``driver_*`` are in bytes, ``step_*`` in seconds.
     """
@@ -254,7 +278,13 @@ class Judge:
             doubt=calibration.doubt(base),
         )
 
-    def put(self, into: GridIntervals, part: tuple[slice, slice], memory: MemoryPrediction, time: TimePrediction | None) -> None:
+    def put(
+        self,
+        into: GridIntervals,
+        part: tuple[slice, slice],
+        memory: MemoryPrediction,
+        time: TimePrediction | None,
+    ) -> None:
         """Write the answers of one chunk; assignment broadcasts what does not depend on every axis."""
         if self.memory is not None:
             into.driver_low_bytes[part], into.driver_high_bytes[part] = self._driver(self.memory, memory)
@@ -262,14 +292,20 @@ class Judge:
             need = np.asarray(memory.must_have_bytes, dtype=np.float64)
             moved = lifted(need) - need
             room = np.log((max(memory.limit_bytes, 1) + moved) / (need + moved))
-            into.fits_probability[part] = _shares_below(self.need, room / np.asarray(need_scale(memory, self.doubt)))
+            into.fits_probability[part] = _shares_below(
+                self.need, room / np.asarray(need_scale(memory, self.doubt))
+            )
         if self.time is not None and time is not None:
             scale = np.asarray(time_scale(time, self.doubt), dtype=np.float64)
             low, high = log_range(self.time, 1.0)
-            into.step_low_s[part], into.step_high_s[part] = (time.step_s * _exp(end * scale) for end in (low, high))
+            into.step_low_s[part], into.step_high_s[part] = (
+                time.step_s * _exp(end * scale) for end in (low, high)
+            )
 
     def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
-        """Around what an unlimited card would show; nothing above the card is expected of a job that is said to fit."""
+        """Around what an unlimited card would show;
+        nothing above the card is expected of a job that is said to fit.
+        """
         shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
         scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)
         value = memory.uncapped_driver_bytes
@@ -279,7 +315,9 @@ class Judge:
         down, up = order_reach_bytes(memory)
         low, high = np.minimum(low, value - down), np.maximum(high, value + up)
         ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)
-        return np.minimum(low, shown), np.where(shown <= ceiling, np.maximum(np.minimum(high, ceiling), shown), high)
+        return np.minimum(low, shown), np.where(
+            shown <= ceiling, np.maximum(np.minimum(high, ceiling), shown), high
+        )
 
 
 def _exp(log: Floats) -> Floats:

@@ -1,4 +1,6 @@
-"""What could be changed about a job to save memory, the cheapest first, and what the common software stacks would need."""
+"""What could be changed about a job to save memory, the cheapest first,
+and what the common software stacks would need.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,13 @@ _OF_PLACE = ("gpu", "gpu-memory", "stack")
 class Lever:
     """One change of a job, or two or three together.
 
-    ``kind``: ``free`` changes nothing in the training and costs nothing; then what costs time, what costs money or host RAM, and
-    what changes the training.  ``flags`` ask for it on the command line, after the job's own (``None``: leave that flag out).
-    ``saves_bytes``: fewer bytes that one GPU needs at least; 0 for a card with more memory.  ``step_time_ratio``: time of an
-    optimizer step after over before, ``None`` where unknown.  ``host_bytes``: host RAM that a node needs on top of today's.
-    ``usd_ratio``: cost of a sample after over before, ``None`` where a price is unknown.  ``verdict`` and ``fits_probability``
-    are those after the change.
+    ``kind``: ``free`` changes nothing in the training and costs nothing; then what costs time, what costs
+    money or host RAM, and what changes the training.  ``flags`` ask for it on the command line, after the
+    job's own (``None``: leave that flag out).  ``saves_bytes``: fewer bytes that one GPU needs at least; 0
+    for a card with more memory.  ``step_time_ratio``: time of an optimizer step after over before, ``None``
+    where unknown.  ``host_bytes``: host RAM that a node needs on top of today's.  ``usd_ratio``: cost of a
+    sample after over before, ``None`` where a price is unknown.  ``verdict`` and ``fits_probability`` are
+    those after the change.
     """
 
     kind: LeverKind
@@ -93,8 +96,8 @@ class Lever:
 class StackNeed:
     """What the job needs under one common stack with its own defaults.
 
-    ``need_bytes``: what one GPU needs at least; ``peak_bytes``: what the driver shows.  ``lacks``: settings that the examples of
-    that tool set and its bare defaults lack here.
+    ``need_bytes``: what one GPU needs at least; ``peak_bytes``: what the driver shows.  ``lacks``: settings
+    that the examples of that tool set and its bare defaults lack here.
     """
 
     stack: str
@@ -141,21 +144,27 @@ class _Judge:
         """Whether the best of ``trials`` is so far above the limit that others like them will not fit."""
         memory = self.base.memory
         most = max((trial.lever.saves_bytes for trial in trials), default=None)
-        return most is not None and float(memory.must_have_bytes) - most > _HOPELESS * float(memory.limit_bytes or math.inf)
+        return most is not None and float(memory.must_have_bytes) - most > _HOPELESS * float(
+            memory.limit_bytes or math.inf
+        )
 
     def again(self, trials: Iterable[_Trial]) -> list[_Trial]:
         """The same changes, estimated by this judge."""
         return [replace(trial, lever=self._lever(trial.move, trial.after)) for trial in trials]
 
     def _after(self, move: Move) -> Scenario | None:
-        """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it may be forced)."""
+        """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it
+        may be forced).
+        """
         try:
             after = _moved(self._scenario, move)
         except (RefusedCombinationError, UsageError):
             return None
         if not runs_sharding(after.stack.id, after.recipe.sharding):
             return None
-        broken = refusals(after).keys() - self._refused or (warnings_about(after) - self._warned) & _BAD_ADVICE
+        broken = (
+            refusals(after).keys() - self._refused or (warnings_about(after) - self._warned) & _BAD_ADVICE
+        )
         return None if broken else after
 
     def _lever(self, move: Move, after: Scenario) -> Lever:
@@ -176,15 +185,18 @@ class _Judge:
         )
 
 
-def levers(scenario: Scenario, model: Coefficients | Calibration = PRIORS, *, alone: bool = False) -> tuple[Lever, ...]:
-    """Changes that save GPU memory: free ones, then those that cost time, money or host RAM, last those that change the training.
+def levers(
+    scenario: Scenario, model: Coefficients | Calibration = PRIORS, *, alone: bool = False
+) -> tuple[Lever, ...]:
+    """Changes that save GPU memory: free ones, then those that cost time, money or host RAM,
+    last those that change the training.
 
     In each kind what makes the job fit comes first.  Of changes that cost time, money or host RAM that is the
     one that slows a step least, on the same cards before others.  Else the largest saver is first.  Where no
     single change is enough that costs nothing or time, two and three of those are tried together, then pairs
     that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
-    sure.  At most ``MAX_ESTIMATES`` estimates of several changes or other cards; those that are listed are replayed.
-    ``alone``: single changes on the same cards only, replayed near the limit.
+    sure.  At most ``MAX_ESTIMATES`` estimates of several changes or other cards; those that are listed are
+    replayed.  ``alone``: single changes on the same cards only, replayed near the limit.
     """
     judge = _Judge(scenario, model, quick=alone)
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
@@ -220,12 +232,16 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
         memory = prediction.memory
         need, peak = round(float(memory.must_have_bytes)), round(float(memory.driver_peak_bytes))
         short = name.partition("@")[0]
-        found.append(StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, _lacks(after)))
+        found.append(
+            StackNeed(short, need, peak, prediction.verdict, prediction.fits_probability, _lacks(after))
+        )
     return tuple(found)
 
 
 def near_the_limit(scenario: Scenario, model: Coefficients | Calibration, quick: Prediction) -> Prediction:
-    """The ``quick`` answer, or the replayed one where the quick one is so near the card's limit that it may be wrong."""
+    """The ``quick`` answer, or the replayed one where the quick one is so near the card's limit that it may
+    be wrong.
+    """
     limit = quick.memory.limit_bytes
     near = bool(limit) and abs(float(quick.memory.must_have_bytes) / limit - 1) < _NEAR if limit else False
     return predict_with(scenario, model) if near else quick
@@ -240,8 +256,14 @@ def _lacks(scenario: Scenario) -> tuple[str, ...]:
         "attention": recipe.attention,
     }
     gpu, model, stack = scenario.hardware.gpu, scenario.model, scenario.stack
-    possible = {**_USUAL} if not (lacks_flash2(gpu) or code_lacks(model, stack, "flash2")) else {**_USUAL, "attention": ""}
-    lacking = (possible.get(name) for name, value in stack.usual if name not in said and taken.get(name) != value)
+    possible = (
+        {**_USUAL}
+        if not (lacks_flash2(gpu) or code_lacks(model, stack, "flash2"))
+        else {**_USUAL, "attention": ""}
+    )
+    lacking = (
+        possible.get(name) for name, value in stack.usual if name not in said and taken.get(name) != value
+    )
     return tuple(name for name in lacking if name)
 
 
@@ -259,7 +281,8 @@ def _saving(trials: list[_Trial]) -> list[_Trial]:
 def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
     """What fits of two changes together, of the cheapest kinds among which no single one is enough.
 
-    Three are tried where all of them are free or cost time: a full fine-tune wants checkpointing, sharding and a fused loss.
+    Three are tried where all of them are free or cost time: a full fine-tune wants checkpointing,
+    sharding and a fused loss.
     """
     for n_kinds in range(2, len(KINDS) + 1):
         kinds = KINDS[:n_kinds]
@@ -288,7 +311,11 @@ def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -
     for first in _largest_first(firsts):
         topics = first.move.topic.split("+")
         others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
-        new = [joined for move in others if frozenset((joined := _joined(first.move, move)).flags.items()) not in seen]
+        new = [
+            joined
+            for move in others
+            if frozenset((joined := _joined(first.move, move)).flags.items()) not in seen
+        ]
         seen.update(frozenset(move.flags.items()) for move in new)
         tried += judge.tries(new)
         if judge.is_hopeless(tried):
@@ -312,7 +339,9 @@ def _step_ratio(before: Prediction, after: Prediction) -> float | None:
 
 def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
     """Host RAM that is needed on top, where the change moves something there."""
-    moves_more = changed.recipe.offload != scenario.recipe.offload or changed.recipe.optimizer.startswith("paged")
+    moves_more = changed.recipe.offload != scenario.recipe.offload or changed.recipe.optimizer.startswith(
+        "paged"
+    )
     more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
     return max(0, round(more)) if moves_more else 0
 
@@ -344,7 +373,9 @@ def _order(lever: Lever) -> tuple[int, bool, int]:
 
 
 def _rescue(lever: Lever) -> tuple[int, bool, bool, float, int]:
-    """What is enough is not better where it saves more.  A step of half the length is no better for being faster."""
+    """What is enough is not better where it saves more.
+    A step of half the length is no better for being faster.
+    """
     other_cards = "gpu" in lever.flags
     compared = lever.fits and lever.kind in ("time", "money") and not other_cards
     slower = round(lever.step_time_ratio or 0.0, 2) if compared else 0.0

@@ -1,4 +1,6 @@
-"""Single changes of a job that could save memory: what each costs, the words for it and the flags that ask for it."""
+"""Single changes of a job that could save memory: what each costs,
+the words for it and the flags that ask for it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from planner.searching.variants import Flags, request_of
 from planner.units import GIB
 
 LeverKind = Literal["free", "time", "money", "training"]
-"""What a change costs: nothing (the training stays as it is, too), time, money or host RAM, or the training itself changes."""
+"""What a change costs: nothing (the training stays as it is, too), time, money or host RAM,
+or the training itself changes.
+"""
 KINDS: tuple[LeverKind, ...] = ("free", "time", "money", "training")
 MAX_LARGER_CARDS = 3
 MAX_GPUS_OF_A_NODE = 8
@@ -47,7 +51,9 @@ _COMMON_CARDS = (
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change.  Moves of one ``topic`` exclude each other.  ``hardware`` and ``stack`` are what a move to others takes."""
+    """One change.  Moves of one ``topic`` exclude each other.
+    ``hardware`` and ``stack`` are what a move to others takes.
+    """
 
     topic: str
     kind: LeverKind
@@ -58,7 +64,9 @@ class Move:
 
 
 def moves(scenario: Scenario) -> tuple[Move, ...]:
-    """Changes of the recipe worth an estimate, the cheapest kind first.  Some may break a rule: the caller checks."""
+    """Changes of the recipe worth an estimate, the cheapest kind first.  Some may break a rule:
+    the caller checks.
+    """
     every = (
         *_loss(scenario),
         *_storage(scenario),
@@ -80,9 +88,19 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
     """The common stacks that could run the job instead of the assumed one; none where the stack was said."""
     if not stack_is_open(scenario):
         return ()
-    names = [name for name in COMMON_STACKS if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)]
+    names = [
+        name
+        for name in COMMON_STACKS
+        if name != scenario.stack.id and runs_sharding(name, scenario.recipe.sharding)
+    ]
     return tuple(
-        Move("stack", "free", f"another stack: {name.partition('@')[0]}", {"stack": name}, stack=load_stack(name))
+        Move(
+            "stack",
+            "free",
+            f"another stack: {name.partition('@')[0]}",
+            {"stack": name},
+            stack=load_stack(name),
+        )
         for name in names
     )
 
@@ -93,7 +111,9 @@ def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
     Of equal sizes the card of the same generation is taken, then the one with the highest memory bandwidth.
     """
     current, count = scenario.hardware.gpu, scenario.hardware.gpus_per_node
-    wanted = max(need_bytes + scenario.hardware.gpu_reserved_bytes, _LARGER * (current.visible_memory_bytes or 0))
+    wanted = max(
+        need_bytes + scenario.hardware.gpu_reserved_bytes, _LARGER * (current.visible_memory_bytes or 0)
+    )
     cards = [card for card in map(load_gpu, _COMMON_CARDS) if (card.visible_memory_bytes or 0) >= wanted]
     by_size: dict[int, GpuSpec] = {}
     for card in sorted(cards, key=lambda each: _card_order(each, current)):
@@ -119,7 +139,9 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
     hardware, recipe = scenario.hardware, scenario.recipe
     if not hardware.gpu.is_cuda or "mig" in hardware.gpu.id or hardware.nodes > 1:
         return ()
-    counts = [count for factor in (2, 4, 8) if (count := factor * hardware.gpus_per_node) <= MAX_GPUS_OF_A_NODE]
+    counts = [
+        count for factor in (2, 4, 8) if (count := factor * hardware.gpus_per_node) <= MAX_GPUS_OF_A_NODE
+    ]
     sharding = recipe.sharding if recipe.sharding.gathers_weights else FSDP
     found = []
     for count in counts:
@@ -210,9 +232,18 @@ def _sharding(scenario: Scenario) -> Iterator[Move]:
     for option in (ZERO2, ZERO3, FSDP):
         if option == recipe.sharding or (recipe.sharding.divides_gradients and not option.divides_weights):
             continue
-        flags = {**_mixed_precision(scenario, option), **_divisible(scenario, option), **_stepped(scenario, option)}
+        flags = {
+            **_mixed_precision(scenario, option),
+            **_divisible(scenario, option),
+            **_stepped(scenario, option),
+        }
         divided = "weights" if option.divides_weights else "states and gradients"
-        yield Move("sharding", "time", f"{divided} divided over the GPUs ({option})", {"sharding": option.name, **flags})
+        yield Move(
+            "sharding",
+            "time",
+            f"{divided} divided over the GPUs ({option})",
+            {"sharding": option.name, **flags},
+        )
 
 
 def _offload(scenario: Scenario) -> Iterator[Move]:
@@ -227,8 +258,14 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
     if not recipe.uses_fsdp:
         options.append((stage, "optimizer", "optimizer states"))
     for sharding, offload, moved in options:
-        flags: dict[str, str | bool | None] = {} if sharding == recipe.sharding else {"sharding": sharding.name}
-        flags |= {"offload": offload, **_mixed_precision(scenario, sharding), **_divisible(scenario, sharding)}
+        flags: dict[str, str | bool | None] = (
+            {} if sharding == recipe.sharding else {"sharding": sharding.name}
+        )
+        flags |= {
+            "offload": offload,
+            **_mixed_precision(scenario, sharding),
+            **_divisible(scenario, sharding),
+        }
         if recipe.optimizer in GPU_ONLY_OPTIMIZERS:
             flags["optimizer"] = "adamw_torch"
         yield Move("offload", "money", f"{moved} in host RAM", flags)
@@ -237,11 +274,17 @@ def _offload(scenario: Scenario) -> Iterator[Move]:
 def _mixed_precision(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
     """DeepSpeed keeps fp32 masters: what says pure 16-bit has to say mixed there."""
     precision = scenario.recipe.numerics.precision
-    return {"precision": f"{precision}-mixed"} if sharding.engine == "deepspeed" and precision in ("bf16", "fp16") else {}
+    return (
+        {"precision": f"{precision}-mixed"}
+        if sharding.engine == "deepspeed" and precision in ("bf16", "fp16")
+        else {}
+    )
 
 
 def _divisible(scenario: Scenario, sharding: Sharding) -> dict[str, str]:
-    """4-bit bytes are divided only when they are stored as elements of a float dtype; PEFT advises that of the compute."""
+    """4-bit bytes are divided only when they are stored as elements of a float dtype;
+    PEFT advises that of the compute.
+    """
     numerics = scenario.recipe.numerics
     four_bit = numerics.quantization in ("nf4", "fp4") and numerics.quant_storage is None
     return {"quant-storage": numerics.compute_dtype} if four_bit and sharding.gathers_weights else {}
@@ -270,13 +313,20 @@ def _adapter(scenario: Scenario) -> Iterator[Move]:
     if adapter.rank > 1:
         yield Move("rank", "training", "half the LoRA rank", {"lora-rank": str(int(adapter.rank) // 2)})
     if adapter.modules_to_save:
-        yield Move("modules", "training", f"{', '.join(adapter.modules_to_save)} not trained", {"modules-to-save": None})
+        yield Move(
+            "modules",
+            "training",
+            f"{', '.join(adapter.modules_to_save)} not trained",
+            {"modules-to-save": None},
+        )
 
 
 def _evaluation(scenario: Scenario) -> Iterator[Move]:
     evaluated, trained = scenario.run.eval_micro_batch, int(scenario.recipe.batch.micro_batch)
     if evaluated is not None and evaluated > trained:
-        yield Move("evaluation", "free", "evaluation in batches of the training's size", {"eval-batch": str(trained)})
+        yield Move(
+            "evaluation", "free", "evaluation in batches of the training's size", {"eval-batch": str(trained)}
+        )
 
 
 def _length(scenario: Scenario) -> Iterator[Move]:

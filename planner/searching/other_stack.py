@@ -18,19 +18,29 @@ _WORTH_SHARE = 0.02
 
 
 def best_other_stack(pool: Pool, answer: Answer, model_for: ModelFor) -> OtherStack | None:
-    """The common stack under which the first way of training that gains by it gains most; ``None`` where none does.
+    """The common stack under which the first way of training that gains by it gains most;
+    ``None`` where none does.
 
-    Each stack is taken as it is by default, without offload that it does not do by itself.  Nothing is tried where a stack was
-    said, or anything about versions and switches, which belong to one.
+    Each stack is taken as it is by default, without offload that it does not do by itself.  Nothing is tried
+    where a stack was said, or anything about versions and switches, which belong to one.
     """
     if any(map(pool.space.said, ("stack", "versions", "switches"))) or answer.solved == "gpus":
         return None
     explorer = try_sizes if answer.solved is None else explorer_of(pool, answer.solved)
     assumed = {tried.scenario.stack.id for tried in _all(pool)}
-    others = list(_explored(pool, model_for, explorer, [name for name in COMMON_STACKS if name not in assumed]))
+    others = list(
+        _explored(pool, model_for, explorer, [name for name in COMMON_STACKS if name not in assumed])
+    )
     for group in answer.groups:
-        alike = sorted((tried for title, tried in others if title == group.title), key=lambda tried: _order(tried, answer))
-        mine = min((tried for tried in group.rows if not tried.offloads), key=lambda tried: _order(tried, answer), default=None)
+        alike = sorted(
+            (tried for title, tried in others if title == group.title),
+            key=lambda tried: _order(tried, answer),
+        )
+        mine = min(
+            (tried for tried in group.rows if not tried.offloads),
+            key=lambda tried: _order(tried, answer),
+            default=None,
+        )
         better = (tried for tried in alike if mine is None or _beats(tried, mine, answer))
         best = next((again for again in map(confirmed, better) if pool.fits(again)), None)
         if best is not None:
@@ -42,7 +52,9 @@ def _all(pool: Pool) -> Iterator[Tried]:
     return (tried for group in pool.by_training.values() for tried in group)
 
 
-def _explored(pool: Pool, model_for: ModelFor, explorer: Explorer, names: list[str]) -> Iterator[tuple[str, Tried]]:
+def _explored(
+    pool: Pool, model_for: ModelFor, explorer: Explorer, names: list[str]
+) -> Iterator[tuple[str, Tried]]:
     """What fits under each stack as it is by default, with the title of its way of training."""
     for name in names:
         space = replace(pool.space, fixed={**pool.space.fixed, "stack": name})

@@ -17,14 +17,25 @@ Training = tuple[tuple[str, str], ...]
 """Settings that tell ways of training apart, with their values."""
 MAX_ESTIMATES = 20_000
 # What trains something else, so that recipes with and without it are not ranked against each other.
-_TRAININGS = ("method", "stack", "quantization", "precision", "load_dtype", "adapter_dtype", "seq", "padding", "lora_rank")
+_TRAININGS = (
+    "method",
+    "stack",
+    "quantization",
+    "precision",
+    "load_dtype",
+    "adapter_dtype",
+    "seq",
+    "padding",
+    "lora_rank",
+)
 
 
 @dataclass(slots=True)
 class Pool:
     """Every estimate of a search, by what it trains.
 
-    ``found``: an earlier place, whose model is that of all.  ``left_out``: places where nothing can be tried, a sentence each.
+    ``found``: an earlier place, whose model is that of all.  ``left_out``:
+    places where nothing can be tried, a sentence each.
     """
 
     space: Space
@@ -49,12 +60,18 @@ class Pool:
             return None
         self.n_tried += 1
         if self.n_tried > MAX_ESTIMATES:
-            raise UsageError(f"more than {MAX_ESTIMATES:,} recipes to estimate: give fewer choices to the flags")
+            raise UsageError(
+                f"more than {MAX_ESTIMATES:,} recipes to estimate: give fewer choices to the flags"
+            )
         self.by_training[key].append(answer)
         return answer
 
-    def explore(self, options: Options, model: Model, explorer: Explorer) -> Literal["first", "offloading", "none"]:
-        """Explore each option, those that offload only where no other fits; where the first that fits was found."""
+    def explore(
+        self, options: Options, model: Model, explorer: Explorer
+    ) -> Literal["first", "offloading", "none"]:
+        """Explore each option, those that offload only where no other fits;
+        where the first that fits was found.
+        """
         if any([explorer(self, option, model) for option in options.first]):  # noqa: C419, each one is explored
             return "first"
         if any([explorer(self, option, model) for option in options.offloading]):  # noqa: C419
@@ -78,7 +95,9 @@ class Pool:
 
     def title_of(self, training: Training) -> str:
         """A way of training in words."""
-        title = ", ".join(value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training)
+        title = ", ".join(
+            value if name == "method" else f"{name.replace('_', ' ')} {value}" for name, value in training
+        )
         tried = self.by_training[training]
         if tried and title == "lora" and (base := tried[0].scenario.recipe.numerics.quantization) != "none":
             return f"lora on {base}"

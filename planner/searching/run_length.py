@@ -1,4 +1,6 @@
-"""Time and cost of a run with samples of a real length, where theirs is not given and full ones are assumed."""
+"""Time and cost of a run with samples of a real length,
+where theirs is not given and full ones are assumed.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,22 @@ _LEAST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class AtLength:
-    """The run at another real length of samples: tokens of one sample, time, and cost where the price is known."""
+    """The run at another real length of samples: tokens of one sample, time,
+    and cost where the price is known.
+    """
 
     tokens_per_sample: int
     run_time_s: float
     cost_usd: float | None
 
 
-def at_example_length(scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration) -> AtLength | None:
+def at_example_length(
+    scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration
+) -> AtLength | None:
     """The run with samples of a quarter of the sequence length, by an estimate of its own.
 
-    ``None`` where no run is asked for, where the length of samples is given, or where it changes nothing that is predicted.
+    ``None`` where no run is asked for, where the length of samples is given,
+    or where it changes nothing that is predicted.
     """
     tokens = int(scenario.recipe.batch.seq_len) // EXAMPLE_SHARE
     mean = scenario.assumption("tokens_per_sample")
@@ -40,6 +47,12 @@ def at_example_length(scenario: Scenario, prediction: Prediction, model: Coeffic
         after = predict_with(with_flags(scenario, {"tokens-per-sample": str(tokens)}), model).time
     except UsageError:
         return None
-    if after is None or after.run_time_s is None or float(after.run_time_s) == float(prediction.time.run_time_s):
+    if (
+        after is None
+        or after.run_time_s is None
+        or float(after.run_time_s) == float(prediction.time.run_time_s)
+    ):
         return None
-    return AtLength(tokens, float(after.run_time_s), None if after.cost_usd is None else float(after.cost_usd))
+    return AtLength(
+        tokens, float(after.run_time_s), None if after.cost_usd is None else float(after.cost_usd)
+    )

@@ -1,4 +1,6 @@
-"""The largest size that fits when steps are replayed: a search estimates quickly, and what it shows is settled here."""
+"""The largest size that fits when steps are replayed: a search estimates quickly,
+and what it shows is settled here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from planner.searching.pool import Pool
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The largest that was found to fit, or what was asked for where none does; ``above``: the next one, which does not."""
+    """The largest that was found to fit, or what was asked for where none does; ``above``:
+    the next one, which does not.
+    """
 
     found: Tried
     above: Tried | None
@@ -39,7 +43,9 @@ def settle(pool: Pool, quick: Tried, again: Tried, quantity: Quantity, values: S
 
 
 def last_that_fits(fits: Callable[[int], bool], guess: int, count: int) -> int | None:
-    """A place below ``count`` that fits before one that does not, near ``guess``; steps double until they pass it."""
+    """A place below ``count`` that fits before one that does not, near ``guess``;
+    steps double until they pass it.
+    """
     low, high, place, step = -1, count, guess, 1
     while high - low > 1:
         low, high = (place, high) if fits(place) else (low, place)

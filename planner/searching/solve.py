@@ -30,7 +30,9 @@ MAX_BEYOND_CONTEXT_TOKENS = 4_194_304
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Values of one quantity: ``start``, then multiples of ``step`` up to ``highest``; ``more`` flags go with each."""
+    """Values of one quantity: ``start``, then multiples of ``step`` up to ``highest``;
+    ``more`` flags go with each.
+    """
 
     quantity: Quantity
     start: int
@@ -48,7 +50,8 @@ class _Line:
 
 
 def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) -> Answer:
-    """The recipes with the most of ``quantity``, largest first, the fastest of all last; for ``gpus`` with the fewest.
+    """The recipes with the most of ``quantity``, largest first, the fastest of all last;
+    for ``gpus`` with the fewest.
 
     Raises:
         UsageError: the quantity was said, or there is nothing to try.
@@ -60,7 +63,11 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
         return _fewest_gpus(pool, model_for, top)
     if space.said(quantity):
         typed = quantity in space.fixed or quantity in space.choices
-        said = f"{REQUEST_FIELDS[quantity].flag} out" if typed else f"it out of {space.config.request.values[quantity].origin}"
+        said = (
+            f"{REQUEST_FIELDS[quantity].flag} out"
+            if typed
+            else f"it out of {space.config.request.values[quantity].origin}"
+        )
         raise UsageError(f"--solve {quantity} finds it, so leave {said}")
     if quantity == "seq":
         # An option has to have some length; that of the answer is put over it.
@@ -73,12 +80,18 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     choice = partial(_largest, size=size_of(quantity), top=top)
     settled: dict[int, Settled] = {}
     answer = answer_of(pool, choice, partial(_settle_down, pool=pool, quantity=quantity, settled=settled))
-    exact = [_exact(pool, quantity, choice, group, settled) if group.rows else group for group in answer.groups]
+    exact = [
+        _exact(pool, quantity, choice, group, settled) if group.rows else group for group in answer.groups
+    ]
     return replace(answer, solved=quantity, groups=tuple(_largest_first(exact, quantity)))
 
 
-def _exact(pool: Pool, quantity: Quantity, choice: Choice, group: Group, settled: dict[int, Settled]) -> Group:
-    """The first row of ``group`` is the largest that fits when it is replayed, and the next above it does not."""
+def _exact(
+    pool: Pool, quantity: Quantity, choice: Choice, group: Group, settled: dict[int, Settled]
+) -> Group:
+    """The first row of ``group`` is the largest that fits when it is replayed,
+    and the next above it does not.
+    """
     rows = choice([*group.rows])
     while id(rows[0]) not in settled:
         made = _settled(pool, quantity, rows[0], rows[0])
@@ -88,7 +101,9 @@ def _exact(pool: Pool, quantity: Quantity, choice: Choice, group: Group, settled
 
 
 def _settle_down(quick: Tried, *, pool: Pool, quantity: Quantity, settled: dict[int, Settled]) -> Tried:
-    """``quick`` replayed; where that does not fit, the largest that does, if any, and noted in ``settled``."""
+    """``quick`` replayed; where that does not fit, the largest that does, if any,
+    and noted in ``settled``.
+    """
     again = confirmed(quick)
     if pool.fits(again):
         return again
@@ -106,7 +121,9 @@ def _settled(pool: Pool, quantity: Quantity, quick: Tried, again: Tried) -> Sett
         replays = [confirmed(each) for each in larger if size(each) > size(again)] if pool.fits(again) else []
         fitting = [each for each in replays if pool.fits(each)]
         found = max(fitting, key=size, default=again)
-        return Settled(found, min((each for each in replays if size(each) > size(found)), key=size, default=None))
+        return Settled(
+            found, min((each for each in replays if size(each) > size(found)), key=size, default=None)
+        )
     if quantity == "batch":
         start, step, last = 1, 1, int(REQUEST_FIELDS["batch"].high or 1)
     else:
@@ -132,12 +149,18 @@ def _longest(space: Space, option: Option) -> int:
 def _largest_first(groups: Sequence[Group], quantity: Quantity) -> list[Group]:
     """Of ways of training between which nothing else decides, that with the most first."""
     size = size_of(quantity)
-    return sorted(groups, key=lambda group: (*place_of(group)[:2], -float(size(group.rows[0])) if group.rows else 0.0))
+    return sorted(
+        groups, key=lambda group: (*place_of(group)[:2], -float(size(group.rows[0])) if group.rows else 0.0)
+    )
 
 
 def explorer_of(pool: Pool, quantity: Quantity) -> Explorer:
-    """What solves one option for the quantity; the pool's space already says the length that lengths begin with."""
-    return try_sizes if quantity == "batch" and pool.space.global_batch else partial(_explore, quantity=quantity)
+    """What solves one option for the quantity;
+    the pool's space already says the length that lengths begin with.
+    """
+    return (
+        try_sizes if quantity == "batch" and pool.space.global_batch else partial(_explore, quantity=quantity)
+    )
 
 
 def _without(tried: Tried, names: tuple[str, ...]) -> dict[str, str | bool]:
@@ -161,7 +184,9 @@ def _shortest(space: Space) -> int:
 
 
 def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) -> bool:
-    """Solve one option with every accumulation (for the length: every micro-batch) that was said; whether anything fits."""
+    """Solve one option with every accumulation (for the length: every micro-batch) that was said;
+    whether anything fits.
+    """
     if quantity == "batch":
         accums = pool.space.values_of("grad_accum")
         more: list[TypedFlags] = [{"grad_accum": str(accum)} for accum in accums] or [{}]
@@ -178,11 +203,13 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
 
 
 def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
-    """Whether anything on the line fits; what is tried goes into the pool, the largest that fits and the next above it too.
+    """Whether anything on the line fits; what is tried goes into the pool,
+    the largest that fits and the next above it too.
 
     Doubles until something does not fit.  A slightly larger job may need less, because blocks round
-    otherwise.  So the grid judges every value from there up to twice the first that was too large.  The largest that fits is then
-    tried by itself, because the grid does not judge host RAM, which grows with the job.
+    otherwise.  So the grid judges every value from there up to twice the first that was too large.  The
+    largest that fits is then tried by itself, because the grid does not judge host RAM, which grows with the
+    job.
     """
 
     def tries(value: int) -> Tried | None:
@@ -201,7 +228,11 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
         return False
     values = line.above(good, 2 * value)
     # Where samples have a length of their own the grid would let them grow with the sequence.
-    judged = values if pool.space.said("tokens_per_sample") else _fitting(best, line.quantity, values, pool.confidence)
+    judged = (
+        values
+        if pool.space.said("tokens_per_sample")
+        else _fitting(best, line.quantity, values, pool.confidence)
+    )
     most = _last_that(fits, judged) or good
     for above in line.above(most, most + line.step):
         fits(above)
@@ -210,7 +241,11 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
 
 def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence: float) -> list[int]:
     """Those values with which the GPU memory of a recipe suffices, by the grid."""
-    axes = GridAxes(like.scenario, batch=values) if quantity == "batch" else GridAxes(like.scenario, length=values)
+    axes = (
+        GridAxes(like.scenario, batch=values)
+        if quantity == "batch"
+        else GridAxes(like.scenario, length=values)
+    )
     parts = estimate_grid(axes, like.model).parts
     if not parts:
         # A rule refuses the largest of them: each is asked for by itself.
@@ -219,7 +254,11 @@ def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence:
     if part.intervals is None or like.prediction.fits_probability is None:
         limit = like.prediction.memory.limit_bytes or 0
         return [value for value, need in zip(values, part.must_have_bytes.flat, strict=True) if need <= limit]
-    return [value for value, chance in zip(values, part.intervals.fits_probability.flat, strict=True) if chance >= confidence]
+    return [
+        value
+        for value, chance in zip(values, part.intervals.fits_probability.flat, strict=True)
+        if chance >= confidence
+    ]
 
 
 def _last_that(fits: Callable[[int], bool], values: Sequence[int]) -> int | None:
@@ -236,8 +275,8 @@ def _last_that(fits: Callable[[int], bool], values: Sequence[int]) -> int | None
 def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:
     """The place with the largest first.
 
-    In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at the end.  Where the
-    largest offloads unasked, the largest without offload is among them.
+    In each place the largest first, then smaller ones that are faster than all larger ones, the fastest at
+    the end.  Where the largest offloads unasked, the largest without offload is among them.
     """
     places: list[list[Tried]] = []
     for same in by_place(fitting).values():
@@ -249,7 +288,10 @@ def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) ->
         plain = [tried for tried in same if not tried.offloads]
         if kept[0].offloads and plain:
             best = min(plain, key=lambda each: (-size(each), rank(each)))
-            kept = sorted({id(each): each for each in (*kept, best)}.values(), key=lambda each: (-size(each), rank(each)))
+            kept = sorted(
+                {id(each): each for each in (*kept, best)}.values(),
+                key=lambda each: (-size(each), rank(each)),
+            )
         places.append(kept)
     places.sort(key=lambda kept: (-size(kept[0]), rank(kept[0])))
     return tuple(tried for kept in places for tried in kept)
@@ -261,17 +303,23 @@ def pace(tried: Tried) -> float:
 
 
 def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
-    """Counts are tried from one GPU on, until every way of training fits on ``top`` of them without unasked offload.
+    """Counts are tried from one GPU on,
+    until every way of training fits on ``top`` of them without unasked offload.
 
-    Between one node and the most of them only where something fits on the most: no job needs more of a GPU with more GPUs.
+    Between one node and the most of them only where something fits on the most:
+    no job needs more of a GPU with more GPUs.
     """
     space = pool.space
     if space.said("nodes") or "gpus" in space.choices:
-        raise UsageError("--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has")
+        raise UsageError(
+            "--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has"
+        )
     for card in space.places():
         counts = [place for place in counted_places(space, card) if _divides(space, place)]
         if not counts:
-            raise UsageError(f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another")
+            raise UsageError(
+                f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another"
+            )
         fitted: Counter[Training] = Counter()
         one_node = [place for place in counts if "nodes" not in place]
         _explore_counts(pool, model_for, one_node, fitted, top)
@@ -282,8 +330,12 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
     return replace(answer, solved="gpus")
 
 
-def _explore_counts(pool: Pool, model_for: ModelFor, counts: Iterable[TypedFlags], fitted: Counter[Training], top: int) -> bool:
-    """Try ``counts`` in their order, and add to ``fitted`` where a way of training fits; whether any does, offload included."""
+def _explore_counts(
+    pool: Pool, model_for: ModelFor, counts: Iterable[TypedFlags], fitted: Counter[Training], top: int
+) -> bool:
+    """Try ``counts`` in their order, and add to ``fitted`` where a way of training fits;
+    whether any does, offload included.
+    """
     found = False
     for place in counts:
         for options, model in all_options(pool, model_for, [place]):
@@ -300,7 +352,9 @@ def _divides(space: Space, place: TypedFlags) -> bool:
 
 
 def counted_places(space: Space, card: TypedFlags) -> Iterator[dict[str, str | bool]]:
-    """The place with 1, 2, 4... GPUs of a node, then with whole nodes; ``X:n`` and ``--gpus`` say how many one node has."""
+    """The place with 1, 2, 4... GPUs of a node, then with whole nodes;
+    ``X:n`` and ``--gpus`` say how many one node has.
+    """
     place, per_node = dict(card), space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
     name, counted = split_count(str(card.get("gpu") or space.of_file("gpu") or ""))
     if counted is not None:
@@ -313,7 +367,8 @@ def counted_places(space: Space, card: TypedFlags) -> Iterator[dict[str, str | b
 
 
 def _best_of_each_place(fitting: list[Tried], offloads: bool, top: int) -> tuple[Tried, ...]:
-    """The best recipe with the fewest GPUs, and those of more GPUs that need no offload; ``top`` places of each card.
+    """The best recipe with the fewest GPUs, and those of more GPUs that need no offload;
+    ``top`` places of each card.
 
     ``offloads``: whether offload was asked for.
     """

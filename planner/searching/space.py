@@ -1,4 +1,6 @@
-"""What a search varies: choices that somebody gave, and what nobody said over a small set that is the same for everybody."""
+"""What a search varies: choices that somebody gave,
+and what nobody said over a small set that is the same for everybody.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ METHODS = ("full", "lora", "qlora")
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """What is tried where no micro-batch is said, up to the first that does not fit."""
 ASSUMED_SEQ_TOKENS = 2048
-"""Length where none is said, or the model's own maximum where that is shorter.  Printed with the answer and in every command."""
-_VARIED = frozenset({"gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload", "batch"})
+"""Length where none is said, or the model's own maximum where that is shorter.
+Printed with the answer and in every command.
+"""
+_VARIED = frozenset(
+    {"gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload", "batch"}
+)
 CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "stack")
 _CHOICES_OF_RECIPE = (
     "method",
@@ -60,7 +66,8 @@ _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What was said: ``fixed`` values, ``choices`` of several, and below both a ``config`` that was read from ``config_file``.
+    """What was said: ``fixed`` values, ``choices`` of several,
+    and below both a ``config`` that was read from ``config_file``.
 
     How a file's tool runs the training where the file is silent is not said by anybody: it may be varied.
     ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
@@ -106,13 +113,16 @@ class Space:
         return with_flags(self.config, from_flags(flags))
 
     def places(self) -> Iterator[dict[str, str | bool]]:
-        """Everything that is fixed, with each combination of the choices outside the recipe; prices go with their cards."""
+        """Everything that is fixed, with each combination of the choices outside the recipe;
+        prices go with their cards.
+        """
         names = [name for name in CHOICES_OF_PLACE if name in self.choices]
         if "price" in names:
             cards, prices = self.choices.get("gpu", ()), self.choices["price"]
             if len(cards) != len(prices):
                 raise UsageError(
-                    f"--price gives {len(prices)} prices for {len(cards) or 1} choices of --gpu: give one, or one for each choice"
+                    f"--price gives {len(prices)} prices for {len(cards) or 1} choices of --gpu: give one, "
+                    "or one for each choice"
                 )
             names.remove("price")
         for combination in product(*(self.choices[name] for name in names)):
@@ -124,7 +134,9 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One combination of all but the sizes: its flags, what they name, and how many settings differ from the stack's own."""
+    """One combination of all but the sizes: its flags, what they name,
+    and how many settings differ from the stack's own.
+    """
 
     flags: TypedFlags
     found: LookedUp
@@ -147,7 +159,9 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
             # Two cards may cost the same.
             parts = parts if name == "price" else tuple(dict.fromkeys(parts))
             if "" in parts:
-                raise UsageError(f"{REQUEST_FIELDS[name].flag} has an empty choice between commas: '{show(value)}'")
+                raise UsageError(
+                    f"{REQUEST_FIELDS[name].flag} has an empty choice between commas: '{show(value)}'"
+                )
             if len(parts) > 1:
                 choices[name] = parts
             else:
@@ -161,8 +175,8 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
 class Options:
     """Options that train the same in one place.
 
-    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of which little is
-    known, so they are tried only where none of ``first`` fits.
+    ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of
+    which little is known, so they are tried only where none of ``first`` fits.
     """
 
     first: tuple[Option, ...]
@@ -170,7 +184,9 @@ class Options:
 
 
 def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[Options]:
-    """Every combination of recipe settings over one place: what was said with each choice, times what nobody said."""
+    """Every combination of recipe settings over one place: what was said with each choice,
+    times what nobody said.
+    """
     names = [name for name in _CHOICES_OF_RECIPE if name in space.choices]
     lists = [space.choices[name] for name in names]
     if not space.said("method"):
@@ -178,8 +194,11 @@ def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[O
     for combination in product(*lists):
         flags = {**place, **dict(zip(names, combination, strict=True))}
         if not space.said("seq"):
-            flags.setdefault("seq", str(min(ASSUMED_SEQ_TOKENS, found.model.max_position_tokens or ASSUMED_SEQ_TOKENS)))
-        # What is refused here may be mended by an overlay (offload needs a sharding); the rules are asked again for each recipe.
+            flags.setdefault(
+                "seq", str(min(ASSUMED_SEQ_TOKENS, found.model.max_position_tokens or ASSUMED_SEQ_TOKENS))
+            )
+        # What is refused here may be mended by an overlay (offload needs a sharding);
+        # the rules are asked again for each recipe.
         base = complete(space.outline(flags), found, force=True)
         overlays = list(_unsaid(space, base))
         yield Options(
@@ -190,7 +209,10 @@ def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[O
 
 def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
     """Combinations of settings that nobody said; each starts with the stack's own."""
-    axes = [_shardings(space, base), *(_axis(space, base, name) for name in ("gradient_checkpointing", "attention", "loss"))]
+    axes = [
+        _shardings(space, base),
+        *(_axis(space, base, name) for name in ("gradient_checkpointing", "attention", "loss")),
+    ]
     axes.append(_axis(space, base, "optimizer"))
     for combination in product(*axes):
         overlay = {name: value for part in combination for name, value in part.items()}
@@ -252,13 +274,19 @@ def _offloads(space: Space, base: Scenario, stage: Sharding) -> tuple[Offload, .
 def _storage(space: Space, base: Scenario, stage: Sharding) -> dict[str, str | bool]:
     """4-bit bytes can be divided only as elements of a float dtype; PEFT advises that of the compute."""
     numerics = base.recipe.numerics
-    if not stage.gathers_weights or numerics.quantization not in ("nf4", "fp4") or space.said("quant_storage"):
+    if (
+        not stage.gathers_weights
+        or numerics.quantization not in ("nf4", "fp4")
+        or space.said("quant_storage")
+    ):
         return {}
     return {"quant_storage": numerics.compute_dtype}
 
 
 def sizes(space: Space, n_gpus: int) -> tuple[tuple[dict[str, str | bool], ...], ...]:
-    """Micro-batch and accumulation to try, in runs of growing micro-batch; none where the global batch cannot be divided so."""
+    """Micro-batch and accumulation to try, in runs of growing micro-batch;
+    none where the global batch cannot be divided so.
+    """
     batches, accums = space.values_of("batch") or MICRO_BATCHES, space.values_of("grad_accum")
     if space.global_batch is None:
         runs = [[(batch, accum) for batch in batches] for accum in accums or (None,)]

@@ -1,4 +1,6 @@
-"""What an answer rests on: settings that nobody said, and how far memory and time move where they are otherwise."""
+"""What an answer rests on: settings that nobody said,
+and how far memory and time move where they are otherwise.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "attention": {"sdpa": ("eager",), "eager": ("sdpa",), "flash2": ("eager",)},
         "load_dtype": {"bf16": ("fp32",), "fp16": ("fp32",), "fp32": ("bf16",)},
         "precision": {"bf16-mixed": ("bf16",), "fp16-mixed": ("fp32",), "bf16": ("bf16-mixed",)},
-        "optimizer": {"adamw_torch_fused": ("adamw_torch", "adamw_8bit"), "adamw_torch": ("adamw_torch_fused", "adamw_8bit")},
+        "optimizer": {
+            "adamw_torch_fused": ("adamw_torch", "adamw_8bit"),
+            "adamw_torch": ("adamw_torch_fused", "adamw_8bit"),
+        },
         "lora_targets": {"all-linear": ("attention",), "attention": ("all-linear",)},
         "lora_rank": {"8": ("64",), "16": ("64",), "64": ("8",)},
         "gradient_checkpointing": {"true": ("false",), "false": ("true",)},
@@ -38,8 +43,9 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 class Unsaid:
     """One setting that nobody said, and the answer where it is otherwise.
 
-    ``setting`` is what was taken, ``flags`` ask for the other value.  ``moves_bytes``: the driver's peak after less before, on a
-    card with room to spare; ``speed_ratio``: real tokens per second, after over before (``None``: unknown); ``verdict``: after.
+    ``setting`` is what was taken, ``flags`` ask for the other value.  ``moves_bytes``: the driver's peak
+    after less before, on a card with room to spare; ``speed_ratio``: real tokens per second, after over
+    before (``None``: unknown); ``verdict``: after.
     """
 
     setting: str
@@ -49,10 +55,14 @@ class Unsaid:
     verdict: Verdict
 
 
-def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration = PRIORS) -> tuple[Unsaid, ...]:
-    """At most ``MAX_ROWS`` settings that nobody said and that move the peak or the speed by 5 % or more, the largest first.
+def unsaid_settings(
+    scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration = PRIORS
+) -> tuple[Unsaid, ...]:
+    """At most ``MAX_ROWS`` settings that nobody said and that move the peak or the speed by 5 % or more,
+    the largest first.
 
-    ``prediction`` is that of the scenario under ``model``.  A value that a rule refuses or warns about is not tried.
+    ``prediction`` is that of the scenario under ``model``.
+    A value that a rule refuses or warns about is not tried.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
     base = predict_with(scenario, model)
@@ -61,21 +71,29 @@ def unsaid_settings(scenario: Scenario, prediction: Prediction, model: Coefficie
         _unsaid(f"{name}={value}", flags, base, predict_with(after, model))
         for name, value in _assumed(scenario)
         for flags in _flags_otherwise(name, value)
-        if (after := _variant(scenario, flags)) is not None and not (refusals(after).keys() | warnings_about(after)) - before
+        if (after := _variant(scenario, flags)) is not None
+        and not (refusals(after).keys() | warnings_about(after)) - before
     ]
 
     def weight(each: Unsaid) -> float:
         speed = 0.0 if each.speed_ratio is None else abs(each.speed_ratio - 1)
         return max(abs(each.moves_bytes) / peak_bytes, speed)
 
-    return tuple(sorted((each for each in found if weight(each) >= _WORTH_SHARE), key=lambda each: -weight(each))[:MAX_ROWS])
+    return tuple(
+        sorted((each for each in found if weight(each) >= _WORTH_SHARE), key=lambda each: -weight(each))[
+            :MAX_ROWS
+        ]
+    )
 
 
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Settings that the answer rests on and nobody said, with the value that was taken."""
     unsaid = {each.name: each.value for each in scenario.assumptions if each.is_assumed}
-    # Versions and switches that were said are those of this stack: beside them no other version of it is what was meant.
-    if any(each.name in ("versions", "switches") and each.name not in unsaid for each in scenario.assumptions):
+    # Versions and switches that were said are those of this stack:
+    # beside them no other version of it is what was meant.
+    if any(
+        each.name in ("versions", "switches") and each.name not in unsaid for each in scenario.assumptions
+    ):
         unsaid.pop("stack", None)
     yield from ((name, value) for name, value in unsaid.items() if name in (*_OTHERWISE, "stack"))
 
@@ -96,7 +114,11 @@ def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
 
 
 def _unsaid(setting: str, flags: Flags, before: Prediction, after: Prediction) -> Unsaid:
-    ratio = float(after.time.tokens_per_s) / float(before.time.tokens_per_s) if before.time and after.time else None
+    ratio = (
+        float(after.time.tokens_per_s) / float(before.time.tokens_per_s)
+        if before.time and after.time
+        else None
+    )
     moved = float(after.memory.uncapped_driver_bytes) - float(before.memory.uncapped_driver_bytes)
     return Unsaid(setting, " ".join(map(_flag_text, flags.items())), round(moved), ratio, after.verdict)
 

@@ -23,8 +23,8 @@ Flags = Mapping[str, str | bool | None]
 def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
     """The scenario with other flags of the recipe or of evaluation, and on other hardware if some is given.
 
-    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags`` are those of
-    fields, with hyphens.
+    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags``
+    are those of fields, with hyphens.
 
     Raises:
         UsageError: a value that cannot be used, or settings that exclude each other.
@@ -48,7 +48,9 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
 
 
 def request_of(scenario: Scenario) -> ScenarioRequest:
-    """What was said about the recipe of a scenario, by the origins that it carries; all of it where no origin is known."""
+    """What was said about the recipe of a scenario, by the origins that it carries;
+    all of it where no origin is known.
+    """
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
     values |= seeing_values(scenario.recipe)
     entries = {each.name: each for each in scenario.assumptions}
@@ -73,7 +75,9 @@ def _updated(old: tuple[Assumption, ...], new: tuple[Assumption, ...]) -> tuple[
     return (*kept, *renewed.values())
 
 
-def with_sizes(scenario: Scenario, micro_batch: Number, seq_len: Number, tokens_per_sample: Number) -> Scenario:
+def with_sizes(
+    scenario: Scenario, micro_batch: Number, seq_len: Number, tokens_per_sample: Number
+) -> Scenario:
     """The scenario with another micro-batch and another length in tokens; arrays for a grid."""
     sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "tokens_per_sample": tokens_per_sample}
     return replace(scenario, recipe=with_flat(scenario.recipe, sizes))

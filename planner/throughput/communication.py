@@ -10,17 +10,20 @@ from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
-# What the hooks of one FSDP unit take of the host in one pass, in hooks of DeepSpeed: 0.26 ms forward and 0.31 backward with
-# FSDP1, 0.33 and 0.40 with FSDP2, of torch 2.13 on an AMD EPYC, torch's fake process group of two, smallest of 60 runs.
+# What the hooks of one FSDP unit take of the host in one pass, in hooks of DeepSpeed: 0.26 ms forward and
+# 0.31 backward with FSDP1, 0.33 and 0.40 with FSDP2, of torch 2.13 on an AMD EPYC, torch's fake process group
+# of two, smallest of 60 runs.
 HOOKS_PER_UNIT = 4.5
 
 
 def stored_param_bytes(job: Job) -> Number:
-    """Bytes of all weights of one replica as sharding moves them: quantised ones as stored, others in the compute dtype.
+    """Bytes of all weights of one replica as sharding moves them: quantised ones as stored,
+    others in the compute dtype.
 
     k-bit matrices that the engine cannot divide are whole on every GPU and never move.
 
-    Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced; torch ``fully_shard`` (``param_dtype``).
+    Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced;
+    torch ``fully_shard`` (``param_dtype``).
     """
     params, regime = job.profile.params, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
@@ -30,7 +33,8 @@ def stored_param_bytes(job: Job) -> Number:
 
 
 def ring_fraction(world: Number) -> Number:
-    """Part of a tensor that a GPU receives in a ring all-gather (or sends in a reduce-scatter): ``(n - 1) / n``.
+    """Part of a tensor that a GPU receives in a ring all-gather (or sends in a reduce-scatter):
+    ``(n - 1) / n``.
 
     Source: nccl-tests ``doc/PERFORMANCE.md``.
     """
@@ -38,11 +42,14 @@ def ring_fraction(world: Number) -> Number:
 
 
 def gathered_bytes(job: Job) -> Number:
-    """Bytes that each GPU receives per step to have the whole weights: ZeRO-3 and FSDP gather all of them, frozen ones too.
+    """Bytes that each GPU receives per step to have the whole weights:
+    ZeRO-3 and FSDP gather all of them, frozen ones too.
 
-    Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op`` keeps them: once),
-    and once in each pass without gradients beside it; recomputation shares the backward gather.  HSDP shards inside a node only.
-    Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored: persistent small tensors (below 0.1 %).
+    Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op``
+    keeps them: once), and once in each pass without gradients beside it; recomputation shares the backward
+    gather.  HSDP shards inside a node only.
+    Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored:
+    persistent small tensors (below 0.1 %).
     """
     recipe = job.recipe
     if not recipe.sharding.gathers_weights:
@@ -53,13 +60,15 @@ def gathered_bytes(job: Job) -> Number:
 
 
 def reduced_bytes(job: Job) -> Number:
-    """Bytes that each GPU sends per step to sum gradients, and to spread updated weights where those stay whole.
+    """Bytes that each GPU sends per step to sum gradients,
+    and to spread updated weights where those stay whole.
 
-    Formula, with ``P`` trained parameters: DDP all-reduce and ZeRO-1 reduce-scatter + all-gather ``2 P (n - 1) / n`` once per
-    step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP reduce every micro-step, or FSDP the last one only,
-    where the loop says ``no_sync`` (switch ``fsdp_no_sync``).
-    Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed ``stage_1_and_2.py``;
-    accelerate 1.15 accelerator.py ``accumulate``.
+    Formula, with ``P`` trained parameters: DDP all-reduce and ZeRO-1 reduce-scatter + all-gather
+    ``2 P (n - 1) / n`` once per step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP
+    reduce every micro-step, or FSDP the last one only, where the loop says ``no_sync`` (switch
+    ``fsdp_no_sync``).
+    Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed
+    ``stage_1_and_2.py``; accelerate 1.15 accelerator.py ``accumulate``.
     """
     recipe, regime = job.recipe, job.regime
     if not recipe.sharding.communicates:
@@ -87,7 +96,8 @@ def replica_bytes(job: Job) -> Number:
 
 
 def collective_seconds(job: Job) -> Number:
-    """All collectives of one step over the sustained rate of the slowest link in the ring; seconds, before any overlap.
+    """All collectives of one step over the sustained rate of the slowest link in the ring; seconds,
+    before any overlap.
 
     Source: nccl-tests ``doc/PERFORMANCE.md`` (time is bytes over bus bandwidth).
     Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
@@ -96,24 +106,29 @@ def collective_seconds(job: Job) -> Number:
     inside = rates.collective_bytes_per_s
     if job.recipe.sharding.scope == "node":
         inside = intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
-    return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(job) / rates.network_bytes_per_s
+    return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(
+        job
+    ) / rates.network_bytes_per_s
 
 
 def sharding_copy_seconds(job: Job) -> Number:
-    """Copies between collectives' buffers and weights or gradients, on the stream of the kernels; seconds per micro-step.
+    """Copies between collectives' buffers and weights or gradients, on the stream of the kernels;
+    seconds per micro-step.
 
-    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward).  It copies every gradient into the
-    buffer that is reduced (read in the compute dtype, written in that of the reduction).  FSDP1 gathers in
-    place and joins the gradients of a layer (read, write).
-    Source: torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py`` foreach_all_gather_copy_out, foreach_reduce_scatter_copy_in;
-    ``fsdp/_flat_param.py`` (torch.split, whose backward is a cat).
-    Ignored: copies on streams of their own (casts of shards; DeepSpeed's buckets), DeepSpeed's cat of weights fetched together.
+    FSDP2 copies every gathered weight out of the buffer (read, write; forward and backward).  It copies every
+    gradient into the buffer that is reduced (read in the compute dtype, written in that of the reduction).
+    FSDP1 gathers in place and joins the gradients of a layer (read, write).
+    Source: torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py`` foreach_all_gather_copy_out,
+    foreach_reduce_scatter_copy_in; ``fsdp/_flat_param.py`` (torch.split, whose backward is a cat).
+    Ignored: copies on streams of their own (casts of shards; DeepSpeed's buckets),
+    DeepSpeed's cat of weights fetched together.
     """
     recipe, regime = job.recipe, job.regime
     if not recipe.uses_fsdp:
         return 0.0
     width = min(DTYPE_BYTES[recipe.numerics.compute_dtype], regime.gradient)
-    # Version 2 gathers into one buffer and copies each weight out of it; its hybrid kind is taken as the same version.
+    # Version 2 gathers into one buffer and copies each weight out of it;
+    # its hybrid kind is taken as the same version.
     if recipe.sharding.frees_blocks:
         moved = 2 * 2 * stored_param_bytes(job) + job.trained_params * (width + regime.gradient)
     else:
@@ -122,27 +137,35 @@ def sharding_copy_seconds(job: Job) -> Number:
 
 
 def gained_seconds(job: Job, hidden_s: Number) -> Number:
-    """What hiding ``hidden_s`` of collectives saves: less than all of it, as the kernels meanwhile take longer; seconds.
+    """What hiding ``hidden_s`` of collectives saves: less than all of it,
+    as the kernels meanwhile take longer; seconds.
 
-    Kernels of collectives hold multiprocessors and memory bandwidth (coefficient ``kernel_time_beside_collectives``) for as long
-    as the bytes take over the links of a node, where it was measured.  Waiting for a network costs kernels nothing.  Over PCIe
-    NCCL opens few channels and nobody measured the cost, so none is counted.
-    Source: arXiv 2507.03114, abstract: mean over GPT and Llama models on four A100, H100, MI250 and MI210 each.
-    Ignored: that the slowdown differs by kernel and card (40 % at most there); transfers to the host, which copy engines do.
+    Kernels of collectives hold multiprocessors and memory bandwidth (coefficient
+    ``kernel_time_beside_collectives``) for as long as the bytes take over the links of a node, where it was
+    measured.  Waiting for a network costs kernels nothing.  Over PCIe NCCL opens few channels and nobody
+    measured the cost, so none is counted.
+    Source: arXiv 2507.03114, abstract: mean over GPT and Llama models on four A100, H100,
+    MI250 and MI210 each.
+    Ignored: that the slowdown differs by kernel and card (40 % at most there); transfers to the host,
+    which copy engines do.
     """
     if not talks_directly(job.scenario.hardware):
         return hidden_s
-    inside = (gathered_bytes(job) + reduced_bytes(job)) / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
+    inside = (gathered_bytes(job) + reduced_bytes(job)) / intra_node_bytes_per_s(
+        job.scenario.hardware, job.coefficients
+    )
     return hidden_s - (1 - 1 / job.coefficients.kernel_time_beside_collectives) * minimum(hidden_s, inside)
 
 
 def overlapping_share(job: Job) -> Number:
-    """Share of collectives that hides behind the kernels at most: none under ZeRO stages 1 and 2 without ``overlap_comm``.
+    """Share of collectives that hides behind the kernels at most:
+    none under ZeRO stages 1 and 2 without ``overlap_comm``.
 
-    FSDP knows the order of its layers and prefetches whole ones; ZeRO-3 prefetches a bucket smaller than a layer from hooks of
-    modules, and DDP can hide its reduction behind backward only.
-    Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py average_tensor (a stream of its own only with ``overlap_comm``, else the
-    kernels' own), switch ``zero12_overlap``; torch 2.13 ``fsdp/_fully_shard/_fsdp_param_group.py``.
+    FSDP knows the order of its layers and prefetches whole ones; ZeRO-3 prefetches a bucket smaller than a
+    layer from hooks of modules, and DDP can hide its reduction behind backward only.
+    Source: DeepSpeed 0.12-0.19 zero/stage_1_and_2.py average_tensor (a stream of its own only with
+    ``overlap_comm``, else the kernels' own), switch ``zero12_overlap``; torch 2.13
+    ``fsdp/_fully_shard/_fsdp_param_group.py``.
     """
     if job.recipe.sharding.is_zero12 and not job.scenario.stack.zero12_overlap:
         return 0.0
@@ -152,10 +175,10 @@ def overlapping_share(job: Job) -> Number:
 def hook_seconds(job: Job) -> Number:
     """Host time of sharding hooks per micro-step; seconds.
 
-    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release).  ZeRO-1 and ZeRO-2 run it once per
-    trained tensor in backward, FSDP for each unit in every pass (``HOOKS_PER_UNIT``).
-    Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host overhead of hooks);
-    torch 2.13 ``distributed/fsdp/_runtime_utils.py``, ``_fully_shard/_fsdp_state.py``.
+    ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release).  ZeRO-1 and ZeRO-2
+    run it once per trained tensor in backward, FSDP for each unit in every pass (``HOOKS_PER_UNIT``).
+    Source: deepspeed ``runtime/zero/parameter_offload.py``, ``stage_1_and_2.py``; DeepSpeed#6649 (host
+    overhead of hooks); torch 2.13 ``distributed/fsdp/_runtime_utils.py``, ``_fully_shard/_fsdp_state.py``.
     """
     recipe, profile = job.recipe, job.profile
     if recipe.sharding.is_zero3:
@@ -170,12 +193,14 @@ def hook_seconds(job: Job) -> Number:
 
 
 def waiting_hook_seconds(job: Job) -> Number:
-    """The part of :func:`hook_seconds` that kernels hardly hide, of units so small that the host waits; seconds per micro-step.
+    """The part of :func:`hook_seconds` that kernels hardly hide,
+    of units so small that the host waits; seconds per micro-step.
 
-    FSDP1 lets the host run two gathers ahead of the kernels.  Between two adapters that are units of their own there is little
-    for it to run ahead of.
-    Source: torch 2.13 ``distributed/fsdp/_limiter_utils.py`` _FreeEventQueue; PEFT's ``fsdp_auto_wrap_policy``, switch
-    ``fsdp1_wraps_adapters``.  Ignored: what the kernels of two units do hide.
+    FSDP1 lets the host run two gathers ahead of the kernels.  Between two adapters that are units of their
+    own there is little for it to run ahead of.
+    Source: torch 2.13 ``distributed/fsdp/_limiter_utils.py`` _FreeEventQueue; PEFT's
+    ``fsdp_auto_wrap_policy``, switch ``fsdp1_wraps_adapters``.  Ignored: what the kernels of two units do
+    hide.
     """
     first = job.recipe.uses_fsdp and not job.recipe.sharding.dtensors
     if not (first and job.recipe.adapter is not None and job.scenario.stack.fsdp1_wraps_adapters):

@@ -51,15 +51,24 @@ def _adapters(job: Job) -> str:
 
 
 def _logits(job: Job) -> str:
-    return f"{job.scenario.model.vocab_size} logits per token, {job.profile.logits_bytes:.0f} bytes each, at {_memory(job)}"
+    return (
+        f"{job.scenario.model.vocab_size} logits per token, {job.profile.logits_bytes:.0f} bytes each, "
+        f"at {_memory(job)}"
+    )
 
 
 def _quantized(job: Job) -> str:
-    return f"{job.profile.params.quantizable / GIGA:.2f} B weights in {job.recipe.numerics.quantization} at {_memory(job)}"
+    return (
+        f"{job.profile.params.quantizable / GIGA:.2f} B weights in {job.recipe.numerics.quantization} "
+        f"at {_memory(job)}"
+    )
 
 
 def _launch(job: Job) -> str:
-    return f"{job.profile.operators.total} operators per micro-step at {job.coefficients.launch_s / MICRO_S:.0f} us"
+    return (
+        f"{job.profile.operators.total} operators per micro-step at "
+        f"{job.coefficients.launch_s / MICRO_S:.0f} us"
+    )
 
 
 def _hooks(job: Job) -> str:
@@ -79,7 +88,10 @@ def _collectives(job: Job) -> str:
 def _transfers(job: Job) -> str:
     moved = transfers(job)
     rate = job.rates.host_link_bytes_per_s / GIGA
-    return f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and updates at {rate:.1f} GB/s"
+    return (
+        f"{moved.fetched / GIGA:.2f} GB fetched, {moved.exposed / GIGA:.2f} GB of gradients and "
+        f"updates at {rate:.1f} GB/s"
+    )
 
 
 def _cpu_adam(job: Job) -> str:

@@ -7,7 +7,12 @@ from dataclasses import replace
 from planner.anatomy.work import Macs, attention_forward_flop, matmul_flop
 from planner.arrays import ceil_div, maximum, minimum
 from planner.domain.recipe import Number
-from planner.throughput.communication import HOOKS_PER_PASS, overlapping_share, ring_fraction, stored_param_bytes
+from planner.throughput.communication import (
+    HOOKS_PER_PASS,
+    overlapping_share,
+    ring_fraction,
+    stored_param_bytes,
+)
 from planner.throughput.job import Job
 from planner.throughput.kernels import product_seconds
 from planner.throughput.passes import passes_aside, policy_passes, reference_passes
@@ -31,9 +36,10 @@ def run_evaluation_seconds(job: Job) -> Number:
 def evaluation_step_seconds(job: Job) -> Number:
     """One forward pass of an evaluation micro-batch on every GPU; seconds.
 
-    Formula: max(forward share of the kernels, issue time of the forward operators and hooks) + gathered and fetched weights as
-    far as they do not hide.  Weights that live elsewhere are brought in for one pass.
-    Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation, collecting of logits, metrics.
+    Formula: max(forward share of the kernels, issue time of the forward operators and hooks) + gathered and
+    fetched weights as far as they do not hide.  Weights that live elsewhere are brought in for one pass.
+    Source: as the training step, :mod:`planner.throughput.step`.  Ignored: dequantisation,
+    collecting of logits, metrics.
     """
     batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
     sorts = job.scenario.stack.sorts_lengths
@@ -73,7 +79,9 @@ def forward_seconds(job: Job, *, adapters_on: bool = True) -> Number:
     rate = rates.matmul_flop_per_s if job.recipe.attention == "eager" else rates.attention_flop_per_s
     traffic = job.profile.traffic
     total = (
-        total + attention / rate + (traffic.elementwise.forward + traffic.products.forward) * tokens / rates.memory_bytes_per_s
+        total
+        + attention / rate
+        + (traffic.elementwise.forward + traffic.products.forward) * tokens / rates.memory_bytes_per_s
     )
     if not adapters_on:
         return total

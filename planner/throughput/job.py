@@ -35,12 +35,13 @@ from planner.throughput.traffic import ModelTraffic, TrafficView, logits_bytes, 
 class Profile:
     """Sums over one model under one set of categorical settings; no number of the recipe is in it.
 
-    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices; ``rotations``: over OFT's.
-    ``saved_params``: parameters of ``modules_to_save``.
-    ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8 matrices; of their
-    input gradients only those that run in fp32.  ``passes``: forward passes through the blocks per micro-step: 2 with
-    checkpointing, less where only some layers are recomputed.  ``backward_share``: of the layers, those that backward runs
-    through; ``trained_share``: those whose weights are trained.  ``own_trained``: trained parameters and tensors of the model.
+    ``adapter_widths``: LoRA parameters per unit of rank; ``adapted``: sums over adapted matrices;
+    ``rotations``: over OFT's.  ``saved_params``: parameters of ``modules_to_save``.
+    ``quantized_weight_bytes``: stored bytes of the quantised matrices.  ``int8``: MACs per token of int8
+    matrices; of their input gradients only those that run in fp32.  ``passes``: forward passes through the
+    blocks per micro-step: 2 with checkpointing, less where only some layers are recomputed.
+    ``backward_share``: of the layers, those that backward runs through; ``trained_share``: those whose
+    weights are trained.  ``own_trained``: trained parameters and tensors of the model.
     """
 
     work: Work
@@ -80,7 +81,9 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One scenario with its profile, rates and tokens: of the GPU that the others wait for, and of all on average."""
+    """One scenario with its profile, rates and tokens: of the GPU that the others wait for,
+    and of all on average.
+    """
 
     scenario: Scenario
     coefficients: Coefficients
@@ -124,7 +127,11 @@ class Job:
     def _own_trained(self) -> TrainedCounts:
         """What a full fine-tune trains; of a model that sees, without its frozen parts."""
         model = self.scenario.model
-        return self.profile.own_trained if model.vision is None else trained_counts(model, parts_of(model, self.recipe))
+        return (
+            self.profile.own_trained
+            if model.vision is None
+            else trained_counts(model, parts_of(model, self.recipe))
+        )
 
     @property
     def world(self) -> Number:
@@ -176,7 +183,13 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=slowest_rank(mean_micro, recipe, coefficients.length_variation, scenario.hardware.world_size, sorts_lengths=sorts),
+        micro=slowest_rank(
+            mean_micro,
+            recipe,
+            coefficients.length_variation,
+            scenario.hardware.world_size,
+            sorts_lengths=sorts,
+        ),
         mean_micro=mean_micro,
         rank=adapter.rank if adapter else 0,
     )
@@ -196,11 +209,15 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
     return Profile(
         work=work_of(model, key.work) if passes else rebuilt(work_of(model, key.work), key.rebuilt_share),
         traffic=model_traffic(model, view),
-        operators=operators_of(model, OperatorView(view, key.attention, key.numerics.quantization, key.rebuilt_share, backward)),
+        operators=operators_of(
+            model, OperatorView(view, key.attention, key.numerics.quantization, key.rebuilt_share, backward)
+        ),
         params=params,
         adapter_widths=adapted_widths(model, targets) if targets is not None else 0,
         adapted=adapted_sums(model, targets or ()),
-        rotations=rotation_sums(model, targets or (), key.oft_block_size) if key.oft_block_size else RotationSums(0, 0),
+        rotations=rotation_sums(model, targets or (), key.oft_block_size)
+        if key.oft_block_size
+        else RotationSums(0, 0),
         adapted_matrices=adapted_linear_count(model, targets) if targets is not None else 0,
         saved_params=saved,
         logits_bytes=logits_bytes(key.stack, key.loss, key.regime),
@@ -211,7 +228,9 @@ def profile_of(model: ModelSpec, key: ProfileKey) -> Profile:
         backward_share=backward,
         trained_share=passes.trained_share if passes else float(targets is None),
         trains_head=head_trained,
-        own_trained=trained_counts(model, passes.parts) if passes else TrainedCounts(params.total, params.tensors),
+        own_trained=trained_counts(model, passes.parts)
+        if passes
+        else TrainedCounts(params.total, params.tensors),
     )
 
 
@@ -222,5 +241,7 @@ def _int8_macs(model: ModelSpec, view: TrafficView) -> Macs:
         for linear in group.block.linears:
             if view.quantized(linear):
                 macs = group.count * linear.in_features * linear.out_features * linear.active_copies
-                total = total + Macs(forward=macs, input_gradient=macs if view.input_bytes(linear) == 4 else 0)
+                total = total + Macs(
+                    forward=macs, input_gradient=macs if view.input_bytes(linear) == 4 else 0
+                )
     return total

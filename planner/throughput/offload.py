@@ -18,7 +18,9 @@ _STATE_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Bytes per step over one GPU's host link.  ``fetched``: weights on their way to a layer, which prefetching hides in part."""
+    """Bytes per step over one GPU's host link.  ``fetched``: weights on their way to a layer, which
+    prefetching hides in part.
+    """
 
     fetched: Number
     exposed: Number
@@ -27,10 +29,11 @@ class Transfers:
 def transfers(job: Job) -> Transfers:
     """Bytes that offloading moves over one GPU's PCIe link in a step.
 
-    Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the host in each
-    micro-step.  Updated 16-bit weights come back once, unless weights live on the host.  Host weights are fetched forward
-    and again backward in each micro-step.  Offloaded activations go out and back.
-    Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``, ``partitioned_param_swapper.py``.
+    Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the
+    host in each micro-step.  Updated 16-bit weights come back once, unless weights live on the host.  Host
+    weights are fetched forward and again backward in each micro-step.  Offloaded activations go out and back.
+    Source: ZeRO-Offload (arXiv 2101.06840) section 4; deepspeed ``runtime/zero/stage3.py``,
+    ``partitioned_param_swapper.py``.
     """
     recipe = job.recipe
     micro_steps = recipe.batch.grad_accum
@@ -47,7 +50,8 @@ def transfers(job: Job) -> Transfers:
 
 
 def activation_bytes(job: Job) -> Number:
-    """Bytes of activations that leave for the host in a micro-step: block inputs with checkpointing, else saved tensors.
+    """Bytes of activations that leave for the host in a micro-step: block inputs with checkpointing,
+    else saved tensors.
 
     Without checkpointing a block saves about ``16 h + 4 (q + k) + 8 f`` bytes per token.
     Source: a Llama block, counted on Transformers 5.23.
@@ -65,11 +69,12 @@ def activation_bytes(job: Job) -> Number:
 def cpu_adam_seconds(job: Job) -> Number:
     """Update of the parameters of one node on its CPU; seconds per step.
 
-    Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown, faster where the card
-    comes on a board whose servers have faster memory than DDR4.  For a known host it is min(cores x rate per
-    core, memory bandwidth / 30 bytes per parameter).  Outside DeepSpeed's engine weights, gradients and
-    states of 16 bits move 14 bytes, and the update is bound by memory on many cores.
-    Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in :class:`planner.domain.coefficients.Coefficients`.
+    Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown, faster
+    where the card comes on a board whose servers have faster memory than DDR4.  For a known host it is
+    min(cores x rate per core, memory bandwidth / 30 bytes per parameter).  Outside DeepSpeed's engine
+    weights, gradients and states of 16 bits move 14 bytes, and the update is bound by memory on many cores.
+    Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in
+    :class:`planner.domain.coefficients.Coefficients`.
     """
     if not job.recipe.offloads_optimizer:
         return 0.0
@@ -79,21 +84,32 @@ def cpu_adam_seconds(job: Job) -> Number:
         known.append(host.cores * coefficients.cpu_adam_params_per_s_per_core)
     if host.memory_bandwidth_bytes_per_s:
         known.append(host.memory_bandwidth_bytes_per_s / _CPU_ADAM_BYTES)
-    rate = minimum(*known) if known else coefficients.cpu_adam_params_per_s * server_of(job.scenario.hardware.gpu).host_memory
+    rate = (
+        minimum(*known)
+        if known
+        else coefficients.cpu_adam_params_per_s * server_of(job.scenario.hardware.gpu).host_memory
+    )
     return job.trained_params / job.scenario.hardware.nodes / rate * (_update_bytes(job) / _CPU_ADAM_BYTES)
 
 
 def _update_bytes(job: Job) -> float:
-    """Bytes of host memory that the update of one parameter moves: weight, gradient and two states read, all but one written.
+    """Bytes of host memory that the update of one parameter moves: weight, gradient and two states read,
+    all but one written.
 
-    Source: torch ``ATen/native/cpu/FusedAdamKernel.cpp``; DeepSpeed's own kernel keeps all four in fp32 and writes a 16-bit copy.
+    Source: torch ``ATen/native/cpu/FusedAdamKernel.cpp``;
+    DeepSpeed's own kernel keeps all four in fp32 and writes a 16-bit copy.
     """
     regime = job.regime
-    return _CPU_ADAM_BYTES if regime.engine == "deepspeed" else 2 * regime.trained + regime.gradient + 4 * regime.state
+    return (
+        _CPU_ADAM_BYTES
+        if regime.engine == "deepspeed"
+        else 2 * regime.trained + regime.gradient + 4 * regime.state
+    )
 
 
 def nvme_seconds(job: Job) -> Number:
-    """NVMe traffic of one node: optimizer state read and written once, weights read twice per micro-step; seconds per step.
+    """NVMe traffic of one node: optimizer state read and written once,
+    weights read twice per micro-step; seconds per step.
 
     Source: ZeRO-Infinity (arXiv 2104.07857) section 6.2.
     """

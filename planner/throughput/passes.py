@@ -21,7 +21,8 @@ def policy_passes(recipe: Recipe) -> int:
 
 
 def reference_passes(recipe: Recipe) -> int:
-    """Forward passes of the model as it was before, in one micro-step; none where it was asked before training.
+    """Forward passes of the model as it was before, in one micro-step;
+    none where it was asked before training.
 
     Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss.
     """

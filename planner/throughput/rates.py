@@ -13,16 +13,25 @@ from planner.domain.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.units import GIGA
 
-# One direction of one lane, after line coding (8b/10b does not apply from generation 3 on): PCI-SIG base specifications.
-_PCIE_LANE_BYTES_PER_S = {1: 0.25 * GIGA, 2: 0.5 * GIGA, 3: 0.985 * GIGA, 4: 1.969 * GIGA, 5: 3.938 * GIGA, 6: 7.563 * GIGA}
+# One direction of one lane, after line coding (8b/10b does not apply from generation 3 on):
+# PCI-SIG base specifications.
+_PCIE_LANE_BYTES_PER_S = {
+    1: 0.25 * GIGA,
+    2: 0.5 * GIGA,
+    3: 0.985 * GIGA,
+    4: 1.969 * GIGA,
+    5: 3.938 * GIGA,
+    6: 7.563 * GIGA,
+}
 _ASSUMED_PCIE_GENERATION = 3
 _PCIE_LANES = 16
 # What NCCL assumes between two sockets of a Skylake-class host: nccl src/graph/topo.h SKL_QPI_BW.
 _INTER_SOCKET_BYTES_PER_S = 10 * GIGA
-# GeForce cards run tensor cores at half rate when they accumulate in fp32; int8 shows the full rate (int8 = 4 x, not 2 x).
+# GeForce cards run tensor cores at half rate when they accumulate in fp32;
+# int8 shows the full rate (int8 = 4 x, not 2 x).
 _HALF_RATE_RATIO = 3.0
-# The best product of an A100 SXM, whose efficiencies are the reference of the coefficient, as a share of its 312 TFLOP/s: 271.2
-# in a search over shapes, 264.5 among square ones.
+# The best product of an A100 SXM, whose efficiencies are the reference of the coefficient, as a share of its
+# 312 TFLOP/s: 271.2 in a search over shapes, 264.5 among square ones.
 _REFERENCE_BEST_SHARE: dict[MatmulShapes, float] = {"any": 0.869, "square": 0.848}
 # Compute capabilities whose tensor cores reach their peak with asynchronous products only.
 _NEW_INSTRUCTIONS = ("9.0", "10.0", "10.3")
@@ -35,12 +44,12 @@ _WITHOUT_FLASH = ("7.0", "7.2", "7.5")
 class Rates:
     """Sustained rates of one GPU and its links.
 
-    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention``, ``adapter`` and
-    ``fp32`` are the sustained FLOP/s of large products, of fused attention, of LoRA's products and of products in fp32.
-    ``masked_attention`` is that of the fused kernel that takes any mask.
-    ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU
-    receives in a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s, ``None``
-    where the card is not NVIDIA's.
+    ``peak_flop_per_s`` is the rated dense peak (the denominator of utilisation).  ``matmul``, ``attention``,
+    ``adapter`` and ``fp32`` are the sustained FLOP/s of large products, of fused attention, of LoRA's
+    products and of products in fp32.  ``masked_attention`` is that of the fused kernel that takes any mask.
+    ``memory``: bytes/s.  ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that
+    each GPU receives in a ring.  ``network``: the same between nodes.  ``instructions``: instructions of
+    single threads per s, ``None`` where the card is not NVIDIA's.
     """
 
     peak_flop_per_s: float
@@ -63,19 +72,29 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     peak = peak_flop_per_s(gpu, _compute_dtype(recipe, regime))
     if peak is None or gpu.memory_bandwidth_bytes_per_s is None:
         return None
-    efficiency = coefficients.matmul_efficiency_half_rate if accumulates_at_half_rate(gpu) else coefficients.matmul_efficiency
+    efficiency = (
+        coefficients.matmul_efficiency_half_rate
+        if accumulates_at_half_rate(gpu)
+        else coefficients.matmul_efficiency
+    )
     sustained = coefficients.gpu_rate
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
     adapters_in_fp32 = regime.adapter == 4 and not regime.autocast and regime.engine == "native"
     unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(gpu).network
     network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
-    # Torch's fused attention takes fp32 as it is, without tensor cores; FlashAttention's package is given 16 bits.
+    # Torch's fused attention takes fp32 as it is, without tensor cores;
+    # FlashAttention's package is given 16 bits.
     of_scores = gpu.fp32_flop_per_s or peak if regime.is_wide and recipe.attention != "flash2" else peak
     masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
     attention = masked
     if scenario.stack.flash_generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        attention = of_scores * coefficients.attention_efficiency * _flash_share(gpu, scenario.stack.flash_generation) * sustained
+        attention = (
+            of_scores
+            * coefficients.attention_efficiency
+            * _flash_share(gpu, scenario.stack.flash_generation)
+            * sustained
+        )
     inside = intra_node_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
@@ -93,7 +112,9 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
 
 
 def peak_flop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
-    """Rated dense FLOP/s for products of ``dtype``; without units for it, the fp32 rate; ``None`` when that is unknown too."""
+    """Rated dense FLOP/s for products of ``dtype``; without units for it, the fp32 rate;
+    ``None`` when that is unknown too.
+    """
     rate: float | None = getattr(gpu, f"{dtype}_flop_per_s")
     return rate if rate is not None else gpu.fp32_flop_per_s
 
@@ -101,9 +122,10 @@ def peak_flop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
 def _instructions_per_s(gpu: GpuSpec, sustained: Number) -> Number | None:
     """Instructions that all threads together issue per second: 128 per multiprocessor and cycle.
 
-    The rated fp32 rate counts two operations of 64 lanes per multiprocessor on Volta, Turing and A100, which is the same number,
-    and of 128 lanes elsewhere, which is twice as much.
-    Source: NVIDIA CUDA C++ programming guide, arithmetic instructions: throughput by compute capability, four schedulers each.
+    The rated fp32 rate counts two operations of 64 lanes per multiprocessor on Volta, Turing and A100, which
+    is the same number, and of 128 lanes elsewhere, which is twice as much.
+    Source: NVIDIA CUDA C++ programming guide, arithmetic instructions: throughput by compute capability,
+    four schedulers each.
     """
     if not gpu.is_cuda or gpu.fp32_flop_per_s is None:
         return None
@@ -121,20 +143,23 @@ def _compute_dtype(recipe: Recipe, regime: Regime) -> str:
 def accumulates_at_half_rate(gpu: GpuSpec) -> bool:
     """Whether fp32 accumulation halves the tensor-core rate, as on GeForce cards.
 
-    Source: NVIDIA Ada whitepaper v2.1 appendix A (RTX 4090: FP16 with FP32 accumulate 165, INT8 661), GA102 whitepaper.
+    Source: NVIDIA Ada whitepaper v2.1 appendix A (RTX 4090: FP16 with FP32 accumulate 165, INT8 661),
+    GA102 whitepaper.
     """
     half = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
     return bool(half and gpu.int8_op_per_s and gpu.int8_op_per_s / half > _HALF_RATE_RATIO)
 
 
 def reached_share(gpu: GpuSpec) -> float:
-    """Best 16-bit product that was measured on the card, as a share of its peak, over that of the reference; 1 where unknown.
+    """Best 16-bit product that was measured on the card, as a share of its peak,
+    over that of the reference; 1 where unknown.
 
-    The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of their peak.
-    The reference is an A100 SXM measured in the same way; cards that accumulate at half rate boost above the rated clock and
-    reach all of it (RTX 4090).
-    Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78, MI300X 0.51;
-    zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, T4 0.65, RTX 3090 1.08, RTX 5090 1.14.
+    The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of
+    their peak.  The reference is an A100 SXM measured in the same way; cards that accumulate at half rate
+    boost above the rated clock and reach all of it (RTX 4090).
+    Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78,
+    MI300X 0.51; zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, T4 0.65, RTX 3090 1.08, RTX
+    5090 1.14.
     """
     rated = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
     if gpu.best_matmul_flop_per_s is None or gpu.best_matmul_shapes is None or rated is None:
@@ -144,20 +169,27 @@ def reached_share(gpu: GpuSpec) -> float:
 
 
 def _flash_share(gpu: GpuSpec, generation: int) -> float:
-    """Part of the usual share of the peak that FlashAttention 1 and 2 reach where tensor cores need newer instructions.
+    """Part of the usual share of the peak that FlashAttention 1 and 2 reach where tensor cores need newer
+    instructions.
 
-    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5 on A100, 2k to 8k
-    tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  The same is taken for Blackwell's data center cards.
+    Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5
+    on A100, 2k to 8k tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  The same is taken for
+    Blackwell's data center cards.
     """
     return _OLD_INSTRUCTIONS_SHARE if generation < 3 and gpu.compute_capability in _NEW_INSTRUCTIONS else 1.0
 
 
 def pcie_bytes_per_s(hardware: Hardware) -> float:
-    """Rated bytes/s of one direction between a GPU and its host: the slower of the card's and the host's PCIe generation.
+    """Rated bytes/s of one direction between a GPU and its host:
+    the slower of the card's and the host's PCIe generation.
 
     An unknown generation counts as 3, the slowest in use.  Ignored: lanes shared through a switch.
     """
-    known = [generation for generation in (hardware.gpu.pcie_generation, hardware.host.pcie_generation) if generation]
+    known = [
+        generation
+        for generation in (hardware.gpu.pcie_generation, hardware.host.pcie_generation)
+        if generation
+    ]
     generation = min(known) if known else _ASSUMED_PCIE_GENERATION
     per_lane = _PCIE_LANE_BYTES_PER_S.get(generation, _PCIE_LANE_BYTES_PER_S[_ASSUMED_PCIE_GENERATION])
     return per_lane * (hardware.gpu.pcie_lanes or _PCIE_LANES)
@@ -178,8 +210,9 @@ def talks_directly(hardware: Hardware) -> bool:
 def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
     """Sustained bytes/s that one GPU receives in a ring inside its node.
 
-    NVLink and similar: half of the rated sum of both directions.  PCIe: one direction of the link.  ``qpi``: at most what NCCL
-    assumes between sockets.  Source: nccl ``src/graph/topo.h``; nccl-tests#149 (A100 NVLink 200 of 300 GB/s), nccl#1639 (5090).
+    NVLink and similar: half of the rated sum of both directions.  PCIe: one direction of the link.  ``qpi``:
+    at most what NCCL assumes between sockets.  Source: nccl ``src/graph/topo.h``; nccl-tests#149 (A100 NVLink
+    200 of 300 GB/s), nccl#1639 (5090).
     """
     rated = hardware.gpu.interconnect_bytes_per_s
     pcie = pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency

@@ -1,4 +1,6 @@
-"""Passes without gradients beside the one that is trained: the model as it was before, whose log-probabilities are compared."""
+"""Passes without gradients beside the one that is trained: the model as it was before, whose
+log-probabilities are compared.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from planner.throughput.vision import tower_operators
 def aside_seconds(job: Job) -> Number:
     """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
 
-    Formula: passes x (kernels of a forward pass + its logits, written and read for their log-probabilities + 4-bit weights
-    expanded once).  Passes of the model as it was run without adapters.
-    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss; as :mod:`planner.throughput.evaluation`.
+    Formula: passes x (kernels of a forward pass + its logits, written and read for their log-probabilities +
+    4-bit weights expanded once).  Passes of the model as it was run without adapters.
+    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss; as
+    :mod:`planner.throughput.evaluation`.
     Ignored: int8's own cost beside its products.
     """
     passes = passes_aside(job.recipe)
@@ -34,7 +37,8 @@ def aside_seconds(job: Job) -> Number:
 
 
 def issued_operators(job: Job) -> Number:
-    """Operators of all passes of a micro-step: those of training, forward ones of each pass beside it, and those of a tower.
+    """Operators of all passes of a micro-step: those of training, forward ones of each pass beside it,
+    and those of a tower.
 
     Source: :mod:`planner.throughput.operators`.
     """
@@ -43,7 +47,8 @@ def issued_operators(job: Job) -> Number:
 
 
 def waiting_operators(job: Job) -> Number:
-    """Operators of passes that wait for the GPU between matrices (int8), those beside the training pass as well.
+    """Operators of passes that wait for the GPU between matrices (int8),
+    those beside the training pass as well.
 
     Source: :mod:`planner.throughput.operators`.
     """

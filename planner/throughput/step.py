@@ -59,13 +59,15 @@ def predict_time(
 ) -> TimePrediction | None:
     """Time of one optimizer step and what follows from it; ``None`` where the card's rates are unknown.
 
-    ``regime``: that of the scenario, where it is known already; with ``explain`` each term carries the numbers of its formula.
+    ``regime``: that of the scenario, where it is known already;
+    with ``explain`` each term carries the numbers of its formula.
 
-    GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the longer of both;
-    int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and weight fetches hide behind the
-    kernels by ``comm_overlap`` (FSDP: ``comm_overlap_fsdp``) at most, and slow them; gradient transfers, the CPU update and NVMe
-    do not hide.
-    Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run, where it is asked for.
+    GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the
+    longer of both; int8 products wait for the GPU at every matrix, so their issue time adds.  Collectives and
+    weight fetches hide behind the kernels by ``comm_overlap`` (FSDP: ``comm_overlap_fsdp``) at most, and slow
+    them; gradient transfers, the CPU update and NVMe do not hide.
+    Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
+    where it is asked for.
     """
     job = job_of(scenario, coefficients, regime)
     if job is None:
@@ -101,31 +103,37 @@ def _gpu_terms(job: Job) -> list[TimeTerm]:
 def launch_seconds(job: Job) -> Number:
     """Host time to issue the operators of one micro-step; seconds.
 
-    Formula: operators x time per operator.  Source: :mod:`planner.throughput.operators`, coefficient ``launch_s``.
+    Formula: operators x time per operator.  Source: :mod:`planner.throughput.operators`,
+    coefficient ``launch_s``.
     """
     return issued_operators(job) * job.coefficients.launch_s
 
 
 def _host_terms(job: Job, gpu_terms: list[TimeTerm], gpu_s: Number) -> list[TimeTerm]:
-    """Issuing operators and running sharding hooks: hidden as long as the GPU has work, except where the host waits for it."""
+    """Issuing operators and running sharding hooks: hidden as long as the GPU has work,
+    except where the host waits for it.
+    """
     count = job.recipe.batch.grad_accum
     waiting = count * (waiting_operators(job) * job.coefficients.launch_s)
     launch = count * launch_seconds(job)
     hooks, exposed = count * hook_seconds(job), count * waiting_hook_seconds(job)
     varying = sum((term.seconds for term in gpu_terms if term.name not in _WHATEVER_THE_LENGTH), 0.0)
     hidden = both_busy_seconds(gpu_s, launch - waiting, varying, job.micro.spread)
-    hidden_hooks = maximum(both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0)
+    hidden_hooks = maximum(
+        both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0
+    )
     terms = _term("launch", launch, "step:launch_seconds", hidden)
     return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
 
 
 def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: Number) -> Number:
-    """How long kernels and host are busy at the same time, where the time of the kernels differs from micro-step to micro-step.
+    """How long kernels and host are busy at the same time, where the time of the kernels differs from
+    micro-step to micro-step.
 
-    A short micro-step waits for the host and a long one for the kernels, so the longer of both is, on average, longer than the
-    longer of both averages.  With kernel times spread evenly over ``gpu_s +- w``, where ``w = sqrt(3) x spread x varying_s`` and
-    at most ``varying_s``, both are busy for ``host_s - t^2 / 4 w - max(0, host_s - gpu_s - w)``, with ``t = host_s - gpu_s + w``
-    within 0 and ``2 w``.
+    A short micro-step waits for the host and a long one for the kernels, so the longer of both is, on
+    average, longer than the longer of both averages.  With kernel times spread evenly over ``gpu_s +- w``,
+    where ``w = sqrt(3) x spread x varying_s`` and at most ``varying_s``, both are busy for
+    ``host_s - t^2 / 4 w - max(0, host_s - gpu_s - w)``, with ``t = host_s - gpu_s + w`` within 0 and ``2 w``.
     Source: integral of the maximum of a constant and a uniform variable.
     """
     half = maximum(minimum(sqrt(3.0) * spread, 1.0) * varying_s, _NO_TIME_S)
@@ -141,11 +149,15 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
         hidden = minimum(seconds * overlapping_share(job), gpu_s)
-        terms += _term("collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden))
+        terms += _term(
+            "collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden)
+        )
     if recipe.offload != "none":
         moved, rate = transfers(job), job.rates.host_link_bytes_per_s
         fetch_hidden = minimum(moved.fetched / rate * overlap, maximum(0.0, gpu_s - hidden))
-        terms += _term("host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden)
+        terms += _term(
+            "host_transfers", (moved.fetched + moved.exposed) / rate, "offload:transfers", fetch_hidden
+        )
         terms += _term("cpu_adam", cpu_adam_seconds(job), "offload:cpu_adam_seconds")
         terms += _term("nvme", nvme_seconds(job), "offload:nvme_seconds")
     return terms
@@ -158,7 +170,9 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     samples_per_s = per_step * recipe.batch.micro_batch / step_s
     length = micro.real / recipe.batch.rows
     needed = per_step * model_flop(job.work, job.rank, micro.real, length)
-    needed = needed + per_step * (passes_aside(recipe) * forward_flop(job.work, micro.real, length) + tower_flop(job))
+    needed = needed + per_step * (
+        passes_aside(recipe) * forward_flop(job.work, micro.real, length) + tower_flop(job)
+    )
     run_time_s: Number | None = None
     cost_usd: Number | None = None
     if run.n_samples is not None:

@@ -14,9 +14,10 @@ from planner.domain.recipe import Number, Recipe
 class MicroStep:
     """Tokens of one micro-step on one GPU.
 
-    ``computed``: tokens that pass the model, padding included, ``length`` per sample; ``real``: without padding.
-    ``has_mask``: whether a padding mask reaches attention; an array of truth values on a grid.
-    ``spread``: standard deviation of ``length`` from one micro-step to the next, over its mean; 0 where all are alike.
+    ``computed``: tokens that pass the model, padding included, ``length`` per sample; ``real``: without
+    padding.  ``has_mask``: whether a padding mask reaches attention; an array of truth values on a grid.
+    ``spread``: standard deviation of ``length`` from one micro-step to the next, over its mean; 0 where all
+    are alike.
     """
 
     computed: Number
@@ -29,9 +30,9 @@ class MicroStep:
 def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: bool = False) -> MicroStep:
     """Tokens of one micro-step.
 
-    ``packed``: every token is real.  ``max_length``: all samples are padded to ``seq_len``.  ``longest``: to the longest of the
-    batch (:func:`longest_sample`).  A batch of one is not padded under ``longest``,
-    and next to none is where the stack puts samples of like length together (``sorts_lengths``).
+    ``packed``: every token is real.  ``max_length``: all samples are padded to ``seq_len``.  ``longest``: to
+    the longest of the batch (:func:`longest_sample`).  A batch of one is not padded under ``longest``, and
+    next to none is where the stack puts samples of like length together (``sorts_lengths``).
     """
     batch = recipe.batch
     if batch.padding == "packed":
@@ -47,13 +48,18 @@ def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: boo
     return MicroStep(batch.rows * length, real, length, length > natural, longest.spread)
 
 
-def slowest_rank(own: MicroStep, recipe: Recipe, variation: float, ranks: Number, *, sorts_lengths: bool = False) -> MicroStep:
-    """The micro-step of the GPU that all others of the job wait for; ``own``, that of any GPU, where lengths do not vary.
+def slowest_rank(
+    own: MicroStep, recipe: Recipe, variation: float, ranks: Number, *, sorts_lengths: bool = False
+) -> MicroStep:
+    """The micro-step of the GPU that all others of the job wait for; ``own``, that of any GPU,
+    where lengths do not vary.
 
-    Where GPUs meet in every micro-step (ZeRO-2 and 3, FSDP, and any sharding without accumulation), each lasts as long as the
-    longest of all samples that the GPUs compute then: ``batch x ranks`` draws.  DDP and ZeRO-1 meet once per step, over whose
-    ``G`` micro-steps the excess of one GPU averages out as ``1 / sqrt(G)``.
-    Source: order statistics as in :mod:`planner.anatomy.natural_lengths`; torch ``nn/parallel/distributed.py`` no_sync.
+    Where GPUs meet in every micro-step (ZeRO-2 and 3, FSDP, and any sharding without accumulation), each
+    lasts as long as the longest of all samples that the GPUs compute then: ``batch x ranks`` draws.  DDP and
+    ZeRO-1 meet once per step, over whose ``G`` micro-steps the excess of one GPU averages out as
+    ``1 / sqrt(G)``.
+    Source: order statistics as in :mod:`planner.anatomy.natural_lengths`; torch
+    ``nn/parallel/distributed.py`` no_sync.
     """
     batch = recipe.batch
     if not recipe.sharding.communicates or batch.padding != "longest" or sorts_lengths:

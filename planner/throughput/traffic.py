@@ -1,8 +1,8 @@
 """Device-memory traffic of everything that is not a large product: bytes read and written per token.
 
-Each eager operator reads its inputs and writes its output once; caches are far smaller than these tensors at training sizes.
-Counts follow the operators that ``TorchDispatchMode`` records for Transformers 5.23 and peft 0.21 modules (a Llama layer: 38
-forward).
+Each eager operator reads its inputs and writes its output once; caches are far smaller than these tensors at
+training sizes. Counts follow the operators that ``TorchDispatchMode`` records for Transformers 5.23 and peft
+0.21 modules (a Llama layer: 38 forward).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TrafficView:
-    """What decides the traffic of a layer; ``targets`` is ``None`` without adapters, ``dropout`` whether LoRA drops inputs.
+    """What decides the traffic of a layer; ``targets`` is ``None`` without adapters,
+    ``dropout`` whether LoRA drops inputs.
 
     ``rotates``: adapters are OFT's.
     """
@@ -69,7 +70,8 @@ class TrafficView:
 class ModelTraffic:
     """Traffic of all blocks.
 
-    ``elementwise``: norms, residuals, rotary, activations, casts; ``adapters``; ``products``: what large products write.
+    ``elementwise``: norms, residuals, rotary, activations, casts; ``adapters``; ``products``:
+    what large products write.
     """
 
     elementwise: Traffic
@@ -84,7 +86,12 @@ def model_traffic(model: ModelSpec, view: TrafficView) -> ModelTraffic:
     for group in model.groups:
         block = group.block
         layer = norms_traffic(block.norms, view) + residual_traffic(model.hidden_size, view.regime)
-        layer = layer + rotary_traffic(block, view.regime) + activation_traffic(block, view) + routing_traffic(block, model, view)
+        layer = (
+            layer
+            + rotary_traffic(block, view.regime)
+            + activation_traffic(block, view)
+            + routing_traffic(block, model, view)
+        )
         layer = layer + casts_traffic(block, view) + mixer_traffic(block, view.regime)
         elementwise = elementwise + layer.times(group.count)
         for linear in block.linears:
@@ -95,13 +102,15 @@ def model_traffic(model: ModelSpec, view: TrafficView) -> ModelTraffic:
 
 
 def product_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
-    """What the large product of one matrix writes, bytes per token: its output forward, its input's gradient backward.
+    """What the large product of one matrix writes, bytes per token: its output forward,
+    its input's gradient backward.
 
-    A kernel reads its operands while it multiplies, but writes a tile when the tile is done: a narrow matrix has few
-    multiplications per output to pay for that.
-    Source: CUTLASS ``efficient_gemm.md`` (main loop and epilogue); NVIDIA, "Matrix Multiplication Background User's Guide".
-    Ignored: the weight's gradient (weights x width per micro-step, below 1 % from 512 tokens on); the loss's logits are counted
-    there.
+    A kernel reads its operands while it multiplies, but writes a tile when the tile is done: a narrow matrix
+    has few multiplications per output to pay for that.
+    Source: CUTLASS ``efficient_gemm.md`` (main loop and epilogue); NVIDIA,
+    "Matrix Multiplication Background User's Guide".
+    Ignored: the weight's gradient (weights x width per micro-step, below 1 % from 512 tokens on); the loss's
+    logits are counted there.
     """
     width = view.regime.compute * linear.active_copies
     return Traffic(linear.out_features * width, linear.in_features * width)
@@ -110,10 +119,11 @@ def product_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
 def norms_traffic(norms: tuple[NormSpec, ...], view: TrafficView) -> Traffic:
     """Norms of one layer, bytes per token.
 
-    A Python RMS norm upcasts (r, w4), squares (8), averages (4), scales (8), casts back and multiplies by its weight; backward
-    it undoes each: about 60 bytes per feature beside the casts, and 12 more for a trained weight.  A fused kernel reads and
-    writes once.
-    Source: transformers 5.23 ``models/llama/modeling_llama.py`` LlamaRMSNorm; torch ``native/cuda/layer_norm_kernel.cu``.
+    A Python RMS norm upcasts (r, w4), squares (8), averages (4), scales (8), casts back and multiplies by its
+    weight; backward it undoes each: about 60 bytes per feature beside the casts, and 12 more for a trained
+    weight.  A fused kernel reads and writes once.
+    Source: transformers 5.23 ``models/llama/modeling_llama.py`` LlamaRMSNorm; torch
+    ``native/cuda/layer_norm_kernel.cu``.
     """
     regime, total = view.regime, Traffic()
     for norm in norms:
@@ -133,14 +143,18 @@ def norms_traffic(norms: tuple[NormSpec, ...], view: TrafficView) -> Traffic:
 
 
 def residual_traffic(hidden: int, regime: Regime) -> Traffic:
-    """Two residual additions forward, two gradient additions backward, three accesses each; bytes per token."""
+    """Two residual additions forward, two gradient additions backward, three accesses each;
+    bytes per token.
+    """
     return Traffic(6 * hidden * regime.residual, 6 * hidden * regime.residual)
 
 
 def rotary_traffic(block: BlockSpec, regime: Regime) -> Traffic:
-    """Rotary embedding of queries and keys: two products, negate half, concatenate, add (9 accesses); bytes per token.
+    """Rotary embedding of queries and keys: two products, negate half, concatenate, add (9 accesses);
+    bytes per token.
 
-    Source: transformers 5.23 ``modeling_llama.py`` apply_rotary_pos_emb.  Ignored: models that rotate in fp32 (twice this).
+    Source: transformers 5.23 ``modeling_llama.py`` apply_rotary_pos_emb.  Ignored:
+    models that rotate in fp32 (twice this).
     """
     attention = block.attention
     if attention.position != "rope":
@@ -150,7 +164,8 @@ def rotary_traffic(block: BlockSpec, regime: Regime) -> Traffic:
 
 
 def mixer_traffic(block: BlockSpec, regime: Regime) -> Traffic:
-    """Layers without attention: each tensor between their matrices is written once and read once; bytes per token.
+    """Layers without attention: each tensor between their matrices is written once and read once;
+    bytes per token.
 
     Backward makes the tensors of the forward pass again, and a gradient of each.
     Source: planner/program/mixers.py, which names the code.
@@ -168,11 +183,12 @@ _WIDE_ACTIVATIONS = {"relu2": (12, 23), "xielu": (48, 105)}
 def activation_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
     """The MLP's activation, bytes per token.
 
-    Gated eager: activation (2 accesses) and product (3), backward 3 and 6; in one kernel 3 and 5.  An activation
-    written in Python (``gelu_new``) takes eight operators of two accesses each.  A squared ReLU and xIELU run in fp32 under
-    autocast, which takes twice the bytes; their accesses are those of the operators in planner/program/activations.py.
-    Source: transformers 5.23 ``modeling_llama.py`` LlamaMLP, ``activations.py`` NewGELUActivation, ReLUSquaredActivation and
-    XIELUActivation; Liger ``ops/swiglu.py``.
+    Gated eager: activation (2 accesses) and product (3), backward 3 and 6; in one kernel 3 and 5.  An
+    activation written in Python (``gelu_new``) takes eight operators of two accesses each.  A squared ReLU
+    and xIELU run in fp32 under autocast, which takes twice the bytes; their accesses are those of the
+    operators in planner/program/activations.py.
+    Source: transformers 5.23 ``modeling_llama.py`` LlamaMLP, ``activations.py`` NewGELUActivation,
+    ReLUSquaredActivation and XIELUActivation; Liger ``ops/swiglu.py``.
     """
     width = block.mlp.active_width * view.regime.linear_out
     if block.mlp.gated:
@@ -186,9 +202,11 @@ def activation_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
 
 
 def routing_traffic(block: BlockSpec, model: ModelSpec, view: TrafficView) -> Traffic:
-    """Mixture of experts: gather ``top_k`` copies of each token, weight and scatter them back (6 accesses), bytes per token.
+    """Mixture of experts: gather ``top_k`` copies of each token,
+    weight and scatter them back (6 accesses), bytes per token.
 
-    Source: transformers 5.23 ``models/qwen3_moe/modeling_qwen3_moe.py``.  Ignored: the router's probabilities (below 1 %).
+    Source: transformers 5.23 ``models/qwen3_moe/modeling_qwen3_moe.py``.  Ignored:
+    the router's probabilities (below 1 %).
     """
     copies = block.mlp.top_k * model.hidden_size * view.regime.linear_out
     return Traffic(6 * copies, 9 * copies)
@@ -197,10 +215,11 @@ def routing_traffic(block: BlockSpec, model: ModelSpec, view: TrafficView) -> Tr
 def casts_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
     """Copies around matrices that are given fp32 and compute in 16 bits; bytes per token.
 
-    Each casts its input on its own (read 4, write 2) and its gradient back; a k-bit one also casts what it returns to the dtype
-    of its input (read 2, write 4).  Attention casts wide queries, keys and values.
-    Source: bitsandbytes 0.41 to 0.50 nn/modules.py Linear4bit.forward (``x.to(compute_dtype)``, ``.to(inp_dtype)``); torch
-    autocast; transformers 4.37 and 5.23 modeling_flash_attention_utils.py (cast back to half precision).
+    Each casts its input on its own (read 4, write 2) and its gradient back; a k-bit one also casts what it
+    returns to the dtype of its input (read 2, write 4).  Attention casts wide queries, keys and values.
+    Source: bitsandbytes 0.41 to 0.50 nn/modules.py Linear4bit.forward (``x.to(compute_dtype)``,
+    ``.to(inp_dtype)``); torch autocast; transformers 4.37 and 5.23 modeling_flash_attention_utils.py (cast
+    back to half precision).
     """
     regime = view.regime
     if regime.compute == 4:
@@ -213,14 +232,17 @@ def casts_traffic(block: BlockSpec, view: TrafficView) -> Traffic:
             moved += (linear.in_features + returned) * linear.active_copies * (given + regime.compute)
     if regime.linear_out > regime.compute:
         attention = block.attention
-        moved += (attention.q_width + attention.k_width + attention.v_width) * (regime.linear_out + regime.compute)
+        moved += (attention.q_width + attention.k_width + attention.v_width) * (
+            regime.linear_out + regime.compute
+        )
     return Traffic(moved, moved)
 
 
 def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
     """LoRA branch or OFT's rotation of one matrix, bytes per token, by the stack's kind of kernels.
 
-    Source: switch ``adapter_kernels`` of the stack; peft 0.21 ``tuners/lora/layer.py``, unsloth 2026.10 ``kernels/fast_lora.py``.
+    Source: switch ``adapter_kernels`` of the stack; peft 0.21 ``tuners/lora/layer.py``, unsloth 2026.10
+    ``kernels/fast_lora.py``.
     """
     if view.rotates:
         return _rotation_traffic(linear, view)
@@ -234,12 +256,13 @@ def adapter_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
 def _joined_adapter(width_in: int, width_out: int, view: TrafficView) -> Traffic:
     """LoRA branch without operators of its own for casts, scaling and addition, bytes per token.
 
-    Fused: the second product adds its scaled result to the base's output in place (read, write); backward reads the output's
-    gradient twice and the input twice, and adds the input gradient in place (2).  Compiled: the second product is written and one
-    kernel scales and adds (4 accesses); backward one kernel scales the output's gradient (2), two products read it, the input is
-    read once, and its gradient is written and added (4).  Dropout makes its mask again from a seed.
-    Source: unsloth 2026.10 ``kernels/utils.py`` matmul_lora, ``kernels/fast_lora.py``; axolotl 0.19 ``kernels/lora.py``; torch
-    inductor's fusion of pointwise operators.
+    Fused: the second product adds its scaled result to the base's output in place (read, write); backward
+    reads the output's gradient twice and the input twice, and adds the input gradient in place
+    (2).  Compiled: the second product is written and one kernel scales and adds (4 accesses); backward one
+    kernel scales the output's gradient (2), two products read it, the input is read once, and its gradient is
+    written and added (4).  Dropout makes its mask again from a seed.
+    Source: unsloth 2026.10 ``kernels/utils.py`` matmul_lora, ``kernels/fast_lora.py``; axolotl 0.19
+    ``kernels/lora.py``; torch inductor's fusion of pointwise operators.
     """
     each = view.regime.compute
     if view.stack.adapter_kernels == "fused":
@@ -250,10 +273,12 @@ def _joined_adapter(width_in: int, width_out: int, view: TrafficView) -> Traffic
 def _eager_adapter(width_in: int, width_out: int, linear: LinearSpec, view: TrafficView) -> Traffic:
     """LoRA branch of separate operators, bytes per token.
 
-    Input side: cast to the adapter's dtype, dropout (read, write, one-byte mask), autocast's copy, read by ``A``.  Output side:
-    ``B`` writes, scaling (2), addition to the base (3), and a clone (2) over quantised bases.  Backward mirrors it, reads
-    both sides twice for the two gradients of each matrix and adds the input gradient to the base's (3).
-    Source: peft 0.21 ``tuners/lora/layer.py`` and ``bnb.py``.  Ignored: the rank-wide tensors (rank / width, below 2 %).
+    Input side: cast to the adapter's dtype, dropout (read, write, one-byte mask), autocast's copy, read by
+    ``A``.  Output side: ``B`` writes, scaling (2), addition to the base (3), and a clone (2) over quantised
+    bases.  Backward mirrors it, reads both sides twice for the two gradients of each matrix and adds the
+    input gradient to the base's (3).
+    Source: peft 0.21 ``tuners/lora/layer.py`` and ``bnb.py``.  Ignored:
+    the rank-wide tensors (rank / width, below 2 %).
     """
     regime = view.regime
     given = view.input_bytes(linear)
@@ -267,23 +292,29 @@ def _eager_adapter(width_in: int, width_out: int, linear: LinearSpec, view: Traf
     out = product + 2 * product + regime.linear_out * 2 + product
     clone = 2 * regime.linear_out if view.quantized(linear) else 0
     forward = width_in * into + width_out * (out + clone)
-    backward = width_in * (into + product + 3 * given) + width_out * (2 * product + 2 * product + regime.linear_out)
+    backward = width_in * (into + product + 3 * given) + width_out * (
+        2 * product + 2 * product + regime.linear_out
+    )
     return Traffic(forward, backward)
 
 
 def _rotation_traffic(linear: LinearSpec, view: TrafficView) -> Traffic:
-    """OFT before one matrix, bytes per token: casts on both sides, a product (2; backward two, 4), and a copy in rows (2).
+    """OFT before one matrix, bytes per token: casts on both sides, a product (2; backward two, 4),
+    and a copy in rows (2).
 
     Source: peft 0.21 ``tuners/oft/layer.py`` Linear.forward, OFTRotationModule.forward.
     """
     given, wide = view.input_bytes(linear), view.regime.adapter_seen
     product = view.regime.compute if view.regime.autocast else wide
     into = (given + wide if given != wide else 0) + (wide + product if wide != product else 0)
-    return Traffic(linear.in_features * (2 * into + 4 * product), linear.in_features * (2 * into + 4 * product + 2 * wide))
+    return Traffic(
+        linear.in_features * (2 * into + 4 * product),
+        linear.in_features * (2 * into + 4 * product + 2 * wide),
+    )
 
 
-# Bytes per logit that each tensor of the loss chain moves: written once, and read as often as the next operators need it.
-# ``model_loss`` is an upcast and a log-softmax, of which no gradient is made.
+# Bytes per logit that each tensor of the loss chain moves: written once, and read as often as the next
+# operators need it.  ``model_loss`` is an upcast and a log-softmax, of which no gradient is made.
 _LOSS_TENSORS = {
     "compute": 2.0,
     "float": 2.5,
@@ -299,10 +330,11 @@ _LOSS_TENSORS = {
 def logits_bytes(stack: Stack, loss: str, regime: Regime) -> float:
     """Bytes moved per logit over forward and backward.
 
-    Head output and its gradient: written once, read by the loss and by the two products backward (6 accesses in the compute
-    dtype).  Then each tensor of the stack's chain in its own dtype: upcast (read, write), shifted copy (read, write),
-    log-softmax (two reads, write), and the gradients alike; each forward copy is undone backward.  Liger and chunked losses
-    keep a chunk in cache-sized pieces: logits written, read, overwritten by their gradient and read twice.
+    Head output and its gradient: written once, read by the loss and by the two products backward (6 accesses
+    in the compute dtype).  Then each tensor of the stack's chain in its own dtype: upcast (read, write),
+    shifted copy (read, write), log-softmax (two reads, write), and the gradients alike; each forward copy is
+    undone backward.  Liger and chunked losses keep a chunk in cache-sized pieces: logits written, read,
+    overwritten by their gradient and read twice.
     Source: torch ``native/cuda/SoftMax.cu``; transformers 5.23 ``loss/loss_utils.py``; Liger
     ``ops/fused_linear_cross_entropy.py``.
     """
@@ -318,7 +350,8 @@ def logits_bytes(stack: Stack, loss: str, regime: Regime) -> float:
 
 
 def read_logits_bytes(loss: str, regime: Regime) -> float:
-    """Bytes moved per logit of a pass that only takes log-probabilities: written, read, and each tensor of the forward chain.
+    """Bytes moved per logit of a pass that only takes log-probabilities: written, read,
+    and each tensor of the forward chain.
 
     Source: as :func:`logits_bytes`; trl 1.16.0 kernels/chunked_logprob.py for a loss in tiles.
     """
@@ -329,9 +362,11 @@ def read_logits_bytes(loss: str, regime: Regime) -> float:
 
 
 def normhead_bytes(model: ModelSpec, *, trained: bool, width: int) -> float:
-    """Bytes per micro-step to normalise a NormHead's whole weight: norm (read), divide (read, write); backward 7 more if trained.
+    """Bytes per micro-step to normalise a NormHead's whole weight: norm (read), divide (read, write);
+    backward 7 more if trained.
 
-    Source: Baichuan2 ``modeling_baichuan.py`` NormHead.forward calls ``nn.functional.normalize`` on every training step.
+    Source: Baichuan2 ``modeling_baichuan.py`` NormHead.forward calls ``nn.functional.normalize`` on every
+    training step.
     """
     if not model.normhead:
         return 0.0

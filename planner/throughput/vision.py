@@ -17,17 +17,20 @@ from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import adapter_seconds, attention_ramp, elementwise_seconds, matmul_seconds
 
 _NO_ADAPTERS = Adapter(rank=1, targets=(), dropout=0.0, modules_to_save=(), dtype="fp32", dora=False)
-# Products of attention backward over forward, of a flash kernel; its launches forward and backward for each piece.
+# Products of attention backward over forward, of a flash kernel;
+# its launches forward and backward for each piece.
 _BACKWARD_OVER_FORWARD, _LAUNCHES_FORWARD, _LAUNCHES_BACKWARD = 2.5, 1, 3
 
 
 def tower_seconds(job: Job) -> Number:
     """Kernels of a vision tower and its projector in one micro-step; seconds.
 
-    Formula: those of :mod:`planner.throughput.kernels` for a model whose tokens are the patches of all images, without a loss.
-    A tower that needs no gradients has those of a forward pass.  Attention sees whole pieces: a window or an image each.
+    Formula: those of :mod:`planner.throughput.kernels` for a model whose tokens are the patches of all
+    images, without a loss.  A tower that needs no gradients has those of a forward pass.  Attention sees
+    whole pieces: a window or an image each.
     Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each tower.
-    Ignored: tables of positions, and the scatter into the embeddings.  Expanded weights and casts are in their own terms.
+    Ignored: tables of positions, and the scatter into the embeddings.
+    Expanded weights and casts are in their own terms.
     """
     tower = tower_job(job)
     if tower is None:
@@ -40,7 +43,8 @@ def tower_seconds(job: Job) -> Number:
 
 
 def tower_operators(job: Job) -> Number:
-    """Operators that the host issues for a tower in one micro-step, with a call of attention's kernel for each piece.
+    """Operators that the host issues for a tower in one micro-step,
+    with a call of attention's kernel for each piece.
 
     Source: :mod:`planner.throughput.operators`; transformers 5.23 models/qwen2_5_vl/modeling_qwen2_5_vl.py
     Qwen2_5_VLVisionAttention.forward.
@@ -87,7 +91,8 @@ def _is_trained(job: Job) -> bool:
 
 
 def tower_job(job: Job) -> Job | None:
-    """The tower as a job of its own, whose tokens are patches and whose attention is counted apart; ``None`` without images.
+    """The tower as a job of its own, whose tokens are patches and whose attention is counted apart;
+    ``None`` without images.
 
     Source: the shapes of :func:`tower_model`.
     """
@@ -96,7 +101,9 @@ def tower_job(job: Job) -> Job | None:
         return None
     batch = Batch(job.recipe.batch.rows * images.per_sample, 1, images.patches, "packed", images.patches)
     recipe = replace(_recipe(job), batch=batch, task="sft", frozen=())
-    tower = job_of(replace(job.scenario, model=tower_model(vision), recipe=recipe), job.coefficients, job.regime)
+    tower = job_of(
+        replace(job.scenario, model=tower_model(vision), recipe=recipe), job.coefficients, job.regime
+    )
     if tower is None:
         return None
     work = replace(tower.work, attention=())
@@ -114,7 +121,8 @@ def _recipe(job: Job) -> Recipe:
 
 @lru_cache(maxsize=64)
 def tower_model(vision: TowerSpec) -> ModelSpec:
-    """The tower as a model: its convolution as the head, and the projector as layers, in numbers for each patch.
+    """The tower as a model: its convolution as the head, and the projector as layers,
+    in numbers for each patch.
 
     Source: the shapes of :class:`planner.domain.vision.TowerSpec`.
     """
@@ -136,14 +144,18 @@ def tower_model(vision: TowerSpec) -> ModelSpec:
 
 def _for_each_patch(block: BlockSpec, vision: TowerSpec) -> BlockSpec:
     linears = tuple(
-        replace(linear, in_features=max(1, round(linear.in_features * vision.token_share))) for linear in block.linears
+        replace(linear, in_features=max(1, round(linear.in_features * vision.token_share)))
+        for linear in block.linears
     )
     return replace(block, linears=linears)
 
 
 def _attention_flop(job: Job) -> Number:
     """FLOP of scores and weighted values of one forward pass."""
-    return sum(FLOP_PER_MAC * layers * _features(spec) * keys * patches for layers, spec, keys, patches in _pieces(job))
+    return sum(
+        FLOP_PER_MAC * layers * _features(spec) * keys * patches
+        for layers, spec, keys, patches in _pieces(job)
+    )
 
 
 def _attention_seconds(job: Job, tower: Job) -> Number:
@@ -159,7 +171,9 @@ def _n_pieces(job: Job) -> Number:
     """Calls of attention's kernel beyond one for each layer, where the code calls it piece by piece."""
     if job.recipe.attention != "sdpa":
         return 0
-    pieces = [(layers, patches / keys) for layers, spec, keys, patches in _pieces(job) if spec.pieces != "none"]
+    pieces = [
+        (layers, patches / keys) for layers, spec, keys, patches in _pieces(job) if spec.pieces != "none"
+    ]
     return sum(layers * (number - 1) for layers, number in pieces)
 
 
@@ -170,7 +184,9 @@ def _pieces(job: Job) -> list[tuple[int, AttentionSpec, Number, Number]]:
         return []
     patches = job.recipe.batch.rows * images.per_sample * images.patches
     kinds = [(group.count, group.block.attention) for group in vision.groups]
-    return [(n, spec, minimum(spec.window_tokens or images.patches, images.patches), patches) for n, spec in kinds]
+    return [
+        (n, spec, minimum(spec.window_tokens or images.patches, images.patches), patches) for n, spec in kinds
+    ]
 
 
 def _features(spec: AttentionSpec) -> int:

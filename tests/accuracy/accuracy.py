@@ -1,8 +1,9 @@
 """Accuracy on the published rows, kept in ``data/accuracy.json`` (``stored.py`` has its parts).
 
-``python -m tests.accuracy.accuracy --write`` cross-validates (about half a minute) and writes it, and beside it the calibration
-that ships, which is a part of the same fits.  ``--check`` prints the aims and fails where the file is stale: where a held-out
-error or one without any fit has grown beyond its stored figure, or where any figure is another one.
+``python -m tests.accuracy.accuracy --write`` cross-validates (about half a minute) and writes it, and beside
+it the calibration that ships, which is a part of the same fits.  ``--check`` prints the aims and fails where
+the file is stale: where a held-out error or one without any fit has grown beyond its stored figure, or where
+any figure is another one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _FITS = ("unfitted", "in_sample", "held_out")
 
 
 def accuracy_figures(result: CrossValidation) -> dict[str, dict[str, dict[str, float]]]:
-    """Figures by part (document, method, GPU), then by name: ``n_memory``, ``held_out_memory_mape``, ``held_out_false_fit``..."""
+    """Figures by part (document, method, GPU), then by name: ``n_memory``, ``held_out_memory_mape``,
+    ``held_out_false_fit``...
+    """
     figures: dict[str, dict[str, dict[str, float]]] = {}
     validations = dict(zip(_FITS, (result.prior, result.in_sample, result.held_out), strict=True))
     for part, key in PARTS.items():
@@ -84,7 +87,9 @@ def _figures(fit: str, score: SourceScore) -> dict[str, float]:
 
 
 def worst_figures(result: CrossValidation) -> dict[str, dict[str, float]]:
-    """Held-out errors of documents with every choice that their own table settled read the other way, where that is worse."""
+    """Held-out errors of documents with every choice that their own table settled read the other way,
+    where that is worse.
+    """
     fitted, found = result.fitted, dict[str, dict[str, float]]()
     for quantity in ("memory", "throughput"):
         errors = worst_errors(
@@ -98,7 +103,9 @@ def worst_figures(result: CrossValidation) -> dict[str, dict[str, float]]:
     return found
 
 
-def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain], records: Sequence[RunRecord]) -> dict[str, Any]:
+def accuracy_parts(
+    result: CrossValidation, anchors: Sequence[AnchorGain], records: Sequence[RunRecord]
+) -> dict[str, Any]:
     """The parts of the file that follow from a cross-validation: all but other estimators."""
     calibration, figures, worst = result.fitted.calibration, accuracy_figures(result), worst_figures(result)
     figures["documents"] = {name: each | worst.get(name, {}) for name, each in figures["documents"].items()}
@@ -110,10 +117,13 @@ def accuracy_parts(result: CrossValidation, anchors: Sequence[AnchorGain], recor
         "rows": calibration.n_rows,
         "groups": len(calibration.groups),
         "coverage": {of: round(share, 3) for of, share in calibration.coverage},
-        "scale": {each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)},
+        "scale": {
+            each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)
+        },
         "goals": [_goal_part(goal, best_reached(stored)) for goal in goals(result, anchors)],
         "anchors": {
-            gain.group: {"n": gain.n_rows, "before": rounded_up(gain.before), "after": rounded_up(gain.after)} for gain in anchors
+            gain.group: {"n": gain.n_rows, "before": rounded_up(gain.before), "after": rounded_up(gain.after)}
+            for gain in anchors
         },
         "kinds": kind_coverage(result),
         "reliability": reliability(result.held_out.rows),
@@ -149,7 +159,10 @@ def goals_text(found: Sequence[Goal]) -> str:
     lines = [f"{'':58}  {'':24}  {'rows':>5}  {'target':>12}  reached"]
     for goal in found:
         mark = {True: "", False: "  missed", None: ""}[goal.met]
-        lines.append(f"{goal.title:58}  {goal.fit:24}  {goal.n:5}  {goal.target:>12}  {percent_text(goal.rounded):>6}{mark}")
+        lines.append(
+            f"{goal.title:58}  {goal.fit:24}  {goal.n:5}  {goal.target:>12}  "
+            f"{percent_text(goal.rounded):>6}{mark}"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -169,19 +182,27 @@ def _told(over: Sequence[str]) -> str:
     if not over:
         return "data/accuracy.json is up to date\n"
     more = [f"and {len(over) - _MOST_TOLD} more"] if len(over) > _MOST_TOLD else []
-    return "\n".join([*over[:_MOST_TOLD], *more, "data/accuracy.json is stale: `make regenerate` writes it"]) + "\n"
+    return (
+        "\n".join([*over[:_MOST_TOLD], *more, "data/accuracy.json is stale: `make regenerate` writes it"])
+        + "\n"
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Cross-validate the published rows; write the file, or check against it, or print it."""
-    records = read_records([published_dir() / "*.csv", *sorted((data_dir() / "measurements").glob("*/*.jsonl"))])
+    records = read_records(
+        [published_dir() / "*.csv", *sorted((data_dir() / "measurements").glob("*/*.jsonl"))]
+    )
     result = cross_validate(records)
     anchors = anchor_gains(result.fitted, records.records)
     parts = accuracy_parts(result, anchors, records.records)
     if "--check" in arguments:
         stored = stored_accuracy()
         over = [*beyond_budget(published_validation().sources), *grown(result, stored)]
-        over += [*unlisted(result.held_out.rows, stored_misses(), stored["misses"]), *differences(stored, parts)]
+        over += [
+            *unlisted(result.held_out.rows, stored_misses(), stored["misses"]),
+            *differences(stored, parts),
+        ]
         sys.stdout.write(goals_text(goals(result, anchors)) + "\n" + _told(over))
         return int(ExitCode.INTERNAL_ERROR if over else ExitCode.FITS)
     if "--write" in arguments:

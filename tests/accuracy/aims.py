@@ -1,4 +1,6 @@
-"""What is aimed at on the published rows: ``aims.toml`` beside this file, which has the unit and the meaning of each figure."""
+"""What is aimed at on the published rows: ``aims.toml`` beside this file,
+which has the unit and the meaning of each figure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class _Table(BaseModel):
 
 
 class Errors(_Table):
-    """Mean absolute errors under one way of fitting; the keys of ``*_of`` are names of :attr:`Aims.sources`."""
+    """Mean absolute errors under one way of fitting;
+    the keys of ``*_of`` are names of :attr:`Aims.sources`.
+    """
 
     memory: Share
     memory_90th_percentile: Share | None = None

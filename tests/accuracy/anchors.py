@@ -25,7 +25,8 @@ Base = Callable[[str], Sequence[Offset]]
 
 @dataclass(frozen=True, slots=True)
 class AnchorGain:
-    """What one measured row of a held-out group does for the others: mean absolute errors, the median over the choice of row.
+    """What one measured row of a held-out group does for the others: mean absolute errors,
+    the median over the choice of row.
 
     ``before``: by the calibration without the group; ``after``: with one row of it as an anchor.  Fractions.
     """
@@ -52,20 +53,25 @@ class Machine:
 
 
 def machines_of(records: Sequence[RunRecord]) -> tuple[Machine, ...]:
-    """Machines with at least two timed rows of a known configuration; the machine of a row is its group and GPU."""
+    """Machines with at least two timed rows of a known configuration;
+    the machine of a row is its group and GPU.
+    """
     found: dict[tuple[str, bool, str], list[Target]] = {}
     for record, scenario in screen(records).used:
         for target in targets_of(record, scenario):
             if target.quantity == "throughput" and target.record.grade != "C":
-                found.setdefault((target.group, scenario.recipe.offloads_something, target.host), []).append(target)
+                found.setdefault((target.group, scenario.recipe.offloads_something, target.host), []).append(
+                    target
+                )
     return tuple(Machine(*key, tuple(targets)) for key, targets in found.items() if len(targets) > 1)
 
 
 def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGain, ...]:
     """For each group with timed rows, the gain in throughput of one anchor row, which is not scored itself.
 
-    An anchor helps only the rows of its own machine.  How hard a machine's effects are held is chosen on anchors of the other
-    groups on top of the priors, which saw no row at all: nothing that leads to a figure saw the rows it is about.
+    An anchor helps only the rows of its own machine.  How hard a machine's effects are held is chosen on
+    anchors of the other groups on top of the priors, which saw no row at all: nothing that leads to a figure
+    saw the rows it is about.
     """
     machines = machines_of(records)
     unfitted = {pull: gains_under(pull, machines, lambda _: ()) for pull in OWN_PULLS}
@@ -79,9 +85,13 @@ def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGa
 def chosen_pull(gains: Mapping[Pull, Sequence[AnchorGain]], without: str = "") -> Pull:
     """The pull with the smallest error after an anchor, averaged over all groups but one.
 
-    ``OWN_PULL``, which personal calibrations take, unless another is better by more than a standard error; also of no group.
+    ``OWN_PULL``, which personal calibrations take,
+    unless another is better by more than a standard error; also of no group.
     """
-    others = {pull: [each for each in found if each.group.partition(" (")[0] != without] for pull, found in gains.items()}
+    others = {
+        pull: [each for each in found if each.group.partition(" (")[0] != without]
+        for pull, found in gains.items()
+    }
     scores = {pull: np.array([each.after for each in found]) for pull, found in others.items()}
     return clearly_best(scores, OWN_PULL) if len(scores.get(OWN_PULL, ())) > 1 else OWN_PULL
 
@@ -97,7 +107,9 @@ def gains_under(pull: Pull, machines: Sequence[Machine], base: Base) -> tuple[An
 
 
 def _with_each_anchor(problem: Problem, pull: Pull) -> tuple[Floats, Floats]:
-    """(absolute errors without an anchor, mean absolute error of the other rows for each choice of anchor)."""
+    """(absolute errors without an anchor,
+    mean absolute error of the other rows for each choice of anchor).
+    """
     count = len(problem.targets)
     solution = solve(problem, OWN_WEIGHT * np.eye(count), [pull] * count)
     before = np.abs(_printed(problem, problem.errors(np.zeros((1, len(problem.knobs))))))[0]
@@ -107,7 +119,9 @@ def _with_each_anchor(problem: Problem, pull: Pull) -> tuple[Floats, Floats]:
 
 
 def _printed(problem: Problem, errors: Floats) -> Floats:
-    """Relative errors of the quantities as they were printed, from log errors of times: a rate is the inverse."""
+    """Relative errors of the quantities as they were printed, from log errors of times:
+    a rate is the inverse.
+    """
     columns = [throughput_column(target.record) or "" for target in problem.targets]
     signs = np.array([-1.0 if column.endswith("_per_s") else 1.0 for column in columns])
     relative: Floats = np.expm1(errors * signs)

@@ -1,6 +1,8 @@
-"""The error budget: how wrong the predictions are on each published document with nothing fitted to these or any other rows.
+"""The error budget: how wrong the predictions are on each published document with nothing fitted to these or
+any other rows.
 
-It is the part ``budget`` of ``data/accuracy.json``: reached errors, rounded up at the second digit, not targets.
+It is the part ``budget`` of ``data/accuracy.json``: reached errors, rounded up at the second digit,
+not targets.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ def budget_figures(score: SourceScore) -> dict[str, float]:
         summary = getattr(score, name)
         if summary is not None:
             figures[f"{name}_mape"] = summary.mape
-    counts = {"false_fit": score.oom.false_fit, "false_oom": score.oom.false_oom, "not_modelled": score.not_modelled}
+    counts = {
+        "false_fit": score.oom.false_fit,
+        "false_oom": score.oom.false_oom,
+        "not_modelled": score.not_modelled,
+    }
     return figures | counts
 
 
@@ -59,18 +65,25 @@ def best_figures() -> Mapping[str, Mapping[str, float]]:
 
 
 def beyond_budget(scores: Iterable[SourceScore]) -> list[str]:
-    """Figures of uncalibrated predictions above the stored ones, or of a document that has none, each in one line."""
+    """Figures of uncalibrated predictions above the stored ones, or of a document that has none,
+    each in one line.
+    """
     stored, found = stored_budget(), list[str]()
     for score in scores:
         allowed = stored.get(score.source, {})
         for name, value in budget_figures(score).items():
             if value > allowed.get(name, 0.0):
-                found.append(f"{score.source}: {name} is {value:.4g} with no fit, {allowed.get(name, 'nothing')} was stored")
+                found.append(
+                    f"{score.source}: {name} is {value:.4g} with no fit, "
+                    f"{allowed.get(name, 'nothing')} was stored"
+                )
     return found
 
 
 def loosened() -> tuple[str, ...]:
-    """``DOCUMENT: figure`` of each stored figure that is a point, a verdict or a row worse than it ever was."""
+    """``DOCUMENT: figure`` of each stored figure that is a point,
+    a verdict or a row worse than it ever was.
+    """
     stored = stored_budget()
     found = []
     for document, figures in best_figures().items():
@@ -82,9 +95,14 @@ def loosened() -> tuple[str, ...]:
 
 
 def budget_part(scores: Sequence[SourceScore]) -> dict[str, dict[str, dict[str, float]]]:
-    """The part of the file for the code as it is; what was best is taken over from the file, so that it is not lost."""
+    """The part of the file for the code as it is; what was best is taken over from the file,
+    so that it is not lost.
+    """
     stored = stored_or_empty().get("budget", {})
-    documents, best = {score.source: _stored_figures(score) for score in scores}, dict[str, dict[str, float]]()
+    documents, best = (
+        {score.source: _stored_figures(score) for score in scores},
+        dict[str, dict[str, float]](),
+    )
     for name, figures in documents.items():
         old = {**stored.get("documents", {}).get(name, {}), **stored.get("best", {}).get(name, {})}
         if lower := {key: old[key] for key, value in figures.items() if old.get(key, value) < value}:
@@ -93,4 +111,7 @@ def budget_part(scores: Sequence[SourceScore]) -> dict[str, dict[str, dict[str, 
 
 
 def _stored_figures(score: SourceScore) -> dict[str, float]:
-    return {name: rounded_up(value) if name.endswith("_mape") else value for name, value in budget_figures(score).items()}
+    return {
+        name: rounded_up(value) if name.endswith("_mape") else value
+        for name, value in budget_figures(score).items()
+    }

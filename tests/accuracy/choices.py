@@ -1,7 +1,9 @@
-"""Readings of a document that only its own table settled: what the held-out error is where they are read the other way.
+"""Readings of a document that only its own table settled:
+what the held-out error is where they are read the other way.
 
-``data/published/choices.toml`` lists each such choice with the alternative.  A fit that never saw a document may not profit from
-what its table told the builders, so its error is also given with every choice replaced where that makes it worse.
+``data/published/choices.toml`` lists each such choice with the alternative.  A fit that never saw a document
+may not profit from what its table told the builders, so its error is also given with every choice replaced
+where that makes it worse.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _CASE_KEYS = {"select", "change", "scale"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Columns that select rows, and what the alternative does to them: new values, or factors of numbers (another unit)."""
+    """Columns that select rows, and what the alternative does to them: new values,
+    or factors of numbers (another unit).
+    """
 
     select: Mapping[str, Any]
     change: Mapping[str, Any]
@@ -40,7 +44,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One question that a table settled, or that nothing settles for certain, with its other reading by cases."""
+    """One question that a table settled, or that nothing settles for certain,
+    with its other reading by cases.
+    """
 
     source: str
     question: str
@@ -67,13 +73,17 @@ def stored_choices() -> tuple[Choice, ...]:
     for entry in read_toml(path).get("choice", []):
         if set(entry) != _KEYS:
             raise InputFileError(path, f"each choice needs exactly {', '.join(sorted(_KEYS))}")
-        found.append(Choice(entry["source"], entry["question"], tuple(_case(each, path) for each in entry["cases"])))
+        found.append(
+            Choice(entry["source"], entry["question"], tuple(_case(each, path) for each in entry["cases"]))
+        )
     return tuple(found)
 
 
 def _case(entry: Mapping[str, Any], path: object) -> Case:
     if unknown := entry.keys() - _CASE_KEYS:
-        raise InputFileError(str(path), f"unknown key '{min(unknown)}' of a case: {', '.join(sorted(_CASE_KEYS))} are known")
+        raise InputFileError(
+            str(path), f"unknown key '{min(unknown)}' of a case: {', '.join(sorted(_CASE_KEYS))} are known"
+        )
     return Case(*(_columns(entry.get(key, {}), path) for key in ("select", "change", "scale")))
 
 
@@ -84,12 +94,16 @@ def _columns(values: Mapping[str, Any], path: object) -> Mapping[str, Any]:
 
 
 def worst_errors(
-    rows: Sequence[RowScore], choices: Sequence[Choice], model_of: Callable[[RunRecord], Calibration], quantity: str
+    rows: Sequence[RowScore],
+    choices: Sequence[Choice],
+    model_of: Callable[[RunRecord], Calibration],
+    quantity: str,
 ) -> Mapping[str, float]:
-    """Mean absolute error of each source that has choices, with every choice replaced where the alternative is worse.
+    """Mean absolute error of each source that has choices,
+    with every choice replaced where the alternative is worse.
 
-    A choice is replaced as a whole, by the mean over the rows it concerns, and choices one by one: their alternatives are not
-    combined.
+    A choice is replaced as a whole, by the mean over the rows it concerns, and choices one by one: their
+    alternatives are not combined.
     """
     found: dict[str, float] = {}
     for source in dict.fromkeys(choice.source for choice in choices):

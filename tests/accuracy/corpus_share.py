@@ -1,15 +1,19 @@
 # ruff: noqa: T201 - it prints a table
 """The share of public recipes that ``plan check`` answers: ``make corpus CORPUS=DIR``.
 
-``DIR`` holds one folder for each repository at some age, with its config files at their places.  Every file is checked from
-there, offline, for ``--gpu`` (eight H100 where nothing is said).  The table that is printed says for each tool: files, those
-that do not train, recipes, how many of these are answered, and what the others are refused for.
+``DIR`` holds one folder for each repository at some age, with its config files at their places.  Every file
+is checked from there, offline, for ``--gpu`` (eight H100 where nothing is said).  The table that is printed
+says for each tool: files, those that do not train, recipes, how many of these are answered, and what the
+others are refused for.
 
 The rule for what is no training recipe was written before any file was counted:
 
-1. a file that is no table, or names no model (``_MODEL_KEYS``): launch files, engines, lists of tokens, jobs of a cloud;
-2. a file of LLaMA-Factory that asks for something else (``_OTHER_TASKS``) and does not say ``do_train: true``;
-3. a file that says that it stops before training (``_STOPS``), or whose ``peft_config`` only merges (``export_dir``).
+1. a file that is no table, or names no model (``_MODEL_KEYS``): launch files, engines, lists of tokens,
+   jobs of a cloud;
+2. a file of LLaMA-Factory that asks for something else (``_OTHER_TASKS``)
+   and does not say ``do_train: true``;
+3. a file that says that it stops before training (``_STOPS``),
+   or whose ``peft_config`` only merges (``export_dir``).
 
 Answered is exit code 0, 3, 4 or 5: a verdict, or a bounded answer that says how sure it is.
 """
@@ -71,7 +75,10 @@ class Tally:
     def row(self, tool: str) -> str:
         """One line of the table."""
         share = f"{100 * self.answered / self.recipes:.0f} %" if self.recipes else ""
-        return f"| {tool} | {self.files} | {self.files - self.recipes} | {self.recipes} | {self.answered} | {share} |"
+        return (
+            f"| {tool} | {self.files} | {self.files - self.recipes} | {self.recipes} | "
+            f"{self.answered} | {share} |"
+        )
 
 
 def checked(file: str, gpu: str) -> tuple[int, str]:
@@ -98,7 +105,9 @@ def reason_of(file: str, error: str) -> str:
 def files_of(root: Path, listed: Path | None) -> Iterator[tuple[str, str]]:
     """Repository and file: those that a list names, or all that may be configs."""
     if listed is not None:
-        yield from ((str(folder), str(file)) for folder, file in json.loads(listed.read_text(encoding="utf-8")))
+        yield from (
+            (str(folder), str(file)) for folder, file in json.loads(listed.read_text(encoding="utf-8"))
+        )
         return
     for path in sorted(root.rglob("*")):
         if path.suffix in _SUFFIXES and path.is_file() and path.parent != root:
@@ -134,7 +143,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--list", type=Path, help="JSON: [[repository, file], ...]; without it every config is tried")
+    parser.add_argument(
+        "--list", type=Path, help="JSON: [[repository, file], ...]; without it every config is tried"
+    )
     parser.add_argument("--gpu", default="h100-sxm:8")
     said = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -143,7 +154,9 @@ def main() -> None:
     whole = Tally()
     for tool, found in sorted(tallies.items()):
         print(found.row(tool))
-        whole = Tally(whole.files + found.files, whole.answered + found.answered, whole.left_out + found.left_out)
+        whole = Tally(
+            whole.files + found.files, whole.answered + found.answered, whole.left_out + found.left_out
+        )
     print(whole.row("all"))
     for tool, found in sorted(tallies.items()):
         for what, counted in (("left out", found.left_out), ("refused", found.refused)):

@@ -1,7 +1,7 @@
 """The points of the README's picture, kept in ``data/accuracy.json`` so that drawing needs no fit.
 
-Ours are predictions of the four numbered documents by fits that never saw them.  The others are answers of other estimators about
-the same rows (``tests/accuracy/estimators.py``).
+Ours are predictions of the four numbered documents by fits that never saw them.  The others are answers of
+other estimators about the same rows (``tests/accuracy/estimators.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ StoredPoint = list[str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Points of the picture: memory and rates of our own by document, memory of other estimators by their name.
+    """Points of the picture: memory and rates of our own by document,
+    memory of other estimators by their name.
 
     ``date``: the day on which the figures were made.
     """
@@ -58,7 +59,9 @@ def stored_drawn() -> Drawn:
     stored = stored_accuracy()
     points = [_point(*each) for each in stored["points"]]
     others = tuple(_point(*each) for tool in stored["other_tools"] for each in tool["points"])
-    memory, rates = (tuple(each for each in points if each.quantity.endswith(unit)) for unit in ("_bytes", "_per_s"))
+    memory, rates = (
+        tuple(each for each in points if each.quantity.endswith(unit)) for unit in ("_bytes", "_per_s")
+    )
     return Drawn(memory, rates, others, stored["date"])
 
 

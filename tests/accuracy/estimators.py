@@ -1,4 +1,5 @@
-"""Other estimators on the published rows: DeepSpeed's and accelerate's own code, and LLaMA-Factory's published rule.
+"""Other estimators on the published rows: DeepSpeed's and accelerate's own code,
+and LLaMA-Factory's published rule.
 
 ``python -m tests.accuracy.estimators`` writes the part ``other_tools`` of ``data/accuracy.json``.
 """
@@ -31,7 +32,8 @@ class Tool:
 
 
 def deepspeed_bytes(scenario: Scenario) -> float | None:
-    """DeepSpeed's estimators of ZeRO-2 and ZeRO-3 model states, called with the model's counts and the job's GPUs.
+    """DeepSpeed's estimators of ZeRO-2 and ZeRO-3 model states,
+    called with the model's counts and the job's GPUs.
 
     They take every parameter as trained, so only full fine-tuning is asked.
     """
@@ -44,29 +46,40 @@ def deepspeed_bytes(scenario: Scenario) -> float | None:
     counts = param_counts(scenario.model, scenario.stack.fused_experts)
     gpus = {"num_gpus_per_node": int(hardware.gpus_per_node), "num_nodes": int(hardware.nodes)}
     if recipe.sharding == ZERO2:
-        return float(estimate_zero2_model_states_mem_needs(counts.total, cpu_offload=recipe.offloads_optimizer, **gpus)[1])
+        return float(
+            estimate_zero2_model_states_mem_needs(
+                counts.total, cpu_offload=recipe.offloads_optimizer, **gpus
+            )[1]
+        )
     if recipe.sharding == ZERO3:
         offload = {"cpu_offload": recipe.offloads_optimizer, "cpu_offload_params": recipe.offloads_params}
-        return float(estimate_zero3_model_states_mem_needs(counts.total, counts.largest, **offload, **gpus)[1])
+        return float(
+            estimate_zero3_model_states_mem_needs(counts.total, counts.largest, **offload, **gpus)[1]
+        )
     return None
 
 
 def accelerate_bytes(scenario: Scenario) -> float | None:
-    """The largest step of ``accelerate estimate-memory``, training with Adam: full fine-tuning without sharding."""
+    """The largest step of ``accelerate estimate-memory``, training with Adam:
+    full fine-tuning without sharding.
+    """
     from accelerate.commands.estimate import estimate_training_usage  # type: ignore[import-untyped]
 
     if scenario.recipe.method != "full":
         return None
-    dtype = {2: "bfloat16", 4: "float32"}[2 if scenario.recipe.numerics.compute_dtype in ("bf16", "fp16") else 4]
+    dtype = {2: "bfloat16", 4: "float32"}[
+        2 if scenario.recipe.numerics.compute_dtype in ("bf16", "fp16") else 4
+    ]
     counts = param_counts(scenario.model, scenario.stack.fused_experts)
     return float(max(estimate_training_usage(4 * counts.total, dtype).values()))
 
 
 def llama_factory_bytes(scenario: Scenario) -> float | None:
-    """The last column of the table "Hardware Requirement" in LLaMA-Factory's README: bytes per parameter by method and bits.
+    """The last column of the table "Hardware Requirement" in LLaMA-Factory's README:
+    bytes per parameter by method and bits.
 
-    18 for full fine-tuning with autocast, 2 for LoRA, 1 over 8 bits, 0.5 over 4 bits.  The table says nothing of several GPUs
-    and of offload, so only jobs on one GPU without offload are asked.
+    18 for full fine-tuning with autocast, 2 for LoRA, 1 over 8 bits, 0.5 over 4 bits.  The table says nothing
+    of several GPUs and of offload, so only jobs on one GPU without offload are asked.
     """
     recipe, hardware = scenario.recipe, scenario.hardware
     if hardware.world_size > 1 or recipe.offload != "none":
@@ -112,7 +125,10 @@ def _answers(tool: Tool, rows: tuple[RowScore, ...]) -> Iterator[tuple[Point, fl
         if answer is not None:
             count = row.scenario.hardware.world_size if row.record.memory_scope == "all_gpus" else 1
             numbers = (float(row.memory.measured), float(answer * count))
-            yield Point(row.record.id, tool.short, tool.short, row.memory.quantity, *numbers, None), row.memory.error
+            yield (
+                Point(row.record.id, tool.short, tool.short, row.memory.quantity, *numbers, None),
+                row.memory.error,
+            )
 
 
 def other_tools_part() -> list[dict[str, object]]:

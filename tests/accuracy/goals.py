@@ -1,4 +1,6 @@
-"""The accuracy that is aimed at, beside what is reached: every line with its target, in-sample and held out."""
+"""The accuracy that is aimed at, beside what is reached: every line with its target,
+in-sample and held out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _UNCLEAR = frozenset({"impossible_rate", "loop_time", "repeat", "duplicate"})
 class Goal:
     """One line: what, under which fit, over ``n`` rows (or pairs, or sources); all figures are fractions.
 
-    ``low`` and ``high`` are the target's bounds, ``None`` where there is none; a line without both is shown for comparison.
+    ``low`` and ``high`` are the target's bounds, ``None`` where there is none;
+    a line without both is shown for comparison.
     """
 
     title: str
@@ -45,7 +48,9 @@ class Goal:
         """Whether the target is reached; ``None`` without one."""
         if self.high is None and self.low is None:
             return None
-        return (self.low is None or self.reached >= self.low) and (self.high is None or self.reached <= self.high)
+        return (self.low is None or self.reached >= self.low) and (
+            self.high is None or self.reached <= self.high
+        )
 
     @property
     def key(self) -> str:
@@ -62,7 +67,9 @@ class Goal:
         return self.reached
 
     def better(self, first: float, second: float) -> float:
-        """The one of two figures that is nearer to the target, or beyond it; the lower one where there is none."""
+        """The one of two figures that is nearer to the target, or beyond it;
+        the lower one where there is none.
+        """
         return min(first, second, key=self.shortfall)
 
     def shortfall(self, reached: float) -> float:
@@ -82,15 +89,22 @@ class Goal:
 
 
 def percent_text(share: float) -> str:
-    """One digit after the point, or as many as the figure has: a goal has more where one would hide that it is missed."""
+    """One digit after the point, or as many as the figure has:
+    a goal has more where one would hide that it is missed.
+    """
     percent = 100 * share
     digits = next((digits for digits in (1, 2) if abs(round(percent, digits) - percent) < 1e-9), 3)
     return f"{percent:.{digits}f}%"
 
 
 def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal, ...]:
-    """Every line that the records say something about, in the order in which the targets are listed in the README."""
-    fits: dict[Fit, Sequence[RowScore]] = {"in-sample": result.in_sample.rows, "held out": result.held_out.rows}
+    """Every line that the records say something about,
+    in the order in which the targets are listed in the README.
+    """
+    fits: dict[Fit, Sequence[RowScore]] = {
+        "in-sample": result.in_sample.rows,
+        "held out": result.held_out.rows,
+    }
     unclear = frozenset(each.record_id for each in result.fitted.left_out if each.rule in _UNCLEAR)
     return (
         *(goal for fit, rows in fits.items() for goal in _memory(fit, rows)),
@@ -112,7 +126,9 @@ def _memory(fit: Fit, rows: Sequence[RowScore]) -> Iterable[Goal]:
     yield from _mean("seeds, peak memory, mean error", fit, errors, aims.memory)
     if errors:
         worse = float(np.quantile(errors, 0.9))
-        yield Goal("seeds, peak memory, 90th percentile", fit, len(errors), worse, aims.memory_90th_percentile)
+        yield Goal(
+            "seeds, peak memory, 90th percentile", fit, len(errors), worse, aims.memory_90th_percentile
+        )
     for name, target in aims.memory_of.items():
         yield from _mean(f"{name}, peak memory, mean error", fit, _errors(rows, _of(name), _peak), target)
 
@@ -123,9 +139,13 @@ def _mean(title: str, fit: str, errors: Sequence[float], high: float | None) -> 
 
 
 def _throughput(fit: Fit, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
-    """Unambiguous rows: not of grade C, and with a time that the fit does not refuse.  Those that offload are apart."""
+    """Unambiguous rows: not of grade C, and with a time that the fit does not refuse.
+    Those that offload are apart.
+    """
     aims = stored_aims().errors(fit)
-    clear = [row for row in rows if _has_aims(row) and row.record.grade != "C" and row.record.id not in unclear]
+    clear = [
+        row for row in rows if _has_aims(row) and row.record.grade != "C" and row.record.id not in unclear
+    ]
     apart = _errors(clear, offloads, _time)
     errors = _errors(clear, lambda row: not offloads(row), _time)
     yield from _mean("seeds, throughput, mean error, without offload", fit, errors, aims.throughput)
@@ -153,19 +173,32 @@ def _ranks(rows: Sequence[RowScore]) -> Iterable[Goal]:
     for title, pick in _PICKS.items():
         found = {name: rank_agreement(_comparisons(rows, _of(name), pick)) for name in stored_aims().sources}
         pooled = joined(found.values())
-        named = {f"seeds, {title}": pooled, **{f"{document}, {title}": each for document, each in found.items()}}
+        named = {
+            f"seeds, {title}": pooled,
+            **{f"{document}, {title}": each for document, each in found.items()},
+        }
         for name, each in named.items():
             if each is not None:
-                yield Goal(f"{name}, pairs in the right order", "held out", each.n_pairs, each.share, low=target)
+                yield Goal(
+                    f"{name}, pairs in the right order", "held out", each.n_pairs, each.share, low=target
+                )
 
 
 def _others(fit: Fit, rows: Sequence[RowScore], unclear: frozenset[str]) -> Iterable[Goal]:
-    """Each source counts once, where it has at least three rows of grade A; times that the fit refuses are no part of it."""
+    """Each source counts once, where it has at least three rows of grade A;
+    times that the fit refuses are no part of it.
+    """
     aims = stored_aims().errors(fit)
-    for (title, pick), target in zip(_PICKS.items(), (aims.others_memory, aims.others_throughput), strict=True):
+    for (title, pick), target in zip(
+        _PICKS.items(), (aims.others_memory, aims.others_throughput), strict=True
+    ):
         by_source: dict[str, list[float]] = {}
         for row in rows:
-            if _has_aims(row) or row.record.grade != "A" or (title == "throughput" and row.record.id in unclear):
+            if (
+                _has_aims(row)
+                or row.record.grade != "A"
+                or (title == "throughput" and row.record.id in unclear)
+            ):
                 continue
             if (comparison := pick(row)) is not None:
                 by_source.setdefault(row.record.source, []).append(abs(comparison.error))
@@ -183,8 +216,16 @@ def _verdicts(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
     ran = [row for row in mine if row.record.outcome != "oom"]
     wrong = [row for row in mine if row.oom in ("false_fit", "false_oom")]
     false_fit, false_oom = (sum(row.oom == kind for row in mine) for kind in ("false_fit", "false_oom"))
-    yield Goal("seeds, ran out of memory and said to fit", fit, len(ran_out), false_fit / max(len(ran_out), 1), aims.said_to_fit)
-    yield Goal("seeds, ran and said not to fit", fit, len(ran), false_oom / max(len(ran), 1), aims.said_not_to_fit)
+    yield Goal(
+        "seeds, ran out of memory and said to fit",
+        fit,
+        len(ran_out),
+        false_fit / max(len(ran_out), 1),
+        aims.said_to_fit,
+    )
+    yield Goal(
+        "seeds, ran and said not to fit", fit, len(ran), false_oom / max(len(ran), 1), aims.said_not_to_fit
+    )
     furthest = max((_from_limit(row) for row in wrong), default=0.0)
     yield Goal("seeds, furthest wrong verdict from the limit", fit, len(wrong), furthest, aims.from_limit)
 
@@ -197,7 +238,10 @@ def _from_limit(row: RowScore) -> float:
 
 
 def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Goal]:
-    quantities: dict[Literal["memory", "time"], tuple[SpreadOf, ...]] = {"memory": _MEMORY_LEVELS, "time": ("time",)}
+    quantities: dict[Literal["memory", "time"], tuple[SpreadOf, ...]] = {
+        "memory": _MEMORY_LEVELS,
+        "time": ("time",),
+    }
     low, high = stored_aims().predictive.inside_interval
     for name, kinds in quantities.items():
         half_width = stored_aims().predictive.half_width[name]
@@ -206,14 +250,35 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
             continue
         yield Goal(f"{name}, inside the 90 % interval", "held out", len(mine), _inside(mine), high, low)
         sources = list(dict.fromkeys(each.residual.group for each in mine))
-        by_source = fmean(_inside([each for each in mine if each.residual.group == group]) for group in sources)
-        yield Goal(f"{name}, inside the 90 % interval, mean over sources", "held out", len(sources), by_source, high, low)
+        by_source = fmean(
+            _inside([each for each in mine if each.residual.group == group]) for group in sources
+        )
+        yield Goal(
+            f"{name}, inside the 90 % interval, mean over sources",
+            "held out",
+            len(sources),
+            by_source,
+            high,
+            low,
+        )
         for kind in kinds if len(kinds) > 1 else ():
             level = [each for each in mine if each.residual.of == kind]
             if level:
-                yield Goal(f"{name} {kind}, inside the 90 % interval", "held out", len(level), _inside(level), high, low)
+                yield Goal(
+                    f"{name} {kind}, inside the 90 % interval",
+                    "held out",
+                    len(level),
+                    _inside(level),
+                    high,
+                    low,
+                )
         off = fmean(abs(np.expm1(each.residual.log_ratio)) > half_width for each in mine)
-        yield Goal(f"{name}, readings further off than {half_width:.0%}".replace("%", " %"), "held out", len(mine), off)
+        yield Goal(
+            f"{name}, readings further off than {half_width:.0%}".replace("%", " %"),
+            "held out",
+            len(mine),
+            off,
+        )
         seeds = [each for each in mine if each.residual.group in seeds_of]
         others = [each for each in mine if each.residual.group not in seeds_of]
         widths = {"": mine, "seeds, ": seeds, "other sources, ": others}
@@ -224,7 +289,9 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
 
 
 def _kinds(lines: Sequence[KindCoverage]) -> Iterable[Goal]:
-    """Kinds of job left out whole: all their readings together, and the kind of at least three whose intervals hold fewest."""
+    """Kinds of job left out whole: all their readings together,
+    and the kind of at least three whose intervals hold fewest.
+    """
     low, high = stored_aims().predictive.inside_interval
     for of in KIND_QUANTITIES:
         mine = [line for line in lines if line["of"] == of]
@@ -236,7 +303,9 @@ def _kinds(lines: Sequence[KindCoverage]) -> Iterable[Goal]:
         if several:
             fewest = min(line["inside"] for line in several)
             aim = stored_aims().predictive.inside_each_kind
-            yield Goal(f"{of}, inside the 90 % interval, worst kind", "held out", len(several), fewest, low=aim)
+            yield Goal(
+                f"{of}, inside the 90 % interval, worst kind", "held out", len(several), fewest, low=aim
+            )
 
 
 def _inside(held: Sequence[Held]) -> float:
@@ -247,26 +316,40 @@ def _uncertain(rows: Sequence[RowScore]) -> Iterable[Goal]:
     judged = [row for row in rows if row.oom not in (None, "no_verdict")]
     if judged:
         share = fmean(row.oom in ("uncertain_ok", "uncertain_oom") for row in judged)
-        yield Goal("verdict uncertain, all sources", "held out", len(judged), share, stored_aims().predictive.uncertain)
+        yield Goal(
+            "verdict uncertain, all sources",
+            "held out",
+            len(judged),
+            share,
+            stored_aims().predictive.uncertain,
+        )
 
 
 def _host(fit: Fit, rows: Sequence[RowScore]) -> Iterable[Goal]:
     for name, target in stored_aims().errors(fit).host_memory_of.items():
         yield from _mean(f"{name}, host RAM, mean error", fit, _errors(rows, _of(name), _host_peak), target)
     for name, target in stored_aims().host_bound.above_installed_of.items():
-        above = [row.host_bound.predicted > row.host_bound.measured for row in rows if _of(name)(row) and row.host_bound]
+        above = [
+            row.host_bound.predicted > row.host_bound.measured
+            for row in rows
+            if _of(name)(row) and row.host_bound
+        ]
         if above:
             yield Goal(f"{name}, host RAM above what was installed", fit, len(above), fmean(above), target)
 
 
 def _errors(
-    rows: Iterable[RowScore], belongs: Callable[[RowScore], bool], pick: Callable[[RowScore], Comparison | None]
+    rows: Iterable[RowScore],
+    belongs: Callable[[RowScore], bool],
+    pick: Callable[[RowScore], Comparison | None],
 ) -> list[float]:
     return [abs(each.error) for each in _comparisons(rows, belongs, pick)]
 
 
 def _comparisons(
-    rows: Iterable[RowScore], belongs: Callable[[RowScore], bool], pick: Callable[[RowScore], Comparison | None]
+    rows: Iterable[RowScore],
+    belongs: Callable[[RowScore], bool],
+    pick: Callable[[RowScore], Comparison | None],
 ) -> list[Comparison]:
     return [comparison for row in rows if belongs(row) and (comparison := pick(row)) is not None]
 

@@ -1,7 +1,9 @@
-"""How often intervals hold readings of a kind of job that no source had: an engine, a family of trainers, a method, a generation.
+"""How often intervals hold readings of a kind of job that no source had: an engine, a family of trainers,
+a method, a generation.
 
-Each kind is left out whole, with all other readings of the sources that have it in turn: quantiles and scales are those of the
-rest, and what is judged is widened for what the rest never had.  Predictions are those of fits that did not see its source.
+Each kind is left out whole, with all other readings of the sources that have it in turn: quantiles and scales
+are those of the rest, and what is judged is widened for what the rest never had.  Predictions are those of
+fits that did not see its source.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def kind_coverage(result: CrossValidation) -> list[KindCoverage]:
         for of in QUANTITIES:
             mine = [each for each in result.fitted.residuals if each.key.of == of]
             for kind in sorted({kind_of(scenarios[each.record_id]) for each in mine}):
-                held = _held(result, mine, {name: kind_of(each) == kind for name, each in scenarios.items()}, scenarios)
+                held = _held(
+                    result, mine, {name: kind_of(each) == kind for name, each in scenarios.items()}, scenarios
+                )
                 if held:
                     found.append(_line(dimension, kind, of, held))
     return found
@@ -77,7 +81,10 @@ def _line(dimension: str, kind: str, of: str, held: Sequence[Held]) -> KindCover
 
 
 def _held(
-    result: CrossValidation, readings: Sequence[Residual], is_kind: Mapping[str, bool], scenarios: Mapping[str, Scenario]
+    result: CrossValidation,
+    readings: Sequence[Residual],
+    is_kind: Mapping[str, bool],
+    scenarios: Mapping[str, Scenario],
 ) -> list[Held]:
     found: list[Held] = []
     for group in dict.fromkeys(each.group for each in readings if is_kind[each.record_id]):
@@ -93,7 +100,9 @@ def _held(
 
 def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen: Calibration) -> Residual:
     wider = far_factor(unseen.doubt(scenario).n_unseen) / far_factor(blind.doubt(scenario).n_unseen)
-    return replace(residual, scale=residual.scale * wider, scales=tuple(scale * wider for scale in residual.scales))
+    return replace(
+        residual, scale=residual.scale * wider, scales=tuple(scale * wider for scale in residual.scales)
+    )
 
 
 def _support(scenarios: Sequence[Scenario]) -> Support:

@@ -1,4 +1,6 @@
-"""Longest sequences that Unsloth publishes (``data/unsloth_longest.toml``), and those that we find for the same jobs."""
+"""Longest sequences that Unsloth publishes (``data/unsloth_longest.toml``),
+and those that we find for the same jobs.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ class _File(BaseModel):
 class Case:
     """One published length.
 
-    ``column``: the software that it is of; ``title``: its name.  ``published_tokens``: 0 where nothing fitted.  ``flags``: of
-    ``plan``, by name, all but the length.
+    ``column``: the software that it is of; ``title``: its name.  ``published_tokens``: 0 where nothing
+    fitted.  ``flags``: of ``plan``, by name, all but the length.
     """
 
     column: str
@@ -83,9 +85,10 @@ class Case:
 class Answer:
     """What we say of one published length.
 
-    ``tokens``: the longest sequence with P(fits) of one half, to 64 tokens; 0 where none fits.  ``probability`` and ``verdict``:
-    of the published length, ``None`` where there is none.  ``reserved_tokens``: where all that the allocator reserves on an A100
-    without a limit would reach the memory by its name.
+    ``tokens``: the longest sequence with P(fits) of one half, to 64 tokens; 0 where none fits.
+    ``probability`` and ``verdict``: of the published length, ``None`` where there is none.
+    ``reserved_tokens``: where all that the allocator reserves on an A100 without a limit would reach the
+    memory by its name.
     """
 
     case: Case
@@ -114,14 +117,27 @@ def published_cases(path: Path | None = None) -> tuple[Case, ...]:
 def _cases(content: _File) -> Iterator[Case]:
     for column, software in content.columns.items():
         for row in content.longest:
-            flags = {"model": row.model, "gpu": row.gpu, **({"gpu-memory": row.gpu_memory} if row.gpu_memory else {})}
+            flags = {
+                "model": row.model,
+                "gpu": row.gpu,
+                **({"gpu-memory": row.gpu_memory} if row.gpu_memory else {}),
+            }
             words = [*content.flags, *software.flags]
             said = dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True))
-            yield Case(column, software.title, row.model, row.vram_gb, row.published_tokens[column], {**flags, **said})
+            yield Case(
+                column,
+                software.title,
+                row.model,
+                row.vram_gb,
+                row.published_tokens[column],
+                {**flags, **said},
+            )
 
 
 def answer(case: Case, calibration: Calibration) -> Answer:
-    """Our answer to one published length: that of ``plan search --solve seq --confidence 0.5 --beyond-context``, by estimates."""
+    """Our answer to one published length: that of
+    ``plan search --solve seq --confidence 0.5 --beyond-context``, by estimates.
+    """
     at = case.predict(case.published_tokens, calibration) if case.published_tokens else None
     return Answer(
         case=case,
@@ -133,7 +149,9 @@ def answer(case: Case, calibration: Calibration) -> Answer:
 
 
 def longest_part(calibration: Calibration) -> list[dict[str, Any]]:
-    """Our answers to all published lengths as ``data/accuracy.json`` keeps them, in the order of the file of these lengths."""
+    """Our answers to all published lengths as ``data/accuracy.json`` keeps them,
+    in the order of the file of these lengths.
+    """
     return [{name: getattr(answer(case, calibration), name) for name in _KEPT} for case in published_cases()]
 
 
@@ -144,7 +162,10 @@ def stored_answers() -> tuple[Answer, ...]:
         InputFileError: missing or malformed.
         ValueError: it has more or fewer than there are published lengths.
     """
-    return tuple(Answer(case, **kept) for case, kept in zip(published_cases(), stored_accuracy()["longest"], strict=True))
+    return tuple(
+        Answer(case, **kept)
+        for case, kept in zip(published_cases(), stored_accuracy()["longest"], strict=True)
+    )
 
 
 _KEPT = ("tokens", "probability", "verdict", "reserved_tokens")
@@ -171,13 +192,16 @@ def _largest(holds: Callable[[int], bool]) -> int:
 def longest_table(answers: tuple[Answer, ...]) -> str:
     """The comparison as tables in Markdown, one for each published column."""
     columns = dict.fromkeys(each.case.column for each in answers)
-    return "\n\n".join(_column_table([each for each in answers if each.case.column == column]) for column in columns)
+    return "\n\n".join(
+        _column_table([each for each in answers if each.case.column == column]) for column in columns
+    )
 
 
 def _column_table(answers: list[Answer]) -> str:
     flags = _shared(answers)
     title = (
-        f"{answers[0].case.title}: `plan search --solve seq --confidence 0.5 --beyond-context {flags}`, `plan {flags} --seq ...`"
+        f"{answers[0].case.title}: `plan search --solve seq --confidence 0.5 --beyond-context "
+        f"{flags}`, `plan {flags} --seq ...`"
     )
     names = ("model", "memory", "`--gpu`", "published", "ours, P 50 %", "ratio", "at the published length")
     head = f"| {' | '.join(names)} | reserved reaches the memory at |"
@@ -194,13 +218,22 @@ _OWN = frozenset({"model", "gpu", "gpu-memory"})
 
 def _row(each: Answer) -> str:
     case = each.case
-    card = case.flags["gpu"] + (f", `--gpu-memory {case.flags['gpu-memory']}`" if "gpu-memory" in case.flags else "")
+    card = case.flags["gpu"] + (
+        f", `--gpu-memory {case.flags['gpu-memory']}`" if "gpu-memory" in case.flags else ""
+    )
     published = f"{case.published_tokens:,}" if case.published_tokens else "OOM"
     ours = f"{each.tokens:,}" if each.tokens else "nothing fits"
     ratio = "" if each.ratio is None else f"{each.ratio:.2f}"
-    verdict = "" if each.verdict is None or each.probability is None else f"{_words(each.verdict)}, P {each.probability:.0%}"
+    verdict = (
+        ""
+        if each.verdict is None or each.probability is None
+        else f"{_words(each.verdict)}, P {each.probability:.0%}"
+    )
     reserved = f"{each.reserved_tokens:,}" if each.reserved_tokens else ""
-    return f"| {case.model} | {case.vram_gb} GB | {card} | {published} | {ours} | {ratio} | {verdict} | {reserved} |"
+    return (
+        f"| {case.model} | {case.vram_gb} GB | {card} | {published} | {ours} | {ratio} | {verdict} | "
+        f"{reserved} |"
+    )
 
 
 def _words(verdict: Verdict) -> str:

@@ -1,7 +1,8 @@
 """Published rows that are predicted badly, and the mechanism of each as far as it is known.
 
-``data/published/misses.toml`` is written by hand: mechanisms with their evidence and rows.  The part ``misses`` of
-``data/accuracy.json`` says how many rows are far off by the code as it is, and names those that no mechanism lists.
+``data/published/misses.toml`` is written by hand: mechanisms with their evidence and rows.  The part
+``misses`` of ``data/accuracy.json`` says how many rows are far off by the code as it is, and names those that
+no mechanism lists.
 """
 
 from __future__ import annotations
@@ -20,20 +21,25 @@ LISTED_ABOVE = stored_aims().misses.listed_above
 STALE_SHARE = stored_aims().misses.stale_share
 _TIMES = stored_aims().misses.times_the_aim
 # Rows of other sources count where these are fully described (grade A).
-OTHERS_LISTED_ABOVE = {each: _TIMES * stored_aims().held_out.others(each) for each in ("memory", "throughput")}
+OTHERS_LISTED_ABOVE = {
+    each: _TIMES * stored_aims().held_out.others(each) for each in ("memory", "throughput")
+}
 UNEXPLAINED = "unexplained"
 
 _FILE_NAME = "misses.toml"
 Evidence = Literal["tested", "suspected", "none"]
-"""``tested``: an experiment that could have refuted the mechanism confirmed it, and the text names it.  ``suspected``: it would
-explain the rows, and nothing was tried.  ``none``: the rows are unexplained."""
+"""``tested``: an experiment that could have refuted the mechanism confirmed it, and the text names it.
+``suspected``: it would explain the rows, and nothing was tried.  ``none``: the rows are unexplained.
+"""
 
 _KEYS = {"pattern", "rows", "mechanism", "evidence"}
 
 
 @dataclass(frozen=True, slots=True)
 class MissGroup:
-    """Rows that are wrong in the same way.  ``pattern`` says which, ``mechanism`` why, ``evidence`` how sure that is."""
+    """Rows that are wrong in the same way.  ``pattern`` says which, ``mechanism`` why,
+    ``evidence`` how sure that is.
+    """
 
     pattern: str
     mechanism: str
@@ -58,7 +64,9 @@ def stored_misses() -> MissTable:
         raise InputFileError(path, f"unknown table '{min(unknown)}'; known: {', '.join(QUANTITIES)}")
     table: dict[str, list[MissGroup]] = {}
     for quantity, groups in content.items():
-        table[quantity] = [_group(group, f"group {number} of '{quantity}'") for number, group in enumerate(groups, 1)]
+        table[quantity] = [
+            _group(group, f"group {number} of '{quantity}'") for number, group in enumerate(groups, 1)
+        ]
         ids = [row for group in table[quantity] for row in group.rows]
         if twice := {row for row in ids if ids.count(row) > 1}:
             raise InputFileError(path, f"'{min(twice)}' is listed twice under '{quantity}'")
@@ -72,12 +80,16 @@ def _group(entry: Mapping[str, Any], place: str) -> MissGroup:
     if entry["evidence"] not in get_args(Evidence):
         raise InputFileError(path, f"'evidence' in {place} must be one of {', '.join(get_args(Evidence))}")
     if (entry["evidence"] == "none") != entry["mechanism"].startswith(UNEXPLAINED):
-        raise InputFileError(path, f'{place}: evidence is "none" exactly where the mechanism begins with "{UNEXPLAINED}"')
+        raise InputFileError(
+            path, f'{place}: evidence is "none" exactly where the mechanism begins with "{UNEXPLAINED}"'
+        )
     return MissGroup(entry["pattern"], entry["mechanism"], tuple(entry["rows"]), entry["evidence"])
 
 
 def listed_above(row: RowScore, quantity: str) -> float | None:
-    """The relative error from which a row has to be listed; ``None`` where none has: a source that is not fully described."""
+    """The relative error from which a row has to be listed; ``None`` where none has:
+    a source that is not fully described.
+    """
     if stored_aims().name_of(row.record.source) is not None:
         return LISTED_ABOVE
     return OTHERS_LISTED_ABOVE.get(quantity) if row.record.grade == "A" else None
@@ -94,8 +106,11 @@ def over_limit(rows: Iterable[RowScore], quantity: str) -> dict[str, float]:
     return found
 
 
-def unlisted(held_out: Iterable[RowScore], stored: MissTable, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A sentence for each held-out row that is further off than twice what is aimed at, and that nothing says anything of.
+def unlisted(
+    held_out: Iterable[RowScore], stored: MissTable, known: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """A sentence for each held-out row that is further off than twice what is aimed at,
+    and that nothing says anything of.
 
     ``known``: the stored part ``misses``, which names rows without a mechanism.
     """
@@ -109,15 +124,19 @@ def unlisted(held_out: Iterable[RowScore], stored: MissTable, known: Mapping[str
             comparison: Comparison | None = getattr(row, quantity)
             if comparison is None or listed_above(row, quantity) is None or row.record.id in listed:
                 continue
-            if abs(comparison.error) > _TIMES * aims.held_out.of_source(quantity, aims.name_of(row.record.source)):
+            if abs(comparison.error) > _TIMES * aims.held_out.of_source(
+                quantity, aims.name_of(row.record.source)
+            ):
                 found.append(
-                    f"{row.record.id}: {quantity} is more than twice its aim off and data/published/{_FILE_NAME} does not say why"
+                    f"{row.record.id}: {quantity} is more than twice its aim off and "
+                    f"data/published/{_FILE_NAME} does not say why"
                 )
     return found
 
 
 def misses_part(rows: Sequence[RowScore], stored: MissTable) -> dict[str, dict[str, Any]]:
-    """The part of the file by quantity: how many rows are compared and far off, and which of them no mechanism lists.
+    """The part of the file by quantity: how many rows are compared and far off,
+    and which of them no mechanism lists.
 
     ``recovered``: rows that are listed, but by now below :data:`STALE_SHARE` of the limit.
     """

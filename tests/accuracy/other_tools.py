@@ -1,6 +1,7 @@
 """What other estimators say of the same published rows: their errors, a part of ``data/accuracy.json``.
 
-It is written by ``python -m tests.accuracy.estimators``, which calls the estimators' own code; here it is only read.
+It is written by ``python -m tests.accuracy.estimators``, which calls the estimators' own code;
+here it is only read.
 """
 
 from __future__ import annotations
@@ -31,5 +32,8 @@ def stored_other_tools() -> tuple[ToolError, ...]:
     Raises:
         InputFileError: the file is missing or malformed.
     """
-    tools = [{name: value for name, value in tool.items() if name != "points"} for tool in stored_accuracy()["other_tools"]]
+    tools = [
+        {name: value for name, value in tool.items() if name != "points"}
+        for tool in stored_accuracy()["other_tools"]
+    ]
     return tuple(ToolError(**tool) for tool in tools)

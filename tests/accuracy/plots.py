@@ -1,4 +1,6 @@
-"""Predictions and measurements drawn on axes of matplotlib, which the caller makes: nothing here imports it."""
+"""Predictions and measurements drawn on axes of matplotlib, which the caller makes:
+nothing here imports it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ if TYPE_CHECKING:
 _PREDICTED = "#33567a"
 _MEASURED = "#c2703d"
 # One colour and mark for each document, readable without colour, too.
-_STYLES = (("#33567a", "o"), ("#c2703d", "s"), ("#6b8e4e", "^"), ("#b5485d", "D"), ("#8a6fb0", "v"), ("#4f9d94", "P"))
+_STYLES = (
+    ("#33567a", "o"),
+    ("#c2703d", "s"),
+    ("#6b8e4e", "^"),
+    ("#b5485d", "D"),
+    ("#8a6fb0", "v"),
+    ("#4f9d94", "P"),
+)
 _FACTORS = (1.0, 1.25, 0.8)
 
 
@@ -24,9 +33,22 @@ def draw_table(axes: Axes, table: PublishedTable) -> None:
     scale, unit = scale_and_unit(table.quantity)
     places = range(len(table.points))
     predicted = [point.predicted / scale for point in table.points]
-    axes.errorbar(places, predicted, _reach(table.points, scale), fmt="o", color=_PREDICTED, ms=4, lw=1, label="predicted")
-    axes.plot(places, [point.measured / scale for point in table.points], "x", color=_MEASURED, label="measured")
-    axes.set_xticks(places, [point.record_id.partition("-")[2] for point in table.points], rotation=90, fontsize=6)
+    axes.errorbar(
+        places,
+        predicted,
+        _reach(table.points, scale),
+        fmt="o",
+        color=_PREDICTED,
+        ms=4,
+        lw=1,
+        label="predicted",
+    )
+    axes.plot(
+        places, [point.measured / scale for point in table.points], "x", color=_MEASURED, label="measured"
+    )
+    axes.set_xticks(
+        places, [point.record_id.partition("-")[2] for point in table.points], rotation=90, fontsize=6
+    )
     axes.set_ylabel(unit)
     axes.set_title(f"{table.source}, {table.name}: {table.quantity}", fontsize=9)
     if max(point.measured for point in table.points) > 10 * min(point.measured for point in table.points):
@@ -35,17 +57,35 @@ def draw_table(axes: Axes, table: PublishedTable) -> None:
 
 
 def draw_scatter(axes: Axes, points: Sequence[Point], title: str, unit: str) -> None:
-    """Measured against predicted on logarithmic axes, by document, with lines at equality, at 1.25 and at 1 / 1.25 of it."""
+    """Measured against predicted on logarithmic axes, by document, with lines at equality,
+    at 1.25 and at 1 / 1.25 of it.
+    """
     for (source, mine), (colour, mark) in zip(_by_source(points).items(), cycle(_STYLES), strict=False):
         scale = scale_and_unit(mine[0].quantity)[0]
-        measured, predicted = ([getattr(point, name) / scale for point in mine] for name in ("measured", "predicted"))
-        axes.scatter(measured, predicted, s=14, color=colour, marker=mark, alpha=0.7, label=f"{source} ({len(mine)})")
+        measured, predicted = (
+            [getattr(point, name) / scale for point in mine] for name in ("measured", "predicted")
+        )
+        axes.scatter(
+            measured, predicted, s=14, color=colour, marker=mark, alpha=0.7, label=f"{source} ({len(mine)})"
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
     for factor in _FACTORS:
-        axes.plot([low, high], [low * factor, high * factor], color="#808080", lw=0.8, ls="-" if factor == 1 else ":")
-    axes.set(xlim=(low, high), ylim=(low, high), xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}", title=title)
+        axes.plot(
+            [low, high],
+            [low * factor, high * factor],
+            color="#808080",
+            lw=0.8,
+            ls="-" if factor == 1 else ":",
+        )
+    axes.set(
+        xlim=(low, high),
+        ylim=(low, high),
+        xlabel=f"measured, {unit}",
+        ylabel=f"predicted, {unit}",
+        title=title,
+    )
     axes.set_aspect("equal")
     axes.legend(fontsize=7)
 
@@ -60,6 +100,10 @@ def _by_source(points: Sequence[Point]) -> Mapping[str, Sequence[Point]]:
 def _reach(points: Sequence[Point], scale: float) -> Sequence[Sequence[float]]:
     """How far each interval goes below and above its prediction; 0 where there is none."""
     intervals = [(point.predicted, point.interval) for point in points]
-    below = [0.0 if interval is None else max(0.0, value - interval.low) / scale for value, interval in intervals]
-    above = [0.0 if interval is None else max(0.0, interval.high - value) / scale for value, interval in intervals]
+    below = [
+        0.0 if interval is None else max(0.0, value - interval.low) / scale for value, interval in intervals
+    ]
+    above = [
+        0.0 if interval is None else max(0.0, interval.high - value) / scale for value, interval in intervals
+    ]
     return below, above

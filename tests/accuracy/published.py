@@ -30,8 +30,8 @@ def published_validation() -> Validation:
 def core_validation() -> Validation:
     """Uncalibrated predictions against the four documents whose file names start with a number.
 
-    Every choice about these is described in ``data/published/README.md``, and each of their misses is listed row by row; the
-    other sources are reported by source.
+    Every choice about these is described in ``data/published/README.md``, and each of their misses is listed
+    row by row; the other sources are reported by source.
     """
     return validate(read_records([published_dir() / CORE_PATTERN]))
 

@@ -1,4 +1,6 @@
-"""Whether as many jobs fit as P(fits) says, held out: rows by their P, with what sampling alone would allow."""
+"""Whether as many jobs fit as P(fits) says, held out: rows by their P,
+with what sampling alone would allow.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ EDGES = (0.0, 0.05, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0)
 
 
 def reliability(rows: Sequence[RowScore]) -> list[dict[str, float]]:
-    """For each bin: rows, their mean P, the share that ran, and one standard error of that share if P were right."""
+    """For each bin: rows, their mean P, the share that ran,
+    and one standard error of that share if P were right.
+    """
     known = [
         (row.prediction.fits_probability, row.record.outcome == "ok")
         for row in rows
@@ -28,5 +32,7 @@ def reliability(rows: Sequence[RowScore]) -> list[dict[str, float]]:
             error = sqrt(sum(probability * (1 - probability) for probability, _ in mine)) / len(mine)
             ran = fmean(float(ok) for _, ok in mine)
             bounds = {"low": low, "high": high, "n": len(mine)}
-            found.append({**bounds, "promised": round(expected, 3), "ran": round(ran, 3), "error": round(error, 3)})
+            found.append(
+                {**bounds, "promised": round(expected, 3), "ran": round(ran, 3), "error": round(error, 3)}
+            )
     return found

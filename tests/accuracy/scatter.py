@@ -1,8 +1,9 @@
-"""The picture of the README: predicted against measured on the four documents, each held out of its fit, and other estimators.
+"""The picture of the README: predicted against measured on the four documents, each held out of its fit,
+and other estimators.
 
-``make pictures`` (``python -m tests.accuracy.scatter``, needs the extra ``plots``, a few seconds) draws the points of
-``data/accuracy.json`` as ``notebooks/predicted_vs_measured.png`` or the file that it is given.  The picture says of which day its
-figures are.
+``make pictures`` (``python -m tests.accuracy.scatter``, needs the extra ``plots``, a few seconds) draws the
+points of ``data/accuracy.json`` as ``notebooks/predicted_vs_measured.png`` or the file that it is given.  The
+picture says of which day its figures are.
 """
 
 from __future__ import annotations

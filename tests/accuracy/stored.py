@@ -1,24 +1,30 @@
 """``data/accuracy.json``: the one generated file of figures that tests compare with.
 
-README, docs/accuracy.md and the picture are made from it: ``make regenerate`` writes it, ``make accuracy`` says when it is stale.
-All shares are fractions, rounded up at the second digit.  Its parts:
+README, docs/accuracy.md and the picture are made from it: ``make regenerate`` writes it, ``make accuracy``
+says when it is stale.  All shares are fractions, rounded up at the second digit.  Its parts:
 
-- ``date``, ``formulas``, ``free_numbers``, ``rows``, ``groups``: when, with which formulas, what was fitted and to how much.
+- ``date``, ``formulas``, ``free_numbers``, ``rows``, ``groups``: when, with which formulas,
+  what was fitted and to how much.
 - ``coverage``: of 90 % intervals whose scale and quantiles are made from the other sources.
 - ``scale``: how much each cause of scatter counts in the intervals that ship.
-- ``goals``: what is aimed at (``aims.toml``) beside what is reached.  ``best`` is the best figure that a goal ever had; where
-  ``reached`` is worse by more than a point, ``data/loosened.toml`` says why.
-- ``anchors``: throughput of a held-out group before and after one measured row of its machine, the median over the choice of row.
+- ``goals``: what is aimed at (``aims.toml``) beside what is reached.  ``best`` is the best figure that a goal
+  ever had; where ``reached`` is worse by more than a point, ``data/loosened.toml`` says why.
+- ``anchors``: throughput of a held-out group before and after one measured row of its machine,
+  the median over the choice of row.
 - ``kinds``: the same for each kind of job (engine, trainer, method, GPU generation) that is left out whole.
-- ``reliability``: held out, rows by P(fits): how many ran, beside what P promised, with one standard error of it.
+- ``reliability``: held out, rows by P(fits): how many ran, beside what P promised,
+  with one standard error of it.
 - ``worth``: errors on left-out sources without and with each coefficient that the fit moves.
-- ``documents``, ``methods``, ``gpus``: mean absolute errors ``unfitted`` (priors alone), ``in_sample`` (fitted to all rows) and
-  ``held_out`` (by a fit that never saw the source group).  Held-out figures of documents are limits, too.
-  ``worst_reading``: held out, with each choice of ``data/published/choices.toml`` read the other way where that is worse.
-- ``budget``: errors and wrong verdicts of each document with nothing fitted, which must not grow.  Its ``best`` has the lowest
-  figures that there ever were, where they were lower.
-- ``misses``: how many rows are far off with nothing fitted, and which of them ``data/published/misses.toml`` says nothing of.
-- ``points``: what the picture draws of our own predictions, ``[series, quantity, record, measured, predicted]``.
+- ``documents``, ``methods``, ``gpus``: mean absolute errors ``unfitted`` (priors alone), ``in_sample``
+  (fitted to all rows) and ``held_out`` (by a fit that never saw the source group).  Held-out figures of
+  documents are limits, too.  ``worst_reading``: held out, with each choice of ``data/published/choices.toml``
+  read the other way where that is worse.
+- ``budget``: errors and wrong verdicts of each document with nothing fitted, which must not grow.  Its
+  ``best`` has the lowest figures that there ever were, where they were lower.
+- ``misses``: how many rows are far off with nothing fitted,
+  and which of them ``data/published/misses.toml`` says nothing of.
+- ``points``: what the picture draws of our own predictions,
+  ``[series, quantity, record, measured, predicted]``.
 - ``longest``: our answers to the longest sequences that Unsloth publishes.
 - ``other_tools``: what other estimators say of the same rows, with their ``points``.
 """
@@ -35,7 +41,8 @@ from planner.files.reading import read_text
 from planner.files.structured import json_value
 
 FILE_NAME = "accuracy.json"
-# A fit's last digits follow the machine that it ran on: a share may differ by a digit of a percent, any other number by 2 %.
+# A fit's last digits follow the machine that it ran on: a share may differ by a digit of a percent,
+# any other number by 2 %.
 _SHARE_SLACK = 0.0101
 _RATIO_SLACK = 0.02
 _NOT_COMPARED = ("date", "other_tools")
@@ -70,7 +77,9 @@ def accuracy_text(content: Mapping[str, Any]) -> str:
 
 def differences(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Each value that is another one now, by its place; other estimators and the date are not compared."""
-    before, after = ({key: value for key, value in each.items() if key not in _NOT_COMPARED} for each in (stored, now))
+    before, after = (
+        {key: value for key, value in each.items() if key not in _NOT_COMPARED} for each in (stored, now)
+    )
     old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
     return [
         f"{place}: {old.get(place, 'nothing')} is stored, {new.get(place, 'nothing')} is reached now"
@@ -88,7 +97,9 @@ def _alike(old: object, new: object) -> bool:
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, object]]:
-    """Values that hold no others, by their place; a goal is found by its title and a point by its record, not by their number."""
+    """Values that hold no others, by their place; a goal is found by its title and a point by its record,
+    not by their number.
+    """
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _leaves(each, f"{place}.{key}" if place else str(key))

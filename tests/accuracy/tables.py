@@ -1,4 +1,6 @@
-"""Published tables as points that can be drawn: what was measured, what is predicted, and the interval around it."""
+"""Published tables as points that can be drawn: what was measured, what is predicted,
+and the interval around it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from planner.calibration.score.points import Point, point_of
 from planner.calibration.score.rows import RowScore
 from planner.units import GIB
 
-# What a locator says after the name of its table: "table 1 row 3 (line 14)", "table 1 column stage0", "text (line 218)".
+# What a locator says after the name of its table: "table 1 row 3 (line 14)", "table 1 column stage0",
+# "text (line 218)".
 _AFTER_NAME = re.compile(r",? (?:rows?|columns?) .*| \(lines? .*")
 
 
@@ -25,7 +28,9 @@ class PublishedTable:
 
 
 def published_tables(rows: Iterable[RowScore], quantity: str) -> tuple[PublishedTable, ...]:
-    """The points by document, table and printed quantity; a row that stands in several tables is in each of them."""
+    """The points by document, table and printed quantity;
+    a row that stands in several tables is in each of them.
+    """
     found: dict[tuple[str, str, str], list[Point]] = {}
     for row in rows:
         point = point_of(row, quantity)
@@ -37,9 +42,11 @@ def published_tables(rows: Iterable[RowScore], quantity: str) -> tuple[Published
 
 
 def token_rate_points(rows: Iterable[RowScore]) -> tuple[Point, ...]:
-    """Time as real tokens per second of the whole job, whatever the document prints, so that documents share one unit.
+    """Time as real tokens per second of the whole job, whatever the document prints,
+    so that documents share one unit.
 
-    The predicted rate is carried over to the measurement by the ratio of the two printed numbers; the points have no interval.
+    The predicted rate is carried over to the measurement by the ratio of the two printed numbers;
+    the points have no interval.
     """
     found = []
     for row in rows:
@@ -50,7 +57,9 @@ def token_rate_points(rows: Iterable[RowScore]) -> tuple[Point, ...]:
         predicted = float(row.prediction.time.tokens_per_s)
         measured = predicted * (faster if comparison.is_rate else 1 / faster)
         record = row.record
-        found.append(Point(record.id, record.source, record.source_group, "tokens_per_s", measured, predicted, None))
+        found.append(
+            Point(record.id, record.source, record.source_group, "tokens_per_s", measured, predicted, None)
+        )
     return tuple(found)
 
 

@@ -1,4 +1,6 @@
-"""What one anchor row does for the rest of its machine, and how the pull of a machine is chosen without the judged group."""
+"""What one anchor row does for the rest of its machine,
+and how the pull of a machine is chosen without the judged group.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_ambiguous_rows_neither_anchor_nor_count() -> None:
 
 
 def test_the_pull_is_chosen_on_other_groups() -> None:
-    """A group's own gain has no say in how hard its machine is held, with or without offload; of one other, the default."""
+    """A group's own gain has no say in how hard its machine is held, with or without offload;
+    of one other, the default.
+    """
     soft, hard = Pull(machine=1.0), Pull(machine=9.0)
     gains = {
         soft: [
@@ -56,16 +60,28 @@ def test_the_pull_is_chosen_on_other_groups() -> None:
 
 
 def test_a_pull_that_is_hardly_better_is_not_taken() -> None:
-    """Groups differ by more than pulls do: less than a standard error of the difference leaves the prior's own strength."""
+    """Groups differ by more than pulls do:
+    less than a standard error of the difference leaves the prior's own strength.
+    """
     gains = {
-        OWN_PULL: [AnchorGain("a", 3, 0.3, 0.10), AnchorGain("b", 3, 0.3, 0.20), AnchorGain("c", 3, 0.3, 0.1)],
-        Pull(machine=9.0): [AnchorGain("a", 3, 0.3, 0.13), AnchorGain("b", 3, 0.3, 0.12), AnchorGain("c", 3, 0.3, 0.11)],
+        OWN_PULL: [
+            AnchorGain("a", 3, 0.3, 0.10),
+            AnchorGain("b", 3, 0.3, 0.20),
+            AnchorGain("c", 3, 0.3, 0.1),
+        ],
+        Pull(machine=9.0): [
+            AnchorGain("a", 3, 0.3, 0.13),
+            AnchorGain("b", 3, 0.3, 0.12),
+            AnchorGain("c", 3, 0.3, 0.11),
+        ],
     }
     assert chosen_pull(gains) == OWN_PULL
 
 
 def test_nothing_of_the_judged_group_leads_to_its_anchors() -> None:
-    """What a pull is chosen on for one group does not change with that group's own rows, however wrong they are."""
+    """What a pull is chosen on for one group does not change with that group's own rows,
+    however wrong they are.
+    """
     honest = simulated(dict.fromkeys(MACHINES, Coefficients()))
     wrong = [replace(each, step_time_s=9.0) if each.source_group == "doc-d" else each for each in honest]
     found = [gains_under(OWN_PULL, machines_of(records), lambda _: ()) for records in (honest, wrong)]
@@ -79,5 +95,7 @@ def test_the_shipped_pull_is_what_the_published_rows_choose() -> None:
     """Personal calibrations hold a machine's effects as hard as serves the published documents best."""
     records = read_records([published_dir() / "*.csv"]).records
     fitted, machines = calibrate(records), machines_of(records)
-    gains = {pull: gains_under(pull, machines, lambda group: fitted.without[group].offsets) for pull in OWN_PULLS}
+    gains = {
+        pull: gains_under(pull, machines, lambda group: fitted.without[group].offsets) for pull in OWN_PULLS
+    }
     assert chosen_pull(gains) == OWN_PULL

@@ -1,4 +1,6 @@
-"""What a document's own table settled: each choice concerns rows, its alternative is another job, and worse counts as worse."""
+"""What a document's own table settled: each choice concerns rows, its alternative is another job,
+and worse counts as worse.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,14 @@ def test_the_other_readings_never_make_it_better() -> None:
     few = Counter(
         choice.source for choice in stored_choices() for row in rows() if choice.other_reading(row.record)
     ).most_common()[-4:]
-    for quantity, sources in (("memory", {source for source, _ in few}), ("throughput", {c.source for c in stored_choices()})):
+    for quantity, sources in (
+        ("memory", {source for source, _ in few}),
+        ("throughput", {c.source for c in stored_choices()}),
+    ):
         choices = [choice for choice in stored_choices() if choice.source in sources]
-        settled = worst_errors(rows(), [Choice(source, "", ()) for source in sources], lambda _: model, quantity)
+        settled = worst_errors(
+            rows(), [Choice(source, "", ()) for source in sources], lambda _: model, quantity
+        )
         worst = worst_errors(rows(), choices, lambda _: model, quantity)
         assert settled.keys() == worst.keys()
         assert all(worst[source] >= settled[source] for source in worst)

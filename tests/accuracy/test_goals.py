@@ -25,7 +25,9 @@ def compared(pairs: list[tuple[float, float]], quantity: str = "step_time_s") ->
 
 
 def test_rank_agreement_counts_pairs_that_are_apart() -> None:
-    """Of 1, 1.05, 2 and 4 the first two are a tie; of the five other pairs the one predicted the wrong way round is wrong."""
+    """Of 1, 1.05, 2 and 4 the first two are a tie;
+    of the five other pairs the one predicted the wrong way round is wrong.
+    """
     found = rank_agreement(compared([(1.0, 1.0), (1.05, 0.9), (2.0, 5.0), (4.0, 3.0)]))
     assert found == RankAgreement(5, 4)
     assert found.share == pytest.approx(0.8)
@@ -59,10 +61,21 @@ def test_targets_have_bounds_on_either_side() -> None:
 
 
 def test_rounding_never_hides_a_miss() -> None:
-    """A figure keeps the digits that tell it from its target, and is printed with them; others have a thousandth."""
-    assert [Goal("", "", 1, reached, high=0.04).rounded for reached in (0.04003, 0.0397, 0.0412)] == [0.04003, 0.04, 0.041]
+    """A figure keeps the digits that tell it from its target, and is printed with them;
+    others have a thousandth.
+    """
+    assert [Goal("", "", 1, reached, high=0.04).rounded for reached in (0.04003, 0.0397, 0.0412)] == [
+        0.04003,
+        0.04,
+        0.041,
+    ]
     assert [Goal("", "", 1, reached, 0.94, 0.86).rounded for reached in (0.85967, 0.8604)] == [0.8597, 0.86]
-    assert [percent_text(each) for each in (0.04003, 0.04, 0.8597, 0.041)] == ["4.003%", "4.0%", "85.97%", "4.1%"]
+    assert [percent_text(each) for each in (0.04003, 0.04, 0.8597, 0.041)] == [
+        "4.003%",
+        "4.0%",
+        "85.97%",
+        "4.1%",
+    ]
 
 
 def test_the_better_figure_is_the_one_nearer_to_the_target() -> None:
@@ -73,21 +86,36 @@ def test_the_better_figure_is_the_one_nearer_to_the_target() -> None:
 
 
 def test_aims_name_published_sources_and_nothing_else() -> None:
-    """The sources are those of the four reports, every name under them is one of theirs, and a misspelt key is refused."""
+    """The sources are those of the four reports, every name under them is one of theirs,
+    and a misspelt key is refused.
+    """
     aims = stored_aims()
-    assert {f"{source}.csv" for source in aims.sources.values()} == {path.name for path in published_dir().glob(CORE_PATTERN)}
+    assert {f"{source}.csv" for source in aims.sources.values()} == {
+        path.name for path in published_dir().glob(CORE_PATTERN)
+    }
     for errors in (aims.in_sample, aims.held_out):
-        for table in (errors.memory_of, errors.throughput_of, errors.host_memory_of, aims.host_bound.above_installed_of):
+        for table in (
+            errors.memory_of,
+            errors.throughput_of,
+            errors.host_memory_of,
+            aims.host_bound.above_installed_of,
+        ):
             assert table.keys() <= aims.sources.keys()
     with pytest.raises(ValidationError, match="uncertian"):
-        Aims.model_validate(aims.model_dump() | {"predictive": {**aims.predictive.model_dump(), "uncertian": 0.1}})
+        Aims.model_validate(
+            aims.model_dump() | {"predictive": {**aims.predictive.model_dump(), "uncertian": 0.1}}
+        )
 
 
 def test_a_target_that_is_loosened_has_a_reason() -> None:
     """Figures more than a point worse than they ever were are those that the list of reasons has."""
     reasons = tomllib.loads((data_dir() / "loosened.toml").read_text(encoding="utf-8"))["accuracy"]
     goals = [(as_goal(stored), stored) for stored in stored_accuracy()["goals"]]
-    worse = [goal.key for goal, stored in goals if goal.shortfall(stored["reached"]) > goal.shortfall(stored["best"]) + SLACK]
+    worse = [
+        goal.key
+        for goal, stored in goals
+        if goal.shortfall(stored["reached"]) > goal.shortfall(stored["best"]) + SLACK
+    ]
     assert sorted(worse) == sorted(reasons)
 
 

@@ -1,6 +1,8 @@
-"""The records of the other public sources say what the transcription of their tables says, row by row, both ways.
+"""The records of the other public sources say what the transcription of their tables says, row by row,
+both ways.
 
-The first half reads the transcription again and is skipped where it is not present; the second half needs only the CSV files.
+The first half reads the transcription again and is skipped where it is not present;
+the second half needs only the CSV files.
 """
 
 from __future__ import annotations
@@ -71,7 +73,14 @@ GROUPS = {
     "litgpt": {"litgpt_config_hub", "litgpt_resource"},
     "llm-foundry": {"llm_foundry", "llm_foundry_2"},
 }
-MEASURED = ("peak_memory_mib", "host_memory_mib", "step_time_s", "samples_per_s", "tokens_per_s", "run_time_s")
+MEASURED = (
+    "peak_memory_mib",
+    "host_memory_mib",
+    "step_time_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "run_time_s",
+)
 
 Row = dict[str, str]
 
@@ -88,7 +97,9 @@ def left_out() -> dict[str, Any]:
 
 
 def transcription() -> dict[tuple[str, int], Row]:
-    """Rows of the transcription by source and number within it; the test is skipped where it is not present."""
+    """Rows of the transcription by source and number within it;
+    the test is skipped where it is not present.
+    """
     if not TRANSCRIPTION.is_file():
         pytest.skip(f"{TRANSCRIPTION} is not present")
     rows: dict[tuple[str, int], Row] = {}
@@ -117,11 +128,13 @@ def number_of_gpus(record: Row) -> int:
     return int(record["nodes"]) * int(record["gpus_per_node"])
 
 
-# --- against the transcription ------------------------------------------------------------------------------------------
+# --- against the transcription ------------------------------------------------------------------------------
 
 
 def test_every_row_is_a_record_or_is_listed_with_a_reason() -> None:
-    """Numbers of records and of rows left out make up every source, without overlap and without inventions."""
+    """Numbers of records and of rows left out make up every source,
+    without overlap and without inventions.
+    """
     recorded = [key_of(record) for source in TRANSCRIBED for record in record_rows(source)]
     listed = [(entry["source"], number) for entry in left_out()["left_out"] for number in entry["rows"]]
     assert Counter(recorded + listed) == Counter(transcription().keys())
@@ -129,12 +142,19 @@ def test_every_row_is_a_record_or_is_listed_with_a_reason() -> None:
 
 def test_repeats_and_only_repeats_are_left_out_as_such() -> None:
     """What the transcription marks as printed twice is the row listed as a repeat."""
-    listed = {(e["source"], number) for e in left_out()["left_out"] if e["reason"] == "repeat" for number in e["rows"]}
+    listed = {
+        (e["source"], number)
+        for e in left_out()["left_out"]
+        if e["reason"] == "repeat"
+        for number in e["rows"]
+    }
     assert listed == {key for key, row in transcription().items() if "REPEAT" in row["notes"]}
 
 
 def test_memory_is_the_printed_number_in_mib() -> None:
-    """Peak memory is the printed number times its unit; the PEFT rows hold the 99th percentile of their notes."""
+    """Peak memory is the printed number times its unit;
+    the PEFT rows hold the 99th percentile of their notes.
+    """
     for record, origin in records_with_origin():
         unit = origin["peak_mem_unit"]
         if record["source"] == "peft_metamath":
@@ -151,7 +171,9 @@ def test_memory_is_the_printed_number_in_mib() -> None:
 
 
 def test_throughput_is_the_printed_number() -> None:
-    """Rates and times are the printed numbers; rates per GPU are multiplied by the GPUs; nothing else is filled in."""
+    """Rates and times are the printed numbers; rates per GPU are multiplied by the GPUs;
+    nothing else is filled in.
+    """
     for record, origin in records_with_origin():
         filled = {name: float(record[name]) for name in MEASURED[2:] if record[name]}
         printed = origin["throughput_value"].lstrip("~")
@@ -196,7 +218,7 @@ def test_grades_are_never_better_than_transcribed() -> None:
         assert record["grade"] >= match[1], record["id"]
 
 
-# --- the files alone ----------------------------------------------------------------------------------------------------
+# --- the files alone ----------------------------------------------------------------------------------------
 
 
 def test_reasons_are_those_of_the_short_list() -> None:
@@ -204,12 +226,17 @@ def test_reasons_are_those_of_the_short_list() -> None:
     content = left_out()
     assert content.keys() == {"reasons", "left_out"}
     assert {entry["reason"] for entry in content["left_out"]} == set(content["reasons"])
-    assert all(set(entry) <= {"source", "reason", "detail", "rows"} and entry["rows"] for entry in content["left_out"])
+    assert all(
+        set(entry) <= {"source", "reason", "detail", "rows"} and entry["rows"]
+        for entry in content["left_out"]
+    )
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_rows_measure_something_once(source: str) -> None:
-    """Ids are unique and in order, each row has a number or ran out of memory, and says where it stands and what was inferred."""
+    """Ids are unique and in order, each row has a number or ran out of memory,
+    and says where it stands and what was inferred.
+    """
     rows = record_rows(source)
     keys = [key_of(row) for row in rows]
     assert keys == sorted(set(keys))
@@ -223,7 +250,9 @@ def test_rows_measure_something_once(source: str) -> None:
 
 
 def test_sources_that_share_an_origin_are_one_group() -> None:
-    """Repository, author and harness decide what is held out together; Qwen-VL's relatives stay with document 002."""
+    """Repository, author and harness decide what is held out together;
+    Qwen-VL's relatives stay with document 002.
+    """
     groups: dict[str, set[str]] = {}
     for source in SOURCES:
         for row in record_rows(source):

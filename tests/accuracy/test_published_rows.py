@@ -1,6 +1,8 @@
-"""The rows of the numbered documents agree with themselves: one unit, one place, one story, whatever was mistyped would show.
+"""The rows of the numbered documents agree with themselves: one unit, one place, one story,
+whatever was mistyped would show.
 
-The expected values are relations between cells of a row, of a table and of its locator, not copies of the cells.
+The expected values are relations between cells of a row, of a table and of its locator,
+not copies of the cells.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def test_every_row_stands_in_the_file_of_its_document() -> None:
 
 
 def test_ids_are_unique() -> None:
-    """No identifier appears twice, within or across files, and each starts with the number of its document."""
+    """No identifier appears twice, within or across files,
+    and each starts with the number of its document.
+    """
     rows = all_rows()
     assert [name for name, count in Counter(row["id"] for row in rows).items() if count > 1] == []
     assert all(row["id"].split("-")[0] == row["source"].split("_")[0] for row in rows)
@@ -74,10 +78,16 @@ def test_numbers_are_positive_numbers() -> None:
 
 
 def test_every_row_says_where_it_stands_and_what_was_inferred() -> None:
-    """Locator and notes are filled, and no two rows share a locator unless the locator is a cell with two runs or a sentence."""
+    """Locator and notes are filled,
+    and no two rows share a locator unless the locator is a cell with two runs or a sentence.
+    """
     rows = all_rows()
     assert all(row["locator"] and row["notes"] and row["source_group"] for row in rows)
-    shared = {place for place, count in Counter((row["source"], row["locator"]) for row in rows).items() if count > 1}
+    shared = {
+        place
+        for place, count in Counter((row["source"], row["locator"]) for row in rows).items()
+        if count > 1
+    }
     assert shared == {
         ("001_df5137ba138920bd", "table 4 row 3 (line 99)"),
         ("002_2c959ab425c28846", "text before the table (line 15)"),
@@ -95,7 +105,9 @@ def test_out_of_memory_rows_have_no_measurement_and_others_have_one() -> None:
 
 
 def test_memory_has_kind_scope_and_verdict_about_the_limit() -> None:
-    """Memory comes with its kind, its scope and a word on censoring, and none of the three comes without memory."""
+    """Memory comes with its kind, its scope and a word on censoring,
+    and none of the three comes without memory.
+    """
     for row in all_rows():
         device = {bool(row[name]) for name in ("peak_memory_mib", "memory_kind", "memory_scope", "censored")}
         host = {bool(row[name]) for name in ("host_memory_mib", "host_memory_kind", "host_memory_scope")}
@@ -130,7 +142,9 @@ def test_censoring_is_above_93_percent_of_what_cuda_shows() -> None:
 
 
 def test_ids_follow_locators() -> None:
-    """An identifier repeats the first table and row of its locator (and the column, where one line holds many rows)."""
+    """An identifier repeats the first table and row of its locator (and the column,
+    where one line holds many rows).
+    """
     for row in all_rows():
         number, place, *rest = row["id"].split("-")
         if place == "text":
@@ -139,22 +153,31 @@ def test_ids_follow_locators() -> None:
         elif rest[0].startswith("stage"):
             assert row["locator"].startswith(f"table {place[1:]} column {rest[0]}, "), row["id"]
         else:
-            assert row["locator"].startswith(f"table {place[1:]} row {int(rest[0][1:].rstrip('ab'))} (line "), row["id"]
+            assert row["locator"].startswith(
+                f"table {place[1:]} row {int(rest[0][1:].rstrip('ab'))} (line "
+            ), row["id"]
             assert (len(rest) == 2) is (number == "002"), row["id"]
             assert number != "002" or (
-                rest[1] == f"s{int(row['seq_len']):04d}" and row["locator"].endswith(f"column {row['seq_len']}")
+                rest[1] == f"s{int(row['seq_len']):04d}"
+                and row["locator"].endswith(f"column {row['seq_len']}")
             )
 
 
 def test_lengths_are_full_except_where_the_notes_say_so() -> None:
-    """Real tokens per sample equal the length in 002 and 003; in 003 they are blank at 2048 and on the int8 table."""
+    """Real tokens per sample equal the length in 002 and 003;
+    in 003 they are blank at 2048 and on the int8 table.
+    """
     for row in (*read_source("002"), *read_source("003")):
-        unknown = row["quantization"] == "int8" or (row["source"].startswith("003") and row["seq_len"] == "2048")
+        unknown = row["quantization"] == "int8" or (
+            row["source"].startswith("003") and row["seq_len"] == "2048"
+        )
         assert row["tokens_per_sample"] == ("" if unknown else row["seq_len"]), row["id"]
 
 
 def test_004_runs_use_two_gpus_and_loads_one() -> None:
-    """Training ran on both cards with checkpointing; the load peaks are of runs on one card that train nothing."""
+    """Training ran on both cards with checkpointing;
+    the load peaks are of runs on one card that train nothing.
+    """
     for row in read_source("004"):
         training = "stage" in row["id"]
         assert row["gpus_per_node"] == ("2" if training else "1"), row["id"]
@@ -167,14 +190,19 @@ def test_adapter_and_quantisation_columns_agree_with_the_method() -> None:
     """Full fine-tuning has neither adapters nor a quantised base; only 001's nf4 rows quantise twice."""
     for row in all_rows():
         if row["method"] == "full":
-            adapter = [row[name] for name in ("lora_rank", "lora_targets", "lora_dropout", "modules_to_save", "adapter_dtype")]
+            adapter = [
+                row[name]
+                for name in ("lora_rank", "lora_targets", "lora_dropout", "modules_to_save", "adapter_dtype")
+            ]
             assert (adapter, row["quantization"]) == ([""] * 5, "none"), row["id"]
         said = row["quantization"] == "nf4" and row["source"].startswith("001")
         assert row["double_quant"] == ("true" if said else ""), row["id"]
 
 
 def test_several_gpus_are_always_sharded_or_replicated() -> None:
-    """A row on more than one GPU names how they share the work; offload of parameters goes only with ZeRO-3."""
+    """A row on more than one GPU names how they share the work;
+    offload of parameters goes only with ZeRO-3.
+    """
     for row in all_rows():
         if int(row["nodes"]) * int(row["gpus_per_node"]) > 1:
             assert row["sharding"] != "none", row["id"]
@@ -183,16 +211,22 @@ def test_several_gpus_are_always_sharded_or_replicated() -> None:
 
 
 def test_001_rate_and_run_time_tell_the_same_story() -> None:
-    """Samples per second is samples over run time, within the rounding of both (the run time is cut to whole seconds)."""
+    """Samples per second is samples over run time,
+    within the rounding of both (the run time is cut to whole seconds).
+    """
     rows = [row for row in read_source("001") if row["samples_per_s"]]
     assert rows
     for row in rows:
         run_time, samples = float(row["run_time_s"]), float(row["n_samples"])
-        assert samples / (run_time + 1) - 6e-4 <= float(row["samples_per_s"]) <= samples / run_time + 6e-4, row["id"]
+        assert samples / (run_time + 1) - 6e-4 <= float(row["samples_per_s"]) <= samples / run_time + 6e-4, (
+            row["id"]
+        )
 
 
 def test_002_memory_and_time_grow_with_length() -> None:
-    """Along a row of the table memory (to 2 %) and step time do not fall as sequences get longer: a misplaced cell would."""
+    """Along a row of the table memory (to 2 %) and step time do not fall as sequences get longer:
+    a misplaced cell would.
+    """
     key = ("model", "method", "modules_to_save", "quantization", "nodes")
     measured = sorted(
         (row for row in read_source("002") if row["outcome"] == "ok"),

@@ -1,4 +1,6 @@
-"""How wrong the predictions are on the published rows: an error budget that fails, and every miss accounted for."""
+"""How wrong the predictions are on the published rows: an error budget that fails,
+and every miss accounted for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import pytest
 from planner.calibration.score.validate import SourceScore
 from planner.catalog.location import data_dir
 from tests.accuracy import budget
-from tests.accuracy.budget import beyond_budget, budget_figures, budget_part, loosened, rounded_up, stored_budget
+from tests.accuracy.budget import (
+    beyond_budget,
+    budget_figures,
+    budget_part,
+    loosened,
+    rounded_up,
+    stored_budget,
+)
 from tests.accuracy.misses import misses_part, stored_misses
 from tests.accuracy.published import published_dir, published_validation
 from tests.accuracy.stored import stored_accuracy
@@ -26,7 +35,9 @@ def scores() -> dict[str, SourceScore]:
 
 
 def test_the_budget_covers_every_document(scores: dict[str, SourceScore]) -> None:
-    """Each published document has its figures, and no figure is for a document or a quantity that is not there."""
+    """Each published document has its figures,
+    and no figure is for a document or a quantity that is not there.
+    """
     stored = stored_budget()
     assert stored.keys() == scores.keys() == set(DOCUMENTS)
     assert {name: set(figures) for name, figures in stored.items()} == {
@@ -47,7 +58,8 @@ def test_a_figure_beyond_the_budget_is_named(scores: dict[str, SourceScore]) -> 
 
 
 @pytest.mark.parametrize(
-    ("value", "rounded"), [(0.08312, 0.084), (0.29, 0.29), (1.2345, 1.3), (0.0051, 0.006), (0.0, 0.0), (0.1001, 0.11)]
+    ("value", "rounded"),
+    [(0.08312, 0.084), (0.29, 0.29), (1.2345, 1.3), (0.0051, 0.006), (0.0, 0.0), (0.1001, 0.11)],
 )
 def test_budget_figures_are_rounded_up_at_the_second_digit(value: float, rounded: float) -> None:
     """Up, to two significant digits, never finer than a thousandth."""
@@ -64,16 +76,24 @@ def test_the_budget_is_of_uncalibrated_predictions() -> None:
 
 
 def test_a_budget_that_is_loosened_has_a_reason() -> None:
-    """Figures worse than they ever were, by a point, a verdict or a row, are those that the list of reasons has."""
+    """Figures worse than they ever were, by a point, a verdict or a row,
+    are those that the list of reasons has.
+    """
     reasons = tomllib.loads((data_dir() / "loosened.toml").read_text(encoding="utf-8"))["error_budget"]
     assert sorted(loosened()) == sorted(reasons)
 
 
 def test_the_best_budget_is_kept(monkeypatch: pytest.MonkeyPatch, scores: dict[str, SourceScore]) -> None:
-    """A figure that grows leaves its old value behind as the best there was; a better best stays; an equal one leaves none."""
+    """A figure that grows leaves its old value behind as the best there was; a better best stays;
+    an equal one leaves none.
+    """
     score = next(score for score in scores.values() if score.memory and score.memory.mape > 0.02)
     document, reached = score.source, budget_part([score])["documents"][score.source]["memory_mape"]
-    for before, best, kept in ((0.015, {}, 0.015), (reached, {"memory_mape": 0.005}, 0.005), (reached, {}, None)):
+    for before, best, kept in (
+        (0.015, {}, 0.015),
+        (reached, {"memory_mape": 0.005}, 0.005),
+        (reached, {}, None),
+    ):
         stored = {"budget": {"documents": {document: {"memory_mape": before}}, "best": {document: best}}}
         monkeypatch.setattr(budget, "stored_or_empty", lambda stored=stored: stored)
         assert budget_part([score])["best"].get(document, {}).get("memory_mape") == kept
@@ -84,7 +104,9 @@ def test_the_best_budget_is_kept(monkeypatch: pytest.MonkeyPatch, scores: dict[s
 
 def test_the_stored_misses_are_those_of_the_code() -> None:
     """Which rows are far off, which of them no mechanism lists, and which are listed in vain."""
-    assert stored_accuracy()["misses"] == misses_part(published_validation().rows, stored_misses()), REGENERATE
+    assert stored_accuracy()["misses"] == misses_part(published_validation().rows, stored_misses()), (
+        REGENERATE
+    )
 
 
 def test_only_published_rows_are_listed() -> None:

@@ -1,4 +1,6 @@
-"""The generated file of figures: what is written is read again, what is stale is named, and whose figures they are."""
+"""The generated file of figures: what is written is read again, what is stale is named,
+and whose figures they are.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.accuracy.tables import token_rate_points
 
 
 def test_the_file_is_as_it_is_written() -> None:
-    """Reading and writing it again changes no byte, so that a difference between two versions shows figures alone."""
+    """Reading and writing it again changes no byte,
+    so that a difference between two versions shows figures alone.
+    """
     text = (data_dir() / FILE_NAME).read_text(encoding="utf-8")
     assert accuracy_text(json.loads(text)) == text
 
@@ -29,13 +33,19 @@ def test_figures_are_of_the_calibration_that_ships() -> None:
     """The formulas, the rows, the coverage and the scale of both files are those of one fit."""
     shipped = read_calibration(data_dir() / "calibration" / "default.json")
     found = stored_accuracy()
-    assert (found["formulas"], found["rows"], found["groups"]) == (shipped.formulas, shipped.n_rows, len(shipped.groups))
+    assert (found["formulas"], found["rows"], found["groups"]) == (
+        shipped.formulas,
+        shipped.n_rows,
+        len(shipped.groups),
+    )
     assert found["coverage"] == {of: pytest.approx(share, abs=0.0006) for of, share in shipped.coverage}
     assert found["scale"] == {each.name: getattr(shipped.scale, each.name) for each in fields(shipped.scale)}
 
 
 def test_a_figure_that_is_another_one_is_named() -> None:
-    """More than a point, a count, a goal that is gone and a point that is new; the day and a last digit are no difference."""
+    """More than a point, a count, a goal that is gone and a point that is new;
+    the day and a last digit are no difference.
+    """
     before = stored_accuracy()
     now = deepcopy(before)
     now["date"] = "2001-01-01"
@@ -62,7 +72,9 @@ def test_writing_a_part_keeps_the_others(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_every_reading_of_the_four_documents_is_drawn() -> None:
-    """The same rows with the same measured bytes as a validation compares, and as many rates; others on some of them."""
+    """The same rows with the same measured bytes as a validation compares, and as many rates;
+    others on some of them.
+    """
     rows, drawn = core_validation().rows, stored_drawn()
     measured = {each.record_id: each.measured for each in points_of(rows, "memory")}
     assert {each.record_id: each.measured for each in drawn.memory} == measured

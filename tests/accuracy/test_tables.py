@@ -34,7 +34,9 @@ def test_a_row_is_in_each_table_that_its_locator_names() -> None:
     assert "001-t1-r01" in found["001", "document 000 table 1"]
     assert [name for source, name in found if source == "002"] == ["table 1"]
     assert len(found["002", "table 1"]) == 81
-    assert len({point for points in found.values() for point in points}) == len(points_of(core_validation().rows, "memory"))
+    assert len({point for points in found.values() for point in points}) == len(
+        points_of(core_validation().rows, "memory")
+    )
 
 
 def test_without_a_calibration_there_is_no_interval() -> None:
@@ -57,7 +59,11 @@ def test_the_interval_of_a_total_is_that_of_one_gpu_times_their_number(calibrate
 
 def test_the_interval_of_a_rate_is_that_of_the_step_upside_down(calibrated: Validation) -> None:
     """The slowest step of the interval is the lowest rate."""
-    row = next(row for row in calibrated.rows if row.throughput is not None and row.throughput.quantity == "samples_per_s")
+    row = next(
+        row
+        for row in calibrated.rows
+        if row.throughput is not None and row.throughput.quantity == "samples_per_s"
+    )
     assert row.prediction is not None
     assert row.prediction.time is not None
     assert row.prediction.uncertainty is not None
@@ -66,12 +72,17 @@ def test_the_interval_of_a_rate_is_that_of_the_step_upside_down(calibrated: Vali
     samples = row.prediction.time.samples_per_s * row.prediction.time.step_s
     (point,) = points_of([row], "throughput")
     assert point.interval is not None
-    assert (point.interval.low, point.interval.high) == pytest.approx((samples / step.high, samples / step.low))
+    assert (point.interval.low, point.interval.high) == pytest.approx(
+        (samples / step.high, samples / step.low)
+    )
 
 
 def test_coverage_counts_both_ends_as_inside() -> None:
     """A measurement on the edge of its interval is inside, one beyond it is not."""
-    points = [Point(str(value), "s", "g", "step_time_s", value, 2.0, Interval(1.0, 3.0)) for value in (1.0, 3.0, 3.1)]
+    points = [
+        Point(str(value), "s", "g", "step_time_s", value, 2.0, Interval(1.0, 3.0))
+        for value in (1.0, 3.0, 3.1)
+    ]
     assert coverage_by_group(points) == {"g": (2, 3)}
 
 

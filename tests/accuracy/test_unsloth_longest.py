@@ -35,29 +35,42 @@ def test_what_is_published_to_run_is_never_said_not_to_fit() -> None:
     """At each published length the job fits or is uncertain."""
     ran = [each for each in answers() if each.case.published_tokens]
     assert len(ran) == 16
-    refused = {name(each): each.probability for each in ran if (each.probability or 0) < TAIL or each.verdict == "does_not_fit"}
+    refused = {
+        name(each): each.probability
+        for each in ran
+        if (each.probability or 0) < TAIL or each.verdict == "does_not_fit"
+    }
     assert not refused
 
 
 def test_the_even_chance_is_near_the_published_length() -> None:
-    """Where we say one half lies between 0.8 and 1.25 times what is published; nothing fits where nothing did."""
-    far = {name(each): each.ratio for each in answers() if each.ratio is not None and not 0.8 <= each.ratio <= 1.25}
+    """Where we say one half lies between 0.8 and 1.25 times what is published;
+    nothing fits where nothing did.
+    """
+    far = {
+        name(each): each.ratio
+        for each in answers()
+        if each.ratio is not None and not 0.8 <= each.ratio <= 1.25
+    }
     assert not far
     assert not [name(each) for each in answers() if not each.case.published_tokens and each.tokens]
 
 
 def test_published_lengths_are_those_whose_reserved_memory_has_the_cards_size() -> None:
-    """Lengths of the Trainer follow from what was reserved on one A100, cached blocks included: each within 10 %.
+    """Lengths of the Trainer follow from what was reserved on one A100, cached blocks included:
+    each within 10 %.
 
-    A full card gives those blocks back, so that on large ones the even chance does not lie below them.  That of the 70B model
-    is 4 % below.
+    A full card gives those blocks back, so that on large ones the even chance does not lie below them.  That
+    of the 70B model is 4 % below.
     """
     ran = [each for each in answers() if each.case.column == "hf" and each.case.published_tokens]
     for each in ran:
         assert each.reserved_tokens == pytest.approx(each.case.published_tokens, rel=0.1), name(each)
     for each in ran:
         if each.case.vram_gb > 16:
-            assert each.tokens >= (0.95 if "70b" in each.case.model else 1.0) * each.reserved_tokens, name(each)
+            assert each.tokens >= (0.95 if "70b" in each.case.model else 1.0) * each.reserved_tokens, name(
+                each
+            )
 
 
 def test_the_table_has_a_row_for_each_length() -> None:

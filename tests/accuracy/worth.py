@@ -1,4 +1,6 @@
-"""What each coefficient is worth that the shipped fit moves: the error on left-out sources without it, less that with it."""
+"""What each coefficient is worth that the shipped fit moves: the error on left-out sources without it,
+less that with it.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +19,29 @@ from planner.domain.run_record import RunRecord
 
 
 def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
-    """By coefficient: ``without`` and ``with``, mean errors over left-out sources, and ``error``, of their difference.
+    """By coefficient: ``without`` and ``with``, mean errors over left-out sources, and ``error``,
+    of their difference.
 
-    Without effects of single machines, which no other machine's prediction uses.  An error far outside the noise counts as
-    four times the noise, as in the choice of a fit's strength.
+    Without effects of single machines, which no other machine's prediction uses.  An error far outside the
+    noise counts as four times the noise, as in the choice of a fit's strength.
     """
     targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
     found: dict[str, dict[str, float]] = {}
     for quantity in QUANTITIES:
-        names = [name for name in EARNED.coefficients if make_problem(quantity, targets, 1, {name}) is not None]
+        names = [
+            name for name in EARNED.coefficients if make_problem(quantity, targets, 1, {name}) is not None
+        ]
         room = EARNED.shared[quantity]
         whole = make_problem(quantity, targets, room, EARNED.coefficients)
         if whole is None:
             continue
         best = _errors(_shared(whole))
         for name in sorted(names):
-            columns = [column for column, knob in enumerate(whole.knobs) if knob.level == "all" and knob.coefficient != name]
+            columns = [
+                column
+                for column, knob in enumerate(whole.knobs)
+                if knob.level == "all" and knob.coefficient != name
+            ]
             left = _errors(whole.only(columns, ())) if columns else _unfitted(whole)
             gains = [without - with_it for without, with_it in zip(left, best, strict=True)]
             found[name] = {

@@ -1,4 +1,6 @@
-"""Makes the modules of this folder importable: tests are collected in importlib mode, which adds no folder to the path."""
+"""Makes the modules of this folder importable: tests are collected in importlib mode,
+which adds no folder to the path.
+"""
 
 from __future__ import annotations
 

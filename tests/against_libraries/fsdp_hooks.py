@@ -1,6 +1,8 @@
-"""FSDP1 around checkpointed layers with frozen weights, for real: what of each layer is alive when the backward pass ends.
+"""FSDP1 around checkpointed layers with frozen weights, for real:
+what of each layer is alive when the backward pass ends.
 
-Run as a process of its own, because it makes a process group: prints how many inputs and gradients are alive, as JSON.
+Run as a process of its own, because it makes a process group:
+prints how many inputs and gradients are alive, as JSON.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Model(nn.Module):
 
 
 def alive_at_the_end(around: bool) -> dict[str, int]:
-    """Inputs, and gradients of inputs, alive after the first layer's backward; ``around``: checkpoints are around the units."""
+    """Inputs, and gradients of inputs, alive after the first layer's backward; ``around``:
+    checkpoints are around the units.
+    """
     inputs: list[Any] = []
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
@@ -82,7 +86,9 @@ def main() -> None:
     """Count with checkpoints around the units, and without any."""
     with tempfile.NamedTemporaryFile() as file:
         torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
-        sys.stdout.write(json.dumps({"around": alive_at_the_end(around=True), "plain": alive_at_the_end(around=False)}))
+        sys.stdout.write(
+            json.dumps({"around": alive_at_the_end(around=True), "plain": alive_at_the_end(around=False)})
+        )
         torch.distributed.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""One process of real FSDP2 runs on the CPU: shards a tiny model as accelerate does, trains one step, says what it holds.
+"""One process of real FSDP2 runs on the CPU: shards a tiny model as accelerate does, trains one step,
+says what it holds.
 
 Started by ``torchrun --nproc_per_node 2``; gloo.
 """
@@ -24,7 +25,9 @@ def build(fields: dict[str, Any], rank: int) -> Any:
     if rank:
         import peft
 
-        model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
     for tensor in model.parameters():
         if tensor.requires_grad:
             tensor.data = tensor.data.float()
@@ -32,13 +35,19 @@ def build(fields: dict[str, Any], rank: int) -> Any:
 
 
 def shard(model: Any) -> None:
-    """The units of accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, for a table that is not tied to the head."""
+    """The units of accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
+    for a table that is not tied to the head.
+    """
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     base = next(module for module in model.modules() if isinstance(module, transformers.LlamaModel))
     for layer in base.layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(model.get_input_embeddings(), mp_policy=policy)
-    tail = [model.get_output_embeddings()] if hasattr(model, "peft_config") else [base.norm, model.get_output_embeddings()]
+    tail = (
+        [model.get_output_embeddings()]
+        if hasattr(model, "peft_config")
+        else [base.norm, model.get_output_embeddings()]
+    )
     fully_shard(tail, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mp_policy=policy)
 
@@ -56,8 +65,14 @@ def train_one_step(fields: dict[str, Any], rank: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(trained, foreach=True)
     ids = torch.randint(0, 64, (1, 16))
     model(input_ids=ids, labels=ids).loss.backward()
-    gradients = {each.grad.to_local().untyped_storage().data_ptr(): each.grad.to_local().untyped_storage() for each in trained}
-    report = {"shards": local_bytes(model.parameters()), "gradients": sum(each.nbytes() for each in gradients.values())}
+    gradients = {
+        each.grad.to_local().untyped_storage().data_ptr(): each.grad.to_local().untyped_storage()
+        for each in trained
+    }
+    report = {
+        "shards": local_bytes(model.parameters()),
+        "gradients": sum(each.nbytes() for each in gradients.values()),
+    }
     optimizer.step()
     states = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
     return {**report, "states": sum(each.to_local().nbytes for each in states), "class": type(model).__name__}

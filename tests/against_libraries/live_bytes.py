@@ -1,4 +1,6 @@
-"""Counts bytes alive in real tensors while real modules run on the CPU: an oracle that shares nothing with the planner."""
+"""Counts bytes alive in real tensors while real modules run on the CPU:
+an oracle that shares nothing with the planner.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Tracks every storage that operators return; ``live`` and ``peak`` are bytes above what existed before."""
+    """Tracks every storage that operators return;
+    ``live`` and ``peak`` are bytes above what existed before.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Passes:
-    """Bytes alive after the forward, and the most alive in forward and in backward, weights and their gradients left out."""
+    """Bytes alive after the forward, and the most alive in forward and in backward,
+    weights and their gradients left out.
+    """
 
     saved: int
     forward_peak: int
@@ -44,7 +46,9 @@ def build(config: dict[str, Any], setup: Setup) -> Any:
 
 
 def add_adapters(model: Any, setup: Setup) -> Any:
-    """``model`` wrapped by PEFT as the setup says; its input requires a gradient, as the Trainer arranges for checkpointing."""
+    """``model`` wrapped by PEFT as the setup says; its input requires a gradient,
+    as the Trainer arranges for checkpointing.
+    """
     import peft
 
     targets: Any = "all-linear" if setup.targets == ("all-linear",) else list(setup.targets)
@@ -61,7 +65,8 @@ def add_adapters(model: Any, setup: Setup) -> Any:
 
 
 def run_passes(model: Any, *, padded: bool = False, backward: bool = True) -> Passes:
-    """One forward of the decoder (without the head) and one backward, gradients existing already as in the second micro-step.
+    """One forward of the decoder (without the head) and one backward,
+    gradients existing already as in the second micro-step.
 
     Without ``backward`` the peak of the backward is what the forward left.
     """

@@ -1,4 +1,6 @@
-"""Runs the differential matrix and writes ``data/differential``: ``python tests/against_libraries/run_matrix.py --help``."""
+"""Runs the differential matrix and writes ``data/differential``:
+``python tests/against_libraries/run_matrix.py --help``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from matrix.cells import Cell, all_cells, scenario_of
 from matrix.compare import Traced, traced
-from matrix.table import Tables, compared, folder, joined, read_tables, row_of, summary_line, summary_table, write_tables
+from matrix.table import (
+    Tables,
+    compared,
+    folder,
+    joined,
+    read_tables,
+    row_of,
+    summary_line,
+    summary_table,
+    write_tables,
+)
 
 from planner.errors import PlannerError
 
@@ -25,7 +37,9 @@ _SAVE_EVERY_S = 30.0
 
 
 def _prepare() -> None:
-    """One thread a worker: fakes compute nothing.  Libraries warn about settings that they chose themselves."""
+    """One thread a worker: fakes compute nothing.
+    Libraries warn about settings that they chose themselves.
+    """
     warnings.simplefilter("ignore")
     import gc
 
@@ -75,20 +89,30 @@ def run_cells(cells: Sequence[Cell], tables: Tables, where: Path, workers: int) 
 def main() -> None:
     """Trace what is missing, write both tables and say how far the step program is from the traces."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--again", action="store_true", help="trace every cell, not only those that are not stored yet")
+    parser.add_argument(
+        "--again", action="store_true", help="trace every cell, not only those that are not stored yet"
+    )
     parser.add_argument("--retry", action="store_true", help="trace again what could not be compared")
-    parser.add_argument("--compare-only", action="store_true", help="trace nothing; only say how far apart both are")
-    parser.add_argument("--worst", type=int, default=10, help="cells to name that are furthest apart, by each measure")
+    parser.add_argument(
+        "--compare-only", action="store_true", help="trace nothing; only say how far apart both are"
+    )
+    parser.add_argument(
+        "--worst", type=int, default=10, help="cells to name that are furthest apart, by each measure"
+    )
     parser.add_argument("--priority", type=int, default=9, help="leave out cells of a higher number")
     parser.add_argument("--match", default="", help="only cells whose key holds this text")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=folder(), help="where the tables are")
-    parser.add_argument("--take", type=Path, help="add the cells of the tables in this folder, from a run elsewhere")
+    parser.add_argument(
+        "--take", type=Path, help="add the cells of the tables in this folder, from a run elsewhere"
+    )
     options = parser.parse_args()
     tables, cells = read_tables(options.folder), all_cells()
     if options.take:
         tables = joined(tables, read_tables(options.take))
-    wanted = [cell for cell in cells if cell.priority <= options.priority and options.match in " ".join(cell.key)]
+    wanted = [
+        cell for cell in cells if cell.priority <= options.priority and options.match in " ".join(cell.key)
+    ]
     known = set() if options.again else set(tables.rows) | (set() if options.retry else set(tables.missing))
     if not options.compare_only:
         run_cells([cell for cell in wanted if cell.key not in known], tables, options.folder, options.workers)
@@ -100,12 +124,18 @@ def main() -> None:
     for widths in ("real", "small"):
         some = [each for each in said if each.row["widths"] == widths]
         for name in ("allocated", "reserved", "phase", "terms"):
-            sys.stdout.write(f"{widths} widths, {name}: {summary_line(getattr(each, name) for each in some)}\n")
+            sys.stdout.write(
+                f"{widths} widths, {name}: {summary_line(getattr(each, name) for each in some)}\n"
+            )
     for name in ("allocated", "reserved", "phase", "terms"):
         sys.stdout.write(f"furthest apart: {name}\n")
         for each in sorted(said, key=lambda each: -abs(getattr(each, name)))[: options.worst]:
-            where = " ".join((*tuple(each.row.values())[:7], each.row["trace_phase"], each.worst_phase, each.worst_terms))
-            sys.stdout.write(f"{each.allocated:.2f} {each.reserved:.2f} {each.phase:.2f} {each.terms:.2f} {where}\n")
+            where = " ".join(
+                (*tuple(each.row.values())[:7], each.row["trace_phase"], each.worst_phase, each.worst_terms)
+            )
+            sys.stdout.write(
+                f"{each.allocated:.2f} {each.reserved:.2f} {each.phase:.2f} {each.terms:.2f} {where}\n"
+            )
 
 
 if __name__ == "__main__":

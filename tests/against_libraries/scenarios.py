@@ -1,4 +1,6 @@
-"""Small scenarios for the comparisons with real libraries: every choice spelled out, nothing read from a command line."""
+"""Small scenarios for the comparisons with real libraries: every choice spelled out,
+nothing read from a command line.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Setup:
-    """The choices that these comparisons vary.  ``rank`` 0 is full fine-tuning; ``dropout`` belongs to LoRA."""
+    """The choices that these comparisons vary.  ``rank`` 0 is full fine-tuning;
+    ``dropout`` belongs to LoRA.
+    """
 
     dtype: Dtype = "bf16"
     rank: int = 0
@@ -63,10 +67,14 @@ class Setup:
 
 
 def scenario(config: dict[str, Any], setup: Setup, model: ModelSpec | None = None) -> Scenario:
-    """The planner's description of what the tests build for real; ``model``: instead of that of ``config``."""
+    """The planner's description of what the tests build for real; ``model``:
+    instead of that of ``config``.
+    """
     precision: Any = f"{setup.dtype}-mixed" if setup.mixed else setup.dtype
     adapter = (
-        Adapter(setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype, setup.dora)
+        Adapter(
+            setup.rank, setup.targets, setup.dropout, setup.modules_to_save, setup.adapter_dtype, setup.dora
+        )
         if setup.rank
         else None
     )

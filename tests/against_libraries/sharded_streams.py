@@ -1,6 +1,7 @@
 """Sharded jobs of ``data/differential/sharded.csv``: the step program beside the trace, phase by phase.
 
-``python sharded_streams.py [--requests] [WORD ...]`` takes the rows that have all the words among their values.
+``python sharded_streams.py [--requests] [WORD ...]`` takes the rows that have all the words among their
+values.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def program_events(row: Row) -> tuple[list[AllocEvent], float]:
         n_bytes = round(float(stream.unit_bytes[slot] * values[stream.units[slot]]))
         label, module, op = stream.place(slot)
         kind = "alloc" if event >= 0 else "free"
-        events.append(AllocEvent(kind, slot, n_bytes, stream.streams[slot], phase, "", op, f"{label} {module}"))  # type: ignore[arg-type]
+        events.append(
+            AllocEvent(kind, slot, n_bytes, stream.streams[slot], phase, "", op, f"{label} {module}")
+        )  # type: ignore[arg-type]
     return events, seconds
 
 
@@ -50,8 +53,19 @@ def rows_of(events: list[AllocEvent], phases: list[str], least: int) -> list[Req
     for event in events:
         if event.action == "alloc":
             sizes[event.block] = event.n_bytes
-        if event.phase in phases and sizes[event.block] >= least and "cublas" not in f"{event.module} {event.op}".lower():
-            rows.append((event.action == "alloc", sizes[event.block], event.phase, f"{event.module} {event.op} {event.stream}"))
+        if (
+            event.phase in phases
+            and sizes[event.block] >= least
+            and "cublas" not in f"{event.module} {event.op}".lower()
+        ):
+            rows.append(
+                (
+                    event.action == "alloc",
+                    sizes[event.block],
+                    event.phase,
+                    f"{event.module} {event.op} {event.stream}",
+                )
+            )
     return requests(rows, set())
 
 
@@ -59,8 +73,12 @@ def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--requests", type=int, default=0, help="lines of differing requests to print (runs the trace)")
-    parser.add_argument("--phases", default="forward,loss,backward,optimizer_step,forward_2,loss_2,backward_2")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="lines of differing requests to print (runs the trace)"
+    )
+    parser.add_argument(
+        "--phases", default="forward,loss,backward,optimizer_step,forward_2,loss_2,backward_2"
+    )
     parser.add_argument("--least", type=int, default=1_000_000, help="leave out requests of fewer bytes")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -76,12 +94,22 @@ def main() -> None:
             if each.phase in trace
         ]
         reserved = 100 * (result.peak_reserved_bytes / int(row["trace_reserved_bytes"]) - 1)
-        print(" ".join(key_of(row)), f"{1000 * seconds:.0f} ms", "reserved", f"{reserved:+.2f}", "|", *said, flush=True)  # noqa: T201
+        print(
+            " ".join(key_of(row)),
+            f"{1000 * seconds:.0f} ms",
+            "reserved",
+            f"{reserved:+.2f}",
+            "|",
+            *said,
+            flush=True,
+        )  # noqa: T201
         if options.requests:
             from measure.trace.program import trace_events
 
             phases = options.phases.split(",")
-            sides = (rows_of(side, phases, options.least) for side in (events, trace_events(scenario_of(row))))
+            sides = (
+                rows_of(side, phases, options.least) for side in (events, trace_events(scenario_of(row)))
+            )
             print("\n".join(differences(*sides, options.requests)))  # noqa: T201
 
 

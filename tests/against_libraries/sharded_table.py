@@ -21,7 +21,18 @@ from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed_phases
 from planner.program.job import job_of
 
-KEY = ("model", "method", "sharding", "gpus", "offload", "grad_accum", "gradient_checkpointing", "batch", "seq", "quant_storage")
+KEY = (
+    "model",
+    "method",
+    "sharding",
+    "gpus",
+    "offload",
+    "grad_accum",
+    "gradient_checkpointing",
+    "batch",
+    "seq",
+    "quant_storage",
+)
 COLUMNS = (
     *KEY,
     "trace_bytes",
@@ -92,7 +103,8 @@ def traced(row: Mapping[str, str]) -> Row:
     summary = summarize(trace_events(scenario_of(row)))
     phases = [f"{each.peaks.phase}={each.peaks.allocated_bytes}" for each in summary.phases]
     highest = max(
-        (each for each in summary.phases if each.peaks.phase not in LOADING), key=lambda each: each.peaks.allocated_bytes
+        (each for each in summary.phases if each.peaks.phase not in LOADING),
+        key=lambda each: each.peaks.allocated_bytes,
     )
     return {
         "trace_bytes": str(highest.peaks.allocated_bytes),
@@ -120,8 +132,14 @@ def compared(row: Row) -> Apart:
     phases_of_job = replayed_phases(job_of(scenario_of(row), Coefficients()))
     trace_bytes = int(row["trace_bytes"])
     phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
-    planned = {each.phase: each.allocated_bytes for each in phases_of_job if each.phase not in (*LOADING, "eval")}
-    apart = {name: 100 * (planned[name] - int(size)) / trace_bytes for name, size in phases.items() if name not in LOADING}
+    planned = {
+        each.phase: each.allocated_bytes for each in phases_of_job if each.phase not in (*LOADING, "eval")
+    }
+    apart = {
+        name: 100 * (planned[name] - int(size)) / trace_bytes
+        for name, size in phases.items()
+        if name not in LOADING
+    }
     worst = max(apart, key=lambda name: abs(apart[name]))
     return Apart(row, 100 * (max(planned.values()) / trace_bytes - 1), apart[worst], worst)
 
@@ -146,8 +164,12 @@ def write(rows: list[Row]) -> None:
 def main() -> None:
     """Trace what is missing, and say how far the program is from the traces."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--again", action="store_true", help="trace every job, not only those that are not stored yet")
-    parser.add_argument("--compare-only", action="store_true", help="trace nothing; only say how far apart both are")
+    parser.add_argument(
+        "--again", action="store_true", help="trace every job, not only those that are not stored yet"
+    )
+    parser.add_argument(
+        "--compare-only", action="store_true", help="trace nothing; only say how far apart both are"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     stored = {key_of(row): row for row in read()}
@@ -165,7 +187,10 @@ def main() -> None:
             sys.stdout.flush()
     write(rows)
     sizes = [abs(each.allocated) for each in apart]
-    sys.stdout.write(f"{len(rows)} jobs; allocated peak: median {statistics.median(sizes):.2f} %, worst {max(sizes):.2f} %\n")
+    sys.stdout.write(
+        f"{len(rows)} jobs; allocated peak: median {statistics.median(sizes):.2f} %, worst "
+        f"{max(sizes):.2f} %\n"
+    )
 
 
 if __name__ == "__main__":

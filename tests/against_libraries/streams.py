@@ -1,4 +1,6 @@
-"""The requests of the step program and of the trace, side by side: ``python tests/against_libraries/streams.py --help``."""
+"""The requests of the step program and of the trace, side by side:
+``python tests/against_libraries/streams.py --help``.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,19 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    job = (options.model, options.method, options.checkpointing, options.attention, options.batch, options.seq)
+    job = (
+        options.model,
+        options.method,
+        options.checkpointing,
+        options.attention,
+        options.batch,
+        options.seq,
+    )
     program, trace = both(scenario_of(Cell(0, options.widths, *job)), options.phases.split(","))
     said = differences(program, trace)[: options.most]
-    sys.stdout.write("\n".join([*said, f"{len(program)} requests of the program, {len(trace)} of the trace", ""]))
+    sys.stdout.write(
+        "\n".join([*said, f"{len(program)} requests of the program, {len(trace)} of the trace", ""])
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Which matrices PEFT really adapts, how many parameters that trains, and what k-bit preparation turns to fp32."""
+"""Which matrices PEFT really adapts, how many parameters that trains,
+and what k-bit preparation turns to fp32.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ peft = import_or_skip("peft")
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT = {
-    "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "moe_intermediate_size": 20,
-    "q_lora_rank": 24, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "pad_token_id": 0,
+    "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+    "q_lora_rank": 24, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "pad_token_id": 0,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SIZES, **GROUPED},
@@ -26,7 +30,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", **SIZES, **GROUPED, "pad_token_id": 0},
     "phi": {"model_type": "phi", **SIZES},
     "mixtral": {"model_type": "mixtral", **SIZES, **GROUPED, "num_local_experts": 4},
-    "qwen2_moe": {"model_type": "qwen2_moe", **SIZES, **GROUPED, **EXPERTS, "shared_expert_intermediate_size": 64},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        **SIZES,
+        **GROUPED,
+        **EXPERTS,
+        "shared_expert_intermediate_size": 64,
+    },
     "qwen3_moe": {"model_type": "qwen3_moe", **SIZES, **GROUPED, **EXPERTS, "mlp_only_layers": [0]},
     "olmoe": {"model_type": "olmoe", **SIZES, **GROUPED, **EXPERTS},
     "granitemoe": {"model_type": "granitemoe", **SIZES, **GROUPED, "num_local_experts": 4},
@@ -66,17 +76,25 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize(("name", "pattern"), [(name, each) for name, all_ in PATTERNS.items() for each in all_])
+@pytest.mark.parametrize(
+    ("name", "pattern"), [(name, each) for name, all_ in PATTERNS.items() for each in all_]
+)
 def test_an_expression_matches_what_peft_matches(name: str, pattern: str) -> None:
     """Names of the modules whose paths PEFT matches, among the linear ones of the real model."""
     from real_models import build
 
     from planner.intake.patterns import matched_targets
 
-    linears = [path for path, module in build(CONFIGS[name], Setup()).named_modules() if isinstance(module, torch.nn.Linear)]
+    linears = [
+        path
+        for path, module in build(CONFIGS[name], Setup()).named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
     config = peft.LoraConfig(target_modules=pattern)
     found = [path for path in linears if peft.tuners.tuners_utils.check_target_module_exists(config, path)]
-    assert set(matched_targets(job(CONFIGS[name], Setup()).model, pattern)) == {path.rpartition(".")[2] for path in found}
+    assert set(matched_targets(job(CONFIGS[name], Setup()).model, pattern)) == {
+        path.rpartition(".")[2] for path in found
+    }
 
 
 def real_count(name: str, setup: Setup) -> int:
@@ -90,7 +108,9 @@ def real_count(name: str, setup: Setup) -> int:
 @pytest.mark.parametrize("rank", [4, 8])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_linear(name: str, rank: int) -> None:
-    """``all-linear`` trains PEFT's number of parameters exactly: twice the rank on fused gate and up experts, or no experts."""
+    """``all-linear`` trains PEFT's number of parameters exactly:
+    twice the rank on fused gate and up experts, or no experts.
+    """
     setup = Setup(rank=rank, attention="eager")
     assert job(CONFIGS[name], setup).trained == real_count(name, setup)
 
@@ -104,12 +124,16 @@ def test_attention(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "targets"), NAMED)
 def test_named_modules(name: str, targets: tuple[str, ...]) -> None:
-    """Names match as PEFT matches them: by the end of the module's path, experts by the names that they had before fusion."""
+    """Names match as PEFT matches them: by the end of the module's path,
+    experts by the names that they had before fusion.
+    """
     setup = Setup(rank=8, targets=targets)
     assert job(CONFIGS[name], setup).trained == real_count(name, setup)
 
 
-@pytest.mark.parametrize("modules", [("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")], ids="-".join)
+@pytest.mark.parametrize(
+    "modules", [("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")], ids="-".join
+)
 def test_modules_to_save(modules: tuple[str, ...]) -> None:
     """``modules_to_save`` trains a whole copy of each named module."""
     setup = Setup(rank=8, modules_to_save=modules)
@@ -134,22 +158,30 @@ def kbit_case(name: str) -> tuple[Any, Job]:
 
     bnb = import_or_skip("bitsandbytes")
     config = with_layers(CONFIGS[name], 1)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config), dtype=DTYPES["bf16"])
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**config), dtype=DTYPES["bf16"]
+    )
     for path, module in list(model.named_modules()):
         if isinstance(module, torch.nn.Linear) and not path.endswith("lm_head"):
             parent, _, leaf = path.rpartition(".")
-            packed = bnb.nn.Linear4bit(module.in_features, module.out_features, bias=module.bias is not None, quant_type="nf4")
+            packed = bnb.nn.Linear4bit(
+                module.in_features, module.out_features, bias=module.bias is not None, quant_type="nf4"
+            )
             packed.weight = bnb.nn.Params4bit(module.weight.data, requires_grad=False, quant_type="nf4")
             packed.bias = module.bias
             setattr(model.get_submodule(parent), leaf, packed.to("cpu"))
     model.is_loaded_in_4bit = True
     prepared = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return prepared, job(config, Setup(rank=8, mixed=True, numerics=Numerics("bf16", "bf16-mixed", "nf4", True)))
+    return prepared, job(
+        config, Setup(rank=8, mixed=True, numerics=Numerics("bf16", "bf16-mixed", "nf4", True))
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "phi", "mixtral"])
 def test_kbit_preparation(name: str) -> None:
-    """Preparation turns norms, tables, head, biases and fused experts to fp32, and leaves 4-bit matrices alone."""
+    """Preparation turns norms, tables, head, biases and fused experts to fp32,
+    and leaves 4-bit matrices alone.
+    """
     bnb = import_or_skip("bitsandbytes")
     model, case = kbit_case(name)
     sizes: dict[str, set[int]] = {"norm": set(), "outside": set(), "experts": set(), "bias": set()}
@@ -176,7 +208,9 @@ def test_parameters_of_experts_are_adapted_at_the_asked_rank() -> None:
     paths = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
     model = build(CONFIGS["mixtral"], Setup())
     config = peft.LoraConfig(r=8, target_modules=["q_proj"], target_parameters=list(paths))
-    made = sum(tensor.numel() for tensor in peft.get_peft_model(model, config).parameters() if tensor.requires_grad)
+    made = sum(
+        tensor.numel() for tensor in peft.get_peft_model(model, config).parameters() if tensor.requires_grad
+    )
     planned = job(CONFIGS["mixtral"], Setup(rank=8, targets=("q_proj", *(f"param:{path}" for path in paths))))
     assert planned.recipe.adapter is not None
     targets = planned.recipe.adapter.targets

@@ -1,4 +1,6 @@
-"""Checkpointing of every n-th layer: the trace does what Transformers does, and the program says what the trace finds."""
+"""Checkpointing of every n-th layer: the trace does what Transformers does,
+and the program says what the trace finds.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ def scenario_of(model: str, folder: Path, **flags: Any) -> Scenario:
     fields = small_fields(text_fields(model)) | {"num_hidden_layers": LAYERS}
     path = folder / f"{model}.json"
     path.write_text(json.dumps(fields), encoding="utf-8")
-    said = {"model": str(path), "gpu": "a100-80gb", "seq": 1024, "batch": 2, "gradient_checkpointing": True, **flags}
+    said = {
+        "model": str(path),
+        "gpu": "a100-80gb",
+        "seq": 1024,
+        "batch": 2,
+        "gradient_checkpointing": True,
+        **flags,
+    }
     return resolve(from_flags(said))
 
 
@@ -65,7 +74,9 @@ def test_memory_lies_between_all_and_none(every: int, tmp_path: Path) -> None:
 
 
 def test_the_layers_are_those_that_transformers_chooses(tmp_path: Path) -> None:
-    """Whatever version of Transformers runs, the layers that recompute are 0, n, 2n, ...: those that run forward in backward."""
+    """Whatever version of Transformers runs, the layers that recompute are 0, n, 2n, ...:
+    those that run forward in backward.
+    """
     scenario = scenario_of("llama-3.1-8b", tmp_path, method="lora", checkpoint_every=3)
     records = trace_records(scenario, make_config(scenario), TraceOptions(all_layers=True))
     again = {each.block.place.layer for each in records if each.block.recomputed}
@@ -73,17 +84,25 @@ def test_the_layers_are_those_that_transformers_chooses(tmp_path: Path) -> None:
 
 
 def test_a_period_stands_for_all_layers(tmp_path: Path) -> None:
-    """With every second layer run again a period has two layers, and the peak is that of a trace of all layers, exactly."""
+    """With every second layer run again a period has two layers,
+    and the peak is that of a trace of all layers, exactly.
+    """
     scenario = scenario_of("llama-3.1-8b", tmp_path, method="lora", checkpoint_every=2)
-    short, whole = (summarize(trace_events(scenario, TraceOptions(all_layers=every))) for every in (False, True))
+    short, whole = (
+        summarize(trace_events(scenario, TraceOptions(all_layers=every))) for every in (False, True)
+    )
     assert short.allocated_peak_bytes == whole.allocated_peak_bytes
     assert short.reserved_peak_bytes == whole.reserved_peak_bytes
 
 
 def test_layers_that_cannot_choose_are_named() -> None:
-    """Layers of older code, which the model around them checkpoints, all or none, end with exit code 6 and the way out."""
+    """Layers of older code, which the model around them checkpoints, all or none,
+    end with exit code 6 and the way out.
+    """
     import torch
 
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(2, 2)])})
-    with pytest.raises(NotModelledError, match=r"class Linear cannot be checkpointed .* use --checkpoint-every 1"):
+    with pytest.raises(
+        NotModelledError, match=r"class Linear cannot be checkpointed .* use --checkpoint-every 1"
+    ):
         spare_layers(model, "layers", 2)

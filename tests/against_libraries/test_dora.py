@@ -37,7 +37,9 @@ NEAR: dict[str, dict[str, Any]] = {
 
 
 def dora(model: str, folder: Path, **flags: Any) -> Scenario:
-    """A scaled-down model of two layers with DoRA, over what it was loaded as unless the flags say otherwise."""
+    """A scaled-down model of two layers with DoRA,
+    over what it was loaded as unless the flags say otherwise.
+    """
     return scenario_of(model, folder, 2, **{"method": "lora", "dora": True, **flags})
 
 
@@ -58,7 +60,9 @@ def test_the_peak_is_that_of_the_real_modules(model: str, name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["keeps_eye", "drops_eye"])
-def test_older_versions_keep_the_identity(kind: DoraBranch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_versions_keep_the_identity(
+    kind: DoraBranch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the function of PEFT 0.14 to 0.18 in the place of this one, the trace still agrees."""
     if kind == "keeps_eye":
         from peft.tuners.lora import dora as module
@@ -68,7 +72,9 @@ def test_older_versions_keep_the_identity(kind: DoraBranch, tmp_path: Path, monk
 
 
 def forward_of_0_18(layer: Any, x: Any, *, lora_A: Any, lora_B: Any, base_layer: Any, **options: Any) -> Any:  # noqa: N803
-    """What peft 0.18.0 tuners/lora/dora.py DoraLinearLayer.forward does without dropout, its variables included."""
+    """What peft 0.18.0 tuners/lora/dora.py DoraLinearLayer.forward does without dropout,
+    its variables included.
+    """
     import torch
     from peft.tuners.lora.dora import dequantize_module_weight
 
@@ -86,7 +92,9 @@ def forward_of_0_18(layer: Any, x: Any, *, lora_A: Any, lora_B: Any, base_layer:
 def test_one_number_for_each_output(tmp_path: Path) -> None:
     """DoRA trains as many parameters more as the adapted matrices have outputs, and takes longer."""
     scenarios = [scenario_of("llama-3.1-8b", tmp_path, method="lora", dora=each) for each in (False, True)]
-    counts = [adapter_param_count(each.model, each.recipe.adapter) for each in scenarios if each.recipe.adapter]
+    counts = [
+        adapter_param_count(each.model, each.recipe.adapter) for each in scenarios if each.recipe.adapter
+    ]
     group = scenarios[0].model.groups[0]
     assert counts[1] - counts[0] == group.count * sum(linear.out_features for linear in group.block.linears)
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]

@@ -68,18 +68,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def streams(config: dict[str, object], program: Sequence[str], job: Sequence[str]) -> tuple[list[AllocEvent], list[AllocEvent]]:
-    """Events of the script and of the traced step, up to the end of the micro-step after the first optimizer step."""
+def streams(
+    config: dict[str, object], program: Sequence[str], job: Sequence[str]
+) -> tuple[list[AllocEvent], list[AllocEvent]]:
+    """Events of the script and of the traced step,
+    up to the end of the micro-step after the first optimizer step.
+    """
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
-    # bitsandbytes multiplies up to 1,536 tokens without expanding the matrix on some cards, which the traced step leaves out.
+    # bitsandbytes multiplies up to 1,536 tokens without expanding the matrix on some cards,
+    # which the traced step leaves out.
     seq = "1024" if "--method=qlora" in job else "128"
     size = ("--seq", seq, "--batch", "2", *(() if "--method=full" in job else ("--lora-rank", "8")))
     card = ("--gpu", "a100-80-sxm")
     program = (*program, "--seq", seq)
-    code, _, err = run("trace", *card, "--events", "dry.jsonl", "--", "python", str(PROGRAM), "--model", "model", *program)
+    code, _, err = run(
+        "trace", *card, "--events", "dry.jsonl", "--", "python", str(PROGRAM), "--model", "model", *program
+    )
     assert code == 0, err
-    traced = ("--model", "model/config.json", "--optimizer", "adamw_torch", "--all-layers", "--events", "trace.jsonl")
+    traced = (
+        "--model",
+        "model/config.json",
+        "--optimizer",
+        "adamw_torch",
+        "--all-layers",
+        "--events",
+        "trace.jsonl",
+    )
     code, _, err = run("trace", *card, *traced, *size, *job)
     assert code == 0, err
     return _one_step(read_jsonl("dry.jsonl")), _one_step(read_jsonl("trace.jsonl"))
@@ -100,9 +115,14 @@ def requests(events: list[AllocEvent]) -> list[int]:
 
 
 def assert_alike(dry: list[AllocEvent], traced: list[AllocEvent]) -> None:
-    """The same requests in the same order, and a peak within 0.01 % (or what small requests make up in a tiny model)."""
+    """The same requests in the same order,
+    and a peak within 0.01 % (or what small requests make up in a tiny model).
+    """
     assert requests(dry) == requests(traced)
-    one, other = (max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER) for events in (dry, traced))
+    one, other = (
+        max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER)
+        for events in (dry, traced)
+    )
     assert abs(one - other) <= max(1e-4 * other, 512 * KIB)
 
 
@@ -171,30 +191,51 @@ def test_more_scripts_ask_for_what_the_traced_step_asks_for(name: str, folder: P
 
 @pytest.mark.slow
 def test_int8_layers_ask_for_what_their_stand_ins_ask_for(folder: Path) -> None:
-    """bitsandbytes' own code against the trace's stand-in: requests alone, because the stand-in keeps its last input longer."""
+    """bitsandbytes' own code against the trace's stand-in: requests alone,
+    because the stand-in keeps its last input longer.
+    """
     program = ("--method=int8", "--mixed", "--checkpointing=not")
     dry, traced = streams(LLAMA, program, ("--method=int8", "--gradient-checkpointing"))
     assert requests(dry) == requests(traced)
 
 
 def test_the_trainer_asks_for_what_the_traced_step_asks_for(folder: Path) -> None:
-    """The Trainer with LoRA, which also evaluates, saves and has workers that load; nothing is written to the folder."""
+    """The Trainer with LoRA, which also evaluates, saves and has workers that load;
+    nothing is written to the folder.
+    """
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     script = str(PROGRAM.with_name("trainer.py"))
-    code, out, err = run("trace", "--gpu", "a100-80-sxm", "--events", "dry.jsonl", "--json", "--", "python", script, "model")
+    code, out, err = run(
+        "trace", "--gpu", "a100-80-sxm", "--events", "dry.jsonl", "--json", "--", "python", script, "model"
+    )
     assert code == 0, err
     document = json.loads(out)
     assert "eval" in {each["phase"] for each in document["phases"]}
     assert {path.name for path in folder.iterdir()} == {"model", "dry.jsonl"}
     job = ("--method=lora", *MIXED, "--load-dtype=bf16", "--gradient-checkpointing", "--lora-rank", "8")
-    size = ("--model", "model/config.json", "--optimizer", "adamw_torch", "--all-layers", "--seq", "128", "--batch", "2")
+    size = (
+        "--model",
+        "model/config.json",
+        "--optimizer",
+        "adamw_torch",
+        "--all-layers",
+        "--seq",
+        "128",
+        "--batch",
+        "2",
+    )
     assert run("trace", "--gpu", "a100-80-sxm", "--events", "trace.jsonl", *size, *job)[0] == 0
-    # What the first evaluation leaves in the cache is no part of our own step, but its requests change none of a micro-step.
+    # What the first evaluation leaves in the cache is no part of our own step,
+    # but its requests change none of a micro-step.
     assert requests(_one_step(read_jsonl("dry.jsonl"))) == requests(_one_step(read_jsonl("trace.jsonl")))
 
 
-FSDP = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": True}
+FSDP = {
+    "fsdp_version": 2,
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "fsdp_reshard_after_forward": True,
+}
 ZERO: dict[str, object] = {
     "bf16": {"enabled": True},
     "gradient_clipping": 1.0,
@@ -213,7 +254,11 @@ STAGE_3 = {
 
 def launch_file(sharding: str) -> dict[str, object]:
     """What Accelerate is told; DeepSpeed's own file is written beside."""
-    common: dict[str, object] = {"compute_environment": "LOCAL_MACHINE", "num_machines": 1, "num_processes": 4}
+    common: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": 1,
+        "num_processes": 4,
+    }
     if sharding == "ddp":
         return {**common, "distributed_type": "MULTI_GPU", "mixed_precision": "bf16"}
     if sharding == "fsdp":
@@ -233,8 +278,24 @@ def sharded_streams(sharding: str) -> tuple[list[AllocEvent], list[AllocEvent]]:
     launch = ("accelerate", "launch", "--config_file", "launch.yaml", program, "model")
     code, _, err = run("trace", *card, "--events", "dry.jsonl", "--", *launch)
     assert code == 0, err
-    job = ("--method=full", *MIXED, "--load-dtype=fp32", "--no-gradient-checkpointing", f"--sharding={sharding}")
-    size = ("--model", "model/config.json", "--optimizer", "adamw_torch", "--all-layers", "--seq", "128", "--batch", "2")
+    job = (
+        "--method=full",
+        *MIXED,
+        "--load-dtype=fp32",
+        "--no-gradient-checkpointing",
+        f"--sharding={sharding}",
+    )
+    size = (
+        "--model",
+        "model/config.json",
+        "--optimizer",
+        "adamw_torch",
+        "--all-layers",
+        "--seq",
+        "128",
+        "--batch",
+        "2",
+    )
     code, _, err = run("trace", *card, "--events", "trace.jsonl", *size, *job)
     assert code == 0, err
     return _one_step(read_jsonl("dry.jsonl")), _one_step(read_jsonl("trace.jsonl"))
@@ -245,7 +306,10 @@ def sharded_streams(sharding: str) -> tuple[list[AllocEvent], list[AllocEvent]]:
 def test_a_rank_asks_for_what_the_sharded_trace_says(sharding: str, folder: Path) -> None:
     """The peak of a later micro-step within 2 %; under FSDP2 the same requests in the same order."""
     dry, traced = sharded_streams(sharding)
-    one, other = (max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER) for events in (dry, traced))
+    one, other = (
+        max(each.allocated_bytes for each in replay(events).phases if each.phase in LATER)
+        for events in (dry, traced)
+    )
     assert one == pytest.approx(other, rel=0.02)
     if sharding == "fsdp":
         assert requests(dry) == requests(traced)

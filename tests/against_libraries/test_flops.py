@@ -1,4 +1,6 @@
-"""Work counts against torch's own FLOP counter on real Transformers and PEFT modules (CPU, no weights downloaded)."""
+"""Work counts against torch's own FLOP counter on real Transformers and PEFT modules (CPU,
+no weights downloaded).
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,21 @@ BATCH, LENGTH, RANK = 2, 24, 4
 TOKENS = BATCH * LENGTH
 ATTENTION_TARGETS = ("q_proj", "v_proj")
 
-LLAMA = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 128}
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**LLAMA, "num_key_value_heads": 4}),
     "llama-gqa": ("LlamaConfig", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24}),
     "qwen2": ("Qwen2Config", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
-    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128, "n_positions": 64, "resid_pdrop": 0.0}),
+    "gpt2": (
+        "GPT2Config",
+        {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 128, "n_positions": 64, "resid_pdrop": 0.0},
+    ),
 }
 FROZEN_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0}
 
@@ -46,17 +57,25 @@ def build(name: str, *, attention: str = "eager") -> tuple[Any, ModelSpec]:
     """A small random model and its description, both from the same config."""
     class_name, fields = CONFIGS[name]
     extra = FROZEN_DROPOUT if class_name == "GPT2Config" else {}
-    config = getattr(transformers, class_name)(**fields, **extra, attn_implementation=attention, use_cache=False)
+    config = getattr(transformers, class_name)(
+        **fields, **extra, attn_implementation=attention, use_cache=False
+    )
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.train()
     return model, model_from_config(config.to_dict(), name)
 
 
-def add_lora(model: Any, targets: tuple[str, ...], *, checkpointed: bool, modules_to_save: tuple[str, ...] = ()) -> Any:
-    """The model with adapters, its input requiring a gradient when it is checkpointed (as PEFT and the Trainer arrange)."""
+def add_lora(
+    model: Any, targets: tuple[str, ...], *, checkpointed: bool, modules_to_save: tuple[str, ...] = ()
+) -> Any:
+    """The model with adapters, its input requiring a gradient when it is checkpointed (as PEFT and the
+    Trainer arrange).
+    """
     peft = import_or_skip("peft")
     chosen = "all-linear" if targets == ("all-linear",) else list(targets)
-    config = peft.LoraConfig(r=RANK, target_modules=chosen, modules_to_save=list(modules_to_save) or None, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=RANK, target_modules=chosen, modules_to_save=list(modules_to_save) or None, task_type="CAUSAL_LM"
+    )
     adapted = peft.get_peft_model(model, config)
     if checkpointed:
         adapted.enable_input_require_grads()
@@ -68,7 +87,9 @@ def count(model: Any, *, checkpointing: str = "off") -> Counted:
     from torch.utils.flop_counter import FlopCounterMode
 
     if checkpointing != "off":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing == "reentrant"})
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": checkpointing == "reentrant"}
+        )
     ids = torch.randint(0, 128, (BATCH, LENGTH))
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
@@ -77,7 +98,9 @@ def count(model: Any, *, checkpointing: str = "off") -> Counted:
     return Counted(sum(total.values()) - batched, batched)
 
 
-def key_of(targets: tuple[str, ...] | None, checkpointing: str, modules_to_save: tuple[str, ...] = ()) -> WorkKey:
+def key_of(
+    targets: tuple[str, ...] | None, checkpointing: str, modules_to_save: tuple[str, ...] = ()
+) -> WorkKey:
     """The work key that describes the same run."""
     return WorkKey(targets, modules_to_save, checkpointing != "off", checkpointing == "reentrant")
 
@@ -88,7 +111,8 @@ def predicted_matmul(spec: ModelSpec, key: WorkKey) -> float:
     return matmul_flop(work.base.total, TOKENS) + matmul_flop(work.adapters.total, TOKENS) * RANK
 
 
-# The rotary table is a product of (features / 2) x 1 by 1 x positions per sequence; nothing else is outside the counts.
+# The rotary table is a product of (features / 2) x 1 by 1 x positions per sequence;
+# nothing else is outside the counts.
 def rotary_flop(spec: ModelSpec) -> int:
     """FLOP of the rotary table of one forward pass, which Transformers computes as a batched product."""
     attention = spec.groups[0].block.attention
@@ -98,17 +122,23 @@ def rotary_flop(spec: ModelSpec) -> int:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
 def test_full_fine_tune_matches_the_counter_exactly(name: str, checkpointing: str) -> None:
-    """Forward, both gradients and recomputation of every matrix are those that torch executes, to the last FLOP."""
+    """Forward, both gradients and recomputation of every matrix are those that torch executes,
+    to the last FLOP.
+    """
     model, spec = build(name)
     if checkpointing == "reentrant":
         model.enable_input_require_grads()
-    assert count(model, checkpointing=checkpointing).matmul == predicted_matmul(spec, key_of(None, checkpointing))
+    assert count(model, checkpointing=checkpointing).matmul == predicted_matmul(
+        spec, key_of(None, checkpointing)
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
 def test_lora_on_all_linears_matches_the_counter_exactly(name: str, checkpointing: str) -> None:
-    """Frozen matrices cost no weight gradient, and the first layer no input gradient unless it is checkpointed."""
+    """Frozen matrices cost no weight gradient,
+    and the first layer no input gradient unless it is checkpointed.
+    """
     model, spec = build(name)
     adapted = add_lora(model, ("all-linear",), checkpointed=checkpointing != "off")
     counted = count(adapted, checkpointing=checkpointing)
@@ -117,7 +147,9 @@ def test_lora_on_all_linears_matches_the_counter_exactly(name: str, checkpointin
 
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
 def test_lora_on_two_projections_matches_the_counter_exactly(checkpointing: str) -> None:
-    """With adapters on queries and values only, recomputation without re-entrance stops before the last matrix of a block."""
+    """With adapters on queries and values only,
+    recomputation without re-entrance stops before the last matrix of a block.
+    """
     model, spec = build("llama")
     adapted = add_lora(model, ATTENTION_TARGETS, checkpointed=checkpointing != "off")
     counted = count(adapted, checkpointing=checkpointing)
@@ -125,10 +157,16 @@ def test_lora_on_two_projections_matches_the_counter_exactly(checkpointing: str)
 
 
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
-@pytest.mark.parametrize("layers", [("last:1",), ("first:1", "head"), ("1", "norm"), ("embed", "2")], ids="+".join)
+@pytest.mark.parametrize(
+    "layers", [("last:1",), ("first:1", "head"), ("1", "norm"), ("embed", "2")], ids="+".join
+)
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "gpt2"])
-def test_trained_layers_match_the_counter_exactly(name: str, layers: tuple[str, ...], checkpointing: str) -> None:
-    """Frozen layers cost no weight gradient, and where backward does not reach them nothing but the forward pass."""
+def test_trained_layers_match_the_counter_exactly(
+    name: str, layers: tuple[str, ...], checkpointing: str
+) -> None:
+    """Frozen layers cost no weight gradient,
+    and where backward does not reach them nothing but the forward pass.
+    """
     spec = build(name)[1]
     said = Setup(checkpointing=checkpointing != "off", reentrant=checkpointing == "reentrant")
     job = scenario({}, said, spec)
@@ -139,7 +177,9 @@ def test_trained_layers_match_the_counter_exactly(name: str, layers: tuple[str, 
 
 
 def test_saved_modules_are_trained_whole() -> None:
-    """A head in ``modules_to_save`` gets a weight gradient, and a token table there makes the first layer return its own."""
+    """A head in ``modules_to_save`` gets a weight gradient,
+    and a token table there makes the first layer return its own.
+    """
     modules = ("lm_head", "embed_tokens")
     model, spec = build("llama")
     adapted = add_lora(model, ("all-linear",), checkpointed=False, modules_to_save=modules)
@@ -149,7 +189,9 @@ def test_saved_modules_are_trained_whole() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant"])
 def test_eager_attention_matches_the_counter(name: str, checkpointing: str) -> None:
-    """Eager attention computes the whole square: twice its forward products backward, once more when recomputed."""
+    """Eager attention computes the whole square: twice its forward products backward,
+    once more when recomputed.
+    """
     model, spec = build(name)
     if checkpointing == "reentrant":
         model.enable_input_require_grads()

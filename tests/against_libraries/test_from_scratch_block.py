@@ -1,4 +1,5 @@
-"""What the program of the book's GPT-2 block keeps, against a block of the same operators, in bytes counted while it runs.
+"""What the program of the book's GPT-2 block keeps, against a block of the same operators,
+in bytes counted while it runs.
 
 The book's code is no package, so ``Block`` follows what ``read_gpt_from_scratch`` says of it.
 """
@@ -21,7 +22,8 @@ from torch import nn
 
 HIDDEN, HEADS, DROPPED = 128, 4, 0.1
 CONFIG: dict[str, Any] = {
-    "model_type": "gpt_from_scratch", "emb_dim": HIDDEN, "n_heads": HEADS, "vocab_size": 320, "context_length": LENGTH,
+    "model_type": "gpt_from_scratch", "emb_dim": HIDDEN, "n_heads": HEADS, "vocab_size": 320,
+    "context_length": LENGTH,
 }  # fmt: skip
 
 
@@ -35,11 +37,15 @@ class Norm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalised over features."""
         centred = x - x.mean(-1, keepdim=True)
-        return self.weight * (centred / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)) + self.bias
+        return (
+            self.weight * (centred / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)) + self.bias
+        )
 
 
 class Block(nn.Module):
-    """Norm, projections, written-out attention, dropout, norm, MLP with a written-out GELU (or torch's classes), dropout."""
+    """Norm, projections, written-out attention, dropout, norm,
+    MLP with a written-out GELU (or torch's classes), dropout.
+    """
 
     def __init__(self, written: bool) -> None:
         super().__init__()
@@ -63,7 +69,11 @@ class Block(nn.Module):
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
         if not self.written:
             return nn.functional.gelu(x, approximate="tanh")
-        return 0.5 * x * (1 + torch.tanh(torch.sqrt(torch.tensor(2 / torch.pi)) * (x + 0.044715 * torch.pow(x, 3))))
+        return (
+            0.5
+            * x
+            * (1 + torch.tanh(torch.sqrt(torch.tensor(2 / torch.pi)) * (x + 0.044715 * torch.pow(x, 3))))
+        )
 
     @staticmethod
     def _split(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +81,8 @@ class Block(nn.Module):
 
 
 def kept_bytes(layers: int, written: bool, dtype: torch.dtype) -> int:
-    """Bytes that a forward of ``layers`` blocks leaves for backward, dropout masks counted as on CUDA: one byte an element.
+    """Bytes that a forward of ``layers`` blocks leaves for backward, dropout masks counted as on CUDA:
+    one byte an element.
 
     On the CPU they have the dtype of what they multiply.
     """
@@ -91,7 +102,8 @@ def kept_bytes(layers: int, written: bool, dtype: torch.dtype) -> int:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu"])
 def test_saved_bytes_of_a_block(activation: str, dtype: Any) -> None:
-    """One more layer keeps what its program says, in fp32 and in pure bf16, with norms written out and with torch's.
+    """One more layer keeps what its program says, in fp32 and in pure bf16,
+    with norms written out and with torch's.
 
     Not in the program: the layer's own causal mask, one byte per pair of positions; statistics of rows.
     """

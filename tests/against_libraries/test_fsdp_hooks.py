@@ -1,4 +1,6 @@
-"""FSDP1's hooks on frozen units hold the input of every checkpointed layer and its gradient until backward has ended."""
+"""FSDP1's hooks on frozen units hold the input of every checkpointed layer and its gradient until backward
+has ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The differential matrix: the step program as it is now is within the limits of the stored traces, and these are true now."""
+"""The differential matrix: the step program as it is now is within the limits of the stored traces,
+and these are true now.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from planner.catalog.models import load_model, model_ids
 from tests.extras import import_or_skip
 
 ONE_OF = 12
-# (mean, worst) in percent of the trace, by widths, with little room above what all cells show.  Peaks of small models are a few
-# segments of 20 MiB, of which one more shows.
+# (mean, worst) in percent of the trace, by widths, with little room above what all cells show.  Peaks of
+# small models are a few segments of 20 MiB, of which one more shows.
 LIMITS = {
     "allocated": {"real": (0.04, 0.6), "small": (0.12, 2.8)},
     "reserved": {"real": (0.4, 9.0), "small": (1.1, 30.0)},
-    # Of the trace's peak: the phase, and the group of terms, that differ most.  Where two moments are equally full, either may
-    # be the one that terms are counted at.
+    # Of the trace's peak: the phase, and the group of terms, that differ most.  Where two moments are equally
+    # full, either may be the one that terms are counted at.
     "phase": {"real": (0.08, 2.5), "small": (0.4, 16.0)},
     "terms": {"real": (0.3, 8.5), "small": (0.5, 4.5)},
 }
@@ -52,7 +54,8 @@ def test_nothing_is_left_out_without_a_reason() -> None:
 
 
 def test_every_architecture_of_the_catalog_is_in_the_matrix() -> None:
-    """Each model_type of the catalog that ships with Transformers has a model in the matrix; the others' code is remote.
+    """Each model_type of the catalog that ships with Transformers has a model in the matrix;
+    the others' code is remote.
 
     Models that see are compared with the dry run (``test_vision_dry_run.py``).
     """
@@ -68,7 +71,9 @@ def test_every_architecture_of_the_catalog_is_in_the_matrix() -> None:
 
 
 def quick_cells() -> Iterator[Cell]:
-    """Small cells that are traced anew in every test run: a dozen architectures, methods and settings in turn."""
+    """Small cells that are traced anew in every test run: a dozen architectures,
+    methods and settings in turn.
+    """
     rows = [CELLS[key] for key in TABLES.rows if CELLS[key].widths == "small" and CELLS[key].priority == 0]
     for number, model in enumerate(MODELS[::3]):
         of_model = [cell for cell in rows if cell.model == model]
@@ -78,7 +83,9 @@ def quick_cells() -> Iterator[Cell]:
 
 @pytest.mark.parametrize("cell", list(quick_cells()), ids=lambda cell: "-".join(cell.key))
 def test_the_stored_trace_is_what_the_modules_do(cell: Cell) -> None:
-    """The trace of a cell, run now, agrees with the stored one: exactly in the versions of the table, closely in others."""
+    """The trace of a cell, run now, agrees with the stored one: exactly in the versions of the table,
+    closely in others.
+    """
     import_or_skip("peft")
     from matrix.compare import traced
 

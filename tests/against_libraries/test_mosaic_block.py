@@ -1,6 +1,8 @@
-"""What the program of MosaicML's first GPT block (``mosaic_gpt``, remote code) keeps, against a block of the same operators.
+"""What the program of MosaicML's first GPT block (``mosaic_gpt``, remote code) keeps,
+against a block of the same operators.
 
-The class ships with the checkpoint and cannot be run here; ``Block`` follows what ``read_mosaic_gpt`` says of it.
+The class ships with the checkpoint and cannot be run here;
+``Block`` follows what ``read_mosaic_gpt`` says of it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,18 @@ CONFIG: dict[str, Any] = {
 
 
 class Block(nn.Module):
-    """Norm, fused projection, norms of query and key, written-out attention with bias and causal mask, norm, GELU MLP."""
+    """Norm, fused projection, norms of query and key, written-out attention with bias and causal mask,
+    norm, GELU MLP.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN, bias=False) for _ in range(4))
         self.qkv, self.out = nn.Linear(HIDDEN, 3 * HIDDEN, bias=False), nn.Linear(HIDDEN, HIDDEN, bias=False)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN, bias=False), nn.Linear(4 * HIDDEN, HIDDEN, bias=False)
+        self.up, self.down = (
+            nn.Linear(HIDDEN, 4 * HIDDEN, bias=False),
+            nn.Linear(4 * HIDDEN, HIDDEN, bias=False),
+        )
 
     def forward(self, stream: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """One layer."""
@@ -42,7 +49,9 @@ class Block(nn.Module):
         heads = [self._split(each) for each in (self.norms[1](query), self.norms[2](key), value)]
         scores = heads[0].matmul(heads[1].transpose(-1, -2)) * (HIDDEN / HEADS) ** -0.5 + bias
         later = ~torch.ones(LENGTH, LENGTH, dtype=torch.float16).tril().bool()
-        weights = torch.softmax(scores.masked_fill(later.view(1, 1, LENGTH, LENGTH), torch.finfo(scores.dtype).min), dim=-1)
+        weights = torch.softmax(
+            scores.masked_fill(later.view(1, 1, LENGTH, LENGTH), torch.finfo(scores.dtype).min), dim=-1
+        )
         attended = weights.matmul(heads[2]).transpose(1, 2).reshape(BATCH, LENGTH, HIDDEN)
         stream = stream + self.out(attended)
         return stream + self.down(nn.functional.gelu(self.up(self.norms[3](stream))))

@@ -19,7 +19,11 @@ from planner.throughput.kernels import adapter_seconds
 
 EQUAL: dict[str, dict[str, Any]] = {
     "kept": {"gradient_checkpointing": False},
-    "two-projections": {"gradient_checkpointing": True, "lora_targets": ("q_proj", "up_proj"), "oft_block_size": 48},
+    "two-projections": {
+        "gradient_checkpointing": True,
+        "lora_targets": ("q_proj", "up_proj"),
+        "oft_block_size": 48,
+    },
     "16-bit": {"gradient_checkpointing": True, "adapter_dtype": "bf16"},
     "over-4-bit": {"method": "qlora", "gradient_checkpointing": True},
     "over-int8": {"method": "int8", "gradient_checkpointing": True},
@@ -28,7 +32,9 @@ EQUAL: dict[str, dict[str, Any]] = {
 
 
 def oft(folder: Path, model: str = "llama-3.1-8b", **flags: Any) -> Scenario:
-    """A scaled-down model of two layers with OFT, over what it was loaded as unless the flags say otherwise."""
+    """A scaled-down model of two layers with OFT,
+    over what it was loaded as unless the flags say otherwise.
+    """
     return scenario_of(model, folder, 2, **{"method": "lora", "oft_block_size": 32, "seq": 256, **flags})
 
 
@@ -38,7 +44,9 @@ def test_every_request_is_that_of_the_real_modules(name: str, tmp_path: Path) ->
     check(oft(tmp_path, **EQUAL[name]))
 
 
-@pytest.mark.parametrize("sizes", [{"seq": 128, "batch": 1}, {"seq": 1024, "batch": 4}, {"seq": 512, "oft_block_size": 128}])
+@pytest.mark.parametrize(
+    "sizes", [{"seq": 128, "batch": 1}, {"seq": 1024, "batch": 4}, {"seq": 512, "oft_block_size": 128}]
+)
 def test_the_peak_is_that_of_the_real_modules(sizes: dict[str, Any], tmp_path: Path) -> None:
     """Allocated within 0.1 % at three sizes, of a model with biases."""
     scenario = oft(tmp_path, "qwen2.5-7b", gradient_checkpointing=True, **sizes)
@@ -57,8 +65,12 @@ def test_older_wrappers_of_quantised_bases(tmp_path: Path, monkeypatch: pytest.M
 def test_parameters_and_time(tmp_path: Path) -> None:
     """``in (b - 1) / 2`` numbers for each matrix; larger blocks take longer."""
     scenarios = [oft(tmp_path, oft_block_size=size) for size in (32, 128)]
-    inputs = sum(group.count * each.in_features for group in scenarios[0].model.groups for each in group.block.linears)
-    counts = [adapter_param_count(each.model, each.recipe.adapter) for each in scenarios if each.recipe.adapter]
+    inputs = sum(
+        group.count * each.in_features for group in scenarios[0].model.groups for each in group.block.linears
+    )
+    counts = [
+        adapter_param_count(each.model, each.recipe.adapter) for each in scenarios if each.recipe.adapter
+    ]
     assert counts == [inputs * 31 / 2, inputs * 127 / 2]
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]
     assert [job.trained_params for job in jobs if job] == counts
@@ -66,7 +78,9 @@ def test_parameters_and_time(tmp_path: Path) -> None:
     assert 0 < seconds[0] < seconds[1]
 
 
-@pytest.mark.parametrize(("in_features", "said", "size"), [(4096, 32, 32), (1000, 48, 50), (60, 16, 15), (64, 100, 64)])
+@pytest.mark.parametrize(
+    ("in_features", "said", "size"), [(4096, 32, 32), (1000, 48, 50), (60, 16, 15), (64, 100, 64)]
+)
 def test_the_nearest_size_that_divides(in_features: int, said: int, size: int) -> None:
     """PEFT takes the divisor below the size or above it, whichever is nearer, and the lower of two."""
     assert oft_block_size(in_features, said) == size

@@ -1,7 +1,8 @@
-"""Optimizer states and temporaries of a step: real optimizers of torch, Transformers and bitsandbytes against the program.
+"""Optimizer states and temporaries of a step: real optimizers of torch,
+Transformers and bitsandbytes against the program.
 
-Left out on both sides: scalars (``step``, Adafactor's ``RMS``: 4 bytes per tensor) and the code books of 8-bit states (``qmap``:
-1 KiB, shared by all tensors).
+Left out on both sides: scalars (``step``, Adafactor's ``RMS``: 4 bytes per tensor) and the code books of
+8-bit states (``qmap``: 1 KiB, shared by all tensors).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _IGNORED = {"step", "RMS", "qmap1", "qmap2"}
 
 @cache
 def model_of(name: str, setup: Setup) -> Any:
-    """One real model per case, shared by the optimizers: a step on zero gradients does not change what is counted."""
+    """One real model per case, shared by the optimizers:
+    a step on zero gradients does not change what is counted.
+    """
     import_or_skip("peft")
     from real_models import build
 
@@ -68,13 +71,17 @@ def step_twice(optimizer: Any) -> tuple[int, int]:
 
 
 def predicted(name: str, setup: Setup, optimizer: Optimizer) -> tuple[int, int]:
-    """(states, temporaries of a later step) by the program; states in the allocator's memory or in paged memory."""
+    """(states, temporaries of a later step) by the program;
+    states in the allocator's memory or in paged memory.
+    """
     return optimizer_bytes(job(CONFIGS[name], replace(setup, optimizer=optimizer)))
 
 
 def in_groups(tensors: list[Any]) -> list[dict[str, list[Any]]]:
     """Matrices and vectors apart, as the Trainer makes its two groups."""
-    groups = [{"params": [each for each in tensors if (each.dim() > 1) is matrix]} for matrix in (True, False)]
+    groups = [
+        {"params": [each for each in tensors if (each.dim() > 1) is matrix]} for matrix in (True, False)
+    ]
     return [group for group in groups if group["params"]]
 
 
@@ -90,7 +97,9 @@ TORCH: dict[Optimizer, Callable[[list[Any]], Any]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("optimizer", TORCH)
 def test_torch_optimizers_to_the_byte(optimizer: Optimizer, name: str, setup: str) -> None:
-    """States and temporaries of foreach AdamW, fused AdamW, plain SGD and RMSprop are exact, for full and LoRA training."""
+    """States and temporaries of foreach AdamW, fused AdamW, plain SGD and RMSprop are exact,
+    for full and LoRA training.
+    """
     states, temporaries = step_twice(TORCH[optimizer](trained(model_of(name, SETUPS[setup]))))
     planned = predicted(name, SETUPS[setup], optimizer)
     assert planned[0] == states
@@ -104,7 +113,9 @@ def test_torch_optimizers_to_the_byte(optimizer: Optimizer, name: str, setup: st
 def test_adafactor(name: str, setup: str) -> None:
     """Row and column sums are exact; so are the temporaries of the largest tensors, within 5 %."""
     tensors = trained(model_of(name, SETUPS[setup]))
-    adafactor = transformers.Adafactor(in_groups(tensors), scale_parameter=False, relative_step=False, lr=1e-3)
+    adafactor = transformers.Adafactor(
+        in_groups(tensors), scale_parameter=False, relative_step=False, lr=1e-3
+    )
     states, temporaries = step_twice(adafactor)
     planned = predicted(name, SETUPS[setup], "adafactor")
     assert planned[0] == states
@@ -113,8 +124,12 @@ def test_adafactor(name: str, setup: str) -> None:
 
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("optimizer", "class_name"), [("paged_adamw_32bit", "PagedAdamW32bit"), ("lion", "Lion32bit")])
-def test_bitsandbytes_32bit_states_to_the_byte(optimizer: Optimizer, class_name: str, name: str, setup: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "class_name"), [("paged_adamw_32bit", "PagedAdamW32bit"), ("lion", "Lion32bit")]
+)
+def test_bitsandbytes_32bit_states_to_the_byte(
+    optimizer: Optimizer, class_name: str, name: str, setup: str
+) -> None:
     """32-bit states are fp32 whatever the weights are."""
     bnb = import_or_skip("bitsandbytes")
     states, _ = step_twice(getattr(bnb.optim, class_name)(trained(model_of(name, SETUPS[setup]))))
@@ -123,7 +138,9 @@ def test_bitsandbytes_32bit_states_to_the_byte(optimizer: Optimizer, class_name:
 
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("optimizer", "class_name"), [("adamw_8bit", "AdamW8bit"), ("paged_adamw_8bit", "PagedAdamW8bit")])
+@pytest.mark.parametrize(
+    ("optimizer", "class_name"), [("adamw_8bit", "AdamW8bit"), ("paged_adamw_8bit", "PagedAdamW8bit")]
+)
 def test_bitsandbytes_8bit_states(optimizer: Optimizer, class_name: str, name: str, setup: str) -> None:
     """8-bit states from 4096 elements on, tables in 32 bits as the Trainer registers them."""
     bnb = import_or_skip("bitsandbytes")

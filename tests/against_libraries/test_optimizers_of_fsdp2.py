@@ -1,4 +1,6 @@
-"""Which optimizers can step the DTensors of FSDP2: what `planner/intake/kernels.py` says of each, against real steps."""
+"""Which optimizers can step the DTensors of FSDP2: what `planner/intake/kernels.py` says of each,
+against real steps.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ OPTIMIZERS_OF: dict[Optimizer, Callable[[list[Any]], Any]] = {
     "adamw_torch_fused": lambda tensors: torch.optim.AdamW(tensors, fused=True),
     "sgd": lambda tensors: torch.optim.SGD(tensors, lr=0.1),
     "rmsprop": lambda tensors: torch.optim.RMSprop(tensors, foreach=True),
-    "adafactor": lambda tensors: transformers.Adafactor(tensors, lr=1e-3, scale_parameter=False, relative_step=False),
+    "adafactor": lambda tensors: transformers.Adafactor(
+        tensors, lr=1e-3, scale_parameter=False, relative_step=False
+    ),
     "adamw_8bit": bnb.optim.AdamW8bit,
     "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
     "paged_adamw_32bit": bnb.optim.PagedAdamW32bit,
@@ -53,7 +57,9 @@ def test_every_optimizer_is_tried() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS_OF)
 def test_a_real_step_fails_where_it_is_said_to(optimizer: Optimizer, mesh: Any) -> None:
-    """One step over a matrix that ``fully_shard`` has divided, by each optimizer: it runs unless the rule refuses it."""
+    """One step over a matrix that ``fully_shard`` has divided, by each optimizer:
+    it runs unless the rule refuses it.
+    """
     from torch.distributed.fsdp import fully_shard
 
     # 8-bit states begin at 4,096 elements.

@@ -1,7 +1,7 @@
 """Parameter counts and module structure of the classic and remote-code architectures.
 
-Against Transformers' own modules on the meta device where the architecture ships with Transformers, and against formulas
-written by hand and published counts where the module ships with the checkpoint.
+Against Transformers' own modules on the meta device where the architecture ships with Transformers, and
+against formulas written by hand and published counts where the module ships with the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,17 +21,31 @@ from tests.extras import import_or_skip
 torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
-SHIPPED = {"gpt2", "gptj", "gpt_neox", "opt", "bloom", "falcon", "mpt", "phi", "stablelm", "cohere", "glm", "glm4"}
+SHIPPED = {
+    "gpt2",
+    "gptj",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "mpt",
+    "phi",
+    "stablelm",
+    "cohere",
+    "glm",
+    "glm4",
+}
 REMOTE = {"baichuan", "chatglm", "qwen"}
 
-# Published number minus the number of parameters in the module, where the two differ by more than rounding; the reason is in
-# the entry's params_source.
+# Published number minus the number of parameters in the module, where the two differ by more than rounding;
+# the reason is in the entry's params_source.
 EXPLAINED = {
     "gpt-j-6b": 7 * (29 * 2 * 4096 + 28 * 4096) + 8 * 4096,
     "stablelm-2-1_6b": -24 * 2 * 2048,
     # Its publisher counts the tied head twice.
     "bloom-2b6-zh": 46145 * 2560,
-    # Named after Baichuan 1; the larger vocabulary is not in the name.  See test_baichuan_2_is_baichuan_1_with_more_rows.
+    # Named after Baichuan 1; the larger vocabulary is not in the name.  See
+    # test_baichuan_2_is_baichuan_1_with_more_rows.
     "baichuan2-7b": 7_000_000_000 - 7_505_973_248,
     "baichuan2-13b": 13_000_000_000 - 13_896_668_160,
 }
@@ -83,7 +97,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("bloom", {"tie_word_embeddings": False}),
     ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 80}),
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
+    (
+        "falcon",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
     ("mpt", {"attn_config": {"clip_qkv": 6.0}, "tie_word_embeddings": False}),
     ("phi", {"qk_layernorm": True, "num_key_value_heads": 2}),
     ("stablelm", {"use_qkv_bias": True, "tie_word_embeddings": True}),
@@ -126,20 +148,29 @@ def _module_linears(layer: Any) -> Counter[tuple[str, int, int, bool, str]]:
 
 
 def _spec_linears(block: BlockSpec) -> Counter[tuple[str, int, int, bool, str]]:
-    return Counter((line.name, line.out_features, line.in_features, line.bias, line.kind) for line in block.linears)
+    return Counter(
+        (line.name, line.out_features, line.in_features, line.bias, line.kind) for line in block.linears
+    )
 
 
 def _module_norms(layer: Any) -> Counter[tuple[str, int, int, int]]:
     """Norms as (kind, weight elements, bias elements, features normalised)."""
     found: Counter[tuple[str, int, int, int]] = Counter()
     for child in layer.modules():
-        kind = "rms" if "RMSNorm" in type(child).__name__ else "layer" if "LayerNorm" in type(child).__name__ else ""
+        kind = (
+            "rms"
+            if "RMSNorm" in type(child).__name__
+            else "layer"
+            if "LayerNorm" in type(child).__name__
+            else ""
+        )
         if not kind or any(True for _ in child.children()):
             continue
         weight, bias = getattr(child, "weight", None), getattr(child, "bias", None)
         weights, biases = 0 if weight is None else weight.numel(), 0 if bias is None else bias.numel()
         width = weight.shape[-1] if weight is not None else child.normalized_shape[-1]
-        copies = weights // width if weight is not None else 1  # Cohere keeps the weights of all heads in one norm
+        # Cohere keeps the weights of all heads in one norm
+        copies = weights // width if weight is not None else 1
         found[kind, weights // copies, biases // copies, width] += copies
     return found
 
@@ -165,26 +196,34 @@ def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     assert tuple(table.weight.shape) == (spec.token_embedding.rows, spec.token_embedding.width)
     assert (head.weight is table.weight) == spec.tied
     names = {path.rpartition(".")[2] for path, _ in module.named_modules()}
-    assert {spec.head.name, spec.token_embedding.name} | {table.name for table in spec.extra_embeddings} <= names
+    assert {spec.head.name, spec.token_embedding.name} | {
+        table.name for table in spec.extra_embeddings
+    } <= names
 
 
 @pytest.mark.parametrize("name", sorted(SHIPPED_ENTRIES))
 def test_entry_matches_transformers_module(name: str) -> None:
-    """Every entry whose architecture ships with Transformers has its parameters, matrices and norms exactly, at full depth."""
+    """Every entry whose architecture ships with Transformers has its parameters,
+    matrices and norms exactly, at full depth.
+    """
     config = SHIPPED_ENTRIES[name]["config"]
     _check_against_module(model_from_config(config, name), config)
 
 
 @pytest.mark.parametrize(("kind", "change"), [(kind, {}) for kind in SMALL] + VARIANTS)
 def test_optional_fields_match_transformers_module(kind: str, change: dict[str, Any]) -> None:
-    """Absent fields mean the defaults of the config class, and optional fields change shapes as they do in the module."""
+    """Absent fields mean the defaults of the config class,
+    and optional fields change shapes as they do in the module.
+    """
     config = SMALL[kind] | change
     _check_against_module(model_from_config(config, kind), config)
 
 
 @pytest.mark.parametrize("name", sorted(ALL_ENTRIES))
 def test_published_count(name: str) -> None:
-    """The computed count is the published one, or agrees within half a unit of the last digit that is published."""
+    """The computed count is the published one,
+    or agrees within half a unit of the last digit that is published.
+    """
     entry = ALL_ENTRIES[name]
     spec, published = model_from_config(entry["config"], name), entry["published_params"]
     if name in EXPLAINED:
@@ -199,7 +238,9 @@ def test_published_count(name: str) -> None:
 
 
 def test_most_counts_are_exact() -> None:
-    """At least nine in ten entries agree exactly with a published number, published bytes or Transformers' own module."""
+    """At least nine in ten entries agree exactly with a published number,
+    published bytes or Transformers' own module.
+    """
     exact = [entry for entry in ALL_ENTRIES.values() if entry["params_origin"] != "published-rounded"]
     assert len(exact) >= 0.9 * len(ALL_ENTRIES)
     assert all(entry["params_origin"] != "published-rounded" for entry in SHIPPED_ENTRIES.values())
@@ -229,7 +270,9 @@ HAND = {"baichuan": _baichuan_params, "qwen": _qwen_params, "chatglm": _chatglm_
 
 @pytest.mark.parametrize("name", sorted(REMOTE_ENTRIES))
 def test_remote_code_count_by_hand(name: str) -> None:
-    """Architectures that ship with the checkpoint agree with the sum written out from their modelling file."""
+    """Architectures that ship with the checkpoint agree with the sum written out from their modelling
+    file.
+    """
     config = REMOTE_ENTRIES[name]["config"]
     spec = model_from_config(config, name)
     assert spec.param_count == HAND[config["model_type"]](config)
@@ -250,7 +293,9 @@ def test_remote_code_module_names(name: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("size", ["7b", "13b"])
 def test_baichuan_2_is_baichuan_1_with_more_rows(size: str) -> None:
-    """Baichuan 2 adds 61,696 rows to the token table and to the head, nothing else, and normalises its head."""
+    """Baichuan 2 adds 61,696 rows to the token table and to the head, nothing else,
+    and normalises its head.
+    """
     one = model_from_config(REMOTE_ENTRIES[f"baichuan-{size}"]["config"], "one")
     two = model_from_config(REMOTE_ENTRIES[f"baichuan2-{size}"]["config"], "two")
     assert two.param_count - one.param_count == 2 * (125_696 - 64_000) * one.hidden_size
@@ -265,12 +310,19 @@ def test_baichuan_positions_differ_by_size() -> None:
         for name, entry in REMOTE_ENTRIES.items()
         if entry["config"]["model_type"] == "baichuan"
     }
-    assert positions == {"baichuan-7b": "rope", "baichuan2-7b": "rope", "baichuan-13b": "alibi", "baichuan2-13b": "alibi"}
+    assert positions == {
+        "baichuan-7b": "rope",
+        "baichuan2-7b": "rope",
+        "baichuan-13b": "alibi",
+        "baichuan2-13b": "alibi",
+    }
 
 
 def test_fp32_logits_follow_the_modelling_code() -> None:
     """ChatGLM converts logits to fp32 for the loss; Baichuan and Qwen 1 do not."""
-    upcast = {name: model_from_config(entry["config"], name).fp32_logits for name, entry in REMOTE_ENTRIES.items()}
+    upcast = {
+        name: model_from_config(entry["config"], name).fp32_logits for name, entry in REMOTE_ENTRIES.items()
+    }
     assert {name for name, value in upcast.items() if value} == {"chatglm2-6b", "chatglm3-6b", "glm-4-9b"}
 
 

@@ -1,4 +1,6 @@
-"""Parameters and matrices of models that mix tokens without attention in some layers, against Transformers' modules on meta."""
+"""Parameters and matrices of models that mix tokens without attention in some layers,
+against Transformers' modules on meta.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,68 @@ transformers = import_or_skip("transformers")
 
 KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
 NAMES = sorted(name for name in model_ids() if model_entry(name).config["model_type"] in KINDS)
-_SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96}
+_SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
 _SMALL |= {"num_key_value_heads": 2, "head_dim": 12, "pad_token_id": 0}
-_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 10}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 10,
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+}
 _MAMBA = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 32}
 _NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", _DELTA),
-    ("qwen3_5_text", _DELTA | {"attention_bias": True, "layer_types": ["full_attention", "linear_attention"] * 2}),
+    (
+        "qwen3_5_text",
+        _DELTA | {"attention_bias": True, "layer_types": ["full_attention", "linear_attention"] * 2},
+    ),
     ("qwen3_5_moe_text", _DELTA | _EXPERTS),
     ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 20, "use_bias": True}),
-    ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 0}),
+    (
+        "ernie4_5_moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 0},
+    ),
     ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "conv_bias": True, "block_multiple_of": 16}),
     ("lfm2", {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "tie_embedding": False}),
-    ("granitemoehybrid", _MAMBA | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 40}),
-    ("granitemoehybrid", _MAMBA | {"layer_types": ["mamba"] * 4, "num_local_experts": 0, "mamba_proj_bias": True}),
+    (
+        "granitemoehybrid",
+        _MAMBA | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 40},
+    ),
+    (
+        "granitemoehybrid",
+        _MAMBA | {"layer_types": ["mamba"] * 4, "num_local_experts": 0, "mamba_proj_bias": True},
+    ),
     ("bamba", _MAMBA | {"attn_layer_indices": [1], "mamba_conv_bias": False, "mlp_bias": True}),
     ("falcon_h1", _MAMBA | {"mamba_d_ssm": 48, "mamba_rms_norm": True, "projectors_bias": True}),
     ("falcon_h1", _MAMBA | {"mamba_d_ssm": None, "tie_word_embeddings": True}),
     ("nemotron_h", _NEMOTRON | {"hybrid_override_pattern": "M-*-"}),
-    ("nemotron_h", _NEMOTRON | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"], "use_bias": True}),
+    (
+        "nemotron_h",
+        _NEMOTRON | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"], "use_bias": True},
+    ),
     ("jamba", {"num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1}),
     (
         "jamba",
-        {"num_experts": 1, "num_experts_per_tok": 1, "mamba_dt_rank": 12, "mamba_conv_bias": False, "mamba_proj_bias": True},
+        {
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_dt_rank": 12,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
     ),
     ("qwen3_next", _DELTA | _EXPERTS | {"mlp_only_layers": [1], "full_attention_interval": 2}),
 ]
@@ -60,9 +99,14 @@ def _check(spec: ModelSpec, config: dict[str, Any]) -> None:
     module = _module(config)
     distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
     assert spec.param_count == sum(distinct.values())
-    named = [(path, child) for path, child in module.get_decoder().layers.named_modules() if isinstance(child, torch.nn.Linear)]
+    named = [
+        (path, child)
+        for path, child in module.get_decoder().layers.named_modules()
+        if isinstance(child, torch.nn.Linear)
+    ]
     found = Counter(
-        (path.rpartition(".")[2], child.out_features, child.in_features, child.bias is not None) for path, child in named
+        (path.rpartition(".")[2], child.out_features, child.in_features, child.bias is not None)
+        for path, child in named
     )
     said: Counter[tuple[str, int, int, bool]] = Counter()
     for group in spec.groups:

@@ -1,7 +1,9 @@
-"""Parameter counts and module structure of the modern architectures: Llama and what followed it, mixtures, latent attention.
+"""Parameter counts and module structure of the modern architectures: Llama and what followed it,
+mixtures, latent attention.
 
-Against Transformers' own modules on the meta device where the architecture ships with Transformers, and against published counts
-for all.  What the readers say beyond shapes is in ``tests/planner/catalog/architectures/test_modern.py``.
+Against Transformers' own modules on the meta device where the architecture ships with Transformers, and
+against published counts for all.  What the readers say beyond shapes is in
+``tests/planner/catalog/architectures/test_modern.py``.
 """
 
 from __future__ import annotations
@@ -20,19 +22,51 @@ torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 DENSE = {"llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "olmo3", "granite", "smollm3", "internlm3"}
-DENSE |= {"starcoder2", "seed_oss", "arcee", "ministral", "cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3"}
+DENSE |= {
+    "starcoder2",
+    "seed_oss",
+    "arcee",
+    "ministral",
+    "cohere2",
+    "exaone4",
+    "hunyuan_v1_dense",
+    "olmo",
+    "ministral3",
+}
 DENSE |= {"apertus", "ernie4_5", "granitemoehybrid"}
 GEMMA = {"gemma", "gemma2", "gemma3_text", "gemma3"}
-MIXTURES = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v2", "deepseek_v3", "gpt_oss"}
+MIXTURES = {
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+}
 MIXTURES |= {"glm4_moe", "minimax_m2", "hunyuan_v1_moe", "llama4", "llama4_text"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
-ENTRIES = {name: entry for name in model_ids() if (entry := model_entry(name)).config["model_type"] in SHIPPED | REMOTE}
+ENTRIES = {
+    name: entry
+    for name in model_ids()
+    if (entry := model_entry(name)).config["model_type"] in SHIPPED | REMOTE
+}
 SHIPPED_NAMES = sorted(name for name, entry in ENTRIES.items() if entry.config["model_type"] in SHIPPED)
 # One of each kind of layer pattern, small enough to build at full depth in a moment.
-FULL_DEPTH = ("qwen2.5-14b", "gemma-3-1b", "gemma-2-2b", "smollm3-3b", "gpt-oss-20b", "deepseek-v2-lite", "llama-3.2-1b")
+FULL_DEPTH = (
+    "qwen2.5-14b",
+    "gemma-3-1b",
+    "gemma-2-2b",
+    "smollm3-3b",
+    "gpt-oss-20b",
+    "deepseek-v2-lite",
+    "llama-3.2-1b",
+)
 
-# Elements in the published checkpoint, and which of them are no parameters of the module (params_source says what they are).
+# Elements in the published checkpoint,
+# and which of them are no parameters of the module (params_source says what they are).
 CHECKPOINT_ELEMENTS = {
     "llama-2-7b": (6_738_417_664, 32 * 64),
     "llama-2-13b": (13_015_866_880, 40 * 64),
@@ -47,43 +81,104 @@ CHECKPOINT_ELEMENTS = {
     "deepseek-v3": (671_026_419_200, 58 * 256),
 }
 
-_SIZES = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96}
+_SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
 _SMALL = _SIZES | {"pad_token_id": 0}
-_MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "moe_intermediate_size": 20}
+_MLA = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+}
 _FEW = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
-    ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2, "head_dim": 20, "tie_word_embeddings": True}),
+    (
+        "llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 2,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+        },
+    ),
     ("granite", {"attention_bias": True, "mlp_bias": True}),
     ("mistral", {"num_key_value_heads": 2, "head_dim": 20}),
     ("mistral", {"num_key_value_heads": 4, "sliding_window": None}),
     ("qwen2", {"num_key_value_heads": 2}),
-    ("qwen2", {"num_key_value_heads": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+    (
+        "qwen2",
+        {
+            "num_key_value_heads": None,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 3,
+        },
+    ),
     ("qwen3", {"num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": True}),
-    ("qwen3", {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    (
+        "qwen3",
+        {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
     ("gemma", {"num_key_value_heads": 1, "attention_bias": True}),
     ("gemma2", {}),
-    ("gemma2", {"sliding_window": 8, "tie_word_embeddings": False, "head_dim": 12, "attn_logit_softcapping": None}),
+    (
+        "gemma2",
+        {"sliding_window": 8, "tie_word_embeddings": False, "head_dim": 12, "attn_logit_softcapping": None},
+    ),
     ("gemma3_text", {}),
     ("gemma3_text", {"sliding_window_pattern": 2, "sliding_window": 8, "attention_bias": True}),
-    ("gemma3_text", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}),
+    (
+        "gemma3_text",
+        {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+    ),
     ("phi3", {"num_key_value_heads": 2, "sliding_window": 8, "tie_word_embeddings": True}),
     ("olmo2", {"num_key_value_heads": 2, "attention_bias": True}),
     ("olmo3", {"num_key_value_heads": 2, "attention_bias": True}),
-    ("olmo3", {"num_key_value_heads": 4, "sliding_window": 8, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]}),
+    (
+        "olmo3",
+        {
+            "num_key_value_heads": 4,
+            "sliding_window": 8,
+            "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+        },
+    ),
     ("smollm3", {}),
-    ("smollm3", {"no_rope_layers": [0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 8, "mlp_bias": True}),
+    (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 1, 0], "use_sliding_window": True, "sliding_window": 8, "mlp_bias": True},
+    ),
     ("internlm3", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
     ("starcoder2", {"num_key_value_heads": 1, "sliding_window": 8}),
     ("starcoder2", {"num_key_value_heads": 4, "use_bias": False, "tie_word_embeddings": False}),
     ("seed_oss", {"num_key_value_heads": 2}),
     (
         "seed_oss",
-        {"num_key_value_heads": 4, "head_dim": 20, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+        {
+            "num_key_value_heads": 4,
+            "head_dim": 20,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+        },
     ),
     ("arcee", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
     ("ministral", {"head_dim": 12, "num_key_value_heads": 2, "sliding_window": 8}),
-    ("ministral", {"head_dim": 12, "num_key_value_heads": 4, "layer_types": ["full_attention", "sliding_attention"] * 2}),
+    (
+        "ministral",
+        {
+            "head_dim": 12,
+            "num_key_value_heads": 4,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
     ("cohere2", {"num_key_value_heads": 2, "sliding_window": 8, "attention_bias": True}),
     ("cohere2", {"sliding_window_pattern": 2, "sliding_window": 8, "tie_word_embeddings": False}),
     ("exaone4", {"num_key_value_heads": 2, "sliding_window": 8, "head_dim": 20}),
@@ -98,35 +193,96 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("granitemoehybrid", {"layer_types": ["attention"] * 4, "num_local_experts": 0, "mamba_n_heads": 4}),
     ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 8, "head_dim": 20}),
     ("olmoe", {"num_key_value_heads": 2, "attention_bias": True, "num_experts": 4, "num_experts_per_tok": 2}),
-    ("granitemoe", {"num_key_value_heads": 2, "attention_bias": True, "num_local_experts": 4, "tie_word_embeddings": True}),
-    ("qwen2_moe", {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1]}),
-    ("qwen2_moe", {"num_key_value_heads": 4, "qkv_bias": False, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 24}),
-    ("qwen2_moe", {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+    (
+        "granitemoe",
+        {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "num_local_experts": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    (
+        "qwen2_moe",
+        {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
+    ),
+    (
+        "qwen2_moe",
+        {
+            "num_key_value_heads": 4,
+            "qkv_bias": False,
+            "decoder_sparse_step": 2,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    (
+        "qwen2_moe",
+        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+    ),
     ("qwen3_moe", {"num_experts": 8, "attention_bias": True, "mlp_only_layers": [0, 3], "head_dim": 20}),
-    ("qwen3_moe", {"num_experts": 8, "moe_intermediate_size": 24, "use_sliding_window": True, "sliding_window": 8}),
+    (
+        "qwen3_moe",
+        {"num_experts": 8, "moe_intermediate_size": 24, "use_sliding_window": True, "sliding_window": 8},
+    ),
     ("deepseek_v2", {"q_lora_rank": None, "num_experts_per_tok": 2, "first_k_dense_replace": 1, **_MLA}),
-    ("deepseek_v2", {"num_experts_per_tok": 2, "attention_bias": True, "mlp_bias": True, "first_k_dense_replace": 2, **_MLA}),
+    (
+        "deepseek_v2",
+        {
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "first_k_dense_replace": 2,
+            **_MLA,
+        },
+    ),
     ("deepseek_v3", {"q_lora_rank": 24, "num_key_value_heads": 4, "n_shared_experts": 2, **_MLA}),
     ("deepseek_v3", {"num_key_value_heads": 4, "attention_bias": True, "first_k_dense_replace": 0, **_MLA}),
-    ("glm4_moe", {"num_key_value_heads": 2, **_FEW, "attention_bias": True, "head_dim": 20, "use_qk_norm": True}),
+    (
+        "glm4_moe",
+        {"num_key_value_heads": 2, **_FEW, "attention_bias": True, "head_dim": 20, "use_qk_norm": True},
+    ),
     ("glm4_moe", {"num_key_value_heads": 4, **_FEW, "first_k_dense_replace": 2, "n_shared_experts": 2}),
-    ("minimax_m2", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
-    ("llama4_text", {"num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 4, "intermediate_size_mlp": 40}),
-    ("llama4_text", {"num_key_value_heads": 4, "head_dim": 12, "interleave_moe_layer_step": 2, "attention_bias": True}),
-    ("hunyuan_v1_moe", {"num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2, "head_dim": 20, "attention_bias": True}),
+    (
+        "minimax_m2",
+        {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20},
+    ),
+    (
+        "llama4_text",
+        {"num_key_value_heads": 2, "head_dim": 12, "num_local_experts": 4, "intermediate_size_mlp": 40},
+    ),
+    (
+        "llama4_text",
+        {"num_key_value_heads": 4, "head_dim": 12, "interleave_moe_layer_step": 2, "attention_bias": True},
+    ),
+    (
+        "hunyuan_v1_moe",
+        {"num_key_value_heads": 2, "num_experts": 4, "moe_topk": 2, "head_dim": 20, "attention_bias": True},
+    ),
     ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20}),
-    ("gpt_oss", {"num_key_value_heads": 4, "attention_bias": False, "num_local_experts": 4, "sliding_window": 8}),
+    (
+        "gpt_oss",
+        {"num_key_value_heads": 4, "attention_bias": False, "num_local_experts": 4, "sliding_window": 8},
+    ),
 ]
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the causal language model: of the text part where the file is that of a multimodal model."""
+    """The config of the causal language model:
+    of the text part where the file is that of a multimodal model.
+    """
     return dict(config["text_config"]) if config["model_type"] in ("gemma3", "llama4") else dict(config)
 
 
 def _shallow(config: dict[str, Any]) -> dict[str, Any]:
     """``config`` with just the layers that show every kind of layer."""
-    kinds = {"gemma3_text": 6, "smollm3": 4, "cohere2": 4, "deepseek_v2": 2, "deepseek_v3": 4, "llama4_text": 4}
+    kinds = {
+        "gemma3_text": 6,
+        "smollm3": 4,
+        "cohere2": 4,
+        "deepseek_v2": 2,
+        "deepseek_v3": 4,
+        "llama4_text": 4,
+    }
     n_layers = kinds.get(config["model_type"], 2)
     if config["model_type"] == "granitemoehybrid":
         config = config | {"layer_types": config["layer_types"][:n_layers]}
@@ -146,8 +302,14 @@ def _distinct_params(module: Any) -> int:
 
 
 def _module_linears(layer: Any) -> Counter[tuple[str, int, int, bool]]:
-    linears = [(path.rpartition(".")[2], child) for path, child in layer.named_modules() if isinstance(child, torch.nn.Linear)]
-    return Counter((name, child.out_features, child.in_features, child.bias is not None) for name, child in linears)
+    linears = [
+        (path.rpartition(".")[2], child)
+        for path, child in layer.named_modules()
+        if isinstance(child, torch.nn.Linear)
+    ]
+    return Counter(
+        (name, child.out_features, child.in_features, child.bias is not None) for name, child in linears
+    )
 
 
 def _spec_linears(block: BlockSpec) -> Counter[tuple[str, int, int, bool]]:
@@ -156,8 +318,12 @@ def _spec_linears(block: BlockSpec) -> Counter[tuple[str, int, int, bool]]:
 
 
 def _module_norms(layer: Any) -> Counter[tuple[str, int]]:
-    norms = [child for child in layer.modules() if "Norm" in type(child).__name__ and hasattr(child, "weight")]
-    return Counter(("rms" if "RMSNorm" in type(norm).__name__ else "layer", norm.weight.numel()) for norm in norms)
+    norms = [
+        child for child in layer.modules() if "Norm" in type(child).__name__ and hasattr(child, "weight")
+    ]
+    return Counter(
+        ("rms" if "RMSNorm" in type(norm).__name__ else "layer", norm.weight.numel()) for norm in norms
+    )
 
 
 def _spec_norms(norms: tuple[NormSpec, ...]) -> Counter[tuple[str, int]]:
@@ -165,14 +331,22 @@ def _spec_norms(norms: tuple[NormSpec, ...]) -> Counter[tuple[str, int]]:
 
 
 def _module_parameters(layer: Any) -> Counter[tuple[str, int]]:
-    """Bare parameters of a layer (experts, routers, sinks): name as PEFT would address it, and elements with bias."""
-    covered = [child for child in layer.modules() if isinstance(child, torch.nn.Linear) or "Norm" in type(child).__name__]
+    """Bare parameters of a layer (experts, routers, sinks): name as PEFT would address it,
+    and elements with bias.
+    """
+    covered = [
+        child
+        for child in layer.modules()
+        if isinstance(child, torch.nn.Linear) or "Norm" in type(child).__name__
+    ]
     skip = {id(tensor) for child in covered for tensor in child.parameters()}
     found: Counter[tuple[str, int]] = Counter()
     sizes: dict[str, int] = {}
     for path, tensor in layer.named_parameters():
         if id(tensor) not in skip:
-            owner = path.removesuffix(".weight").removesuffix(".bias").removesuffix("_bias").rpartition(".")[2]
+            owner = (
+                path.removesuffix(".weight").removesuffix(".bias").removesuffix("_bias").rpartition(".")[2]
+            )
             sizes[owner] = sizes.get(owner, 0) + tensor.numel()
     found.update(sizes.items())
     return found
@@ -188,7 +362,11 @@ def _spec_parameters(block: BlockSpec) -> Counter[tuple[str, int]]:
 
 def _layer_signature(layer: Any) -> tuple[Any, ...]:
     # EXAONE 4 keeps the window on every layer, and beside it whether the layer has one.
-    window = getattr(layer.self_attn, "sliding_window", None) if getattr(layer.self_attn, "is_sliding", True) else None
+    window = (
+        getattr(layer.self_attn, "sliding_window", None)
+        if getattr(layer.self_attn, "is_sliding", True)
+        else None
+    )
     parts = (_module_linears(layer), _module_norms(layer), _module_parameters(layer))
     return (*(tuple(sorted(part.items())) for part in parts), window)
 
@@ -217,7 +395,9 @@ def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     found = Counter((*signature[:-1], signature[-1] or None) for signature in map(_layer_signature, layers))
     assert found == _spec_signatures(spec, with_window=keeps_window)
     if hasattr(module.config, "sliding_window") and not keeps_window:
-        assert {group.block.attention.window_tokens for group in spec.groups} == {module.config.sliding_window}
+        assert {group.block.attention.window_tokens for group in spec.groups} == {
+            module.config.sliding_window
+        }
     head, table = module.get_output_embeddings(), module.get_input_embeddings()
     assert tuple(head.weight.shape) == (spec.head.out_features, spec.head.in_features)
     assert tuple(table.weight.shape) == (spec.token_embedding.rows, spec.token_embedding.width)
@@ -232,7 +412,9 @@ def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED_NAMES)
 def test_entry_matches_transformers_module(name: str) -> None:
-    """Every entry has Transformers' parameters, matrices, norms and windows exactly, on the layers that show each kind."""
+    """Every entry has Transformers' parameters, matrices, norms and windows exactly,
+    on the layers that show each kind.
+    """
     config = _shallow(_text_config(ENTRIES[name].config_fields()))
     _check_against_module(model_from_config(config, name), config)
 
@@ -246,14 +428,18 @@ def test_entry_matches_transformers_module_at_full_depth(name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "change"), VARIANTS)
 def test_optional_fields_match_transformers_module(kind: str, change: dict[str, Any]) -> None:
-    """Absent fields mean the defaults of the config class, and optional fields change shapes as they do in the module."""
+    """Absent fields mean the defaults of the config class,
+    and optional fields change shapes as they do in the module.
+    """
     config = {"model_type": kind} | _SMALL | change
     _check_against_module(model_from_config(config, kind), config)
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_published_count(name: str) -> None:
-    """The computed count is the published one, or agrees within one unit of the last published digit (some round down)."""
+    """The computed count is the published one,
+    or agrees within one unit of the last published digit (some round down).
+    """
     entry = ENTRIES[name]
     count = model_from_config(entry.config_fields(), name).param_count
     if entry.params_origin in {"published-exact", "published-bytes"}:
@@ -267,16 +453,25 @@ def test_published_count(name: str) -> None:
 
 
 def test_most_counts_are_exact() -> None:
-    """More than half of the entries agree with a published integer or published bytes; all that Transformers ships are exact."""
+    """More than half of the entries agree with a published integer or published bytes;
+    all that Transformers ships are exact.
+    """
     origins = Counter(entry.params_origin for entry in ENTRIES.values())
     assert origins["published-exact"] + origins["published-bytes"] > 0.5 * len(ENTRIES)
     assert all(ENTRIES[name].params_origin != "published-rounded" for name in SHIPPED_NAMES)
 
 
 def test_gemma_3_vision_tower_is_what_the_entries_leave_out() -> None:
-    """The multimodal module holds the text decoder, a tower of 416,866,032 parameters and a projector, nothing else."""
+    """The multimodal module holds the text decoder,
+    a tower of 416,866,032 parameters and a projector, nothing else.
+    """
     config = ENTRIES["gemma-3-4b"].config_fields()
-    vision = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+    vision = {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+    }
     vision |= {"image_size": 896, "patch_size": 14, "vision_use_head": False}
     with torch.device("meta"):
         full = transformers.Gemma3Config(text_config=config["text_config"], vision_config=vision)

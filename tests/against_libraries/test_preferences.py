@@ -1,4 +1,6 @@
-"""Training from preferences: the passes and losses of TRL and LLaMA-Factory in the trace, and the same in the program."""
+"""Training from preferences: the passes and losses of TRL and LLaMA-Factory in the trace,
+and the same in the program.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ MODELS = ("llama-3.1-8b", "qwen2.5-7b", "qwen2.5-1.5b")
 KERNELS: dict[str, dict[str, Any]] = {
     "tiles": {"stack": "trl"},
     "shifted_rows": {"stack": "trl", "versions": ("trl==1.14.0",)},
-    "rows_and_hidden": {"stack": "trl", "switches": ("pair_logps=rows_and_hidden",), "versions": ("trl==1.14.0",)},
+    "rows_and_hidden": {
+        "stack": "trl",
+        "switches": ("pair_logps=rows_and_hidden",),
+        "versions": ("trl==1.14.0",),
+    },
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
 }
@@ -69,7 +75,9 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
     fields = small_fields(text_fields(model)) | {"vocab_size": WORDS, "num_hidden_layers": 2}
     path.write_text(json.dumps(fields), encoding="utf-8")
     said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
-    return resolve(from_flags({**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS)[kernel], **flags}))
+    return resolve(
+        from_flags({**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS)[kernel], **flags})
+    )
 
 
 def compare(scenario: Scenario) -> None:
@@ -89,20 +97,24 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
 # Quick ones: each model where tiles are taken, and a tied one where the stack runs every pass whole.
 QUICK = {*(("tiles", model) for model in MODELS), ("whole", "qwen2.5-1.5b")}
 GRID = [
-    pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow) for each in product(("tiles", "rows", "whole"), MODELS)
+    pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+    for each in product(("tiles", "rows", "whole"), MODELS)
 ]
 
 
 @pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize(("kernel", "model"), GRID)
-def test_dpo_of_models_and_methods(kernel: str, model: str, method: str, checkpointing: bool, tmp_path: Path) -> None:
+def test_dpo_of_models_and_methods(
+    kernel: str, model: str, method: str, checkpointing: bool, tmp_path: Path
+) -> None:
     """A second model is the reference of a full fine-tune; adapters are switched off for it."""
     compare(scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing))
 
 
 @pytest.mark.parametrize(
-    "kernel", ["tiles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shifted_rows", "rows", "whole"))]
+    "kernel",
+    ["tiles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shifted_rows", "rows", "whole"))],
 )
 def test_a_reference_that_was_asked_before(kernel: str, tmp_path: Path) -> None:
     """Training runs one pass, and the logits of another one are never beside its own."""
@@ -134,7 +146,12 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param("dpo", "compiled", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
-        pytest.param("kto", "whole", {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"}, marks=pytest.mark.slow),
+        pytest.param(
+            "kto",
+            "whole",
+            {"method": "qlora", "quant_storage": "bf16", "sharding": "fsdp"},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("dpo", "shifted_rows", {"method": "lora", "sharding": "fsdp"}, marks=pytest.mark.slow),
         pytest.param("orpo", "rows", {"method": "full", "sharding": "fsdp"}, marks=pytest.mark.slow),
     ],
@@ -146,7 +163,11 @@ def test_engines_agree(task: str, kernel: str, flags: dict[str, Any], tmp_path: 
 
 def allocated_bytes(scenario: Scenario, phase: Phase) -> float:
     """The most that the program allocates in one phase."""
-    return next(float(each.allocated_bytes) for each in replayed_phases(job_of(scenario, Coefficients())) if each.phase == phase)
+    return next(
+        float(each.allocated_bytes)
+        for each in replayed_phases(job_of(scenario, Coefficients()))
+        if each.phase == phase
+    )
 
 
 def test_a_reference_model_is_loaded_beside_the_other(tmp_path: Path) -> None:
@@ -157,7 +178,9 @@ def test_a_reference_model_is_loaded_beside_the_other(tmp_path: Path) -> None:
 
 def test_a_pair_is_two_sequences(tmp_path: Path) -> None:
     """A batch of one pair has as many tokens as one of two samples; those of KTO are alone."""
-    pairs, singles = (job_of(scenario_of(task, "tiles", tmp_path, batch=1), Coefficients()) for task in ("dpo", "kto"))
+    pairs, singles = (
+        job_of(scenario_of(task, "tiles", tmp_path, batch=1), Coefficients()) for task in ("dpo", "kto")
+    )
     assert pairs.tokens == 2 * singles.tokens == 1024
     assert not pairs.single
     assert singles.single

@@ -1,7 +1,7 @@
 """Stored bytes of quantised matrices: real bitsandbytes layers on the CPU against the program.
 
-Left out on both sides: code books (``code``: 64 bytes of the 4-bit values, 1 KiB of the nested ones) and the 4-byte ``offset`` of
-double quantisation, per matrix.
+Left out on both sides: code books (``code``: 64 bytes of the 4-bit values, 1 KiB of the nested ones) and the
+4-byte ``offset`` of double quantisation, per matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def block_linears(config: dict[str, Any]) -> list[Any]:
     from real_models import build
 
     model = build(config, Setup())
-    return [module for path, module in model.named_modules() if isinstance(module, torch.nn.Linear) and "lm_head" not in path]
+    return [
+        module
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and "lm_head" not in path
+    ]
 
 
 def loaded(case: Job) -> tuple[int, int]:
@@ -56,7 +60,9 @@ def size(tensor: Any) -> int:
 def four_bit_bytes(linear: Any, quant_type: str, double_quant: bool) -> tuple[int, int]:
     """(packed bytes, bytes of scales) of one real 4-bit layer."""
     layer = bnb.nn.Linear4bit(linear.in_features, linear.out_features, bias=False, quant_type=quant_type)
-    weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type=quant_type, compress_statistics=double_quant)
+    weight = bnb.nn.Params4bit(
+        linear.weight.data, requires_grad=False, quant_type=quant_type, compress_statistics=double_quant
+    )
     layer.weight = weight
     layer = layer.to("cpu")
     state = layer.weight.quant_state
@@ -88,8 +94,12 @@ def test_int8() -> None:
     """An int8 layer keeps one byte per element and one fp32 scale per output feature."""
     packed = scales = 0
     for linear in block_linears(LLAMA):
-        layer = bnb.nn.Linear8bitLt(linear.in_features, linear.out_features, bias=False, has_fp16_weights=False)
-        layer.weight = bnb.nn.Int8Params(linear.weight.data.clone(), requires_grad=False, has_fp16_weights=False)
+        layer = bnb.nn.Linear8bitLt(
+            linear.in_features, linear.out_features, bias=False, has_fp16_weights=False
+        )
+        layer.weight = bnb.nn.Int8Params(
+            linear.weight.data.clone(), requires_grad=False, has_fp16_weights=False
+        )
         layer = layer.to("cpu")
         weight = layer.weight
         if weight.dtype != torch.int8 or weight.SCB is None:
@@ -100,7 +110,9 @@ def test_int8() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_what_stays_unquantised(name: str) -> None:
-    """After k-bit preparation everything else is fp32: tables, head, norms, and in Transformers 5 fused experts too."""
+    """After k-bit preparation everything else is fp32: tables, head, norms,
+    and in Transformers 5 fused experts too.
+    """
     from test_adapters import kbit_case
 
     model, case = kbit_case(name)

@@ -1,4 +1,6 @@
-"""Blocks of attention scores that cannot be used again: a card with room for all that is alive runs out of memory."""
+"""Blocks of attention scores that cannot be used again:
+a card with room for all that is alive runs out of memory.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ FLAGS: dict[str, Any] = {
 
 
 def test_a_card_with_room_for_what_is_alive_is_full_of_spoiled_blocks() -> None:
-    """On an RTX 3090 torch fails although 3 % of the card would be left; so does the program, which asks for the same."""
+    """On an RTX 3090 torch fails although 3 % of the card would be left; so does the program,
+    which asks for the same.
+    """
     scenario = resolve(from_flags(FLAGS))
     memory = predict_replayed(job_of(scenario, Coefficients()), why=True)
     assert memory.limit_bytes is not None

@@ -1,4 +1,6 @@
-"""Selective checkpointing of operators: the trace runs torch's own with torchtitan's policy, and the program says the same."""
+"""Selective checkpointing of operators: the trace runs torch's own with torchtitan's policy,
+and the program says the same.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,27 @@ def test_unfused_attention_agrees(tmp_path: Path) -> None:
 
 
 def test_bytes_kept_by_a_layer_of_llama() -> None:
-    """Input, query, value, gate and last product, attention's output and 4 bytes a head: 63,616 bytes a token for Llama 3 8B."""
+    """Input, query, value, gate and last product, attention's output and 4 bytes a head:
+    63,616 bytes a token for Llama 3 8B.
+    """
     from planner.intake.request import from_flags
     from planner.intake.resolve import resolve
 
     def kept_bytes(seq: int) -> float:
-        said = {"model": "llama-3.1-8b", "method": "full", "gpu": "b200", "seq": seq, "batch": 1, "load_dtype": "bf16"}
-        said |= {"precision": "bf16", "optimizer": "sgd", "gradient_checkpointing": True, "checkpoint_reentrant": False}
+        said = {
+            "model": "llama-3.1-8b",
+            "method": "full",
+            "gpu": "b200",
+            "seq": seq,
+            "batch": 1,
+            "load_dtype": "bf16",
+        }
+        said |= {
+            "precision": "bf16",
+            "optimizer": "sgd",
+            "gradient_checkpointing": True,
+            "checkpoint_reentrant": False,
+        }
         said |= {"checkpoint_policy": "selective-op", "loss": "chunked", "stack": "torchtitan"}
         phases = replayed(job_of(resolve(from_flags(said)), Coefficients())).phases
         forward = next(each for each in phases if each.phase == "loss")

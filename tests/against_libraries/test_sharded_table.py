@@ -24,7 +24,9 @@ def test_every_job_was_traced() -> None:
 
 
 @pytest.mark.parametrize("key", ROWS, ids="-".join)
-def test_every_peak_is_within_the_limit_or_has_a_mechanism(key: tuple[str, ...], apart: dict[tuple[str, ...], Apart]) -> None:
+def test_every_peak_is_within_the_limit_or_has_a_mechanism(
+    key: tuple[str, ...], apart: dict[tuple[str, ...], Apart]
+) -> None:
     """A job that is further off than five percent says why; one that is not says nothing."""
     assert (abs(apart[key].allocated) > WORST_PERCENT) == bool(ROWS[key]["mechanism"])
 

@@ -1,7 +1,9 @@
-"""The step program asks for memory request by request as the real modules do: sizes, and what is freed between them.
+"""The step program asks for memory request by request as the real modules do: sizes,
+and what is freed between them.
 
-Compared is a later micro-step, which finds what all further ones find.  The order of frees between two requests does not matter.
-Left out: requests below 2 KiB, tensors of one number for each token, and the workspace of cuBLAS.
+Compared is a later micro-step, which finds what all further ones find.  The order of frees between two
+requests does not matter.  Left out: requests below 2 KiB, tensors of one number for each token, and the
+workspace of cuBLAS.
 """
 
 from __future__ import annotations
@@ -37,21 +39,50 @@ CELLS = [
 ]
 # Choices that the matrix does not make.
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
-    "reentrant": ("llama-3.1-8b", {"method": "lora", "gradient_checkpointing": True, "checkpoint_reentrant": True}),
-    "every-second-layer": ("qwen2.5-7b", {"method": "full", "gradient_checkpointing": True, "checkpoint_every": 2}),
+    "reentrant": (
+        "llama-3.1-8b",
+        {"method": "lora", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+    ),
+    "every-second-layer": (
+        "qwen2.5-7b",
+        {"method": "full", "gradient_checkpointing": True, "checkpoint_every": 2},
+    ),
     "padded": ("llama-3.1-8b", {"method": "lora", "padding": "max_length", "tokens_per_sample": 400}),
     "pure-bf16": ("mistral-7b-v0.3", {"method": "full", "precision": "bf16", "load_dtype": "bf16"}),
     "adapted-head": ("qwen2.5-7b", {"method": "lora", "lora_targets": ("lm_head", "all-linear")}),
     "accumulated": ("phi-3-mini-4k", {"method": "lora", "grad_accum": 4}),
 }
 # Architectures of which the catalog has no model, or whose parts no cell shows.
-_SMALL = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 8192}
-_SMALL |= {"num_key_value_heads": 2, "max_position_embeddings": 4096, "pad_token_id": 0, "torch_dtype": "bfloat16"}
+_SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "vocab_size": 8192,
+}
+_SMALL |= {
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "torch_dtype": "bfloat16",
+}
 _DROPS = {"residual_dropout": 0.1, "attention_dropout": 0.1, "embedding_dropout": 0.1}
-_WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
-_DELTA: dict[str, Any] = {"num_hidden_layers": 4, "head_dim": 64, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+_WINDOWS = {
+    "sliding_window": 256,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 _DELTA |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
-_GRANITE: dict[str, Any] = {"layer_types": ["full_attention"] * 3, "num_local_experts": 0, "shared_intermediate_size": 1376}
+_GRANITE: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 3,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 1376,
+}
 _GRANITE |= {"mamba_n_heads": 8}
 _MAMBA2: dict[str, Any] = {"mamba_n_heads": 16, "mamba_d_state": 64, "mamba_chunk_size": 128}
 _NEMOTRON = {"mamba_num_heads": 16, "mamba_head_dim": 64, "n_groups": 2, "ssm_state_size": 64, "head_dim": 64}
@@ -71,22 +102,56 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_GRANITE, "position_embedding_type": "rope"},
     "qwen3_5_text": _DELTA,
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "granite-h": {**_GRANITE, **_MAMBA2, "model_type": "granitemoehybrid", "layer_types": ["mamba", "attention", "mamba"]},
+    "granite-h": {
+        **_GRANITE,
+        **_MAMBA2,
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention", "mamba"],
+    },
     "bamba": {**_MAMBA2, "attn_layer_indices": [1], "mamba_n_groups": 2},
     "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 512, "head_dim": 64},
-    "falcon-h1-normed": {**_MAMBA2, "model_type": "falcon_h1", "mamba_d_ssm": 512, "head_dim": 64, "mamba_rms_norm": True},
+    "falcon-h1-normed": {
+        **_MAMBA2,
+        "model_type": "falcon_h1",
+        "mamba_d_ssm": 512,
+        "head_dim": 64,
+        "mamba_rms_norm": True,
+    },
     "nemotron_h": _NEMOTRON,
-    "jamba": {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 32},
+    "jamba": {
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_dt_rank": 32,
+    },
 }
-# Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the branches under
-# QLoRA: the program casts the first layer's input once more for each adapter.  LFM2 with adapters: a gradient is copied one
-# operator earlier.  A packed output projection of Mamba 2 is refused.  Jamba: its adapter copies a turned input once.
-# Bamba returns scores of eager attention, which live until the next layer has run.
-LEFT_OUT = {("cohere2", "eager"), ("exaone4", "eager"), ("exaone4", "qlora"), ("lfm2", "lora"), ("lfm2", "qlora")}
-LEFT_OUT |= {(kind, "qlora") for kind in ("granite-h", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h", "jamba")}
-LEFT_OUT |= {("granite-h", "eager"), ("nemotron_h", "eager"), ("jamba", "eager"), ("jamba", "lora"), ("bamba", "eager")}
+# Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the
+# branches under QLoRA: the program casts the first layer's input once more for each adapter.  LFM2
+# with adapters: a gradient is copied one operator earlier.  A packed output projection of Mamba 2 is
+# refused.  Jamba: its adapter copies a turned input once.  Bamba returns scores of eager attention, which
+# live until the next layer has run.
+LEFT_OUT = {
+    ("cohere2", "eager"),
+    ("exaone4", "eager"),
+    ("exaone4", "qlora"),
+    ("lfm2", "lora"),
+    ("lfm2", "qlora"),
+}
+LEFT_OUT |= {
+    (kind, "qlora") for kind in ("granite-h", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h", "jamba")
+}
+LEFT_OUT |= {
+    ("granite-h", "eager"),
+    ("nemotron_h", "eager"),
+    ("jamba", "eager"),
+    ("jamba", "lora"),
+    ("bamba", "eager"),
+}
 # PEFT refuses adapters on the output projection of Mamba 2, or nothing trains them.
-TARGETS = dict.fromkeys(("granite-h", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h"), "in_proj;q_proj;v_proj;up_proj")
+TARGETS = dict.fromkeys(
+    ("granite-h", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h"), "in_proj;q_proj;v_proj;up_proj"
+)
 WAYS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "gradient_checkpointing": False, "attention": "sdpa"},
     "eager": {"method": "full", "gradient_checkpointing": True, "attention": "eager"},
@@ -110,22 +175,40 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})))
 
 
-@pytest.mark.parametrize(("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT])
+@pytest.mark.parametrize(
+    ("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT]
+)
 def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Path) -> None:
     """Models that the catalog does not have are predicted as exactly, from their config.json."""
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}), encoding="utf-8")
     targets = {"lora_targets": TARGETS[kind]} if way == "lora" and kind in TARGETS else {}
-    check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way], **targets})))
+    check(
+        resolve(
+            from_flags(
+                {"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way], **targets}
+            )
+        )
+    )
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_one_sample_of_jamba_is_copied_nowhere(method: str, tmp_path: Path) -> None:
-    """With adapters on every matrix, a packed base too; padding is masked before and behind the convolution."""
+    """With adapters on every matrix, a packed base too;
+    padding is masked before and behind the convolution.
+    """
     config = tmp_path / "tiny.json"
-    config.write_text(json.dumps({"model_type": "jamba", **_SMALL, **ARCHITECTURES["jamba"]}), encoding="utf-8")
+    config.write_text(
+        json.dumps({"model_type": "jamba", **_SMALL, **ARCHITECTURES["jamba"]}), encoding="utf-8"
+    )
     padded = {"padding": "max_length", "tokens_per_sample": 400} if method == "lora" else {}
-    check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 1, **WAYS[method], **padded})))
+    check(
+        resolve(
+            from_flags(
+                {"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 1, **WAYS[method], **padded}
+            )
+        )
+    )
 
 
 # Mixtures: the indices of the chosen experts, some numbers for each token, are left out of the program.
@@ -134,7 +217,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": {**_FEW, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True},
     "minimax_m2": {**_FEW, "num_local_experts": 8, "intermediate_size": 256, "rotary_dim": 32},
     "ernie4_5_moe": {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256},
-    "hunyuan_v1_moe": {"num_hidden_layers": 2, "head_dim": 64, "num_experts": 8, "moe_topk": 2, "intermediate_size": 256},
+    "hunyuan_v1_moe": {
+        "num_hidden_layers": 2,
+        "head_dim": 64,
+        "num_experts": 8,
+        "moe_topk": 2,
+        "intermediate_size": 256,
+    },
     "llama4_text": {
         **_FEW,
         "num_hidden_layers": 4,
@@ -160,7 +249,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "intermediate_size": 256,
         "mamba_dt_rank": 32,
     },
-    "qwen3_next": {**_DELTA, **_FEW, "num_experts": 8, "shared_expert_intermediate_size": 256, "full_attention_interval": 2},
+    "qwen3_next": {
+        **_DELTA,
+        **_FEW,
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 256,
+        "full_attention_interval": 2,
+    },
 }
 
 
@@ -174,7 +269,14 @@ def test_the_peak_of_other_mixtures(kind: str, tmp_path: Path) -> None:
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **MIXTURES[kind]}), encoding="utf-8")
     # PEFT's adapter of Llama 4's router fails.
     targets = ("attention",) if kind == "llama4_text" else ("all-linear",)
-    flags = {"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 1, **WAYS["lora"], "lora_targets": targets}
+    flags = {
+        "model": str(config),
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "batch": 1,
+        **WAYS["lora"],
+        "lora_targets": targets,
+    }
     program, trace = (_peak(side) for side in both(resolve(from_flags(flags)), ()))
     assert program == pytest.approx(trace, rel=0.002)
 

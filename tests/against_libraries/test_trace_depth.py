@@ -1,4 +1,6 @@
-"""A few periods of layers stand for the whole depth: on whole models of the catalog the peaks are those of every layer."""
+"""A few periods of layers stand for the whole depth:
+on whole models of the catalog the peaks are those of every layer.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,20 @@ JOBS = {
     "qwen": {"model": "qwen2.5-0.5b", "method": "lora", "gradient_checkpointing": "true"},
     "adafactor": {"model": "qwen2.5-0.5b", "method": "full", "optimizer": "adafactor"},
     "sharded": {"model": "qwen2.5-0.5b", "method": "full", "sharding": "zero3", "gpus": "2"},
-    "gemma": {"model": "gemma-2-2b", "method": "qlora", "attention": "eager", "gradient_checkpointing": "true"},
+    "gemma": {
+        "model": "gemma-2-2b",
+        "method": "qlora",
+        "attention": "eager",
+        "gradient_checkpointing": "true",
+    },
 }
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_trace_of_a_prefix_equals_that_of_every_layer(name: str) -> None:
-    """Exactly the same peaks in every phase, allocated and reserved, the same terms at each, and as many events."""
+    """Exactly the same peaks in every phase, allocated and reserved, the same terms at each,
+    and as many events.
+    """
     case = resolve(from_flags({**JOBS[name], "gpu": "a100-80gb", "seq": "512", "batch": "2"}))
     every = summarize(trace_events(case, TraceOptions(all_layers=True)))
     repeated = summarize(trace_events(case))

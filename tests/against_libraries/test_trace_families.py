@@ -1,4 +1,6 @@
-"""Every architecture of the catalog that Transformers ships: on fake tensors its modules run the same program as on the CPU."""
+"""Every architecture of the catalog that Transformers ships:
+on fake tensors its modules run the same program as on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ SMALL = Small(2, 16)
 SETUPS = {"full": FULL, "lora": LORA}
 # Source: torch 2.13 csrc/autograd/variable.cpp grad_fn, functions/tensor.cpp CopySlices.
 WRITES_TO_SLICES = frozenset({"deepseek-v2-lite", "deepseek-v3"})
-# One each of: experts in one tensor, latent attention, sinks, one key head for all, position biases.  The rest is slow.
+# One each of: experts in one tensor, latent attention, sinks, one key head for all, position biases.
+# The rest is slow.
 QUICK = {
     ("mixtral-8x7b", "full"),
     ("deepseek-v2-lite", "full"),
@@ -33,14 +36,18 @@ QUICK = {
     ("bloom-7b1", "lora"),
 }
 CASES = [
-    pytest.param(model, method, marks=() if (model, method) in QUICK else pytest.mark.slow, id=f"{model}-{method}")
+    pytest.param(
+        model, method, marks=() if (model, method) in QUICK else pytest.mark.slow, id=f"{model}-{method}"
+    )
     for model in MODELS
     for method in SETUPS
 ]
 
 
 def setup_of(model: str, method: str) -> Setup:
-    """Full fine-tuning, or LoRA under autocast with everything checkpointed, as far as the architecture allows."""
+    """Full fine-tuning, or LoRA under autocast with everything checkpointed,
+    as far as the architecture allows.
+    """
     setup = SETUPS[method]
     if model in WITHOUT_SDPA:
         setup = replace(setup, attention="eager")
@@ -49,10 +56,12 @@ def setup_of(model: str, method: str) -> Setup:
 
 @pytest.mark.parametrize(("model", "method"), CASES)
 def test_fake_tensors_run_the_program_of_the_cpu(model: str, method: str) -> None:
-    """Without the shims for CUDA, operators with their shapes, allocations and peaks are those of a real CPU run, exactly.
+    """Without the shims for CUDA, operators with their shapes,
+    allocations and peaks are those of a real CPU run, exactly.
 
-    The code of DeepSeek writes into slices.  How autograd then finds the slice of what was written is a switch of torch's: by
-    slicing again, as it always does for subclasses of tensors, or by ``as_strided``, as it does else.  Both runs do the former.
+    The code of DeepSeek writes into slices.  How autograd then finds the slice of what was written is a
+    switch of torch's: by slicing again, as it always does for subclasses of tensors, or by ``as_strided``, as
+    it does else.  Both runs do the former.
     """
     case = small_scenario(model, setup_of(model, method), small=SMALL)
     with _force_original_view_tracking(model in WRITES_TO_SLICES):
@@ -63,7 +72,9 @@ def test_fake_tensors_run_the_program_of_the_cpu(model: str, method: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(WRITES_TO_SLICES))
 def test_how_views_are_found_again_changes_views_only(model: str) -> None:
-    """Real runs with and without that switch: the same allocations and peaks, and the same operators but for views."""
+    """Real runs with and without that switch: the same allocations and peaks,
+    and the same operators but for views.
+    """
     case = small_scenario(model, setup_of(model, "full"), small=SMALL)
     plain = real_trace(model, case)
     with _force_original_view_tracking(True):
@@ -76,7 +87,9 @@ def test_how_views_are_found_again_changes_views_only(model: str) -> None:
 
 
 def test_every_architecture_of_the_catalog_is_among_them() -> None:
-    """No model type that ships with Transformers is left out; those that need code of their own cannot run anywhere here."""
+    """No model type that ships with Transformers is left out;
+    those that need code of their own cannot run anywhere here.
+    """
     import transformers
 
     covered = {tiny_fields(model)["model_type"] for model in MODELS}

@@ -46,7 +46,9 @@ def _traced(folder: Path, fields: dict[str, Any], *flags: str) -> int:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma"])
 def test_modules_describe_a_model_as_its_formulas_do(kind: str) -> None:
-    """Where both are there, they agree on every matrix that LoRA reaches, on tables, head, tying and the longest text."""
+    """Where both are there, they agree on every matrix that LoRA reaches, on tables, head,
+    tying and the longest text.
+    """
     fields = {"model_type": kind, **SIZES, **GROUPED, "head_dim": 32, "max_position_embeddings": 512}
     ours, theirs = model_from_config(fields, "tiny"), _described(fields)
     for name in ("hidden_size", "vocab_size", "n_layers", "tied", "max_position_tokens", "token_embedding"):
@@ -54,26 +56,37 @@ def test_modules_describe_a_model_as_its_formulas_do(kind: str) -> None:
 
     def shapes(model: ModelSpec) -> list[set[tuple[object, ...]]]:
         blocks = [group.block for group in model.groups for _ in range(group.count)]
-        return [{(each.name, each.group, each.in_features, each.out_features, each.bias) for each in b.linears} for b in blocks]
+        return [
+            {(each.name, each.group, each.in_features, each.out_features, each.bias) for each in b.linears}
+            for b in blocks
+        ]
 
     assert shapes(ours) == shapes(theirs)
     heads = [model.groups[0].block.attention for model in (ours, theirs)]
     assert len({(each.n_heads, each.n_kv_heads, each.head_dim) for each in heads}) == 1
 
 
-def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights are what the modules hold, the note says that no formula covers them, and plan itself points to the trace."""
+def test_an_architecture_without_formulas_is_traced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights are what the modules hold, the note says that no formula covers them,
+    and plan itself points to the trace.
+    """
     from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
     assert _traced(tmp_path, TINY, "--lora-targets", "attention", "--json", "--precision", "bf16") == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
     weights = next(each["bytes"] for each in document["peak"]["terms"] if each["name"] == "weights")
-    model = Starcoder2ForCausalLM(Starcoder2Config(**{name: value for name, value in TINY.items() if name != "model_type"}))
+    model = Starcoder2ForCausalLM(
+        Starcoder2Config(**{name: value for name, value in TINY.items() if name != "model_type"})
+    )
     held = sum(-(-each.numel() * 2 // 512) * 512 for each in model.parameters())
     assert held <= weights <= held + 2**21  # a block of more than 1 MiB is not always split
     assert "no reader for 'nemotron'" in err
-    assert plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
+    assert (
+        plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
+    )
     assert "measure trace" in capsys.readouterr().err
 
 
@@ -89,7 +102,11 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
             "a causal language model cannot be made of it",
         ),
         ({"model_type": "nemotron", "num_hidden_layers": "many"}, 2, "Transformers refuses this config"),
-        ({**TINY, "num_hidden_layers": 10**9}, 2, "field 'num_hidden_layers' is 1000000000, above the limit of 10000"),
+        (
+            {**TINY, "num_hidden_layers": 10**9},
+            2,
+            "field 'num_hidden_layers' is 1000000000, above the limit of 10000",
+        ),
         (
             {"model_type": "jamba", **SIZES, **GROUPED, "num_hidden_layers": 2, "num_experts": 10**9},
             2,
@@ -106,7 +123,9 @@ def test_an_architecture_without_formulas_is_traced(tmp_path: Path, capsys: pyte
 def test_what_cannot_be_traced_is_said(
     fields: dict[str, Any], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody's architecture, no causal language model, fields of no use: one sentence, no traceback, no code of a checkpoint."""
+    """Nobody's architecture, no causal language model, fields of no use: one sentence, no traceback,
+    no code of a checkpoint.
+    """
     assert _traced(tmp_path, fields) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -117,7 +136,9 @@ def test_what_cannot_be_traced_is_said(
 def test_a_model_of_too_many_parts_is_not_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Parts are counted while the model is made, so no field has to be known by name: exit code 6, and nothing left behind."""
+    """Parts are counted while the model is made, so no field has to be known by name: exit code 6,
+    and nothing left behind.
+    """
     monkeypatch.setattr(foreign, "_MAX_PARTS", 40)
     assert _traced(tmp_path, TINY) == ExitCode.NOT_MODELLED
     assert "it has more than 40 modules and parameters" in capsys.readouterr().err.splitlines()[-1]
@@ -127,7 +148,9 @@ def test_a_model_of_too_many_parts_is_not_made(
 def test_a_configuration_that_cannot_be_read_is_no_internal_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Some configurations give no one number for layers that differ, as that of Gemma 4: exit code 6, with its reason."""
+    """Some configurations give no one number for layers that differ, as that of Gemma 4: exit code 6,
+    with its reason.
+    """
 
     def differs(_text: object, _heads: int) -> object:
         raise AttributeError("'head_dim' is a per-layer attribute")
@@ -143,8 +166,12 @@ def test_targets_are_checked_against_the_modules(tmp_path: Path, capsys: pytest.
     assert "nosuch_proj" in capsys.readouterr().err
 
 
-def test_layers_that_another_depth_would_order_otherwise_are_not_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A prefix of the layers stands for all only if fewer layers make the same first ones; else every layer is traced."""
+def test_layers_that_another_depth_would_order_otherwise_are_not_cut(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A prefix of the layers stands for all only if fewer layers make the same first ones;
+    else every layer is traced.
+    """
     case = resolve(
         from_flags({"model": _written(tmp_path, TINY), "method": "lora", "seq": 32, "gpu": "4090"}),
         reader=lambda fields, _: _described(dict(fields)),

@@ -29,7 +29,8 @@ from planner.domain.scenario import Scenario
 
 # Odd sizes, so that shards are padded.
 MODEL = {
-    "model_type": "llama", "hidden_size": 68, "intermediate_size": 175, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "model_type": "llama", "hidden_size": 68, "intermediate_size": 175, "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 321, "tie_word_embeddings": False,
 }  # fmt: skip
 RANKS = (0, 3)
@@ -42,10 +43,18 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     """What each of two real processes holds, by LoRA rank."""
     out = tmp_path_factory.mktemp("fsdp")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(Path(__file__).with_name("fsdp_worker.py")), "--model", json.dumps(MODEL), "--out", str(out)]
+    command += [
+        str(Path(__file__).with_name("fsdp_worker.py")),
+        "--model",
+        json.dumps(MODEL),
+        "--out",
+        str(out),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [*command, "--ranks", json.dumps(RANKS)]
-    run = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    run = subprocess.run(
+        arguments, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     if run.returncode:
         pytest.fail(f"the two processes failed\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
     return [json.loads((out / f"rank{index}.json").read_text()) for index in range(2)]
@@ -77,7 +86,9 @@ def test_shards_gradients_and_states_are_those_of_real_fully_shard(rank: int, re
     assert live(events, {"shard"}, "forward") == real["shards"]
     assert live(events, {"sharded gradient"}, "optimizer_step") == real["gradients"]
     states = sum(
-        each.n_bytes for each in events if each.action == "alloc" and each.term == "optimizer_states" and each.n_bytes > 4
+        each.n_bytes
+        for each in events
+        if each.action == "alloc" and each.term == "optimizer_states" and each.n_bytes > 4
     )
     assert states == real["states"]
 
@@ -115,7 +126,10 @@ def whole_layers(events: list[AllocEvent], phase: str) -> int:
 def test_layers_are_gathered_one_at_a_time() -> None:
     """Forward holds one layer beside what stays gathered; without resharding it holds the whole model."""
     case = fsdp_llama()
-    one, every = whole_layers(small_events(case), "forward"), whole_layers(small_events(fsdp_llama("fsdp-grad-op")), "forward")
+    one, every = (
+        whole_layers(small_events(case), "forward"),
+        whole_layers(small_events(fsdp_llama("fsdp-grad-op")), "forward"),
+    )
     block, outside = case.model.groups[0].block, 2 * case.model.vocab_size * case.model.hidden_size
     layer = 2 * sum(linear.weight_count for linear in block.linears)
     assert layer <= one < layer + 2 * outside
@@ -123,7 +137,9 @@ def test_layers_are_gathered_one_at_a_time() -> None:
 
 
 def test_gradients_stay_whole_between_micro_steps() -> None:
-    """The Trainer reduces after the last micro-step only, so that whole 16-bit gradients wait on every rank before it."""
+    """The Trainer reduces after the last micro-step only,
+    so that whole 16-bit gradients wait on every rank before it.
+    """
     case = fsdp_llama(accum=2)
     events = small_events(case)
     last = max(index for index, each in enumerate(events) if each.phase == "forward_2")
@@ -136,10 +152,14 @@ def test_gradients_stay_whole_between_micro_steps() -> None:
 
 
 def test_offloaded_shards_come_and_go() -> None:
-    """With offload nothing of shards, gradients and states stays on the GPU; shards are uploaded to be gathered."""
+    """With offload nothing of shards, gradients and states stays on the GPU;
+    shards are uploaded to be gathered.
+    """
     case = fsdp_llama()
     case = replace(case, recipe=replace(case.recipe, offload="optimizer+params"))
     events = small_events(case)
-    assert {"shard", "optimizer_states"}.isdisjoint({each.op for each in events} | {each.term for each in events})
+    assert {"shard", "optimizer_states"}.isdisjoint(
+        {each.op for each in events} | {each.term for each in events}
+    )
     assert live(events, {"sharded gradient", "shard from the host", "all_gather_input"}, "forward_2") == 0
     assert any(each.op == "shard from the host" for each in events)

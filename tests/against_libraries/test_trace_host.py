@@ -30,10 +30,14 @@ WORLD = 2
 
 
 def offloaded(name: str) -> Scenario:
-    """The scenario of a run of the two processes, with masters and buffers pinned as DeepSpeed 0.19 pins them."""
+    """The scenario of a run of the two processes,
+    with masters and buffers pinned as DeepSpeed 0.19 pins them.
+    """
     case = OFFLOADED[name]
     sharding: ShardingName = "zero2" if case.stage == 2 else "zero3"
-    made = scenario(MODEL, Setup(rank=case.rank, sharding=sharding, world=WORLD, mixed=True, optimizer="adamw_torch"))
+    made = scenario(
+        MODEL, Setup(rank=case.rank, sharding=sharding, world=WORLD, mixed=True, optimizer="adamw_torch")
+    )
     batch = Batch(1, case.accum, 32, "packed", 32)
     return replace(made, recipe=replace(made.recipe, batch=batch, offload=case.offload))
 
@@ -57,7 +61,9 @@ def held(records: list[Record]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", OFFLOADED)
 def test_host_buffers_are_those_of_real_deepspeed(name: str, reports: Reports) -> None:  # noqa: F811
-    """Masters, gradients, staging and upload buffers and parts of parameters are to the byte those of the last process."""
+    """Masters, gradients, staging and upload buffers and parts of parameters are to the byte those of the
+    last process.
+    """
     real = reports[name][-1]
     ours = held(records_of(offloaded(name)))
     states = sum(size for what, size in ours.items() if what.startswith("aten."))
@@ -76,12 +82,18 @@ def memory(case: Scenario, **options: Any) -> HostMemory:
 
 def test_pinned_memory_is_rounded_and_freed_blocks_are_kept() -> None:
     """Three pinned bytes take four; what is freed is cached, and serves the next request of its size."""
-    blocks = [TracedBlock(index, size, Place("load", 0), "b", "", stream=-2) for index, size in enumerate((3, 4, 5))]
+    blocks = [
+        TracedBlock(index, size, Place("load", 0), "b", "", stream=-2) for index, size in enumerate((3, 4, 5))
+    ]
     for block in blocks:
         block.host_name = "offloaded_gradients"
     first, second, third = blocks
     training = Place("forward", 0)
-    records = [Record(True, first, first.place), Record(False, first, first.place), Record(True, second, second.place)]
+    records = [
+        Record(True, first, first.place),
+        Record(False, first, first.place),
+        Record(True, second, second.place),
+    ]
     records += [Record(True, third, training), Record(False, third, training)]
     found = host_memory(records, rounds_pinned=True, processes=2)
     assert [(each.name, each.kind, each.requested_bytes, each.n_bytes) for each in found.holdings] == [
@@ -90,7 +102,10 @@ def test_pinned_memory_is_rounded_and_freed_blocks_are_kept() -> None:
     assert (found.per_process_bytes, found.per_node_bytes, found.setup_peak_bytes) == (12, 24, 12)
     exact = host_memory(records, rounds_pinned=False, processes=1)
     # Without rounding three bytes that were freed do not serve four.
-    assert {each.name: each.n_bytes for each in exact.holdings} == {"offloaded_gradients": 9, "pinned_cache": 3}
+    assert {each.name: each.n_bytes for each in exact.holdings} == {
+        "offloaded_gradients": 9,
+        "pinned_cache": 3,
+    }
 
 
 def test_paged_states_are_host_memory_of_every_layer() -> None:
@@ -107,7 +122,9 @@ def test_paged_states_are_host_memory_of_every_layer() -> None:
 
 
 def test_fsdp_keeps_shards_and_gradients_pinned_and_states_pageable() -> None:
-    """Each shard and its gradient are blocks of their own, rounded up; two states stay pageable; no 16-bit copy is kept."""
+    """Each shard and its gradient are blocks of their own, rounded up; two states stay pageable;
+    no 16-bit copy is kept.
+    """
     case = fsdp_llama()
     found = memory(replace(case, recipe=replace(case.recipe, offload="optimizer+params")))
     sizes = {(each.name, each.kind): each for each in found.holdings}
@@ -118,7 +135,8 @@ def test_fsdp_keeps_shards_and_gradients_pinned_and_states_pageable() -> None:
     }
     shards, states = sizes["offloaded_optimizer", "pinned"], sizes["offloaded_optimizer", "pageable"]
     assert sizes["offloaded_gradients", "pinned"].requested_bytes == shards.requested_bytes
-    assert 0 <= states.n_bytes - 2 * shards.requested_bytes <= 4 * 9 * (LAYERS + 1)  # a step count for each tensor
+    # a step count for each tensor
+    assert 0 <= states.n_bytes - 2 * shards.requested_bytes <= 4 * 9 * (LAYERS + 1)
     assert shards.n_bytes > shards.requested_bytes
 
 

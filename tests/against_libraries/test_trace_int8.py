@@ -1,4 +1,6 @@
-"""The stand-in for int8 layers against bitsandbytes' own CUDA path, whose Python part runs here with its C library replaced."""
+"""The stand-in for int8 layers against bitsandbytes' own CUDA path,
+whose Python part runs here with its C library replaced.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _any_device(_tensor: torch.Tensor) -> nullcontext[None]:
 
 @contextmanager
 def cuda_kernels() -> Iterator[dict[str, Callable[..., Any]]]:
-    """The functions that bitsandbytes registers for CUDA, by operator, with calls into its C library that do nothing."""
+    """The functions that bitsandbytes registers for CUDA, by operator,
+    with calls into its C library that do nothing.
+    """
     found: dict[str, Callable[..., Any]] = {}
 
     def register(name: str, device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -79,7 +83,8 @@ def cuda_kernels() -> Iterator[dict[str, Callable[..., Any]]]:
 class CudaRecorder(Recorder):
     """Runs bitsandbytes' operators by the functions it registers for CUDA, and records what these allocate.
 
-    Autocast is on inside of them when it is on outside; a dispatch mode has to say so, because it runs below autocast.
+    Autocast is on inside of them when it is on outside; a dispatch mode has to say so,
+    because it runs below autocast.
     """
 
     def __init__(self, kernels: dict[str, Callable[..., Any]], *, autocast: bool) -> None:
@@ -96,7 +101,9 @@ class CudaRecorder(Recorder):
 
 
 def _defaults() -> dict[str, Callable[..., Any]]:
-    """What bitsandbytes runs on every device where it has no kernel of its own: read from its file in the same way."""
+    """What bitsandbytes runs on every device where it has no kernel of its own:
+    read from its file in the same way.
+    """
     found: dict[str, Callable[..., Any]] = {}
 
     def register(name: str, _device: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -125,11 +132,16 @@ def _inputs(dtype: torch.dtype) -> torch.Tensor:
 
 
 def _large(recorder: Recorder) -> list[tuple[bool, int]]:
-    """Allocations and frees of tensors that have a row per token or per output, and more than one number in it.
+    """Allocations and frees of tensors that have a row per token or per output,
+    and more than one number in it.
 
     Frees that follow each other are sorted: in which order a function drops its variables is of no effect.
     """
-    events = [(each.alloc, each.block.n_bytes) for each in recorder.trace.records if each.block.n_bytes > 8 * OUTPUTS]
+    events = [
+        (each.alloc, each.block.n_bytes)
+        for each in recorder.trace.records
+        if each.block.n_bytes > 8 * OUTPUTS
+    ]
     ordered: list[tuple[bool, int]] = []
     for alloc, group in groupby(events, key=lambda each: each[0]):
         run = list(group)
@@ -137,7 +149,9 @@ def _large(recorder: Recorder) -> list[tuple[bool, int]]:
     return ordered
 
 
-def _run(recorder: Recorder, multiply: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, autocast: bool) -> torch.dtype:
+def _run(
+    recorder: Recorder, multiply: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, autocast: bool
+) -> torch.dtype:
     inputs = _inputs(dtype)
     with recorder:
         recorder.enter_stage("forward")
@@ -155,7 +169,9 @@ def _run(recorder: Recorder, multiply: Callable[[torch.Tensor], torch.Tensor], d
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_product_allocates_what_the_cuda_path_allocates(dtype: torch.dtype, autocast: bool, with_bias: bool) -> None:
+def test_a_product_allocates_what_the_cuda_path_allocates(
+    dtype: torch.dtype, autocast: bool, with_bias: bool
+) -> None:
     """Forward and backward of one matrix: the same blocks, in the same order, freed at the same moments."""
     weight = torch.ones(OUTPUTS, INPUTS, dtype=torch.int8)
     scales = torch.ones(OUTPUTS)
@@ -164,7 +180,9 @@ def test_a_product_allocates_what_the_cuda_path_allocates(dtype: torch.dtype, au
     state.threshold, state.has_fp16_weights = 6.0, False
     with cuda_kernels() as kernels:
         theirs = CudaRecorder(kernels, autocast=autocast)
-        wanted = _run(theirs, lambda each: MatMul8bitLt.apply(each, weight, None, bias, state), dtype, autocast)
+        wanted = _run(
+            theirs, lambda each: MatMul8bitLt.apply(each, weight, None, bias, state), dtype, autocast
+        )
     layer: Any = nn.Module()
     layer.weight, layer.SCB, layer.out_features = weight, scales, OUTPUTS
     ours = Recorder()
@@ -177,31 +195,45 @@ def test_a_product_allocates_what_the_cuda_path_allocates(dtype: torch.dtype, au
 def test_stored_bytes_are_those_of_the_real_layer(shape: tuple[int, int]) -> None:
     """One byte per element and one fp32 scale per row."""
     rows, columns = shape
-    real = bitsandbytes.nn.Int8Params(torch.randn(rows, columns), requires_grad=False, has_fp16_weights=False).to("cpu")
+    real = bitsandbytes.nn.Int8Params(
+        torch.randn(rows, columns), requires_grad=False, has_fp16_weights=False
+    ).to("cpu")
     with torch.device("meta"):
-        ours: nn.Module = bitsandbytes.nn.Linear8bitLt(columns, rows, bias=False, has_fp16_weights=False, threshold=6.0)
+        ours: nn.Module = bitsandbytes.nn.Linear8bitLt(
+            columns, rows, bias=False, has_fp16_weights=False, threshold=6.0
+        )
     int8_stand_in(ours, torch.bfloat16)
-    assert [each.nbytes for each in (*ours.parameters(), *ours.buffers())] == [real.CB.nbytes, real.SCB.nbytes]
+    assert [each.nbytes for each in (*ours.parameters(), *ours.buffers())] == [
+        real.CB.nbytes,
+        real.SCB.nbytes,
+    ]
     assert isinstance(ours, bitsandbytes.nn.Linear8bitLt), "PEFT would not take it for an int8 layer"
 
 
 @pytest.mark.parametrize(("reentrant", "kept"), [(True, False), (False, True)])
 def test_inputs_stay_in_spite_of_non_reentrant_checkpointing(reentrant: bool, kept: bool) -> None:
-    """The context holds the input of each matrix, which only the reentrant form frees with the first forward's graph."""
+    """The context holds the input of each matrix,
+    which only the reentrant form frees with the first forward's graph.
+    """
     case = small_scenario("llama", Setup(rank=4, numerics=INT8, checkpointing=True, reentrant=reentrant))
     records = trace_records(case, small_config("llama", case))
-    end = max(i for i, each in enumerate(records) if each.place.stage == "forward" and each.place.micro_step == 0)
+    end = max(
+        i for i, each in enumerate(records) if each.place.stage == "forward" and each.place.micro_step == 0
+    )
     alive = {each.block.id: each.block for each in records[:end] if each.alloc}
     for each in records[:end]:
         if not each.alloc:
             alive.pop(each.block.id, None)
-    # The down projections' inputs, 688 wide, of 64 tokens: products in bf16, as the sum with the outliers' part is.
+    # The down projections' inputs, 688 wide, of 64 tokens: products in bf16,
+    # as the sum with the outliers' part is.
     inputs = [block for block in alive.values() if block.n_bytes == 64 * 688 * 2]
     assert bool(inputs) is kept
 
 
 def test_inputs_of_four_dimensions_are_refused() -> None:
-    """The real layer takes outlier columns along the second dimension, which is theirs only after three were made two."""
+    """The real layer takes outlier columns along the second dimension,
+    which is theirs only after three were made two.
+    """
     layer = nn.Linear(16, 32)
     with pytest.raises(NotModelledError, match="two or three dimensions"):
         MatMul8bit.apply(torch.ones(2, 1, 4, 16), None, layer)

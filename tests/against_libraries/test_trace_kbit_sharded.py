@@ -40,7 +40,9 @@ def scenario_of(sharding: ShardingName, storage: Dtype | None) -> Scenario:
 
 def events_of(case: Scenario, options: TraceOptions | None = None) -> list[AllocEvent]:
     """Its events."""
-    return to_events(sharded_records(case, small_config("llama-mha", case, layers=LAYERS), options or TraceOptions()))
+    return to_events(
+        sharded_records(case, small_config("llama-mha", case, layers=LAYERS), options or TraceOptions())
+    )
 
 
 def held(events: list[AllocEvent], phase: str, *terms: str) -> int:
@@ -59,11 +61,17 @@ ROTARY_BYTES = 2 * 4 * WIDTH // SHALLOW["num_attention_heads"] // 2
 
 
 def test_fsdp_divides_bytes_that_are_stored_as_floats() -> None:
-    """Half of the packed bytes, of tables and norms in fp32 as PEFT prepares them, and of adapters, which nobody widens."""
+    """Half of the packed bytes, of tables and norms in fp32 as PEFT prepares them, and of adapters,
+    which nobody widens.
+    """
     events = events_of(scenario_of("fsdp", "bf16"))
     assert held(events, "forward", "weights") == (PACKED + 4 * (TABLES + NORMS)) // WORLD + ROTARY_BYTES
     assert held(events, "forward", "adapters") == 4 * ADAPTERS // WORLD
-    layer = [each for each in events if each.op == "unsharded parameter" and "layers.3.mlp.down_proj.base_layer" in each.module]
+    layer = [
+        each
+        for each in events
+        if each.op == "unsharded parameter" and "layers.3.mlp.down_proj.base_layer" in each.module
+    ]
     assert not layer, "whole parameters belong to their unit"
     whole = {each.n_bytes for each in events if each.op == "unsharded parameter"}
     assert {WIDTH * WIDTH // 2, WIDTH * INNER // 2} <= whole, "packed bytes travel packed"
@@ -73,7 +81,9 @@ def test_fsdp_divides_bytes_that_are_stored_as_floats() -> None:
 
 
 def test_fsdp_leaves_plain_bytes_whole() -> None:
-    """What is stored as bytes stays whole on every GPU, as accelerate leaves it; scales are whole in any case."""
+    """What is stored as bytes stays whole on every GPU, as accelerate leaves it;
+    scales are whole in any case.
+    """
     events, divided = events_of(scenario_of("fsdp", None)), events_of(scenario_of("fsdp", "bf16"))
     assert held(events, "forward", "weights") == PACKED + 4 * (TABLES + NORMS) // WORLD + ROTARY_BYTES
     scales = held(events, "forward", "quantization_constants")
@@ -92,7 +102,9 @@ def test_the_whole_model_is_there_before_it_is_divided() -> None:
 
 
 def test_zero_3_casts_a_model_that_it_finds_whole() -> None:
-    """Parts of packed bytes and of 16-bit tables; adapters are cast too, because no ``zero.Init`` was there to leave them."""
+    """Parts of packed bytes and of 16-bit tables; adapters are cast too,
+    because no ``zero.Init`` was there to leave them.
+    """
     events = events_of(scenario_of("zero3", "bf16"))
     parts = {each.n_bytes for each in events if each.op == "ds_tensor"}
     assert {WIDTH * INNER // 2 // WORLD, ROWS * WIDTH * 2 // WORLD} <= parts

@@ -1,4 +1,6 @@
-"""The cache that natural lengths pile up, against replays of a traced job whose batches change their length."""
+"""The cache that natural lengths pile up,
+against replays of a traced job whose batches change their length.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,20 @@ from planner.units import MIB
 
 CAP, MEAN, BATCH, STEPS = 1024, 400, 2, 100
 TRACED = (256, 512, 1024)
-FLAGS = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "h200-sxm", "batch": BATCH, "gradient_checkpointing": True}
+FLAGS = {
+    "model": "qwen2.5-0.5b",
+    "method": "lora",
+    "gpu": "h200-sxm",
+    "batch": BATCH,
+    "gradient_checkpointing": True,
+}
 LATER_STEP = ("forward_2", "loss_2", "backward_2")
 
 
 class Stream:
-    """A traced job whose sizes follow from the length: three traces with the same events give each size as a parabola."""
+    """A traced job whose sizes follow from the length:
+    three traces with the same events give each size as a parabola.
+    """
 
     def __init__(self) -> None:
         traces = [trace_events(resolve(from_flags({**FLAGS, "seq": length}))) for length in TRACED]
@@ -45,7 +55,9 @@ class Stream:
         self.again = next(index for index, event in enumerate(traces[0]) if event.phase in LATER_STEP)
 
     def reserved_bytes(self, lengths: Sequence[int], settings: AllocatorSettings = DEFAULT_SETTINGS) -> int:
-        """What is reserved after one micro-step at each of ``lengths``; blocks of the small pool are left out."""
+        """What is reserved after one micro-step at each of ``lengths``;
+        blocks of the small pool are left out.
+        """
         allocator, live = CachingAllocator(settings), dict[int, Block | None]()
         for number, length in enumerate(lengths):
             made: set[int] = set()
@@ -83,7 +95,9 @@ def tops(lengths: Sequence[int]) -> list[int]:
 def drawn(seed: int) -> list[int]:
     """Longest samples of the batches of one run: an exponential cut at the cap."""
     draw = random.Random(seed)
-    return [max(16, *(min(CAP, round(draw.expovariate(1 / MEAN))) for _ in range(BATCH))) for _ in range(STEPS)]
+    return [
+        max(16, *(min(CAP, round(draw.expovariate(1 / MEAN))) for _ in range(BATCH))) for _ in range(STEPS)
+    ]
 
 
 def test_only_a_longer_batch_than_all_before_reserves_more() -> None:

@@ -57,13 +57,19 @@ def test_a_loss_in_pieces_is_the_same_loss() -> None:
 def test_only_a_piece_of_the_logits_is_alive(loss: Loss, whole: bool) -> None:
     """All logits in fp32 exist with the plain loss only; in pieces, an eighth of them at a time."""
     trace = fake_trace("llama", _scenario(loss, rank=4), cuda=True)
-    sizes = {each.block.n_bytes for each in trace.records if each.alloc and each.place.layer < 0 and each.place.stage != "load"}
+    sizes = {
+        each.block.n_bytes
+        for each in trace.records
+        if each.alloc and each.place.layer < 0 and each.place.stage != "load"
+    }
     assert (TOKENS * VOCABULARY * 4 in sizes) is whole
     assert (TOKENS // CHUNKS * VOCABULARY * 4 in sizes) is not whole
 
 
 def test_the_rows_of_a_piece_are_those_of_ligers_example() -> None:
-    """16,384 rows, 32,000 words and width 4096 make pieces of 2048 rows, as the comment in Liger's source says."""
+    """16,384 rows, 32,000 words and width 4096 make pieces of 2048 rows,
+    as the comment in Liger's source says.
+    """
     assert liger_chunk_rows(4096 * 4, 32000, 4096) == 2048
     assert liger_chunk_rows(5, 1000, 1000) == 5
     assert liger_chunk_rows(100, 3000, 1000) == 64
@@ -71,7 +77,9 @@ def test_the_rows_of_a_piece_are_those_of_ligers_example() -> None:
 
 @pytest.mark.parametrize("trains_head", [True, False])
 def test_liger_keeps_gradients_instead_of_logits(trains_head: bool) -> None:
-    """After the forward pass only the gradients of hidden states and of a trained head are there; one piece's logits before."""
+    """After the forward pass only the gradients of hidden states and of a trained head are there;
+    one piece's logits before.
+    """
     words, recorder = 768, Recorder()
     with recorder:
         rows = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)

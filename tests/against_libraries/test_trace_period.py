@@ -41,7 +41,8 @@ class _NotCaughtError(Exception):
 
 def _contents(records: list[Record]) -> Counter[Hashable]:
     return Counter(
-        (each.alloc, each.block.n_bytes, each.block.op, each.block.module, each.block.role, each.place) for each in records
+        (each.alloc, each.block.n_bytes, each.block.op, each.block.module, each.block.role, each.place)
+        for each in records
     )
 
 
@@ -59,8 +60,11 @@ def _contents(records: list[Record]) -> Counter[Hashable]:
     ],
 )
 def test_repeated_periods_equal_all_layers(name: str, setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every event is there as often, in the same place, and the allocator's peaks in each phase are the same."""
-    monkeypatch.setattr(program, "Irregular", _NotCaughtError)  # layers that do not repeat would be traced one by one
+    """Every event is there as often, in the same place,
+    and the allocator's peaks in each phase are the same.
+    """
+    # layers that do not repeat would be traced one by one
+    monkeypatch.setattr(program, "Irregular", _NotCaughtError)
     case = small_scenario(name, SETUPS[setup], layers=LAYERS)
     config = small_config(name, case, layers=LAYERS)
     every = trace_records(case, config, TraceOptions(all_layers=True))
@@ -70,7 +74,9 @@ def test_repeated_periods_equal_all_layers(name: str, setup: str, monkeypatch: p
 
 
 def test_the_pattern_of_alternating_layers_is_found() -> None:
-    """A dense first layer is prefix, layers that alternate make one period, and the prefix takes what is left over."""
+    """A dense first layer is prefix, layers that alternate make one period,
+    and the prefix takes what is left over.
+    """
     assert find_pattern(["a"] * 12, "layers") == Pattern(0, 1, 12, "layers")
     assert find_pattern(["a", "b"] * 6, "layers") == Pattern(0, 2, 6, "layers")
     assert find_pattern(["dense", *["moe"] * 9], "layers") == Pattern(1, 1, 9, "layers")
@@ -79,8 +85,13 @@ def test_the_pattern_of_alternating_layers_is_found() -> None:
 
 
 def test_layers_that_differ_are_not_repeated() -> None:
-    """When one of the inner periods allocates something else, the records are refused rather than repeated."""
-    blocks = [TracedBlock(i, 512 * (2 if i == 2 else 1), Place("forward", 0, i), "op", f"layers.{i}") for i in range(4)]
+    """When one of the inner periods allocates something else,
+    the records are refused rather than repeated.
+    """
+    blocks = [
+        TracedBlock(i, 512 * (2 if i == 2 else 1), Place("forward", 0, i), "op", f"layers.{i}")
+        for i in range(4)
+    ]
     records = [Record(True, block, block.place) for block in blocks]
     with pytest.raises(Irregular, match="forward"):
         repeat(records, Pattern(0, 1, 8, "layers"))

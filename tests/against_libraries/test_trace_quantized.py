@@ -39,16 +39,23 @@ def _tensors(holder: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("shape", [(128, 256), (11, 320), (688, 256)])
 def test_stored_bytes_are_those_of_the_real_layer(shape: tuple[int, int], double: bool) -> None:
-    """Packed weights, scales, their scales, offset and code book: tensor by tensor as bitsandbytes stores them."""
+    """Packed weights, scales, their scales, offset and code book:
+    tensor by tensor as bitsandbytes stores them.
+    """
     rows, columns = shape
     real = bitsandbytes.nn.Linear4bit(columns, rows, bias=False, compress_statistics=double, quant_type="nf4")
     real.weight = bitsandbytes.nn.Params4bit(
-        torch.randn(rows, columns, dtype=torch.bfloat16), requires_grad=False, compress_statistics=double, quant_type="nf4"
+        torch.randn(rows, columns, dtype=torch.bfloat16),
+        requires_grad=False,
+        compress_statistics=double,
+        quant_type="nf4",
     )
     real = real.to("cpu")
     wanted = sorted(tensor.nbytes for tensor in (real.weight, *_tensors(real.weight.quant_state)))
     with torch.device("meta"):
-        ours: nn.Module = bitsandbytes.nn.Linear4bit(columns, rows, bias=False, compress_statistics=double, quant_type="nf4")
+        ours: nn.Module = bitsandbytes.nn.Linear4bit(
+            columns, rows, bias=False, compress_statistics=double, quant_type="nf4"
+        )
     _stand_in(ours, torch.bfloat16)
     assert sorted(tensor.nbytes for tensor in (*ours.parameters(), *ours.buffers())) == wanted
     assert isinstance(ours, bitsandbytes.nn.Linear4bit), "PEFT would not take it for a 4-bit layer"
@@ -64,7 +71,9 @@ def test_a_step_over_a_4bit_base_expands_each_matrix_in_both_passes() -> None:
     case = _qlora()
     records = trace_records(case, small_config("llama", case))
     gc.collect()
-    expanded = [each for each in to_events(records) if each.term == "dequantization" and each.n_bytes == 256 * 688 * 2]
+    expanded = [
+        each for each in to_events(records) if each.term == "dequantization" and each.n_bytes == 256 * 688 * 2
+    ]
     passes = [each.phase for each in expanded if each.action == "alloc"]
     # gate, up and down in each of two layers; while loading, each is there in full before it is packed
     assert {phase: passes.count(phase) for phase in dict.fromkeys(passes)} == {
@@ -78,7 +87,11 @@ def test_the_preparation_of_the_base_widens_what_is_left() -> None:
     case = _qlora()
     events = to_events(trace_records(case, small_config("llama", case)))
     table = 512 * 256
-    sizes = [(each.action, each.n_bytes) for each in events if each.phase == "load" and each.module.endswith("lm_head")]
+    sizes = [
+        (each.action, each.n_bytes)
+        for each in events
+        if each.phase == "load" and each.module.endswith("lm_head")
+    ]
     assert sizes == [("alloc", table * 2), ("alloc", table * 4), ("free", table * 2)]
 
 
@@ -87,5 +100,7 @@ def test_another_quantisation_is_refused() -> None:
     base = _qlora()
     numerics = Numerics("bf16", "bf16-mixed", "gptq-int4")
     case = replace(base, recipe=replace(base.recipe, numerics=numerics))
-    with pytest.raises(NotModelledError, match=r"quantization 'gptq-int4' cannot be traced: .*use --method qlora"):
+    with pytest.raises(
+        NotModelledError, match=r"quantization 'gptq-int4' cannot be traced: .*use --method qlora"
+    ):
         trace_records(case, small_config("llama", case))

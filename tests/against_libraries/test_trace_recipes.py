@@ -22,7 +22,9 @@ SCALED = Setup(rank=4, numerics=Numerics("fp32", "fp16-mixed"), optimizer="adamw
 
 
 def test_fp16_training_scales_the_loss_and_unscales_in_place() -> None:
-    """Under fp16 autocast the step on fake tensors is that of a real run, GradScaler included, and makes no copy of gradients."""
+    """Under fp16 autocast the step on fake tensors is that of a real run, GradScaler included,
+    and makes no copy of gradients.
+    """
     case = small_scenario("llama", SCALED)
     fake, real = fake_trace("llama", case), real_trace("llama", case)
     assert any("_amp_foreach_non_finite_check_and_unscale_" in name for name in fake.operators)

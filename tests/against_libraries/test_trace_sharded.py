@@ -1,4 +1,6 @@
-"""The trace of one rank of a sharded run: shards against real two-process DeepSpeed, moments against hand-computed ones."""
+"""The trace of one rank of a sharded run: shards against real two-process DeepSpeed,
+moments against hand-computed ones.
+"""
 
 from __future__ import annotations
 
@@ -66,16 +68,24 @@ def traces() -> dict[str, list[AllocEvent]]:
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_shards_are_those_of_real_deepspeed(name: str, traces: dict[str, list[AllocEvent]], reports: Reports) -> None:  # noqa: F811
-    """fp32 masters, optimizer states and the flat weights are to the byte what the last of two real processes holds."""
+def test_shards_are_those_of_real_deepspeed(
+    name: str, traces: dict[str, list[AllocEvent]], reports: Reports
+) -> None:  # noqa: F811
+    """fp32 masters, optimizer states and the flat weights are to the byte what the last of two real processes
+    holds.
+    """
     events, real = traces[name], reports[name][-1]
     assert held(events, "master_weights") == real["master"]
-    steps = 4 * 2 * len(real["trained_dtypes"])  # torch's own counters of steps, which are not elements of a shard
+    # torch's own counters of steps, which are not elements of a shard
+    steps = 4 * 2 * len(real["trained_dtypes"])
     assert 0 <= held(events, "optimizer_states") - real["states"] <= steps
     weights = held(events, "weights") + held(events, "adapters")
     assert 0 <= weights - real["trained"] - real["frozen"] < 4 * real["tensors"] + 64
     if CASES[name].stage == 3:
-        assert sum(each.n_bytes for each in events if each.op == "grad_partitions_flat_buffer") == real["gradients"]
+        assert (
+            sum(each.n_bytes for each in events if each.op == "grad_partitions_flat_buffer")
+            == real["gradients"]
+        )
         whole = whole_at_the_end(events)
         assert 0 <= whole - real["whole"] < 4 * real["tensors"]
 
@@ -107,11 +117,15 @@ def sharded_llama(stage: str, accum: int = 1, rank: int = 0, world: int = 2) -> 
     setup = Setup(sharding=stage, world=world, mixed=True, optimizer="adamw_torch", rank=rank)  # type: ignore[arg-type]
     base = small_scenario("llama", setup, layers=LAYERS)
     batch = Batch(1, accum, 32, "packed", 32)
-    return replace(base, recipe=replace(base.recipe, batch=batch), stack=replace(base.stack, zero12_bucket_elements=0))
+    return replace(
+        base, recipe=replace(base.recipe, batch=batch), stack=replace(base.stack, zero12_bucket_elements=0)
+    )
 
 
 def test_stage_1_keeps_whole_gradients_between_micro_steps() -> None:
-    """With accumulation stage 1 holds all gradients until the last micro-step, stage 2 this process's part from the first on."""
+    """With accumulation stage 1 holds all gradients until the last micro-step,
+    stage 2 this process's part from the first on.
+    """
     sizes = {}
     for stage in ("zero1", "zero2"):
         case = sharded_llama(stage, accum=2)
@@ -123,18 +137,24 @@ def test_stage_1_keeps_whole_gradients_between_micro_steps() -> None:
 
 @pytest.mark.parametrize(("version", "early"), [("0.16.4", True), ("0.19.8", False)])
 def test_buckets_come_when_the_version_of_deepspeed_makes_them(version: str, early: bool) -> None:
-    """Up to 0.18.2 before the loss runs backward, beside its logits; later at the first gradient.  It goes at the end."""
+    """Up to 0.18.2 before the loss runs backward, beside its logits; later at the first gradient.
+    It goes at the end.
+    """
     case = sharded_llama("zero2")
     case = replace(case, stack=load_stack("hf-trainer@5", (("deepspeed", version),)))
     events = to_events(sharded_records(case, small_config("llama", case, layers=LAYERS)))
     made = [index for index, each in enumerate(events) if each.op == "ipg_buffer" and each.action == "alloc"]
-    loss = next(index for index, each in enumerate(events) if each.op == "aten._log_softmax_backward_data.default")
+    loss = next(
+        index for index, each in enumerate(events) if each.op == "aten._log_softmax_backward_data.default"
+    )
     assert (made[0] < loss) is early
     assert len(made) == sum(each.op == "ipg_buffer" and each.action == "free" for each in events)
 
 
 def test_offloaded_states_leave_the_gpu() -> None:
-    """With the optimizer on the host no master, state or gradient partition is on the GPU, but one staging buffer is."""
+    """With the optimizer on the host no master, state or gradient partition is on the GPU,
+    but one staging buffer is.
+    """
     case = sharded_llama("zero2")
     offloaded = replace(case, recipe=replace(case.recipe, offload="optimizer"))
     events = to_events(sharded_records(offloaded, small_config("llama", offloaded, layers=LAYERS)))
@@ -145,7 +165,9 @@ def test_offloaded_states_leave_the_gpu() -> None:
 
 
 def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
-    """The stream that a runtime writes is one that an allocator accepts, for LoRA with dropout and accumulation too."""
+    """The stream that a runtime writes is one that an allocator accepts,
+    for LoRA with dropout and accumulation too.
+    """
     setup = Setup(sharding="zero2", world=3, mixed=True, optimizer="adamw_torch", rank=RANK, dropout=0.1)
     case = scenario(MODEL, setup)
     batch = Batch(1, 4, 32, "packed", 32)
@@ -156,8 +178,14 @@ def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"method": "lora", "sharding": "fsdp1"}, "sharding 'fsdp1' cannot be traced yet; use --sharding fsdp"),
-        ({"method": "qlora", "sharding": "zero3"}, "stored as bytes under zero3, .* use --quant-storage bf16"),
+        (
+            {"method": "lora", "sharding": "fsdp1"},
+            "sharding 'fsdp1' cannot be traced yet; use --sharding fsdp",
+        ),
+        (
+            {"method": "qlora", "sharding": "zero3"},
+            "stored as bytes under zero3, .* use --quant-storage bf16",
+        ),
         (
             {"method": "qlora", "sharding": "fsdp", "quant_storage": "fp32"},
             "stored as fp32 under fsdp, which would cast them to bf16, .* use --quant-storage bf16",
@@ -165,7 +193,9 @@ def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
     ],
 )
 def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str], words: str) -> None:
-    """FSDP1 and k-bit bases that cannot be divided end with a sentence that names another setting, not with wrong numbers."""
+    """FSDP1 and k-bit bases that cannot be divided end with a sentence that names another setting,
+    not with wrong numbers.
+    """
     common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
     with pytest.raises(NotModelledError, match=words):
         refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))

@@ -1,4 +1,6 @@
-"""Each place where a CPU trace would run another program than CUDA, with and without the shim that mends it."""
+"""Each place where a CPU trace would run another program than CUDA,
+with and without the shim that mends it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_transformers_does_not_take_the_run_for_an_export() -> None:
 
 
 def test_layers_without_attention_run_the_kernels_of_a_gpu_installation() -> None:
-    """Modelling code of Qwen3.5 calls the stand-in of flash-linear-attention inside, and its own loop outside."""
+    """Modelling code of Qwen3.5 calls the stand-in of flash-linear-attention inside,
+    and its own loop outside.
+    """
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
     from measure.trace.cuda.recurrent import delta_rule
@@ -82,7 +86,9 @@ def test_layers_without_attention_run_the_kernels_of_a_gpu_installation() -> Non
 
 
 def test_layers_of_mamba_run_the_kernels_of_mamba_ssm() -> None:
-    """One call for convolution, scan, norm and output projection; outside, Transformers has no such function without a GPU."""
+    """One call for convolution, scan, norm and output projection; outside,
+    Transformers has no such function without a GPU.
+    """
     from transformers.models.bamba import modeling_bamba
     from transformers.models.jamba import modeling_jamba
 
@@ -108,7 +114,9 @@ def test_a_layer_without_attention_masks_padded_batches_alone(padded: bool) -> N
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_whether_a_mask_is_needed_is_known_from_the_batch(padded: bool) -> None:
-    """Without the shim the question cannot be answered on fake tensors; with it, only a padded batch needs a mask."""
+    """Without the shim the question cannot be answered on fake tensors; with it,
+    only a padded batch needs a mask.
+    """
     from transformers import masking_utils
 
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
@@ -131,7 +139,9 @@ def _saved_by(make: object, *inputs: Tensor) -> list[tuple[torch.dtype, tuple[in
 
 
 def test_flash_attention_keeps_five_tensors_and_no_expanded_heads() -> None:
-    """CUDA's flash kernel keeps query, key, value, output and one fp32 number per row; grouped heads stay grouped."""
+    """CUDA's flash kernel keeps query, key, value, output and one fp32 number per row;
+    grouped heads stay grouped.
+    """
     query_shape, key_shape = (2, 8, 128, 64), (2, 2, 128, 64)
     with shimmed("attention_kernel"):
         query = torch.empty(query_shape, dtype=torch.bfloat16, requires_grad=True)
@@ -141,7 +151,13 @@ def test_flash_attention_keeps_five_tensors_and_no_expanded_heads() -> None:
     large = [each for each in kept if len(each[1]) > 1]
     half = torch.bfloat16
     assert sorted(large, key=str) == sorted(
-        [(half, query_shape), (half, key_shape), (half, key_shape), (half, query_shape), (torch.float32, query_shape[:3])],
+        [
+            (half, query_shape),
+            (half, key_shape),
+            (half, key_shape),
+            (half, query_shape),
+            (torch.float32, query_shape[:3]),
+        ],
         key=str,
     )
 
@@ -156,11 +172,15 @@ def test_a_mask_takes_the_memory_efficient_kernel() -> None:
 
 
 def test_one_key_head_for_all_takes_the_unfused_form() -> None:
-    """A single key head that SDPA has to broadcast suits no fused kernel: products and an fp32 softmax, as on every device."""
+    """A single key head that SDPA has to broadcast suits no fused kernel: products and an fp32 softmax,
+    as on every device.
+    """
     with shimmed("attention_kernel"):
         query = torch.empty((1, 4, 32, 64), dtype=torch.bfloat16, requires_grad=True)
         key = torch.empty((1, 1, 32, 64), dtype=torch.bfloat16, requires_grad=True)
-        kept = _saved_by(lambda q, k: functional.scaled_dot_product_attention(q, k, k, is_causal=True), query, key)
+        kept = _saved_by(
+            lambda q, k: functional.scaled_dot_product_attention(q, k, k, is_causal=True), query, key
+        )
     assert sum(dtype == torch.float32 and math.prod(shape) == 4 * 32 * 32 for dtype, shape in kept) >= 1
 
 
@@ -174,7 +194,9 @@ def test_memory_efficient_backward_accumulates_in_fp32(width: int, tile: tuple[i
         mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool)
         recorder.enter_stage("backward")
         functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward()
-    taken = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "workspace" in each.block.op]
+    taken = [
+        each.block.n_bytes for each in recorder.trace.records if each.alloc and "workspace" in each.block.op
+    ]
     rows, columns = tile
     tiles = math.ceil(tokens / rows) * math.ceil(width / columns)
     assert taken == [batch * heads * tokens * 4, batch * heads * tiles * (rows * columns * 4 + 16)]
@@ -211,7 +233,9 @@ def test_dropout_keeps_one_byte_per_element() -> None:
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_softmax_into_fp32_copies_bf16_but_not_fp16(name: str, half: torch.dtype) -> None:
-    """CUDA's kernel reads fp16 scores and returns their gradient in fp16; the CPU, and CUDA of bf16, go through fp32 copies."""
+    """CUDA's kernel reads fp16 scores and returns their gradient in fp16; the CPU, and CUDA of bf16,
+    go through fp32 copies.
+    """
     copied: dict[bool, list[int]] = {}
     for shim in (False, True):
         recorder = Recorder()
@@ -222,20 +246,35 @@ def test_softmax_into_fp32_copies_bf16_but_not_fp16(name: str, half: torch.dtype
                 recorder.enter_stage("backward")
                 out.backward(torch.ones_like(out))
         assert (out.dtype, scores.grad.dtype) == (torch.float32, half)  # type: ignore[union-attr]
-        copied[shim] = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "_to_copy" in each.block.op]
+        copied[shim] = [
+            each.block.n_bytes
+            for each in recorder.trace.records
+            if each.alloc and "_to_copy" in each.block.op
+        ]
     assert copied[False] == [4 * 64 * 4, 4 * 64 * 2]
     assert copied[True] == ([] if half == torch.float16 else copied[False])
 
 
 def test_autocast_casts_what_cuda_casts() -> None:
-    """Powers, exponentials, norms and softmax run in fp32, products in 16-bit; afterwards the CPU's own lists are back."""
+    """Powers, exponentials, norms and softmax run in fp32, products in 16-bit;
+    afterwards the CPU's own lists are back.
+    """
 
     def dtypes() -> list[torch.dtype]:
         half = torch.ones(4, 8, dtype=torch.bfloat16)
         weight = torch.ones(8, 8)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            results = half.pow(2), torch.rsqrt(half), half.softmax(-1), half.sum(), functional.layer_norm(half, (8,))
-            return [each.dtype for each in (*results, functional.linear(half, weight), half @ weight, half.mean(-1))]
+            results = (
+                half.pow(2),
+                torch.rsqrt(half),
+                half.softmax(-1),
+                half.sum(),
+                functional.layer_norm(half, (8,)),
+            )
+            return [
+                each.dtype
+                for each in (*results, functional.linear(half, weight), half @ weight, half.mean(-1))
+            ]
 
     before = dtypes()
     with shimmed("autocast_lists"):
@@ -245,7 +284,9 @@ def test_autocast_casts_what_cuda_casts() -> None:
 
 
 def test_the_lists_are_those_of_the_header() -> None:
-    """Every operator that the installed torch lists for CUDA is covered, or is one that no model here calls."""
+    """Every operator that the installed torch lists for CUDA is covered,
+    or is one that no model here calls.
+    """
     import re
 
     header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
@@ -256,7 +297,11 @@ def test_the_lists_are_those_of_the_header() -> None:
         assert body is not None, name
         listed |= {".".join(match.split(", ")) for match in re.findall(r"_\(([^)]*)\)", body[1])}
     covered = set(FP32_OPS) | set(FP32_RESULT_OPS) | set(WIDEST_OPS) | LOW_PRECISION_OPS
-    uncalled = {name for name in listed - covered if re.search(r"rnn|lstm|gru|upsample|convolution|Dimname|dimname", name)}
+    uncalled = {
+        name
+        for name in listed - covered
+        if re.search(r"rnn|lstm|gru|upsample|convolution|Dimname|dimname", name)
+    }
     assert sorted(listed - covered - uncalled) == [
         "_scaled_dot_product_flash_attention",
         "addmv",
@@ -269,7 +314,9 @@ def test_the_lists_are_those_of_the_header() -> None:
 
 
 def test_code_that_asks_for_the_state_of_autocast_is_told() -> None:
-    """``torch.is_autocast_enabled()`` asks about CUDA; PEFT's quantised layers decide by it whether to cast."""
+    """``torch.is_autocast_enabled()`` asks about CUDA;
+    PEFT's quantised layers decide by it whether to cast.
+    """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not torch.is_autocast_enabled()
         with shimmed("autocast_state"):
@@ -278,7 +325,9 @@ def test_code_that_asks_for_the_state_of_autocast_is_told() -> None:
 
 
 def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
-    """foreach AdamW reads its step count, which is host memory on CUDA: it is given a value, and not recorded."""
+    """foreach AdamW reads its step count, which is host memory on CUDA: it is given a value,
+    and not recorded.
+    """
     recorder = Recorder()
     with shimmed("step_values"), BY_NAME["host_steps"].apply(Situation(False, recorder)):
         weight = torch.nn.Parameter(torch.empty(16, 16))
@@ -287,13 +336,19 @@ def test_optimizers_step_on_fake_tensors_and_keep_counts_on_the_host() -> None:
             recorder.enter_stage("optimizer_step")
             weight.grad = torch.empty_like(weight)
             optimizer.step()
-    states = [record.block.n_bytes for record in recorder.trace.records if record.alloc and "zeros_like" in record.block.op]
+    states = [
+        record.block.n_bytes
+        for record in recorder.trace.records
+        if record.alloc and "zeros_like" in record.block.op
+    ]
     assert states == [16 * 16 * 4] * 2
     assert not [record for record in recorder.trace.records if record.alloc and record.block.n_bytes == 4]
 
 
 def test_dora_reads_the_weight_of_a_stand_in() -> None:
-    """A packed matrix has no state of bitsandbytes to be dequantised by; with the shim it has its old dtype."""
+    """A packed matrix has no state of bitsandbytes to be dequantised by;
+    with the shim it has its old dtype.
+    """
     from peft.tuners.lora import dora
 
     class Packed(torch.nn.Linear):
@@ -307,7 +362,9 @@ def test_dora_reads_the_weight_of_a_stand_in() -> None:
 
 
 def test_scaled_gradients_are_taken_not_to_overflow() -> None:
-    """Under fp16 the scaler asks whether a gradient overflowed, which needs a value; with the shim the update is done."""
+    """Under fp16 the scaler asks whether a gradient overflowed, which needs a value;
+    with the shim the update is done.
+    """
     stepped: list[bool] = []
     for context in (FakeTensorMode(), shimmed("no_overflow")):
         with context:
@@ -324,7 +381,9 @@ def test_scaled_gradients_are_taken_not_to_overflow() -> None:
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_flash_attention_keeps_real_tokens_only(padded: bool) -> None:
-    """Query, key, value, output and one fp32 number per row and head; of a padded batch only what is no padding."""
+    """Query, key, value, output and one fp32 number per row and head;
+    of a padded batch only what is no padding.
+    """
     from transformers import LlamaConfig
     from transformers.integrations.flash_attention import flash_attention_forward
 
@@ -336,26 +395,37 @@ def test_flash_attention_keeps_real_tokens_only(padded: bool) -> None:
     module.config._attn_implementation_internal = "flash_attention_2"  # type: ignore[union-attr]
     with FakeTensorMode(), BY_NAME["flash_attention"].apply(situation), recorder:
         query = torch.empty((batch, heads, tokens, width), dtype=torch.bfloat16, requires_grad=True)
-        key, value = (torch.empty((batch, grouped, tokens, width), dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        key, value = (
+            torch.empty((batch, grouped, tokens, width), dtype=torch.bfloat16, requires_grad=True)
+            for _ in range(2)
+        )
         mask = torch.ones((batch, tokens), dtype=torch.bool) if padded else None
         out: list[Tensor] = []
 
         def attend(*inputs: Tensor) -> None:
             out.append(flash_attention_forward(module, *inputs, mask)[0])
 
-        kept = [shape for dtype, shape in _saved_by(attend, query, key, value) if dtype != torch.int64 and len(shape) > 1]
+        kept = [
+            shape
+            for dtype, shape in _saved_by(attend, query, key, value)
+            if dtype != torch.int64 and len(shape) > 1
+        ]
         recorder.enter_stage("backward")
         out[0].sum().backward()
     rows = real if padded else batch * tokens
     wanted = [heads * width * rows] * 2 + [grouped * width * rows] * 2 + [heads * rows]
     assert sorted(math.prod(shape) for shape in kept) == sorted(wanted)
-    workspace = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "workspace" in each.block.op]
+    workspace = [
+        each.block.n_bytes for each in recorder.trace.records if each.alloc and "workspace" in each.block.op
+    ]
     rounded = real + 128 * batch if padded else batch * 128
     assert workspace == [4 * heads * rounded, 4 * heads * rounded * width, *[2 * heads * width * rows] * 2]
 
 
 def test_code_books_are_made_without_their_values() -> None:
-    """bitsandbytes sorts the values of a code book, which fake tensors do not have; 256 numbers are made in any case."""
+    """bitsandbytes sorts the values of a code book, which fake tensors do not have;
+    256 numbers are made in any case.
+    """
     bitsandbytes = import_or_skip("bitsandbytes")
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         bitsandbytes.functional.create_dynamic_map()
@@ -377,17 +447,29 @@ def test_large_states_of_a_paged_optimizer_are_not_the_allocators(paged: bool) -
             for weight in weights:
                 weight.grad = torch.empty_like(weight)
             optimizer.step()
-    states = [each.block.n_bytes for each in recorder.trace.records if each.alloc and "zeros_like" in each.block.op]
+    states = [
+        each.block.n_bytes for each in recorder.trace.records if each.alloc and "zeros_like" in each.block.op
+    ]
     assert states == [small * 4] * 2 + ([] if paged else [large * 4] * 2)
 
 
 def test_grouped_products_of_every_dtype_have_the_shapes_of_the_cpu() -> None:
-    """Rows by the matrices of their experts, and the gradient of those matrices, in fp32 as well as bf16: as on a real CPU."""
+    """Rows by the matrices of their experts, and the gradient of those matrices, in fp32 as well as bf16:
+    as on a real CPU.
+    """
     for dtype in (torch.float32, torch.bfloat16):
         rows, matrices = torch.ones(6, 16, dtype=dtype), torch.ones(2, 16, 32, dtype=dtype)
         ends = torch.tensor([2, 6], dtype=torch.int32)
-        real = [torch._grouped_mm(rows, matrices, ends), torch._grouped_mm(rows.t(), torch.ones(6, 32, dtype=dtype), ends)]
+        real = [
+            torch._grouped_mm(rows, matrices, ends),
+            torch._grouped_mm(rows.t(), torch.ones(6, 32, dtype=dtype), ends),
+        ]
         with grouped_product_in_every_dtype(), FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(each) for each in (rows, matrices, ends, torch.ones(6, 32, dtype=dtype))]
-            made = [torch._grouped_mm(fakes[0], fakes[1], fakes[2]), torch._grouped_mm(fakes[0].t(), fakes[3], fakes[2])]
+            fakes = [
+                mode.from_tensor(each) for each in (rows, matrices, ends, torch.ones(6, 32, dtype=dtype))
+            ]
+            made = [
+                torch._grouped_mm(fakes[0], fakes[1], fakes[2]),
+                torch._grouped_mm(fakes[0].t(), fakes[3], fakes[2]),
+            ]
         assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in real]

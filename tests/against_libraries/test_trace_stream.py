@@ -1,4 +1,6 @@
-"""On fake tensors the modules run the same program as on the CPU: same operators, same bytes, in the same order."""
+"""On fake tensors the modules run the same program as on the CPU: same operators, same bytes,
+in the same order.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ LORA = Setup(rank=4, checkpointing=True, dropout=0.1, mixed=True, attention="eag
 FULL = Setup()
 
 
-# A frozen base that is not in the dtype of the products: autocast makes a copy of each matrix, and backward keeps it.
+# A frozen base that is not in the dtype of the products: autocast makes a copy of each matrix,
+# and backward keeps it.
 WIDE = Setup(rank=4, numerics=Numerics("fp32", "bf16-mixed"))
 
 
@@ -52,15 +55,21 @@ def bytes_in_order(trace: Trace) -> list[tuple[bool, int]]:
 @pytest.mark.parametrize("setup", [FULL, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> None:
-    """Without the shims for CUDA, operators with their shapes, allocations and peaks are those of a real CPU run, exactly."""
+    """Without the shims for CUDA, operators with their shapes,
+    allocations and peaks are those of a real CPU run, exactly.
+    """
     case = small_scenario(name, setup)
     assert_same_program(fake_trace(name, case), real_trace(name, case))
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion", "sgd", "adafactor"])
+@pytest.mark.parametrize(
+    "optimizer", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion", "sgd", "adafactor"]
+)
 def test_optimizers_run_the_program_of_the_cpu(optimizer: Optimizer, rank: int) -> None:
-    """Every optimizer of the Trainer steps on fake tensors as on real ones: same operators, states and temporaries."""
+    """Every optimizer of the Trainer steps on fake tensors as on real ones: same operators,
+    states and temporaries.
+    """
     import_or_skip("bitsandbytes")
     case = small_scenario("llama", Setup(rank=rank, optimizer=optimizer))
     fake, real = fake_trace("llama", case), real_trace("llama", case)
@@ -80,13 +89,19 @@ def _program_with_shared_gradients() -> torch.Tensor:
 
 @pytest.mark.parametrize("fake", [True, False])
 def test_gradients_are_summed_in_place_where_autograd_does_so_unwatched(fake: bool) -> None:
-    """A dispatch mode makes autograd sum out of place; the recorder undoes that, also where the first gradient is a view."""
+    """A dispatch mode makes autograd sum out of place; the recorder undoes that,
+    also where the first gradient is a view.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     loss = _program_with_shared_gradients()
     with profile(activities=[ProfilerActivity.CPU]) as unwatched:
         loss.backward()
-    wanted = [each.name.removeprefix("aten::") for each in unwatched.events() if each.name in ("aten::add", "aten::add_")]
+    wanted = [
+        each.name.removeprefix("aten::")
+        for each in unwatched.events()
+        if each.name in ("aten::add", "aten::add_")
+    ]
     recorder = Recorder(keep_operators=True)
     with FakeTensorMode() if fake else nullcontext():
         loss = _program_with_shared_gradients()
@@ -98,7 +113,8 @@ def test_gradients_are_summed_in_place_where_autograd_does_so_unwatched(fake: bo
 
 
 def test_copies_of_a_frozen_base_in_another_dtype_are_kept_for_backward() -> None:
-    """With fp32 weights under bf16 autocast, at the end of forward a real run holds a 16-bit copy of every frozen matrix.
+    """With fp32 weights under bf16 autocast,
+    at the end of forward a real run holds a 16-bit copy of every frozen matrix.
 
     Those that read the first hidden states are the exception: nothing before them is trained.
     """
@@ -108,12 +124,20 @@ def test_copies_of_a_frozen_base_in_another_dtype_are_kept_for_backward() -> Non
     matrices = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 688 * 256) + 512 * 256
     first = (256 * 256 + 2 * 128 * 256) + 3 * 4 * 256
     for trace in (fake, real):
-        end = max(i for i, record in enumerate(trace.records) if record.place.stage == "forward" and record.place.micro_step == 0)
+        end = max(
+            i
+            for i, record in enumerate(trace.records)
+            if record.place.stage == "forward" and record.place.micro_step == 0
+        )
         alive: dict[int, int] = {}
         for record in trace.records[: end + 1]:
             if record.block.role == "autocast_copies":
                 alive[record.block.id] = record.block.n_bytes if record.alloc else 0
-        adapters = sum(record.block.n_bytes for record in trace.records if record.alloc and record.place.stage == "adapters")
+        adapters = sum(
+            record.block.n_bytes
+            for record in trace.records
+            if record.alloc and record.place.stage == "adapters"
+        )
         assert sum(alive.values()) == (matrices - first) * 2 + adapters // 2
 
 
@@ -123,10 +147,14 @@ def test_copies_of_a_frozen_base_in_another_dtype_are_kept_for_backward() -> Non
     ids=["lora", "checkpointed", "reentrant"],
 )
 def test_bytes_alive_are_those_of_an_independent_counter(setup: Setup) -> None:
-    """The most bytes that a real step holds above its weights, by a counter that shares nothing with the tracer."""
+    """The most bytes that a real step holds above its weights,
+    by a counter that shares nothing with the tracer.
+    """
     case = small_scenario("llama", setup)
     trace = fake_trace("llama", case)
-    weights = sum(record.block.n_bytes for record in trace.records if record.place.stage in ("load", "adapters"))
+    weights = sum(
+        record.block.n_bytes for record in trace.records if record.place.stage in ("load", "adapters")
+    )
     made = built("llama", case)
     materialize(made.model, Recorder())
     with counting() as live:

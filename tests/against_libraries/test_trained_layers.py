@@ -1,4 +1,6 @@
-"""Training of some layers only: the trace freezes the real modules, and the program asks for the same memory."""
+"""Training of some layers only: the trace freezes the real modules,
+and the program asks for the same memory.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ from planner.throughput.kernels import elementwise_seconds
 from tests.extras import import_or_skip
 
 LAYERS = 5
-# What is trained: the end, the beginning, a range with what stands behind it, single layers, one of them by its feed-forward part
-# alone, and the ends alone.
+# What is trained: the end, the beginning, a range with what stands behind it, single layers, one of them by
+# its feed-forward part alone, and the ends alone.
 CHOICES = (("last:2",), ("first:2",), ("2-3", "norm", "head"), ("1", "3:mlp", "embed"), ("norm", "head"))
 # The second model ties its head to its table.
 MODELS = ("llama-3.1-8b", "gemma-7b")
@@ -56,8 +58,19 @@ def check(scenario: Scenario) -> None:
 
 
 def test_ends_in_fp32_beside_16_bit_matrices(tmp_path: Path) -> None:
-    """As Axolotl trains without FlashAttention: the stream between layers is fp32, and so are states of the ends."""
-    check(scenario_of("llama-3.1-8b", tmp_path, depth=2, switches="widens_ends=true", precision="bf16-mixed", load_dtype="bf16"))
+    """As Axolotl trains without FlashAttention: the stream between layers is fp32,
+    and so are states of the ends.
+    """
+    check(
+        scenario_of(
+            "llama-3.1-8b",
+            tmp_path,
+            depth=2,
+            switches="widens_ends=true",
+            precision="bf16-mixed",
+            load_dtype="bf16",
+        )
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
@@ -72,18 +85,35 @@ def test_every_request_is_that_of_the_real_modules(
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("layers", CHOICES, ids="+".join)
-def test_the_peak_is_that_of_the_real_modules(layers: tuple[str, ...], checkpointing: bool, tmp_path: Path) -> None:
+def test_the_peak_is_that_of_the_real_modules(
+    layers: tuple[str, ...], checkpointing: bool, tmp_path: Path
+) -> None:
     """GPT-NeoX (biases, layer norms, both parts of a layer side by side): allocated within 0.5 %."""
-    scenario = scenario_of("gpt-neox-20b", tmp_path, train_layers=layers, gradient_checkpointing=checkpointing)
+    scenario = scenario_of(
+        "gpt-neox-20b", tmp_path, train_layers=layers, gradient_checkpointing=checkpointing
+    )
     trace = summarize(trace_events(scenario)).allocated_peak_bytes
     assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
 
 
-# Under which stack, with which kind of checkpointing: inputs of trained layers require gradients, those of frozen ones do not.
+# Under which stack, with which kind of checkpointing: inputs of trained layers require gradients,
+# those of frozen ones do not.
 STACKS: dict[str, dict[str, Any]] = {
-    "skipped": {"stack": "hf-trainer@5", "switches": ("frozen_layers=skipped",), "checkpoint_reentrant": False},
-    "spared": {"stack": "hf-trainer@5", "switches": ("frozen_layers=spared", "trainable_fp32=true"), "load_dtype": "bf16"},
-    "entered": {"stack": "hf-trainer@5", "switches": ("frozen_layers=entered", "trainable_fp32=true"), "load_dtype": "bf16"},
+    "skipped": {
+        "stack": "hf-trainer@5",
+        "switches": ("frozen_layers=skipped",),
+        "checkpoint_reentrant": False,
+    },
+    "spared": {
+        "stack": "hf-trainer@5",
+        "switches": ("frozen_layers=spared", "trainable_fp32=true"),
+        "load_dtype": "bf16",
+    },
+    "entered": {
+        "stack": "hf-trainer@5",
+        "switches": ("frozen_layers=entered", "trainable_fp32=true"),
+        "load_dtype": "bf16",
+    },
     "differentiated": {"stack": "hf-trainer@5", "checkpoint_reentrant": True},
     "llama-factory": {"stack": "llama-factory"},
 }
@@ -93,13 +123,20 @@ STACKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", STACKS)
 def test_every_request_under_other_stacks(name: str, layers: tuple[str, ...], tmp_path: Path) -> None:
     """The same where the stack makes other inputs require gradients, and widens what it trains."""
-    said = {"gradient_checkpointing": True, "checkpoint_reentrant": True, "precision": "bf16-mixed", **STACKS[name]}
+    said = {
+        "gradient_checkpointing": True,
+        "checkpoint_reentrant": True,
+        "precision": "bf16-mixed",
+        **STACKS[name],
+    }
     check(scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, **said))
 
 
 def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
     """DDP: the allocated peak is that of the trace, and the buckets are as large as all gradients."""
-    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=("last:2",), gpus=2, sharding="ddp", precision="bf16-mixed")
+    scenario = scenario_of(
+        "llama-3.1-8b", tmp_path, train_layers=("last:2",), gpus=2, sharding="ddp", precision="bf16-mixed"
+    )
     trace = summarize(trace_events(scenario)).allocated_peak_bytes
     assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
     stream = step_of(job_of(scenario, Coefficients()))
@@ -112,7 +149,9 @@ def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layers", [("last:2",), ("first:2", "head")], ids="+".join)
 def test_the_quick_reading_is_near_the_replay(layers: tuple[str, ...], tmp_path: Path) -> None:
     """A deep model whose layers differ is not read from two shallow ones."""
-    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, depth=32, gradient_checkpointing=True)
+    scenario = scenario_of(
+        "llama-3.1-8b", tmp_path, train_layers=layers, depth=32, gradient_checkpointing=True
+    )
     job = job_of(scenario, Coefficients())
     allocated = max(float(each.allocated_bytes) for each in predict_quick(job).phases)
     assert allocated == pytest.approx(program_bytes(scenario), rel=0.01)

@@ -1,6 +1,8 @@
-"""The step program of vision-language models against the dry run of the real modules: what is allocated at the peak.
+"""The step program of vision-language models against the dry run of the real modules:
+what is allocated at the peak.
 
-Left out: the mask and the running sum of ``masked_scatter``, which its kernel takes on a card and the dry run does not.
+Left out: the mask and the running sum of ``masked_scatter``,
+which its kernel takes on a card and the dry run does not.
 """
 
 from __future__ import annotations
@@ -29,10 +31,16 @@ pytestmark = [
 ]
 PROGRAM = Path(__file__).resolve().parent / "programs" / "vision_step.py"
 TEXT = {
-    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "vocab_size": 4096,
 }  # fmt: skip
-TOKENS = {"image_token_id": 4000, "video_token_id": 4001, "vision_start_token_id": 4002, "vision_end_token_id": 4003}
+TOKENS = {
+    "image_token_id": 4000,
+    "video_token_id": 4001,
+    "vision_start_token_id": 4002,
+    "vision_end_token_id": 4003,
+}
 ROPE = {"mrope_section": [8, 12, 12]}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
@@ -42,47 +50,62 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "model_type": "qwen2_5_vl", **TEXT, **TOKENS, "rope_scaling": {"type": "mrope", **ROPE},
         "vision_config": {
-            "depth": 4, "hidden_size": 320, "intermediate_size": 856, "num_heads": 4, "out_hidden_size": 256, "patch_size": 14,
+            "depth": 4, "hidden_size": 320, "intermediate_size": 856, "num_heads": 4, "out_hidden_size": 256,
+            "patch_size": 14,
             "fullatt_block_indexes": [3],
         },
     },
     "qwen3_vl": {
         "model_type": "qwen3_vl", "tie_word_embeddings": True, **TOKENS,
-        "text_config": {**TEXT, "head_dim": 64, "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, **ROPE}},
+        "text_config": {**TEXT, "head_dim": 64,
+        "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, **ROPE}},
         "vision_config": {
-            "depth": 4, "hidden_size": 288, "intermediate_size": 1076, "num_heads": 4, "out_hidden_size": 256, "patch_size": 16,
+            "depth": 4, "hidden_size": 288, "intermediate_size": 1076, "num_heads": 4, "out_hidden_size": 256,
+            "patch_size": 16,
             "deepstack_visual_indexes": [0, 1, 2],
         },
     },
     "qwen3_5": {
         "model_type": "qwen3_5", **TOKENS, "text_config": {
-            **TEXT, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64,
+            **TEXT, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 64,
             "linear_value_head_dim": 64,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True, "mrope_section": [3, 3, 2]},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_interleaved": True,
+            "mrope_section": [3, 3, 2]},
         },
         "vision_config": {
-            "depth": 4, "hidden_size": 288, "intermediate_size": 1076, "num_heads": 4, "out_hidden_size": 256, "patch_size": 16,
+            "depth": 4, "hidden_size": 288, "intermediate_size": 1076, "num_heads": 4, "out_hidden_size": 256,
+            "patch_size": 16,
         },
     },
     "llava": {
         "model_type": "llava", "image_token_index": 4000, "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {
-            "model_type": "clip_vision_model", "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4,
+            "model_type": "clip_vision_model", "hidden_size": 320, "intermediate_size": 1280,
+            "num_hidden_layers": 4,
             "num_attention_heads": 5, "image_size": 280, "patch_size": 14,
         },
     },
     "gemma3": {
         "model_type": "gemma3", "image_token_index": 4000, "mm_tokens_per_image": 100,
         "text_config": {
-            "model_type": "gemma3_text", **TEXT, "head_dim": 64, "sliding_window": 512, "query_pre_attn_scalar": 64,
+            "model_type": "gemma3_text", **TEXT, "head_dim": 64, "sliding_window": 512,
+            "query_pre_attn_scalar": 64,
         },
         "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4,
+            "model_type": "siglip_vision_model", "hidden_size": 320, "intermediate_size": 1280,
+            "num_hidden_layers": 4,
             "num_attention_heads": 5, "image_size": 280, "patch_size": 14, "vision_use_head": False,
         },
     },
 }  # fmt: skip
-SIZES = {"qwen2_vl": "504x336", "qwen2_5_vl": "504x336", "qwen3_vl": "576x384", "qwen3_5": "576x384", "llava": "280x280"}
+SIZES = {
+    "qwen2_vl": "504x336",
+    "qwen2_5_vl": "504x336",
+    "qwen3_vl": "576x384",
+    "qwen3_5": "576x384",
+    "llava": "280x280",
+}
 SIZES |= {"gemma3": "280x280"}
 
 
@@ -95,7 +118,10 @@ def program_peak(flags: dict[str, object]) -> int:
     level = most = 0
     for event in stream.events[:end]:
         slot = event if event >= 0 else ~event
-        if stream.place(slot)[2] == "masked_scatter" and sizes[slot] > 2 * int(str(flags["seq"])) * TEXT["hidden_size"]:
+        if (
+            stream.place(slot)[2] == "masked_scatter"
+            and sizes[slot] > 2 * int(str(flags["seq"])) * TEXT["hidden_size"]
+        ):
             continue
         level += sizes[slot] if event >= 0 else -sizes[slot]
         most = max(most, level)
@@ -113,7 +139,8 @@ def trace_peak(events: list[AllocEvent]) -> int:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize(
-    ("method", "frozen", "checkpointing"), [("lora", True, True), ("lora", False, False), ("full", True, True)]
+    ("method", "frozen", "checkpointing"),
+    [("lora", True, True), ("lora", False, False), ("full", True, True)],
 )
 def test_allocated_is_that_of_the_real_modules(
     kind: str, method: str, frozen: bool, checkpointing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +155,8 @@ def test_allocated_is_that_of_the_real_modules(
     flags: dict[str, object] = {
         "model": "config.json", "method": method, "gpu": "a100-80-sxm", "seq": 1024, "images_per_sample": 2,
         "image_size": SIZES[kind], "gradient_checkpointing": checkpointing, "checkpoint_reentrant": False,
-        "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "sdpa", "padding": "packed", "optimizer": "adamw_torch",
+        "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "sdpa", "padding": "packed",
+        "optimizer": "adamw_torch",
     }  # fmt: skip
     flags |= {"freeze": "vision_tower;projector"} if frozen else {}
     adapter = {"lora_rank": 16, "lora_dropout": 0, "lora_targets": "all-linear", "adapter_dtype": "fp32"}

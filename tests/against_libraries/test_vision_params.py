@@ -31,7 +31,9 @@ NAMES = (
 
 
 def built(fields: dict[str, Any]) -> Any:
-    """The module on meta, with at most three layers of each kind: a layer more adds what the one before does."""
+    """The module on meta, with at most three layers of each kind:
+    a layer more adds what the one before does.
+    """
     for part in (fields.get("text_config", fields), fields["vision_config"]):
         for name in ("num_hidden_layers", "depth"):
             if name in part:
@@ -59,7 +61,9 @@ def test_parameters_are_those_of_the_modules(name: str) -> None:
     assert spec.vision is not None
     parts = ("visual", "vision_tower", "multi_modal_projector")
     assert spec.vision.param_count == sum(
-        tensor.numel() for path, tensor in model.named_parameters() if any(f".{part}." in f".{path}" for part in parts)
+        tensor.numel()
+        for path, tensor in model.named_parameters()
+        if any(f".{part}." in f".{path}" for part in parts)
     )
 
 
@@ -79,6 +83,7 @@ def test_matrices_are_those_that_peft_finds(name: str) -> None:
     theirs = {
         (path.rpartition(".")[2], module.in_features, module.out_features)
         for path, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and ("visual" in path or "vision_tower" in path or "projector" in path)
+        if isinstance(module, torch.nn.Linear)
+        and ("visual" in path or "vision_tower" in path or "projector" in path)
     }
     assert ours == theirs

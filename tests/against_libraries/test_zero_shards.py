@@ -1,8 +1,10 @@
-"""What each process holds under DeepSpeed's ZeRO stages: real two-process runs on the CPU (gloo) against the step program.
+"""What each process holds under DeepSpeed's ZeRO stages: real two-process runs on the CPU (gloo)
+against the step program.
 
-The worker goes through ``deepspeed.initialize`` with torch's AdamW and gloo, so that nothing is compiled.  Trained tensors are
-flattened into one buffer per group, which is padded to a multiple of 2 elements per process (stages 1 and 2, each tensor to
-16 bytes first where alignment is on); stage 3 pads each tensor to a multiple of the number of processes.
+The worker goes through ``deepspeed.initialize`` with torch's AdamW and gloo, so that nothing is compiled.
+Trained tensors are flattened into one buffer per group, which is padded to a multiple of 2 elements per
+process (stages 1 and 2, each tensor to 16 bytes first where alignment is on); stage 3 pads each tensor to a
+multiple of the number of processes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ WORLD = 2
 LIMIT_S = 300
 RANK = 4
 MODEL = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 336, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 336, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 320,
 }  # fmt: skip
 OPTIMIZERS = {1: "DeepSpeedZeroOptimizer", 2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
@@ -48,7 +51,9 @@ OPTIMIZERS = {1: "DeepSpeedZeroOptimizer", 2: "DeepSpeedZeroOptimizer", 3: "Deep
 
 @dataclass(frozen=True)
 class Case:
-    """One run.  ``zero_init``: the model is made inside ``zero.Init``, as ``from_pretrained`` makes it under stage 3."""
+    """One run.  ``zero_init``: the model is made inside ``zero.Init``,
+    as ``from_pretrained`` makes it under stage 3.
+    """
 
     stage: int
     rank: int
@@ -58,9 +63,11 @@ class Case:
 
     @property
     def adapter_dtype(self) -> Dtype:
-        """The dtype that the planner is told: fp32, as PEFT makes adapters; what the engine makes of it is the planner's to know.
+        """The dtype that the planner is told: fp32, as PEFT makes adapters;
+        what the engine makes of it is the planner's to know.
 
-        Under stage 3 that holds for models made inside ``zero.Init``; one that the engine finds whole is cast first.
+        Under stage 3 that holds for models made inside ``zero.Init``;
+        one that the engine finds whole is cast first.
         """
         return "bf16" if self.stage == 3 and not self.zero_init else "fp32"
 
@@ -86,7 +93,9 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
-    """Case -> what each of the two processes reports.  All cases share one run, and parallel test processes share its files."""
+    """Case -> what each of the two processes reports.  All cases share one run,
+    and parallel test processes share its files.
+    """
     base = tmp_path_factory.getbasetemp()
     out = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "zero"
     try:
@@ -102,11 +111,19 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
 def run_workers(out: Path) -> None:
     """Start the two processes and wait; ``out/done`` says that they are through, whatever came of it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WORLD)]
-    command += [str(Path(__file__).with_name("zero_worker.py")), "--model", json.dumps(MODEL), "--out", str(out)]
+    command += [
+        str(Path(__file__).with_name("zero_worker.py")),
+        "--model",
+        json.dumps(MODEL),
+        "--out",
+        str(out),
+    ]
     command += ["--cases", json.dumps({name: asdict(case) for name, case in (CASES | OFFLOADED).items()})]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     try:
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        run = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     finally:
         (out / "done").touch()
     if run.returncode:
@@ -127,13 +144,20 @@ def prediction(name: str) -> Job:
     case = CASES[name]
     sharding: ShardingName = "zero1" if case.stage == 1 else "zero2" if case.stage == 2 else "zero3"
     setup = Setup(
-        rank=case.rank, adapter_dtype=case.adapter_dtype, sharding=sharding, world=WORLD, mixed=True, optimizer="adamw_torch"
+        rank=case.rank,
+        adapter_dtype=case.adapter_dtype,
+        sharding=sharding,
+        world=WORLD,
+        mixed=True,
+        optimizer="adamw_torch",
     )
     return job(MODEL, setup)
 
 
 def held(name: str, end: str = "") -> Counter[TermName]:
-    """Bytes of each term that the program of the run has when its step is over, or when the phase ``end`` begins first."""
+    """Bytes of each term that the program of the run has when its step is over,
+    or when the phase ``end`` begins first.
+    """
     asked = prediction(name)
     stream = step_of(asked)
     sizes = stream.sizes({unit: float(count) for unit, count in unit_values(asked).items()})
@@ -147,7 +171,9 @@ def held(name: str, end: str = "") -> Counter[TermName]:
 
 @every_case
 def test_the_engine_is_the_one_that_is_described(name: str, reports: Reports) -> None:
-    """The run really goes through DeepSpeed's engine and its ZeRO optimizer, not through plain data parallelism."""
+    """The run really goes through DeepSpeed's engine and its ZeRO optimizer,
+    not through plain data parallelism.
+    """
     for report in reports[name]:
         assert report["engine"] == "DeepSpeedEngine"
         assert report["class"] == OPTIMIZERS[CASES[name].stage]
@@ -155,7 +181,9 @@ def test_the_engine_is_the_one_that_is_described(name: str, reports: Reports) ->
 
 @every_case
 def test_trained_and_frozen_weights(name: str, reports: Reports) -> None:
-    """Stages 1 and 2 keep all weights in 16-bit on every process; stage 3 divides them all, frozen ones included."""
+    """Stages 1 and 2 keep all weights in 16-bit on every process; stage 3 divides them all,
+    frozen ones included.
+    """
     case, expected, program = CASES[name], prediction(name), held(name)
     base, adapters = unquantized_weight_bytes(expected), adapter_bytes(expected)
     assert (program["weights"], program["adapters"]) == (base, adapters)
@@ -166,7 +194,9 @@ def test_trained_and_frozen_weights(name: str, reports: Reports) -> None:
 
 @every_case
 def test_small_parameters_stay_whole_under_stage_3(name: str, reports: Reports) -> None:
-    """Norms, and LoRA matrices below ten times the width, are kept whole on every process under stage 3 only."""
+    """Norms, and LoRA matrices below ten times the width,
+    are kept whole on every process under stage 3 only.
+    """
     for report in reports[name]:
         assert report["whole"] == held(name)["gathered_parameters"]
         assert (report["whole"] > 0) == (CASES[name].stage == 3)
@@ -190,7 +220,8 @@ def test_optimizer_states(name: str, reports: Reports) -> None:
 
 @every_case
 def test_gradients(name: str, reports: Reports) -> None:
-    """What waits for the step is a 16-bit share; stage 1 holds whole gradients until its backward is over, the others do not.
+    """What waits for the step is a 16-bit share;
+    stage 1 holds whole gradients until its backward is over, the others do not.
 
     Where the share ends inside of a parameter, its gradient is there whole.
     """
@@ -207,7 +238,9 @@ def test_gradients(name: str, reports: Reports) -> None:
 
 @every_case
 def test_adapter_dtype(name: str, reports: Reports) -> None:
-    """Stages 1 and 2 turn fp32 adapters to 16-bit.  So does stage 3, unless the model was made inside ``zero.Init``."""
+    """Stages 1 and 2 turn fp32 adapters to 16-bit.  So does stage 3,
+    unless the model was made inside ``zero.Init``.
+    """
     dtype = {2: "torch.bfloat16", 4: "torch.float32"}[prediction(name).regime.trained]
     assert dtype == ("torch.float32" if CASES[name] == Case(3, RANK, zero_init=True) else "torch.bfloat16")
     for report in reports[name]:

@@ -16,14 +16,18 @@ _HEAD_NAMES = ("num_attention_heads", "n_head", "n_heads")
 _KEY_HEAD_NAMES = frozenset({"num_key_value_heads", "num_kv_heads"})
 _LAYER_NAMES = frozenset({"num_hidden_layers", "n_layer", "n_layers"})
 _EXPERT_NAMES = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
-# Groups of experts, and layers without any, have to fit the smaller numbers; grouped products want rows of whole 16 bytes.
+# Groups of experts, and layers without any, have to fit the smaller numbers;
+# grouped products want rows of whole 16 bytes.
 _OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek-v3": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
     "gpt-oss-20b": {"hidden_size": 192, "intermediate_size": 192},
 }
-# What Transformers 5.23 has no SDPA for, and experts in one tensor, whose adapters take no dropout in PEFT 0.21.
+# What Transformers 5.23 has no SDPA for, and experts in one tensor,
+# whose adapters take no dropout in PEFT 0.21.
 WITHOUT_SDPA = frozenset({"gemma-2-9b", "bloom-7b1", "mpt-7b", "gpt-j-6b", "gpt-oss-20b"})
-FUSED_EXPERTS = frozenset({"mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"})
+FUSED_EXPERTS = frozenset(
+    {"mixtral-8x7b", "qwen3-30b-a3b", "olmoe-1b-7b", "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b"}
+)
 
 
 def tiny_fields(model: str) -> dict[str, Any]:

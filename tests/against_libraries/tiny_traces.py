@@ -44,7 +44,9 @@ class Small:
 
 
 def config_fields(name: str, layers: int | None = None) -> dict[str, Any]:
-    """The ``config.json`` of a small model, or of a catalog model made tiny; its layer count can be changed."""
+    """The ``config.json`` of a small model, or of a catalog model made tiny;
+    its layer count can be changed.
+    """
     config = CONFIGS[name] if name in CONFIGS else tiny_fields(name)
     return dict(config) if layers is None else with_layers(config, layers)
 

@@ -1,4 +1,5 @@
-"""One process of real DeepSpeed ZeRO runs on the CPU: trains a tiny model for one step a case, writes what it holds to a file.
+"""One process of real DeepSpeed ZeRO runs on the CPU: trains a tiny model for one step a case,
+writes what it holds to a file.
 
 Started by ``torchrun --nproc_per_node 2`` with ``DS_ACCELERATOR=cpu``.  The optimizer is torch's own and the
 collectives are gloo's, so that nothing is compiled.
@@ -19,7 +20,11 @@ import transformers
 
 def size(tensors: Any) -> int:
     """Bytes of distinct storages behind ``tensors``."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if tensor.numel()
+    }
     return sum(storages.values())
 
 
@@ -29,9 +34,13 @@ def elements(tensors: Any) -> int:
 
 
 def zero_config(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
-    """A DeepSpeed config with bf16, small buckets and the persistence threshold that Hugging Face's ``auto`` sets."""
+    """A DeepSpeed config with bf16,
+    small buckets and the persistence threshold that Hugging Face's ``auto`` sets.
+    """
     kinds = {"offload_optimizer": "optimizer", "offload_param": "params"}
-    offloads = {key: {"device": "cpu", "pin_memory": True} for key, what in kinds.items() if what in options.offload}
+    offloads = {
+        key: {"device": "cpu", "pin_memory": True} for key, what in kinds.items() if what in options.offload
+    }
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": options.accum,
@@ -50,7 +59,9 @@ def zero_config(options: argparse.Namespace, hidden: int) -> dict[str, Any]:
 
 
 def build(options: argparse.Namespace, config: dict[str, Any]) -> Any:
-    """The model, created inside ``zero.Init`` where asked (as ``from_pretrained`` does), with adapters where a rank is given."""
+    """The model, created inside ``zero.Init`` where asked (as ``from_pretrained`` does),
+    with adapters where a rank is given.
+    """
     torch.manual_seed(0)
     fields = transformers.AutoConfig.for_model(**json.loads(options.model))
     if options.zero_init:
@@ -83,17 +94,25 @@ def held_weights(engine: Any, stage: int) -> dict[str, int]:
 
 def beside_weights(optimizer: Any, masters: list[Any]) -> int:
     """Bytes of masters that are not the partitions of the weights themselves."""
-    weights = {tensor.ds_tensor.untyped_storage().data_ptr() for group in optimizer.fp16_groups for tensor in group}
+    weights = {
+        tensor.ds_tensor.untyped_storage().data_ptr() for group in optimizer.fp16_groups for tensor in group
+    }
     return size(tensor for tensor in masters if tensor.untyped_storage().data_ptr() not in weights)
 
 
 def held_by_optimizer(optimizer: Any, stage: int) -> dict[str, int]:
     """Bytes of masters and gradients on this rank, after backward and before the step."""
     if stage < 3:
-        gradients = [tensor for group in optimizer.averaged_gradients.values() if group is not None for tensor in group]
+        gradients = [
+            tensor for group in optimizer.averaged_gradients.values() if group is not None for tensor in group
+        ]
         return {"master": size(optimizer.single_partition_of_fp32_groups), "gradients": elements(gradients)}
     flat, masters = optimizer.grad_partitions_flat_buffer, optimizer.fp32_partitioned_groups_flat
-    return {"master": size(masters), "gradients": elements([flat]), "master_beside_weights": beside_weights(optimizer, masters)}
+    return {
+        "master": size(masters),
+        "gradients": elements([flat]),
+        "master_beside_weights": beside_weights(optimizer, masters),
+    }
 
 
 def held_on_host(engine: Any, optimizer: Any, stage: int) -> dict[str, int]:
@@ -159,9 +178,13 @@ def train_one_step(options: argparse.Namespace) -> dict[str, Any]:
     if options.offload != "none":
         report["host"] = held_on_host(engine, optimizer, options.stage)
     report |= held_weights(engine, options.stage)
-    states = [value for state in optimizer.optimizer.state.values() for key, value in state.items() if key != "step"]
+    states = [
+        value for state in optimizer.optimizer.state.values() for key, value in state.items() if key != "step"
+    ]
     report["states"] = elements(value for value in states if isinstance(value, torch.Tensor))
-    report["trained_dtypes"] = sorted({str(tensor.dtype) for tensor in engine.module.parameters() if tensor.requires_grad})
+    report["trained_dtypes"] = sorted(
+        {str(tensor.dtype) for tensor in engine.module.parameters() if tensor.requires_grad}
+    )
     report["tensors"] = len(list(engine.module.parameters()))
     engine.destroy()
     return report
@@ -175,11 +198,13 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    # Collectives of its own in shared memory, which it would compile for a minute on first use; gloo's do the same.
+    # Collectives of its own in shared memory, which it would compile for a minute on first use;
+    # gloo's do the same.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     reports = {
-        name: train_one_step(argparse.Namespace(model=given.model, **case)) for name, case in json.loads(given.cases).items()
+        name: train_one_step(argparse.Namespace(model=given.model, **case))
+        for name, case in json.loads(given.cases).items()
     }
     (given.out / f"rank{dist.get_rank()}.json").write_text(json.dumps(reports))
     dist.barrier()

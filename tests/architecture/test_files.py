@@ -1,4 +1,6 @@
-"""Files from outside have one reader, ``planner/files``: no other module opens one or takes its format apart."""
+"""Files from outside have one reader, ``planner/files``:
+no other module opens one or takes its format apart.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ EXEMPT = {
     "planner/records/writing.py": (".open",),  # appends, after a look at the last line of its own file
     "measure/dry_run/compile.py": (".read_bytes",),  # the project's own C++
     "measure/dry_run/parent.py": (".read_text",),  # the answer of its own child
-    "measure/dry_run/sandbox.py": (".read_bytes",),  # the program's own file, before the program changes its copy
+    # the program's own file, before the program changes its copy
+    "measure/dry_run/sandbox.py": (".read_bytes",),
     "measure/bundle.py": (".read_text", "tomllib.loads"),  # the project's own pyproject.toml
     "measure/run/case_folder.py": (".open",),  # locks of its own folders
     "measure/run/folder_lock.py": (".open",),  # locks of the folder of records
@@ -32,10 +35,14 @@ METHODS = frozenset({"open", "read_text", "read_bytes"})
 FUNCTIONS = frozenset(
     {
         "open", "io.open", "io.FileIO", "codecs.open", "os.open", "os.fdopen", "mmap.mmap", "fileinput.input",
-        "gzip.open", "gzip.GzipFile", "gzip.decompress", "zlib.decompress", "zlib.decompressobj", "bz2.open", "lzma.open",
-        "zipfile.ZipFile", "tarfile.open", "json.load", "tomllib.load", "tomllib.loads", "csv.reader", "csv.DictReader",
-        "yaml.load", "yaml.load_all", "yaml.safe_load", "yaml.safe_load_all", "yaml.full_load", "yaml.unsafe_load",
-        "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "torch.load",
+        "gzip.open", "gzip.GzipFile", "gzip.decompress", "zlib.decompress", "zlib.decompressobj", "bz2.open",
+        "lzma.open",
+        "zipfile.ZipFile", "tarfile.open", "json.load", "tomllib.load", "tomllib.loads", "csv.reader",
+        "csv.DictReader",
+        "yaml.load", "yaml.load_all", "yaml.safe_load", "yaml.safe_load_all", "yaml.full_load",
+        "yaml.unsafe_load",
+        "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open",
+        "torch.load",
         "numpy.load", "numpy.loadtxt", "numpy.genfromtxt", "numpy.fromfile", "numpy.memmap",
     }
 )  # fmt: skip

@@ -28,7 +28,9 @@ NO_FORMULA = {
     "memory/over_time.py:timeline_of": "replays",
     "memory/phases.py:kind_of": "names a kind",
     "memory/phases.py:make_term": "builds a term",
-    "memory/quick.py:predict_quick": "adds up requests of the step program; how its slack was measured stands beside it",
+    "memory/quick.py:predict_quick": (
+        "adds up requests of the step program; how its slack was measured stands beside it"
+    ),
     "memory/replayed.py:least_bytes": "replays",
     "memory/replayed.py:replayed": "replays",
     "memory/replayed.py:replayed_phases": "replays",
@@ -70,10 +72,15 @@ def _states_a_source(doc: str) -> bool:
 
 
 def test_every_formula_states_its_source() -> None:
-    """Public functions of memory and throughput have a line ``Source: ...``, but for those that hold no formula."""
+    """Public functions of memory and throughput have a line ``Source: ...``,
+    but for those that hold no formula.
+    """
     docs = dict(_docstrings())
     assert len(docs) > 60, "the formulas were not found"
-    assert sorted(name for name, doc in docs.items() if not _states_a_source(doc) and name not in NO_FORMULA) == []
+    assert (
+        sorted(name for name, doc in docs.items() if not _states_a_source(doc) and name not in NO_FORMULA)
+        == []
+    )
 
 
 def test_the_list_of_exceptions_is_current() -> None:
@@ -85,12 +92,16 @@ def test_the_list_of_exceptions_is_current() -> None:
 @pytest.mark.parametrize("file", ["operators.py", "traffic.py"])
 def test_files_that_stand_in_as_source_name_it(file: str) -> None:
     """The head of a file that its functions rely on says which code was counted."""
-    doc = ast.get_docstring(ast.parse((ROOT / "planner" / "throughput" / file).read_text(encoding="utf-8"))) or ""
+    doc = (
+        ast.get_docstring(ast.parse((ROOT / "planner" / "throughput" / file).read_text(encoding="utf-8")))
+        or ""
+    )
     assert "Transformers 5.23" in doc
     assert "TorchDispatchMode" in doc
 
 
-# Where code may name a stack: the default, the stack whose software a measurement runs, and those that tools' config files mean.
+# Where code may name a stack: the default, the stack whose software a measurement runs,
+# and those that tools' config files mean.
 MAY_NAME_STACKS = {
     "planner/intake/resolve.py",
     "planner/api/precheck.py",  # which library is imported
@@ -104,14 +115,28 @@ MAY_NAME_STACKS = {
     "measure/dry_run/tool_jobs.py",  # which tool a file is for
     *(
         f"planner/configs/{reader}.py"
-        for reader in ("read", "llama_factory", "llama_factory_v1", "axolotl", "trl", "trl_age", "hf_trainer", "other_tools")
+        for reader in (
+            "read",
+            "llama_factory",
+            "llama_factory_v1",
+            "axolotl",
+            "trl",
+            "trl_age",
+            "hf_trainer",
+            "other_tools",
+        )
     ),
-    *(f"planner/configs/{reader}.py" for reader in ("open_instruct", "open_instruct_dpo", "torchtitan", "torchtune", "commands")),
+    *(
+        f"planner/configs/{reader}.py"
+        for reader in ("open_instruct", "open_instruct_dpo", "torchtitan", "torchtune", "commands")
+    ),
 }
 
 
 def test_what_differs_between_stacks_is_in_their_files() -> None:
-    """No formula and no rule asks for a stack by its id: a difference is a switch of the stack files, with its source."""
+    """No formula and no rule asks for a stack by its id: a difference is a switch of the stack files,
+    with its source.
+    """
     ids = set(stack_ids())
     naming = {
         str(path.relative_to(ROOT))

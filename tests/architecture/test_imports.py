@@ -12,10 +12,21 @@ import pytest
 from tests.extras import import_or_skip
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "transformers", "scipy", "pandas", "matplotlib", "deepspeed", "peft", "accelerate", "bitsandbytes")
+HEAVY = (
+    "torch",
+    "transformers",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "deepspeed",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+)
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
 
-# Runs one command as `plan` would, and reports on the last line of stderr which of the named packages it imported.
+# Runs one command as `plan` would,
+# and reports on the last line of stderr which of the named packages it imported.
 _PROBE = """
 import json, sys
 from planner.cli.main import main
@@ -25,9 +36,16 @@ print(json.dumps({"code": code, "loaded": sorted({name.partition(".")[0] for nam
 
 
 def test_import_contracts() -> None:
-    """No module imports against the direction of the layers; a file in a new folder has to be given a layer."""
+    """No module imports against the direction of the layers;
+    a file in a new folder has to be given a layer.
+    """
     import_or_skip("importlinter")
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"]
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command; lint_imports_command()",
+        "--no-cache",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout, done.stdout
@@ -47,7 +65,9 @@ def test_import_contracts() -> None:
     ids=lambda arguments: " ".join(arguments[-1:]),
 )
 def test_no_command_imports_a_framework(arguments: list[str]) -> None:
-    """Commands answer without importing torch, transformers, scipy, pandas or matplotlib, installed or not."""
+    """Commands answer without importing torch, transformers, scipy, pandas or matplotlib,
+    installed or not.
+    """
     command = [sys.executable, "-c", _PROBE, json.dumps(arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     report = json.loads(done.stderr.splitlines()[-1])
@@ -57,7 +77,9 @@ def test_no_command_imports_a_framework(arguments: list[str]) -> None:
 
 
 def test_help_and_a_prediction_do_not_need_numpy() -> None:
-    """One scenario is answered by plain Python numbers; numpy is for grids, and importing it would double the start."""
+    """One scenario is answered by plain Python numbers; numpy is for grids,
+    and importing it would double the start.
+    """
     for arguments in (["--help"], PREDICTION):
         command = [sys.executable, "-c", _PROBE, json.dumps(arguments)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

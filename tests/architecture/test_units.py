@@ -41,13 +41,17 @@ def test_powers_live_in_units_alone() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("line", ["x / 1024**3", "x * 1e9", "2 ** 30", "n / 1e+06", "1 << 20", "10**9 * n", "1024 * 1024"])
+@pytest.mark.parametrize(
+    "line", ["x / 1024**3", "x * 1e9", "2 ** 30", "n / 1e+06", "1 << 20", "10**9 * n", "1024 * 1024"]
+)
 def test_a_bare_power_is_noticed(line: str) -> None:
     """Each way of spelling a unit by hand is found in code."""
     assert bare_powers(f"a = 1\ny = {line}\n") == [2]
 
 
-@pytest.mark.parametrize("line", ["x = 1024", "x = a1e9", "# 1e9 bytes", "'2**30'", "x = 1.1e9", "1 << bits", "1e-6"])
+@pytest.mark.parametrize(
+    "line", ["x = 1024", "x = a1e9", "# 1e9 bytes", "'2**30'", "x = 1.1e9", "1 << bits", "1e-6"]
+)
 def test_other_numbers_are_left_alone(line: str) -> None:
     """Comments, strings, names and numbers that are no unit pass."""
     assert bare_powers(f"{line}\n") == []
@@ -59,7 +63,9 @@ def test_the_word_flops_is_in_no_name() -> None:
     for path in sorted((ROOT / "planner").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None) or ""
+            name = (
+                getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None) or ""
+            )
             if isinstance(name, str) and "flops" in name.lower():
                 found.append(f"{path.relative_to(ROOT).as_posix()}: {name}")
     assert found == []

@@ -21,7 +21,9 @@ def _project() -> dict[str, dict]:
 
 
 def test_the_build_maps_the_data_into_the_package() -> None:
-    """The wheel's configuration puts the folder ``data`` where the package looks for it, and names the license file."""
+    """The wheel's configuration puts the folder ``data`` where the package looks for it,
+    and names the license file.
+    """
     wheel = _project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["packages"] == ["planner", "measure"]
     assert wheel["force-include"] == {"data": "planner/data"}
@@ -30,13 +32,18 @@ def test_the_build_maps_the_data_into_the_package() -> None:
 
 
 def test_an_installed_package_finds_its_data(tmp_path: Path) -> None:
-    """With ``planner/data`` as the wheel lays it out, a prediction works in an empty folder without the checkout."""
+    """With ``planner/data`` as the wheel lays it out,
+    a prediction works in an empty folder without the checkout.
+    """
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "planner", tmp_path / "site" / "planner", ignore=ignore)
     shutil.copytree(ROOT / "data", tmp_path / "site" / "planner" / "data", ignore=ignore)
     (tmp_path / "empty").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1"}
-    probe = "import sys, planner; from planner.cli.main import main; print(planner.__file__); sys.exit(main(sys.argv[1:]))"
+    probe = (
+        "import sys, planner; from planner.cli.main import main; print(planner.__file__); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", probe, *PREDICTION],
         cwd=tmp_path / "empty",
@@ -64,13 +71,20 @@ def test_the_wheel_holds_every_data_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "out").glob("*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    data = {f"planner/{path.relative_to(source).as_posix()}" for path in (source / "data").rglob("*") if path.is_file()}
+    data = {
+        f"planner/{path.relative_to(source).as_posix()}"
+        for path in (source / "data").rglob("*")
+        if path.is_file()
+    }
     modules = {
-        path.relative_to(source).as_posix() for folder in ("planner", "measure") for path in (source / folder).rglob("*.py")
+        path.relative_to(source).as_posix()
+        for folder in ("planner", "measure")
+        for path in (source / folder).rglob("*.py")
     }
     assert len(data) > 200, "the data files were not found"
     assert sorted((data | modules) - held) == []
-    # A compiled loop makes the wheel one for this kind of machine, and there is one wherever there is a compiler.
+    # A compiled loop makes the wheel one for this kind of machine,
+    # and there is one wherever there is a compiler.
     compiled = "planner/allocator/replay.native" in held
     assert compiled == ("any" not in wheel.stem.rpartition("-")[2])
     assert compiled or shutil.which(os.environ.get("CC", "cc")) is None

@@ -1,8 +1,9 @@
 """How fast answers are, as ratios where possible.
 
-Timing is asserted only when benchmarks are enabled (``make bench``); an ordinary test run calls each path once.
-Limits are asked of what other programs on the machine do not change: processor time of a command, and the fastest of many rounds
-of a call, which is what the code itself takes. The table of pytest-benchmark shows the medians of the wall-clock time beside it.
+Timing is asserted only when benchmarks are enabled (``make bench``); an ordinary test run calls each path
+once. Limits are asked of what other programs on the machine do not change: processor time of a command, and
+the fastest of many rounds of a call, which is what the code itself takes. The table of pytest-benchmark shows
+the medians of the wall-clock time beside it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PREDICTION = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
 PLAN = [sys.executable, "-m", "planner.cli.main", *PREDICTION]
 # What a command line with the same libraries costs before it does anything.
-IMPORTS = "import numpy, typer; from pydantic import BaseModel; from rich.console import Console; from rich.table import Table"
-# accelerate's estimator as its command runs it; only the look-up on the Hub is left out, because there is no network.
+IMPORTS = (
+    "import numpy, typer; from pydantic import BaseModel; from rich.console import Console; from "
+    "rich.table import Table"
+)
+# accelerate's estimator as its command runs it; only the look-up on the Hub is left out,
+# because there is no network.
 ACCELERATE = """
 import sys
 from types import SimpleNamespace
@@ -61,7 +66,8 @@ print(json.dumps([name for name in opened if name.endswith(".toml")]), file=sys.
 LISTS = ("index", "sizes")
 START_RATIO = 2.0
 ACCELERATE_RATIO = 10.0
-# Of a job that was not asked before, in a warm process: its replay without a limit, and the quick estimate of other sizes of it.
+# Of a job that was not asked before, in a warm process: its replay without a limit,
+# and the quick estimate of other sizes of it.
 REPLAY_S = {"qlora": 30 * MILLI_S, "zero3 offload": 80 * MILLI_S, "fsdp, four nodes": 80 * MILLI_S}
 QUICK_S = 10 * MILLI_S
 SCENARIOS_PER_S = 1e6
@@ -99,7 +105,8 @@ def scenario(name: str) -> Scenario:
 def run(command: list[str]) -> None:
     """Run a command from the root of the project, where a checkout finds the package without an installation.
 
-    Byte code is kept, as an installation keeps it: otherwise the time of compiling the package would be measured.
+    Byte code is kept, as an installation keeps it:
+    otherwise the time of compiling the package would be measured.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -122,7 +129,9 @@ def median_ratio(first: list[str], second: list[str], rounds: int) -> float:
 
 
 def test_cold_start(benchmark: BenchmarkFixture) -> None:
-    """A prediction from a cold process takes at most twice the time of importing the libraries of a command line."""
+    """A prediction from a cold process takes at most twice the time of importing the libraries of a command
+    line.
+    """
     benchmark.pedantic(run, args=(PLAN,), rounds=3, warmup_rounds=1)
     if benchmark.enabled:
         ratio = median_ratio(PLAN, [sys.executable, "-c", IMPORTS], rounds=9)
@@ -146,7 +155,9 @@ def test_faster_than_the_estimator_of_accelerate(benchmark: BenchmarkFixture, tm
 
 @pytest.mark.parametrize("name", JOBS)
 def test_one_replay(benchmark: BenchmarkFixture, name: str) -> None:
-    """The program of a job, built and replayed, where no answer is remembered: at most 30 or 80 milliseconds."""
+    """The program of a job, built and replayed, where no answer is remembered:
+    at most 30 or 80 milliseconds.
+    """
     job = job_of(scenario(name), PRIORS)
     made = benchmark.pedantic(replayed, args=(job,), setup=forget, rounds=15 if benchmark.enabled else 1)
     assert made.reserved_bytes >= made.allocated_bytes
@@ -156,7 +167,9 @@ def test_one_replay(benchmark: BenchmarkFixture, name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_one_quick_estimate(benchmark: BenchmarkFixture, name: str) -> None:
-    """From a resolved scenario whose program is known to its prediction, with time, in at most 10 milliseconds."""
+    """From a resolved scenario whose program is known to its prediction, with time,
+    in at most 10 milliseconds.
+    """
     made = benchmark(partial(estimate, quick=True), scenario(name))
     assert made.time is not None
     if benchmark.enabled:
@@ -184,7 +197,9 @@ def million(batches: int, lengths: int) -> GridAxes:
 
 
 def test_a_million_scenarios(benchmark: BenchmarkFixture) -> None:
-    """A grid of a million scenarios to peak memory and step time: a million per second on one core, within 2 GiB."""
+    """A grid of a million scenarios to peak memory and step time: a million per second on one core,
+    within 2 GiB.
+    """
     if not benchmark.enabled:
         pytest.skip("speed alone; tests/planner/searching/test_grid.py has the numbers")
     made: GridResult = benchmark.pedantic(estimate_grid, args=(million(50, 50),), rounds=5)
@@ -192,7 +207,9 @@ def test_a_million_scenarios(benchmark: BenchmarkFixture) -> None:
     assert all(part.step_s is not None for part in made.parts)
     rate = made.n_scenarios / benchmark.stats.stats.min
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-    benchmark.extra_info.update(scenarios=made.n_scenarios, scenarios_per_s=round(rate), peak_process_bytes=peak_bytes)
+    benchmark.extra_info.update(
+        scenarios=made.n_scenarios, scenarios_per_s=round(rate), peak_process_bytes=peak_bytes
+    )
     assert made.n_scenarios == 1_000_000
     assert rate >= SCENARIOS_PER_S
     assert peak_bytes < GRID_BYTES
@@ -200,16 +217,18 @@ def test_a_million_scenarios(benchmark: BenchmarkFixture) -> None:
 
 def test_advice(benchmark: BenchmarkFixture) -> None:
     """What would make a job fit is found while nobody waits."""
-    job = resolve(from_flags({"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"}))
+    job = resolve(
+        from_flags({"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"})
+    )
     assert benchmark.pedantic(levers, args=(job,), rounds=5 if benchmark.enabled else 1)
     if benchmark.enabled:
         assert benchmark.stats.stats.min <= ADVICE_S
 
 
 def test_catalogs_load_one_entry() -> None:
-    """A prediction opens the file of its model, card, stack and host, and the list of sizes; and where nobody named a stack, the
-    common ones and the other version of the assumed one, to say how far they would move the peak.  No other entry; and of the
-    packages those that these stacks run, each once.
+    """A prediction opens the file of its model, card, stack and host, and the list of sizes; and where nobody
+    named a stack, the common ones and the other version of the assumed one, to say how far they would move
+    the peak.  No other entry; and of the packages those that these stacks run, each once.
     """
     done = subprocess.run(
         [sys.executable, "-c", OPENED, json.dumps(PREDICTION)],
@@ -221,9 +240,12 @@ def test_catalogs_load_one_entry() -> None:
     )
     opened = [Path(name) for name in json.loads(done.stderr.splitlines()[-1])]
     folders = ("models", "gpus", "stacks", "hosts")
-    # An index holds the names of all entries of a folder, sizes.toml what a bare size stands for: lists, not entries.
+    # An index holds the names of all entries of a folder, sizes.toml what a bare size stands for: lists,
+    # not entries.
     entries = sorted(
-        f"{path.parent.name}/{path.stem}" for path in opened if path.parent.name in folders and path.stem not in LISTS
+        f"{path.parent.name}/{path.stem}"
+        for path in opened
+        if path.parent.name in folders and path.stem not in LISTS
     )
     stacks_run = (*COMMON_STACKS, "hf-trainer@4")
     stacks = {f"stacks/{name.replace('@', '-')}" for name in stacks_run}
@@ -231,5 +253,7 @@ def test_catalogs_load_one_entry() -> None:
     assert stacks <= set(entries)
     assert set(entries) - stacks == {"gpus/rtx4090", "hosts/unknown", "models/llama-2-7b"}
     packages = [path.stem for path in opened if path.parent.name == "packages"]
-    assert sorted(packages) == sorted({package for name in stacks_run for package, _ in load_stack(name).versions})
+    assert sorted(packages) == sorted(
+        {package for name in stacks_run for package, _ in load_stack(name).versions}
+    )
     assert len(opened) - len(packages) <= 15

@@ -1,4 +1,6 @@
-"""How fast a trace is, and how much memory it takes; ``python tests/benchmarks/test_trace_speed.py`` prints it as a table."""
+"""How fast a trace is, and how much memory it takes;
+``python tests/benchmarks/test_trace_speed.py`` prints it as a table.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_a_trace_is_fast_and_small(benchmark: BenchmarkFixture, model: str, meth
 
 @needs("torch", "transformers", "peft", "bitsandbytes")
 def test_depth_costs_little(benchmark: BenchmarkFixture) -> None:
-    """80 layers take at most three times as long as 24 layers of a sister model, because blocks that repeat are run once."""
+    """80 layers take at most three times as long as 24 layers of a sister model,
+    because blocks that repeat are run once.
+    """
     skip_unless_enabled(benchmark)
     deep = benchmark.pedantic(trace, args=("qwen2.5-72b", "lora"), rounds=3)
     shallow = trace("qwen2.5-0.5b", "lora")
@@ -86,10 +90,14 @@ def test_depth_costs_little(benchmark: BenchmarkFixture) -> None:
 
 def main() -> None:
     """Print the table."""
-    sys.stdout.write("| job, 2 x 1,024 tokens | seconds after imports | most memory of the process |\n|---|--:|--:|\n")
+    sys.stdout.write(
+        "| job, 2 x 1,024 tokens | seconds after imports | most memory of the process |\n|---|--:|--:|\n"
+    )
     for model, method in JOBS:
         measured = trace(model, method)
-        sys.stdout.write(f"| {model}, {method} | {measured['cpu_s']:.1f} | {measured['rss_bytes'] / GIB:.2f} GiB |\n")
+        sys.stdout.write(
+            f"| {model}, {method} | {measured['cpu_s']:.1f} | {measured['rss_bytes'] / GIB:.2f} GiB |\n"
+        )
 
 
 if __name__ == "__main__":

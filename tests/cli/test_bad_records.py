@@ -1,4 +1,6 @@
-"""Bad records at the command line: each line that is left out is named with its rule, and what remains is used."""
+"""Bad records at the command line: each line that is left out is named with its rule,
+and what remains is used.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ Captured = pytest.CaptureFixture[str]
 def write(folder: Path, *lines: tuple[str, RunRecord]) -> str:
     """A record file of (schema, record) lines."""
     path = folder / "m.jsonl"
-    path.write_text("".join(json.dumps({"schema": schema, **asdict(each)}) + "\n" for schema, each in lines), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"schema": schema, **asdict(each)}) + "\n" for schema, each in lines),
+        encoding="utf-8",
+    )
     return path.name
 
 
@@ -40,8 +45,12 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["validate", "calibrate"])
-def test_lines_that_cannot_be_read_are_left_out_one_by_one(capsys: Captured, tmp_path: Path, command: str) -> None:
-    """A newer schema, an id that was there and a line that a crash cut short: named with place and rule, the rest is used."""
+def test_lines_that_cannot_be_read_are_left_out_one_by_one(
+    capsys: Captured, tmp_path: Path, command: str
+) -> None:
+    """A newer schema, an id that was there and a line that a crash cut short: named with place and rule,
+    the rest is used.
+    """
     path = write(tmp_path, *as_now(RECORDS[0]), (NEWER, RECORDS[1]), *as_now(RECORDS[0], RECORDS[2]))
     with Path(path).open("a", encoding="utf-8") as stream:
         stream.write('{"schema": "planner/rec')
@@ -65,7 +74,9 @@ def test_nothing_but_newer_lines_is_a_usage_error(capsys: Captured, tmp_path: Pa
 
 
 def test_rows_with_something_wrong_are_named_by_rule(capsys: Captured, tmp_path: Path) -> None:
-    """A peak above the card, a peak below the weights, a copy, a CPU run, another card and an impossible time, in one file."""
+    """A peak above the card, a peak below the weights, a copy, a CPU run,
+    another card and an impossible time, in one file.
+    """
     good, other = RECORDS[:3], RECORDS[3]
     bad = {
         "above_card": replace(other, id="above_card", peak_memory_mib=61_440.0),
@@ -78,12 +89,18 @@ def test_rows_with_something_wrong_are_named_by_rule(capsys: Captured, tmp_path:
     path = write(tmp_path, *as_now(*good, *bad.values()))
     assert main(["calibrate", path, "--name", "my-lab"]) == 0
     left_out = capsys.readouterr().out.partition("Left out of the fit\n")[2].splitlines()
-    rules = {tuple(line.split()[:2]) for line in left_out if len(line.split()) > 1 and {*line.split()[:2]} <= {*bad}}
+    rules = {
+        tuple(line.split()[:2])
+        for line in left_out
+        if len(line.split()) > 1 and {*line.split()[:2]} <= {*bad}
+    }
     assert rules == {(rule, rule) for rule in bad}
     assert main(["validate", path]) == 0
     out = capsys.readouterr().out
     doubtful = out.partition("Doubtful rows, scored all the same\n")[2]
-    assert {line.split()[1] for line in doubtful.splitlines() if line.split()[:1] and line.split()[0] in bad} == {
+    assert {
+        line.split()[1] for line in doubtful.splitlines() if line.split()[:1] and line.split()[0] in bad
+    } == {
         "below_weights",
         "duplicate",
         "impossible_rate",

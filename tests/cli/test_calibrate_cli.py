@@ -1,4 +1,6 @@
-"""``plan calibrate`` from the command line: the template, what is told about a file, and the calibration of a machine."""
+"""``plan calibrate`` from the command line: the template, what is told about a file,
+and the calibration of a machine.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def refused(capsys: Captured, *arguments: str) -> str:
     return err
 
 
-def test_the_template_is_refused_until_a_row_is_filled_in(capsys: Captured, tmp_path: Path, template: str) -> None:
+def test_the_template_is_refused_until_a_row_is_filled_in(
+    capsys: Captured, tmp_path: Path, template: str
+) -> None:
     """The examples are comments; with them as rows a calibration is written."""
     path, folder = tmp_path / "mine.csv", tmp_path / "own"
     path.write_text(template, encoding="utf-8")
@@ -45,13 +49,18 @@ def test_the_template_is_refused_until_a_row_is_filled_in(capsys: Captured, tmp_
     assert [each.name for each in folder.iterdir()] == ["my-lab.json"]
 
 
-def test_all_that_is_wrong_with_a_file_is_told_at_once(capsys: Captured, tmp_path: Path, template: str) -> None:
+def test_all_that_is_wrong_with_a_file_is_told_at_once(
+    capsys: Captured, tmp_path: Path, template: str
+) -> None:
     """Every column of every row, at most ten, and how many more; nothing is fitted on the rest."""
     path = tmp_path / "mine.csv"
     wrong = filled(template).replace("qlora,ok,1024,1,16", "magic,fine,0,lots,x")
     path.write_text(wrong, encoding="utf-8")
     message = refused(capsys, str(path), "--name", "my-lab")
-    assert all(f"column '{name}'" in message for name in ("method", "outcome", "seq_len", "micro_batch", "grad_accum"))
+    assert all(
+        f"column '{name}'" in message
+        for name in ("method", "outcome", "seq_len", "micro_batch", "grad_accum")
+    )
     header = next(line for line in template.splitlines() if line.startswith("id,"))
     path.write_text(f"{header}\n" + f"{',' * header.count(',')}\n" * 3, encoding="utf-8")
     message = refused(capsys, str(path), "--name", "my-lab")

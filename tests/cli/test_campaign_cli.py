@@ -21,7 +21,9 @@ from tests.measure.campaign.cases import CASE, HEAD, written
 def test_what_no_job_would_heed_is_refused_before_one_is_submitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], said: list[str], reason: str
 ) -> None:
-    """Slurm's options without Slurm and outcomes that do not exist: exit code 2 and a sentence, and nothing is started."""
+    """Slurm's options without Slurm and outcomes that do not exist: exit code 2 and a sentence,
+    and nothing is started.
+    """
     assert main(["campaign", str(written(tmp_path, HEAD + CASE)), "--out", str(tmp_path / "out"), *said]) == 2
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

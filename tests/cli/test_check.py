@@ -1,4 +1,6 @@
-"""``plan check``: a line for each config, the worst exit code, JSON by its schema, and no file that spoils the others."""
+"""``plan check``: a line for each config, the worst exit code, JSON by its schema,
+and no file that spoils the others.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_each_config_gets_one_line_and_the_worst_code_is_the_exit_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that fits, one that does not and a file that is not there: 2 is the worst, and every file has its verdict."""
+    """A job that fits, one that does not and a file that is not there: 2 is the worst,
+    and every file has its verdict.
+    """
     monkeypatch.chdir(tmp_path)
     Path("fits.toml").write_text('model = "qwen2.5-0.5b"\nmethod = "lora"\nseq = 512\n', encoding="utf-8")
     Path("large.toml").write_text('model = "llama-3.1-70b"\nmethod = "full"\nseq = 512\n', encoding="utf-8")
@@ -49,7 +53,10 @@ def test_a_command_is_checked_beside_files(
 ) -> None:
     """Its answer ends with the command itself; it cannot be written, and something must be given."""
     monkeypatch.chdir(tmp_path)
-    text = "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --bf16 True --num_train_epochs 3 --block_size 128"
+    text = (
+        "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --bf16 True --num_train_epochs 3 "
+        "--block_size 128"
+    )
     code, out, err = run(capsys, "--command", text, "--gpu", "4090", "--method", "full")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == f"plan check --command '{text}' --method full --gpu 4090 && {text}"
@@ -75,7 +82,9 @@ def test_the_worst_of_several_codes_follows_the_published_order() -> None:
 
 
 def test_json_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
-    """The document is valid by its own schema, names file and key of each value, and has the flags that ask for the same."""
+    """The document is valid by its own schema, names file and key of each value,
+    and has the flags that ask for the same.
+    """
     code, out, _ = run(capsys, QLORA, "--gpu", "a100-80-sxm:2", "--json")
     document = CheckDocument.model_validate_json(out)
     (result,) = document.results
@@ -89,7 +98,9 @@ def test_json_says_where_every_value_came_from(capsys: pytest.CaptureFixture[str
     assert json.loads(out)["schema"] == "planner/check@1"
 
 
-def test_json_of_a_file_that_cannot_be_used_has_its_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_of_a_file_that_cannot_be_used_has_its_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """No answer, the error, and its own exit code; a key beyond the formulas is 6."""
     path = tmp_path / "badam.yaml"
     path.write_text("finetuning_type: lora\nuse_badam: true\n", encoding="utf-8")
@@ -99,10 +110,16 @@ def test_json_of_a_file_that_cannot_be_used_has_its_sentence(capsys: pytest.Capt
     assert str(result.error).startswith(f"{path}:use_badam: BAdam is not modelled")
 
 
-def test_a_fit_that_rests_on_unknown_host_ram_is_no_plain_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """With offload and a host of which nobody said how much RAM it has, the verdict says that it is about the card alone."""
+def test_a_fit_that_rests_on_unknown_host_ram_is_no_plain_fit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With offload and a host of which nobody said how much RAM it has,
+    the verdict says that it is about the card alone.
+    """
     path = tmp_path / "offload.toml"
-    path.write_text('method = "full"\nsharding = "zero3"\noffload = "optimizer+params"\nseq = 512\n', encoding="utf-8")
+    path.write_text(
+        'method = "full"\nsharding = "zero3"\noffload = "optimizer+params"\nseq = 512\n', encoding="utf-8"
+    )
     flags = (str(path), "--model", "qwen2.5-0.5b", "--gpu", "4090")
     code, out, _ = run(capsys, *flags)
     assert code == 0
@@ -118,10 +135,16 @@ def test_without_a_gpu_the_flag_is_asked_for(capsys: pytest.CaptureFixture[str])
     assert "missing --gpu; for example: plan check train.yaml --gpu 4090" in " ".join(out.split())
 
 
-def test_unknown_keys_and_values_not_taken_over_are_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Both stand below the table under the name of their file, with the job and the defaults that were taken."""
+def test_unknown_keys_and_values_not_taken_over_are_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Both stand below the table under the name of their file,
+    with the job and the defaults that were taken.
+    """
     path = tmp_path / "train.yaml"
-    path.write_text(Path(QLORA).read_text(encoding="utf-8") + "colour: 8\nresize_vocab: true\n", encoding="utf-8")
+    path.write_text(
+        Path(QLORA).read_text(encoding="utf-8") + "colour: 8\nresize_vocab: true\n", encoding="utf-8"
+    )
     _, out, _ = run(capsys, str(path), "--gpu", "a100-80-sxm")
     words = " ".join(out.split())
     assert "read as LLaMA-Factory 0.9.5" in words
@@ -144,7 +167,9 @@ def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_prediction_takes_the_same_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """``plan --config`` gives the whole report of a file that ``plan check`` reads, and warns about what it ignored."""
+    """``plan --config`` gives the whole report of a file that ``plan check`` reads,
+    and warns about what it ignored.
+    """
     path = tmp_path / "train.yaml"
     path.write_text(Path(QLORA).read_text(encoding="utf-8") + "colour: 8\n", encoding="utf-8")
     code = main(["--config", str(path), "--gpu", "a100-80-sxm", "--json"])
@@ -154,12 +179,17 @@ def test_a_prediction_takes_the_same_files(capsys: pytest.CaptureFixture[str], t
     assert f"{path}:colour: unknown key, ignored" in document["warnings"]
 
 
-def test_the_report_lists_settings_under_their_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_lists_settings_under_their_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Assumptions of one file stand in one row, each with its key; the tool's defaults in another."""
     monkeypatch.chdir(EXAMPLES)
     main(["--config", "llama_factory_qlora.yaml", "--gpu", "a100-80-sxm", "--details"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "llama_factory_qlora.yaml model=llama-3.1-8b (model_name_or_path), method=lora (finetuning_type)" in words
+    assert (
+        "llama_factory_qlora.yaml model=llama-3.1-8b (model_name_or_path), method=lora (finetuning_type)"
+        in words
+    )
     assert "default of LLaMA-Factory 0.9.5 double_quant=true, quant_storage=bf16" in words
 
 

@@ -1,4 +1,6 @@
-"""``plan check``: levers in a file's own keys, files written with them, launch lines, launch files and what may pass."""
+"""``plan check``: levers in a file's own keys, files written with them, launch lines,
+launch files and what may pass.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ TRANSFORMERS = """\
     "bf16": true
 }
 """
-DEEPSPEED = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}\n'
+DEEPSPEED = (
+    '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}\n'
+)
 ACCELERATE = f"""\
 {COMMENT}
 compute_environment: LOCAL_MACHINE
@@ -118,7 +122,9 @@ JOBS = [
 def test_the_written_file_fits_as_promised_and_keeps_the_rest(
     capsys: pytest.CaptureFixture[str], name: str, text: str, flags: tuple[str, ...]
 ) -> None:
-    """For each tool: the keys of the remedy are in the new file, everything else is as it was, and the check of it is 0."""
+    """For each tool: the keys of the remedy are in the new file, everything else is as it was,
+    and the check of it is 0.
+    """
     Path(name).write_text(text, encoding="utf-8")
     before = one(capsys, name, *flags)
     assert before.exit_code in (3, 4)
@@ -142,7 +148,11 @@ def test_the_written_file_fits_as_promised_and_keeps_the_rest(
     assert after.launch is not None
     assert out.splitlines()[-1] == f"{_typed(target, flags)} && {after.launch}"
     edits = [edit for fix in before.remedy for edit in fix.edits]
-    kept = [line for line in text.splitlines() if not any(f"{edit.key.rpartition('.')[2]}" in line for edit in edits)]
+    kept = [
+        line
+        for line in text.splitlines()
+        if not any(f"{edit.key.rpartition('.')[2]}" in line for edit in edits)
+    ]
     written = Path(target).read_text(encoding="utf-8")
     assert [line for line in kept if name.endswith(".json") or line in written.splitlines()] == kept
     if COMMENT in text:
@@ -152,8 +162,14 @@ def test_the_written_file_fits_as_promised_and_keeps_the_rest(
 def _typed(config: str, flags: tuple[str, ...]) -> str:
     """The check as the report repeats it, whose flags stand in the order of the help."""
     order = ["--model", "--method", "--gpu", "--seq", "--gradient-checkpointing"]
-    said = {flag: flags[at + 1] if flag != "--gradient-checkpointing" else "" for at, flag in enumerate(flags) if flag in order}
-    return " ".join(["plan check", config, *(f"{flag} {said[flag]}".strip() for flag in order if flag in said)])
+    said = {
+        flag: flags[at + 1] if flag != "--gradient-checkpointing" else ""
+        for at, flag in enumerate(flags)
+        if flag in order
+    }
+    return " ".join(
+        ["plan check", config, *(f"{flag} {said[flag]}".strip() for flag in order if flag in said)]
+    )
 
 
 def test_json_keeps_its_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +178,9 @@ def test_json_keeps_its_own_layout(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "args.json", "--gpu", "a100-80-sxm", *FULL, "--write", "new.json")[0] == 0
     written = Path("new.json").read_text(encoding="utf-8")
     assert '"output_dir": "out",  "learning_rate": 3e-5,\n' in written
-    assert json.loads(written).items() > json.loads(TRANSFORMERS).items() - {("per_device_train_batch_size", 32)}
+    assert json.loads(written).items() > json.loads(TRANSFORMERS).items() - {
+        ("per_device_train_batch_size", 32)
+    }
 
 
 def test_the_fix_is_printed_in_the_files_own_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +203,10 @@ def test_a_lever_of_the_deepspeed_file_is_printed_with_its_name_and_both_files_a
     stage1 = '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}}\n'
     (folder / "ds").mkdir()
     Path("ds/z1.json").write_text(stage1, encoding="utf-8")
-    text = LLAMA_FACTORY.replace("lora\nquantization_bit: 4", "full").replace("8\n", "1\n") + "deepspeed: ds/z1.json\n"
+    text = (
+        LLAMA_FACTORY.replace("lora\nquantization_bit: 4", "full").replace("8\n", "1\n")
+        + "deepspeed: ds/z1.json\n"
+    )
     text += "enable_liger_kernel: true\n"
     Path("train.yaml").write_text(text, encoding="utf-8")
     flags = ("--gpu", "a100-40-sxm:8")
@@ -203,7 +224,9 @@ def test_a_lever_of_the_deepspeed_file_is_printed_with_its_name_and_both_files_a
 def test_a_lever_of_the_launch_file_is_written_and_launched_with(capsys: pytest.CaptureFixture[str]) -> None:
     """``accelerate launch``'s file is written beside the config, and the last line names it."""
     Path("launch.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
-    Path("trl.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-7B\ndataset_name: my/notes\npacking: true\n", encoding="utf-8")
+    Path("trl.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-7B\ndataset_name: my/notes\npacking: true\n", encoding="utf-8"
+    )
     flags = ("trl.yaml", "--gpu", "a100-40-sxm", "--batch", "1", "--accelerate", "launch.yaml")
     result = one(capsys, *flags)
     assert result.answer is not None
@@ -211,11 +234,16 @@ def test_a_lever_of_the_launch_file_is_written_and_launched_with(capsys: pytest.
     code, out, _ = run(capsys, *flags, "--write", "new.yaml")
     assert code == 0
     assert out.splitlines()[-1].endswith("&& trl sft --config new.yaml --accelerate_config new_launch.yaml")
-    assert yaml.safe_load(Path("new_launch.yaml").read_text(encoding="utf-8"))["distributed_type"] in ("FSDP", "DEEPSPEED")
+    assert yaml.safe_load(Path("new_launch.yaml").read_text(encoding="utf-8"))["distributed_type"] in (
+        "FSDP",
+        "DEEPSPEED",
+    )
 
 
 def test_nothing_is_overwritten_but_the_config_by_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is there is refused before anything is written; the config itself may be changed in place, twice the same."""
+    """A file that is there is refused before anything is written;
+    the config itself may be changed in place, twice the same.
+    """
     Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
     Path("there.yaml").write_text("mine", encoding="utf-8")
     code, _, err = run(capsys, "train.yaml", "--gpu", "3090", "--write", "there.yaml")
@@ -232,7 +260,9 @@ def test_nothing_is_overwritten_but_the_config_by_its_own_name(capsys: pytest.Ca
 
 
 def test_what_cannot_be_mended_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """No change of a 70B full fine-tune makes it fit on one small card with little RAM: exit code 3 and no file."""
+    """No change of a 70B full fine-tune makes it fit on one small card with little RAM:
+    exit code 3 and no file.
+    """
     Path("job.toml").write_text('model = "llama-3.1-70b"\nmethod = "full"\nseq = 512\n', encoding="utf-8")
     code, out, _ = run(capsys, "job.toml", "--gpu", "3060", "--host-memory", "16GB", "--write", "new.toml")
     assert code == 3
@@ -283,12 +313,20 @@ def test_a_fitting_check_ends_with_the_line_for_a_launch_script(
     assert out.splitlines()[-1] == f"plan check {name} {' '.join(flags)} && {launch}"
 
 
-def test_each_launch_file_is_an_answer_and_one_may_belong_to_one_config(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--accelerate`` given twice asks twice; ``CONFIG=FILE`` is for that config alone, and must name one."""
+def test_each_launch_file_is_an_answer_and_one_may_belong_to_one_config(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``--accelerate`` given twice asks twice; ``CONFIG=FILE`` is for that config alone,
+    and must name one.
+    """
     for name, stage in (("z2.yaml", 2), ("z3.yaml", 3)):
-        Path(name).write_text(f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: {stage}\n", encoding="utf-8")
+        Path(name).write_text(
+            f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: {stage}\n", encoding="utf-8"
+        )
     for name in ("a.yaml", "b.yaml"):
-        Path(name).write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: my/notes\n", encoding="utf-8")
+        Path(name).write_text(
+            "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: my/notes\n", encoding="utf-8"
+        )
     flags = ("--gpu", "a100-80-sxm:2", "--json")
     both = run(capsys, "a.yaml", "b.yaml", "--accelerate", "z2.yaml", "--accelerate", "z3.yaml", *flags)[1]
     results = CheckDocument.model_validate_json(both).results
@@ -298,9 +336,14 @@ def test_each_launch_file_is_an_answer_and_one_may_belong_to_one_config(capsys: 
     assert results[0].answer is not None
     assert results[1].answer is not None
     assert results[0].answer.needs_bytes != results[1].answer.needs_bytes
-    own = run(capsys, "a.yaml", "b.yaml", "--accelerate", "z2.yaml", "--accelerate", "b.yaml=z3.yaml", *flags)[1]
+    own = run(
+        capsys, "a.yaml", "b.yaml", "--accelerate", "z2.yaml", "--accelerate", "b.yaml=z3.yaml", *flags
+    )[1]
     results = CheckDocument.model_validate_json(own).results
-    assert [(each.config, each.accelerate) for each in results] == [("a.yaml", "z2.yaml"), ("b.yaml", "z3.yaml")]
+    assert [(each.config, each.accelerate) for each in results] == [
+        ("a.yaml", "z2.yaml"),
+        ("b.yaml", "z3.yaml"),
+    ]
     code, _, err = run(capsys, "a.yaml", "--accelerate", "c.yaml=z3.yaml", *flags)
     assert (code, "'c.yaml' is none of the configs" in err) == (2, True)
 
@@ -350,9 +393,9 @@ def test_ruamel_is_loaded_for_writing_alone() -> None:
 
     Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
     code = (
-        "import sys\nfrom planner.cli.main import main\n"
-        "main(['check', 'train.yaml', '--gpu', '3090'])\nassert 'ruamel.yaml' not in sys.modules\n"
-        "main(['check', 'train.yaml', '--gpu', '3090', '--write', 'new.yaml'])\nassert 'ruamel.yaml' in sys.modules\n"
+        "import sys\nfrom planner.cli.main import main\nmain(['check', 'train.yaml', '--gpu', "
+        "'3090'])\nassert 'ruamel.yaml' not in sys.modules\nmain(['check', 'train.yaml', '--gpu', '3090', "
+        "'--write', 'new.yaml'])\nassert 'ruamel.yaml' in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""``plan check ... --trace``: the dry run beside the answer, and instead of it where something is not modelled."""
+"""``plan check ... --trace``: the dry run beside the answer,
+and instead of it where something is not modelled.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ UNKNOWN = KNOWN.replace("stage: sft", "stage: ppo\nreward_model: r")
 Captured = pytest.CaptureFixture[str]
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, peak_bytes: int, limit_bytes: int = 24 * GIB, error: str = "") -> list[list[str]]:
+def answering(
+    monkeypatch: pytest.MonkeyPatch, peak_bytes: int, limit_bytes: int = 24 * GIB, error: str = ""
+) -> list[list[str]]:
     """Let the dry run find this peak, or fail; returns the commands that are run."""
     events = [AllocEvent("alloc", 1, peak_bytes, 0, "load", "weights", "empty", "embed")]
     summary = summarize(events, limit_bytes)
@@ -42,7 +46,9 @@ def answering(monkeypatch: pytest.MonkeyPatch, peak_bytes: int, limit_bytes: int
             return subprocess.CompletedProcess(command, 6, "", f"measure: {error}\n")
         write_jsonl(Path(command[-1].removeprefix("--events=")), events)
         full = summary.verdict is not None and summary.verdict.out_of_memory is not None
-        return subprocess.CompletedProcess(command, 3 if full else 0, to_json(summary, timeline_of(events, summary), ()), "")
+        return subprocess.CompletedProcess(
+            command, 3 if full else 0, to_json(summary, timeline_of(events, summary), ()), ""
+        )
 
     monkeypatch.setattr(check_trace.subprocess, "run", run)
     return commands
@@ -61,7 +67,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_dry_run_answers_where_nothing_is_predicted(
     peak_gib: float, code: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    """With exit codes as of a prediction; so near to the limit that the CUDA context decides it is uncertain."""
+    """With exit codes as of a prediction;
+    so near to the limit that the CUDA context decides it is uncertain.
+    """
     commands = answering(monkeypatch, int(peak_gib * GIB))
     assert main(["check", "unknown.yaml", "--gpu", "4090", "--trace", "--json"]) == code
     result = json.loads(capsys.readouterr().out)["results"][0]
@@ -70,14 +78,18 @@ def test_the_dry_run_answers_where_nothing_is_predicted(
     assert {"--check=unknown.yaml", "--gpu=4090"} <= set(commands[0])
 
 
-def test_a_prediction_keeps_its_exit_code(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_prediction_keeps_its_exit_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     """The dry run stands beside it."""
     answering(monkeypatch, 25 * GIB)
     assert main(["check", "known.yaml", "--gpu", "4090", "--trace"]) == 0
     assert "DOES NOT FIT" in capsys.readouterr().out
 
 
-def test_why_there_is_no_dry_run_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_why_there_is_no_dry_run_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     """And the code stays that of what is not modelled."""
     answering(monkeypatch, GIB, error="there is no program 'llamafactory-cli' here")
     assert main(["check", "unknown.yaml", "--gpu", "4090", "--trace"]) == 6
@@ -85,7 +97,9 @@ def test_why_there_is_no_dry_run_is_said(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("flags", "says"), [((), "--gpu"), (("--gpu", "4090", "--seq", "8"), "--seq")])
-def test_the_file_runs_as_it_is_on_a_named_card(flags: tuple[str, ...], says: str, folder: Path, capsys: Captured) -> None:
+def test_the_file_runs_as_it_is_on_a_named_card(
+    flags: tuple[str, ...], says: str, folder: Path, capsys: Captured
+) -> None:
     """Other flags say nothing to the tool."""
     assert main(["check", "known.yaml", "--trace", *flags]) == 2
     assert says in capsys.readouterr().err

@@ -61,7 +61,9 @@ def refused(capsys: Captured, *arguments: str, code: int = 2) -> str:
 
 
 def test_a_prediction_needs_no_sub_command(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's command prints a report on standard output, nothing on standard error, and exits with 0."""
+    """The README's command prints a report on standard output, nothing on standard error,
+    and exits with 0.
+    """
     monkeypatch.delenv("COLUMNS", raising=False)
     assert main(JOB) == 0
     out, err = capsys.readouterr()
@@ -113,7 +115,9 @@ def test_an_architecture_without_formulas_exits_with_6(capsys: Captured, tmp_pat
     """A config.json of an architecture that is not modelled is refused rather than guessed."""
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "mamba9", "hidden_size": 64}')
-    message = refused(capsys, "--model", str(config), "--method", "lora", "--gpu", "4090", "--seq", "128", code=6)
+    message = refused(
+        capsys, "--model", str(config), "--method", "lora", "--gpu", "4090", "--seq", "128", code=6
+    )
     assert "mamba9" in message
 
 
@@ -169,7 +173,9 @@ def test_the_example_in_the_message_works(capsys: Captured) -> None:
     ],
 )
 def test_numbers_out_of_range_are_refused_with_the_range(capsys: Captured, flag: str, value: str) -> None:
-    """Negative, zero, huge and NaN numbers, and sizes without a unit, are usage errors that name the field."""
+    """Negative, zero, huge and NaN numbers, and sizes without a unit,
+    are usage errors that name the field.
+    """
     assert flag.removeprefix("--").replace("-", "_") in refused(capsys, *JOB, flag, value)
 
 
@@ -200,7 +206,9 @@ def test_flags_may_be_written_with_underscores(capsys: Captured) -> None:
 
 
 def test_json_parses_and_carries_the_exit_code(capsys: Captured) -> None:
-    """`--json` is `--format json`; the document is valid by its schema and its exit code is that of the process."""
+    """`--json` is `--format json`;
+    the document is valid by its schema and its exit code is that of the process.
+    """
     code = main([*TOO_LARGE, "--json"])
     text = capsys.readouterr().out
     document = PredictionDocument.model_validate_json(text)
@@ -297,10 +305,16 @@ def test_run_time_and_cost_appear_when_asked_for(capsys: Captured) -> None:
 
 
 def test_a_run_of_unknown_lengths_is_shown_at_a_real_one(capsys: Captured) -> None:
-    """Beside the run with full samples stands what the flag that it names gives; with the flag there is one answer alone."""
+    """Beside the run with full samples stands what the flag that it names gives;
+    with the flag there is one answer alone.
+    """
     asked = [*JOB, "--padding", "longest", "--batch", "4", "--samples", "10000", "--price", "0.5"]
     main(asked)
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("With --tokens-per-sample 256, "))
+    line = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("With --tokens-per-sample 256, ")
+    )
     main([*asked, "--tokens-per-sample", "256"])
     out = capsys.readouterr().out
     assert "With --tokens-per-sample" not in out
@@ -312,7 +326,11 @@ def test_a_run_of_unknown_lengths_is_shown_at_a_real_one(capsys: Captured) -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "suggestion"),
     [
-        (["--model", "lama-2-7b", "--method", "qlora", "--gpu", "4090", "--seq", "512", "--json"], 2, "llama-2-7b"),
+        (
+            ["--model", "lama-2-7b", "--method", "qlora", "--gpu", "4090", "--seq", "512", "--json"],
+            2,
+            "llama-2-7b",
+        ),
         (["--modle", "7b", "--format", "json"], 2, "--model"),
         (["search", "--json", "--model", "7b", "--gpu", "rtx409"], 2, "rtx4090"),
         (["validate", "nothing.txt", "--format=json"], 2, None),
@@ -323,7 +341,9 @@ def test_a_run_of_unknown_lengths_is_shown_at_a_real_one(capsys: Captured) -> No
 def test_a_failure_is_a_document_where_json_is_asked_for(
     capsys: Captured, arguments: list[str], code: int, suggestion: str | None
 ) -> None:
-    """Standard output holds code, message and the nearest names by the schema; standard error has the message as before."""
+    """Standard output holds code, message and the nearest names by the schema;
+    standard error has the message as before.
+    """
     assert main(arguments) == code
     out, err = capsys.readouterr()
     document = json.loads(out)
@@ -345,7 +365,9 @@ def test_a_failure_is_text_alone_otherwise(capsys: Captured) -> None:
 
 
 def test_host_memory_in_json_is_what_the_verdict_compares(capsys: Captured) -> None:
-    """A script that compares what a node needs with what it has comes to the verdict; mapped files are a number of their own."""
+    """A script that compares what a node needs with what it has comes to the verdict;
+    mapped files are a number of their own.
+    """
     job = ["--model", "7b", "--method", "full", "--gpu", "4090:2", "--seq", "512", "--sharding", "zero3"]
     job += ["--offload", "optimizer+params", "--gradient-checkpointing", "--json", "--host-memory"]
     verdicts = set()
@@ -353,7 +375,9 @@ def test_host_memory_in_json_is_what_the_verdict_compares(capsys: Captured) -> N
         main([*job, has])
         written = json.loads(capsys.readouterr().out)
         host = written["host"]
-        assert (host["required_per_node_bytes"] > host["available_bytes"]) == (written["verdict"] == "host_memory_short")
+        assert (host["required_per_node_bytes"] > host["available_bytes"]) == (
+            written["verdict"] == "host_memory_short"
+        )
         verdicts.add(written["verdict"])
     assert len(verdicts) == 2
     # The files of this checkpoint are more than the node has, and are given back when memory is short.
@@ -462,7 +486,9 @@ def test_version_is_printed(capsys: Captured) -> None:
 
 
 def test_models_lists_the_whole_catalog(capsys: Captured) -> None:
-    """Every model is listed with its count, how that was checked, and its source; names too long for their column are wrapped."""
+    """Every model is listed with its count, how that was checked, and its source;
+    names too long for their column are wrapped.
+    """
     assert main(["models", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == "planner/models@1"
@@ -487,9 +513,15 @@ def test_gpus_lists_the_whole_catalog_and_marks_what_has_no_source(capsys: Captu
 
 
 def test_a_part_of_a_name_lists_those_cards_alone(capsys: Captured) -> None:
-    """``plan gpus 4090`` shows desktop and laptop; a name that nothing holds is answered like a wrong --gpu."""
+    """``plan gpus 4090`` shows desktop and laptop;
+    a name that nothing holds is answered like a wrong --gpu.
+    """
     assert main(["gpus", "4090", "--json"]) == 0
-    assert [each["id"] for each in json.loads(capsys.readouterr().out)["gpus"]] == ["rtx4090", "rtx4090-laptop", "rtx4090d"]
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)["gpus"]] == [
+        "rtx4090",
+        "rtx4090-laptop",
+        "rtx4090d",
+    ]
     assert main(["gpus", "7900 xtx"]) == 0
     assert "(24)" in capsys.readouterr().out
     assert main(["gpus", "nosuchcard"]) == 2
@@ -498,7 +530,9 @@ def test_a_part_of_a_name_lists_those_cards_alone(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("memory", [[], ["--gpu-memory", "192GB"]])
 def test_a_device_without_cuda_has_no_verdict_and_a_lower_bound(capsys: Captured, memory: list[str]) -> None:
-    """Weights and states are the same anywhere; the allocator is not, so no memory that is named makes a verdict."""
+    """Weights and states are the same anywhere; the allocator is not,
+    so no memory that is named makes a verdict.
+    """
     job = ["--model", "7b", "--method", "full", "--seq", "512", "--json"]
     assert main([*job, "--gpu", "mi300x", *memory]) == 6
     answer = json.loads(capsys.readouterr().out)
@@ -506,7 +540,9 @@ def test_a_device_without_cuda_has_no_verdict_and_a_lower_bound(capsys: Captured
     assert answer["fits_probability"] is None
     states = re.search(r"not a CUDA device; .* at least ([0-9.]+) GiB", answer["reason"])
     terms = json.loads(capsys.readouterr().out)["memory"]["terms"]
-    held = sum(term["bytes"] for term in terms if term["name"] in ("weights", "master_weights", "optimizer_states"))
+    held = sum(
+        term["bytes"] for term in terms if term["name"] in ("weights", "master_weights", "optimizer_states")
+    )
     assert states is not None
     assert float(states[1]) == pytest.approx(held / 2**30, abs=0.01)
 
@@ -585,7 +621,9 @@ def test_an_interrupt_exits_with_130(capsys: Captured, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("method", "shown"), [("full", False), ("lora", True)])
-def test_only_a_job_with_adapters_has_a_phase_that_adds_them(method: str, shown: bool, capsys: Captured) -> None:
+def test_only_a_job_with_adapters_has_a_phase_that_adds_them(
+    method: str, shown: bool, capsys: Captured
+) -> None:
     """The table of phases lists what the job goes through."""
     main(["--model", "1b", "--method", method, "--gpu", "4090", "--seq", "512", "--details"])
     assert ("adding the adapters" in capsys.readouterr().out) is shown
@@ -623,7 +661,9 @@ class FullDisk(ClosedPipe):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_and_a_closed_output_are_no_internal_errors(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_a_closed_output_are_no_internal_errors(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nothing can be written, that is said; who closes the output wants the exit code."""
     monkeypatch.setattr(sys, "stdout", FullDisk())
     assert main(JOB) == 2
@@ -642,7 +682,9 @@ def test_the_app_runs_under_typers_own_runner() -> None:
 
 
 def test_the_process_exits_with_the_verdict_and_writes_nothing(tmp_path: Path) -> None:
-    """A real process: exit code, standard output alone, and not a single new file where it ran or in its home."""
+    """A real process: exit code, standard output alone,
+    and not a single new file where it ran or in its home.
+    """
     command = [sys.executable, "-B", "-m", "planner.cli.main", *TOO_LARGE, "--json"]
     environment = {
         **os.environ,
@@ -651,7 +693,9 @@ def test_the_process_exits_with_the_verdict_and_writes_nothing(tmp_path: Path) -
         "TMPDIR": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, cwd=tmp_path, check=False
+    )
     assert done.returncode == 3
     assert done.stderr == ""
     assert json.loads(done.stdout)["verdict"] == "does_not_fit"
@@ -668,7 +712,12 @@ def test_help_and_a_prediction_import_no_framework() -> None:
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, env=environment, check=True
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+            check=True,
         )
         assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
@@ -684,13 +733,19 @@ def test_a_closed_pipe_in_a_real_shell_is_quiet() -> None:
     """The interpreter adds no complaint of its own when it shuts down."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = f'"{sys.executable}" -m planner.cli.main schema | true'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False
+    )
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("plan --gpu rtx4090", {"rtx4090", "rtx4090d", "rtx4090-laptop"}), ("plan --method q", {"qlora"}), ("plan sea", {"search"})],
+    [
+        ("plan --gpu rtx4090", {"rtx4090", "rtx4090d", "rtx4090-laptop"}),
+        ("plan --method q", {"qlora"}),
+        ("plan sea", {"search"}),
+    ],
 )
 def test_a_shell_completes_commands_and_values(words: str, offered: set[str]) -> None:
     """What typer's script asks of the program: names of commands, choices and ids of the catalog."""

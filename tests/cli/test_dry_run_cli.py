@@ -93,11 +93,17 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
 
 
 def test_the_peak_is_counted_by_hand(folder: Path) -> None:
-    """Weights, gradients and two states of four fp32 matrices; JSON lists each value that nobody has, with its line."""
-    code, out, err = run("trace", "--gpu", "4090", "--json", "--", "python", program(after="print(loss.item())"))
+    """Weights, gradients and two states of four fp32 matrices; JSON lists each value that nobody has,
+    with its line.
+    """
+    code, out, err = run(
+        "trace", "--gpu", "4090", "--json", "--", "python", program(after="print(loss.item())")
+    )
     assert code == 0, err
     document = json.loads(out)
-    terms = {each["name"]: each["bytes"] for phase in document["phases"] for each in phase["at_peak"]["terms"]}
+    terms = {
+        each["name"]: each["bytes"] for phase in document["phases"] for each in phase["at_peak"]["terms"]
+    }
     matrices = 4 * 1024 * 1024 * 4
     norm = 2 * 4096
     assert terms["weights"] == matrices + norm
@@ -105,7 +111,13 @@ def test_the_peak_is_counted_by_hand(folder: Path) -> None:
     assert terms["gradients"] == matrices + norm
     asked = [each for each in document["assumptions"] if each["name"] == "a value"]
     assert [each["origin"] for each in asked] == ["train.py:14 (<module>)"]
-    assert {phase["phase"] for phase in document["phases"]} >= {"load", "forward", "backward", "optimizer_step", "forward_2"}
+    assert {phase["phase"] for phase in document["phases"]} >= {
+        "load",
+        "forward",
+        "backward",
+        "optimizer_step",
+        "forward_2",
+    }
 
 
 def test_a_card_that_is_too_small_ends_with_exit_code_3(folder: Path) -> None:
@@ -137,7 +149,9 @@ def test_a_program_that_fails_shows_its_own_error(folder: Path) -> None:
     ],
     ids=["compiled", "foreign kernel"],
 )
-def test_what_cannot_be_pretended_ends_with_exit_code_6(before: str, after: str, says: str, folder: Path) -> None:
+def test_what_cannot_be_pretended_ends_with_exit_code_6(
+    before: str, after: str, says: str, folder: Path
+) -> None:
     """With its place, even where the program itself goes on without."""
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before, after))
     assert (code, out) == (6, "")
@@ -179,9 +193,15 @@ def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
     script = program(before=SHARDED)
     text = Path(script).read_text(encoding="utf-8").replace("optimizer =", "fully_shard(net)\noptimizer =")
     Path(script).write_text(text, encoding="utf-8")
-    code, out, err = run("trace", "--gpu", "h100-sxm:4", "--json", "--", "torchrun", "--nproc_per_node", "4", script)
+    code, out, err = run(
+        "trace", "--gpu", "h100-sxm:4", "--json", "--", "torchrun", "--nproc_per_node", "4", script
+    )
     assert code == 0, err
-    terms = {each["name"]: each["bytes"] for phase in json.loads(out)["phases"] for each in phase["at_peak"]["terms"]}
+    terms = {
+        each["name"]: each["bytes"]
+        for phase in json.loads(out)["phases"]
+        for each in phase["at_peak"]["terms"]
+    }
     assert terms["optimizer_states"] == 2 * (4 * 1024 * 1024 * 4 + 2 * 4096) // 4
     code, _, err = run("trace", "--gpu", "h100-sxm:2", "--", "torchrun", "--nproc_per_node", "4", script)
     assert code == 6
@@ -194,14 +214,18 @@ def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:
     code, _, err = run("trace", "--gpu", "4090", "--", "python", "none.py")
     assert code == 6
     assert "without an optimizer step" in err
-    Path("hangs.py").write_text("import time\ndef wait():\n    while True:\n        time.sleep(0.1)\nwait()\n", encoding="utf-8")
+    Path("hangs.py").write_text(
+        "import time\ndef wait():\n    while True:\n        time.sleep(0.1)\nwait()\n", encoding="utf-8"
+    )
     code, _, err = run("trace", "--gpu", "4090", "--timeout", "8", "--", "python", "hangs.py")
     assert code == 1
     assert "hangs.py:4 (wait)" in err.splitlines()[-1]
 
 
 def test_nothing_is_left_behind(folder: Path) -> None:
-    """Files that are there can be read, and written in a copy; new ones are gone; other places are refused."""
+    """Files that are there can be read, and written in a copy; new ones are gone;
+    other places are refused.
+    """
     Path("data").mkdir()
     Path("data/old.txt").write_text("old", encoding="utf-8")
     elsewhere = folder.parent / "elsewhere.txt"
@@ -236,7 +260,11 @@ def test_nothing_is_left_behind(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--gpu", "4090", "--model", "7b", "--", "python", "train.py"], 2, "--model cannot be joined with a program"),
+        (
+            ["--gpu", "4090", "--model", "7b", "--", "python", "train.py"],
+            2,
+            "--model cannot be joined with a program",
+        ),
         (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),

@@ -1,4 +1,6 @@
-"""Every way in which a command is given a file, with files that nobody should give it: one sentence, at once, without text."""
+"""Every way in which a command is given a file, with files that nobody should give it: one sentence,
+at once, without text.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ GIVEN: dict[str, tuple[Callable[[list[str]], int], list[str], str]] = {
     "records jsonl": (plan_main, ["validate", "FILE"], "runs.jsonl"),
     "campaign": (measure_main, ["campaign", "FILE", "--out", "OUT"], "tiny.toml"),
     "history": (measure_main, ["replay", "FILE"], "h.jsonl.gz"),
-    "hostfile": (measure_main, ["run", "--model", "7b", "--method", "lora", "--seq", "64", "--hostfile", "FILE"], "hosts"),
+    "hostfile": (
+        measure_main,
+        ["run", "--model", "7b", "--method", "lora", "--seq", "64", "--hostfile", "FILE"],
+        "hosts",
+    ),
 }
 # Real runs look for torch before they read anything.
 WAYS = [pytest.param(name, marks=needs("torch", "psutil")) if name == "hostfile" else name for name in GIVEN]
@@ -87,7 +93,9 @@ def test_what_is_no_regular_file_is_refused_at_once(given: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("content", SECRETS)
 @pytest.mark.parametrize("given", WAYS)
-def test_no_content_of_another_file_is_repeated(given: str, content: str, tmp_path: Path, capsys: Captured) -> None:
+def test_no_content_of_another_file_is_repeated(
+    given: str, content: str, tmp_path: Path, capsys: Captured
+) -> None:
     """A link with a config's name may lead to any file: what stands in it is never printed."""
     other = tmp_path / "other"
     other.write_text(SECRETS[content], encoding="utf-8")
@@ -130,7 +138,9 @@ DEEP = 200_000
 )
 @pytest.mark.parametrize("given", WAYS)
 def test_no_content_is_an_internal_error(given: str, content: str, tmp_path: Path, capsys: Captured) -> None:
-    """Depth, keys of many parts, numbers of many digits, unfinished strings, marks and characters that no text has."""
+    """Depth, keys of many parts, numbers of many digits, unfinished strings,
+    marks and characters that no text has.
+    """
     file = tmp_path / GIVEN[given][2]
     file.write_bytes(content.encode("utf-8", "surrogatepass"))
     assert len(said(given, file, capsys)) < 1000

@@ -88,14 +88,20 @@ def test_without_torch_the_extra_is_named() -> None:
     command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"measure: torch is not installed; install the measure extra: pip install '.[measure]' {FOLDER}\n"
+    assert (
+        done.stderr
+        == f"measure: torch is not installed; install the measure extra: pip install '.[measure]' {FOLDER}\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["trace"], "missing --model, --method; for example: measure trace"),
-        (["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "24"], "--fits must be a size with a unit"),
+        (
+            ["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "24"],
+            "--fits must be a size with a unit",
+        ),
         (
             ["trace", "--model", "7b", "--method", "lora", "--seq", "128", "--fits", "0GiB"],
             "--fits must be a size with a unit and above 0",
@@ -117,19 +123,39 @@ def test_wrong_use_is_one_sentence(arguments: list[str], says: str) -> None:
 
 @needs_torch
 def test_a_trace_in_json_adds_up(config: str) -> None:
-    """Phases in order, terms that sum up to the allocated peak, reserved at least as much, and where the peak is."""
-    done = run_process("trace", "--model", config, "--method", "lora", "--seq", "64", "--batch", "2", "--json")
+    """Phases in order, terms that sum up to the allocated peak, reserved at least as much,
+    and where the peak is.
+    """
+    done = run_process(
+        "trace", "--model", config, "--method", "lora", "--seq", "64", "--batch", "2", "--json"
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     phases = {each["phase"]: each for each in answer["phases"]}
-    wanted = ["load", "adapters", "forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2"]
+    wanted = [
+        "load",
+        "adapters",
+        "forward",
+        "loss",
+        "backward",
+        "optimizer_step",
+        "forward_2",
+        "loss_2",
+        "backward_2",
+    ]
     assert list(phases) == wanted
     assert answer["schema"] == "measure/trace@1"
     for each in answer["phases"]:
         moment = each["at_peak"]
-        assert sum(term["bytes"] for term in moment["terms"]) == moment["allocated_bytes"] == each["allocated_bytes"]
+        assert (
+            sum(term["bytes"] for term in moment["terms"])
+            == moment["allocated_bytes"]
+            == each["allocated_bytes"]
+        )
         assert moment["unused_bytes"] == moment["reserved_bytes"] - moment["allocated_bytes"] >= 0
-    names = [name for each in answer["phases"] for name in (term["name"] for term in each["at_peak"]["terms"])]
+    names = [
+        name for each in answer["phases"] for name in (term["name"] for term in each["at_peak"]["terms"])
+    ]
     assert set(names) <= ALLOCATED_TERMS
     assert answer["peak"]["allocated_bytes"] == answer["allocated_peak_bytes"]
     assert answer["reserved_peak"]["reserved_bytes"] == answer["reserved_peak_bytes"]
@@ -161,7 +187,8 @@ def test_picture_and_snapshot_are_written_whole(config: str, tmp_path: Path) -> 
     """A PNG with all its pixels and a pickle without any class, and nothing else in the folder."""
     picture, snapshot = tmp_path / "timeline.png", tmp_path / "snapshot.pickle"
     done = run(
-        "trace", "--model", config, "--method", "lora", "--seq", "64", "--plot", str(picture), "--export", str(snapshot)
+        "trace", "--model", config, "--method", "lora", "--seq", "64", "--plot", str(picture), "--export",
+        str(snapshot)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(each.name for each in tmp_path.iterdir()) == ["snapshot.pickle", "timeline.png"]
@@ -174,11 +201,24 @@ def test_picture_and_snapshot_are_written_whole(config: str, tmp_path: Path) -> 
 
 def test_without_matplotlib_the_extra_is_named(config: str, tmp_path: Path) -> None:
     """Before any work is done: one sentence, exit code 2, and no file."""
-    arguments = ["trace", "--model", config, "--method", "lora", "--seq", "64", "--plot", str(tmp_path / "a.png")]
+    arguments = [
+        "trace",
+        "--model",
+        config,
+        "--method",
+        "lora",
+        "--seq",
+        "64",
+        "--plot",
+        str(tmp_path / "a.png"),
+    ]
     command = [sys.executable, "-c", _WITHOUT, json.dumps(arguments), "matplotlib"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"measure: matplotlib is not installed; install the plots extra: pip install '.[plots]' {FOLDER}\n"
+    assert (
+        done.stderr
+        == f"measure: matplotlib is not installed; install the plots extra: pip install '.[plots]' {FOLDER}\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -186,7 +226,10 @@ def test_a_target_that_cannot_be_written_is_said_first(config: str, tmp_path: Pa
     """A missing folder, or a folder in the place of the file, is exit code 2 before any work."""
     job = ["trace", "--model", config, "--method", "lora", "--seq", "64"]
     for flag in ("--plot", "--export"):
-        for target, says in ((tmp_path / "none" / "a", "there is no folder"), (tmp_path, "not a regular file")):
+        for target, says in (
+            (tmp_path / "none" / "a", "there is no folder"),
+            (tmp_path, "not a regular file"),
+        ):
             done = run(*job, flag, str(target))
             assert done.returncode == 2, done.stderr
             assert says in done.stderr
@@ -194,14 +237,18 @@ def test_a_target_that_cannot_be_written_is_said_first(config: str, tmp_path: Pa
 
 @needs_torch
 def test_an_interrupt_leaves_no_files(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted while the snapshot is being written: exit code 130, no traceback, and no file, whole or half."""
+    """Interrupted while the snapshot is being written: exit code 130, no traceback, and no file,
+    whole or half.
+    """
 
     def dump(_value: object, stream: BinaryIO, **_: object) -> None:
         stream.write(b"half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pickle, "dump", dump)
-    done = run("trace", "--model", config, "--method", "lora", "--seq", "64", "--export", str(tmp_path / "a.pickle"))
+    done = run(
+        "trace", "--model", config, "--method", "lora", "--seq", "64", "--export", str(tmp_path / "a.pickle")
+    )
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
@@ -226,7 +273,10 @@ def test_allocator_settings_change_the_replay(config: str) -> None:
     [
         (["--model", "chatglm3-6b", "--method", "lora"], "its code ships with the checkpoint"),
         (["--model", "7b", "--method", "full", "--gpus", "4", "--sharding", "fsdp1"], "--sharding fsdp"),
-        (["--model", "7b", "--method", "qlora", "--gpus", "4", "--sharding", "zero3"], "--quant-storage bf16"),
+        (
+            ["--model", "7b", "--method", "qlora", "--gpus", "4", "--sharding", "zero3"],
+            "--quant-storage bf16",
+        ),
         (["--model", "7b", "--method", "lora", "--quantization", "gptq-int4"], "quantization 'gptq-int4'"),
     ],
 )

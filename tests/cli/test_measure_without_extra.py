@@ -1,4 +1,6 @@
-"""``measure`` where only the planner is installed: one sentence that names the extra, never an internal error."""
+"""``measure`` where only the planner is installed: one sentence that names the extra,
+never an internal error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_a_missing_library_is_named_with_its_extra(
 def test_records_are_checked_without_the_extra(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Looking at records needs no library that measures: a file that is not there is what the message speaks of."""
+    """Looking at records needs no library that measures:
+    a file that is not there is what the message speaks of.
+    """
     for name in ("measure.run.readings.host", "measure.run.readings.environment", "measure.run.checking"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)
@@ -48,5 +52,7 @@ def test_a_length_that_was_not_said_is_assumed_aloud(capsys: pytest.CaptureFixtu
     given = with_length(from_flags({"model": "7b", "method": "lora"}), "an example")
     assert given.get("seq") == 1024
     assert "no --seq was said: 1024 tokens are assumed" in capsys.readouterr().err
-    assert with_length(from_flags({"model": "7b", "method": "lora", "seq": 64}), "an example").get("seq") == 64
+    assert (
+        with_length(from_flags({"model": "7b", "method": "lora", "seq": 64}), "an example").get("seq") == 64
+    )
     assert capsys.readouterr().err == ""

@@ -1,4 +1,6 @@
-"""A library that the package needs and that is not here: one sentence that names it and the way out, from both commands."""
+"""A library that the package needs and that is not here: one sentence that names it and the way out,
+from both commands.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,17 @@ CALLS = {
 @pytest.mark.parametrize("library", ["pydantic", "typer"])
 @pytest.mark.parametrize("module", CALLS)
 def test_a_library_that_is_missing_is_named(module: str, library: str) -> None:
-    """As on a machine where the package's files were only copied: exit code 2, no traceback, nothing on standard output."""
-    code = f"import sys; sys.modules[{library!r}] = None; from {module} import main; sys.exit(main({CALLS[module]!r}))"
+    """As on a machine where the package's files were only copied: exit code 2, no traceback,
+    nothing on standard output.
+    """
+    code = (
+        f"import sys; sys.modules[{library!r}] = None; from {module} import main; "
+        f"sys.exit(main({CALLS[module]!r}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert f"{library} is not installed; install the package with all that it needs: pip install " in done.stderr
+    assert (
+        f"{library} is not installed; install the package with all that it needs: pip install " in done.stderr
+    )
     assert done.stderr.endswith("in the project's folder\n")
     assert len(done.stderr.splitlines()) == 1

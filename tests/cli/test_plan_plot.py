@@ -17,7 +17,9 @@ JOB = ["--model", "qwen2.5-0.5b", "--method", "lora", "--gpu", "4090", "--seq", 
 
 
 @needs("matplotlib")
-def test_the_picture_is_written_whole_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture_is_written_whole_beside_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A PNG with its end, and the answer as without it."""
     picture = tmp_path / "step.png"
     assert main([*JOB, "--json", "--plot", str(picture)]) == 0
@@ -37,12 +39,17 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, *JOB, "--plot", str(tmp_path / "a.png")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    says = "plan: matplotlib is not installed; install the plots extra: pip install '.[plots]' in the project's folder\n"
+    says = (
+        "plan: matplotlib is not installed; install the plots extra: pip install '.[plots]' in the "
+        "project's folder\n"
+    )
     assert done.stderr == says
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_cannot_be_written_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_cannot_be_written_is_said_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A missing folder is exit code 2, and nothing is answered."""
     assert main([*JOB, "--plot", str(tmp_path / "none" / "a.png")]) == 2
     said = capsys.readouterr()
@@ -57,7 +64,9 @@ def test_a_device_without_cuda_has_no_picture(tmp_path: Path, capsys: pytest.Cap
     assert "not a CUDA device" in capsys.readouterr().err
 
 
-def test_details_draw_the_step_in_ascii(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_draw_the_step_in_ascii(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve lines of at most 80 columns under their title."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main([*JOB, "--details"]) == 0

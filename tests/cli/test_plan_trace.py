@@ -70,7 +70,9 @@ def test_rows_line_up_in_the_shared_order() -> None:
     assert by_name["adapters"].trace_bytes == 0
     assert by_name["adapters"].plan_bytes > 0
     planned = {each.phase: each for each in prediction.memory.phases}
-    assert sum(pair.plan_bytes for pair in beside.terms) == pytest.approx(float(planned["forward"].allocated_bytes), abs=8)
+    assert sum(pair.plan_bytes for pair in beside.terms) == pytest.approx(
+        float(planned["forward"].allocated_bytes), abs=8
+    )
     for pair in (*beside.peaks, *beside.allocated, *beside.reserved, *beside.terms):
         assert pair.difference_bytes == pair.plan_bytes - pair.trace_bytes
         assert pair.difference_of_peak * pair.peak_bytes == pytest.approx(pair.difference_bytes)
@@ -78,8 +80,19 @@ def test_rows_line_up_in_the_shared_order() -> None:
 
 def test_flags_are_handed_on_as_they_were_given(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """The trace answers the same question: every flag that was given, and no other."""
-    given = {"model": "7b", "lora_rank": "8", "double_quant": False, "gradient_checkpointing": True, "seq": None}
-    assert trace_arguments(given) == ["--model=7b", "--lora-rank=8", "--no-double-quant", "--gradient-checkpointing"]
+    given = {
+        "model": "7b",
+        "lora_rank": "8",
+        "double_quant": False,
+        "gradient_checkpointing": True,
+        "seq": None,
+    }
+    assert trace_arguments(given) == [
+        "--model=7b",
+        "--lora-rank=8",
+        "--no-double-quant",
+        "--gradient-checkpointing",
+    ]
     commands = answer(monkeypatch, 0, DOCUMENT)
     assert main([*JOB, "--trace"]) == 0
     assert commands[0][1:5] == ["-m", "measure", "trace", "--json"]
@@ -106,16 +119,41 @@ def test_json_holds_both_documents_and_the_rows(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("code", "output", "exit_code", "says"),
     [
-        (2, ("", "measure: torch is not installed; install the measure extra\n"), 2, "plan: torch is not installed"),
-        (6, ("", "measure: several GPUs cannot be traced yet; use --gpus 1\n"), 6, "plan: several GPUs cannot be traced yet"),
-        (1, ("", "measure: internal error (KeyError: 1), please report it\n"), 1, "plan: internal error (KeyError: 1)"),
+        (
+            2,
+            ("", "measure: torch is not installed; install the measure extra\n"),
+            2,
+            "plan: torch is not installed",
+        ),
+        (
+            6,
+            ("", "measure: several GPUs cannot be traced yet; use --gpus 1\n"),
+            6,
+            "plan: several GPUs cannot be traced yet",
+        ),
+        (
+            1,
+            ("", "measure: internal error (KeyError: 1), please report it\n"),
+            1,
+            "plan: internal error (KeyError: 1)",
+        ),
         (-9, ("", ""), 1, "plan: exit code -9"),
         (0, ("{}", ""), 1, "is not the document that plan reads"),
-        (0, (DOCUMENT.replace('"saved_activations"', '"sums"'), ""), 1, "is not the document that plan reads"),
+        (
+            0,
+            (DOCUMENT.replace('"saved_activations"', '"sums"'), ""),
+            1,
+            "is not the document that plan reads",
+        ),
     ],
 )
 def test_a_trace_that_fails_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured, code: int, output: tuple[str, str], exit_code: int, says: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    code: int,
+    output: tuple[str, str],
+    exit_code: int,
+    says: str,
 ) -> None:
     """Its exit code and its sentence are handed on; a document that cannot be read is never half shown."""
     answer(monkeypatch, code, *output)
@@ -137,9 +175,22 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
 def test_a_real_trace_stands_beside_the_prediction(capsys: Captured, tmp_path: Path) -> None:
     """On a small model both agree about the weights to within the allocator's rounding."""
     config = tmp_path / "config.json"
-    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 512}
-    config.write_text(json.dumps({"model_type": "llama", "num_key_value_heads": 4, "torch_dtype": "bfloat16", **sizes}))
-    assert main(["--model", str(config), "--method", "full", "--gpu", "4090", "--seq", "512", "--trace", "--json"]) == 0
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 688,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "vocab_size": 512,
+    }
+    config.write_text(
+        json.dumps({"model_type": "llama", "num_key_value_heads": 4, "torch_dtype": "bfloat16", **sizes})
+    )
+    assert (
+        main(
+            ["--model", str(config), "--method", "full", "--gpu", "4090", "--seq", "512", "--trace", "--json"]
+        )
+        == 0
+    )
     document = json.loads(capsys.readouterr().out)
     weights = next(each for each in document["terms"] if each["name"] == "weights")
     assert 0 <= weights["trace_bytes"] - weights["plan_bytes"] < 512 * 30

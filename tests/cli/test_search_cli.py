@@ -1,4 +1,6 @@
-"""``plan search`` as a user meets it: every printed recipe is what ``plan`` says of it, every exit code, every refusal."""
+"""``plan search`` as a user meets it: every printed recipe is what ``plan`` says of it,
+every exit code, every refusal.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ ONE_CARD = "--model 8b --gpu 4090 --seq 2048"
 SEARCHES = {
     "one card": ONE_CARD,
     "two kinds of card, with prices": (
-        "--model 70b --gpu h100-sxm:8,a100-80-sxm:8 --method lora,qlora --seq 8192 --samples 50000 --price 2.99,1.80"
+        "--model 70b --gpu h100-sxm:8,a100-80-sxm:8 --method lora,qlora --seq 8192 --samples 50000 "
+        "--price 2.99,1.80"
     ),
     "a global batch": "--model 7b --gpu 4090:2 --method qlora --seq 1024 --global-batch 32",
     "natural lengths, host known": (
@@ -38,7 +41,9 @@ SEARCHES = {
     ),
     "the largest batch": "--model 7b --method qlora --gpu 4090 --seq 2048 --solve batch",
     "the longest sequence": "--model 8b --method lora --gpu 4090 --solve seq",
-    "the fewest cards": "--model 70b --method lora --gpu 4090 --seq 2048 --loss hf --gradient-checkpointing --solve gpus",
+    "the fewest cards": (
+        "--model 70b --method lora --gpu 4090 --seq 2048 --loss hf --gradient-checkpointing --solve gpus"
+    ),
     "nothing fits": "--model 70b --method full,lora --gpu 4090 --seq 65536 --offload none",
 }
 
@@ -63,7 +68,9 @@ def answer_to(capsys: Captured, flags: str, code: int | None = None) -> dict[str
 def shown(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Every recipe of a document."""
     found = [recipe for group in document["groups"] for recipe in group["recipes"]]
-    return found + [group[name] for group in document["groups"] for name in ("nearest", "above") if group[name]]
+    return found + [
+        group[name] for group in document["groups"] for name in ("nearest", "above") if group[name]
+    ]
 
 
 def refused(capsys: Captured, flags: str, code: int = 2) -> str:
@@ -78,7 +85,9 @@ def refused(capsys: Captured, flags: str, code: int = 2) -> str:
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str) -> None:
-    """Peak, what must be held, step time, verdict, chance and cost of a recipe are those of ``plan`` with its arguments."""
+    """Peak, what must be held, step time, verdict,
+    chance and cost of a recipe are those of ``plan`` with its arguments.
+    """
     recipes = shown(answer_to(capsys, SEARCHES[name]))
     assert recipes
     for recipe in recipes:
@@ -105,7 +114,8 @@ def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str
 def test_what_was_said_holds_in_every_recipe(capsys: Captured) -> None:
     """A flag is a constraint; commas give choices, and no other value is in the answer."""
     flags = (
-        "--model 8b --gpu 4090 --method lora,qlora --seq 1024,2048 --gradient-checkpointing --loss hf --batch 2,3 --offload none"
+        "--model 8b --gpu 4090 --method lora,qlora --seq 1024,2048 --gradient-checkpointing --loss hf "
+        "--batch 2,3 --offload none"
     )
     document = answer_to(capsys, flags, 0)
     recipes = shown(document)
@@ -120,23 +130,34 @@ def test_what_was_said_holds_in_every_recipe(capsys: Captured) -> None:
 
 
 def test_the_global_batch_is_kept(capsys: Captured) -> None:
-    """With ``--global-batch`` every recipe takes that many samples per optimizer step; one that cannot be divided is refused."""
+    """With ``--global-batch`` every recipe takes that many samples per optimizer step;
+    one that cannot be divided is refused.
+    """
     document = answer_to(capsys, SEARCHES["a global batch"], 0)
-    assert {each["micro_batch"] * each["grad_accum"] * each["gpus_per_node"] for each in shown(document)} == {32}
+    assert {each["micro_batch"] * each["grad_accum"] * each["gpus_per_node"] for each in shown(document)} == {
+        32
+    }
     assert document["notes"] == []
-    assert "--global-batch 7 " in refused(capsys, "--model 7b --gpu 4090:2 --method qlora --seq 1024 --global-batch 7")
+    assert "--global-batch 7 " in refused(
+        capsys, "--model 7b --gpu 4090:2 --method qlora --seq 1024 --global-batch 7"
+    )
 
 
 def test_a_place_that_cannot_be_tried_is_named(capsys: Captured) -> None:
     """Of several cards, one over which the global batch cannot be divided is left out, and that is said."""
-    document = answer_to(capsys, "--model 7b --gpu 4090:2,4090:3 --method qlora --seq 1024 --loss hf --global-batch 16", 0)
+    document = answer_to(
+        capsys, "--model 7b --gpu 4090:2,4090:3 --method qlora --seq 1024 --loss hf --global-batch 16", 0
+    )
     assert document["notes"] == ["4090:3 is left out: the global batch cannot be divided over its GPUs."]
     assert {each["gpus_per_node"] for each in shown(document)} == {2}
 
 
 def test_the_place_with_the_largest_is_first(capsys: Captured) -> None:
     """Solving on several cards, the answer is that of the card that holds most."""
-    flags = "--model 8b --gpu 4090,a100-80-sxm,3090 --method qlora --seq 2048 --loss hf --gradient-checkpointing --solve batch"
+    flags = (
+        "--model 8b --gpu 4090,a100-80-sxm,3090 --method qlora --seq 2048 --loss hf "
+        "--gradient-checkpointing --solve batch"
+    )
     (group,) = answer_to(capsys, flags, 0)["groups"]
     batches = [each["micro_batch"] for each in group["recipes"]]
     assert group["recipes"][0]["gpu"] == "a100-80-sxm"
@@ -144,7 +165,9 @@ def test_the_place_with_the_largest_is_first(capsys: Captured) -> None:
 
 
 def test_the_best_comes_first_and_the_others_have_more_room(capsys: Captured) -> None:
-    """Rows of one card go from the fastest to the roomiest, but for the one that changes least of the stack's own ways."""
+    """Rows of one card go from the fastest to the roomiest,
+    but for the one that changes least of the stack's own ways.
+    """
     document = answer_to(capsys, f"{ONE_CARD} --top 10", 0)
     for group in document["groups"]:
         times = [recipe["sample_s"] for recipe in group["recipes"]]
@@ -153,7 +176,9 @@ def test_the_best_comes_first_and_the_others_have_more_room(capsys: Captured) ->
 
 
 def test_nothing_that_fits_is_faster_than_the_first(capsys: Captured) -> None:
-    """The first recipe of a method is the fastest of all that were tried and fit, as far as others can be asked for by hand."""
+    """The first recipe of a method is the fastest of all that were tried and fit,
+    as far as others can be asked for by hand.
+    """
     best = answer_to(capsys, f"{ONE_CARD} --method qlora", 0)["groups"][0]["recipes"][0]
     base = {"model": "8b", "gpu": "4090", "seq": "2048", "method": "qlora"}
     calibration = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -178,15 +203,22 @@ def test_prices_go_with_their_cards_and_the_cheapest_is_first(capsys: Captured) 
 
 
 def test_offload_that_nobody_asked_for_is_a_last_resort(capsys: Captured) -> None:
-    """Where something fits without offload no listed recipe offloads; where nothing does, offload is tried."""
+    """Where something fits without offload no listed recipe offloads; where nothing does,
+    offload is tried.
+    """
     for group in answer_to(capsys, ONE_CARD, 0)["groups"]:
         offloads = {recipe["offload"] for recipe in group["recipes"]}
         assert offloads == ({"optimizer+params"} if group["training"] == "full" else {"none"})
 
 
 def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) -> None:
-    """By default a recipe fits when ``plan`` says fits; ``--confidence`` moves that, and ``plan``'s own verdict is kept."""
-    flags = "--model 8b --gpu 4090 --seq 2048 --method qlora --loss liger --gradient-checkpointing --batch 7 --offload none"
+    """By default a recipe fits when ``plan`` says fits; ``--confidence`` moves that,
+    and ``plan``'s own verdict is kept.
+    """
+    flags = (
+        "--model 8b --gpu 4090 --seq 2048 --method qlora --loss liger --gradient-checkpointing --batch "
+        "7 --offload none"
+    )
     document = answer_to(capsys, flags, 4)
     assert document["verdict"] == "uncertain"
     assert document["groups"][0]["nearest"]["verdict"] == "uncertain"
@@ -204,7 +236,9 @@ def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) 
         ("--model 7b --method full --gpu 4090 --seq 512 --host-memory 32GiB", 5, "GiB of host RAM on a node"),
     ],
 )
-def test_where_nothing_fits_the_nearest_miss_is_told(capsys: Captured, flags: str, code: int, words: str) -> None:
+def test_where_nothing_fits_the_nearest_miss_is_told(
+    capsys: Captured, flags: str, code: int, words: str
+) -> None:
     """The exit code says what is short, and the report by how much the nearest recipe misses."""
     assert main(["search", *shlex.split(flags)]) == code
     out, err = capsys.readouterr()
@@ -214,7 +248,9 @@ def test_where_nothing_fits_the_nearest_miss_is_told(capsys: Captured, flags: st
 
 
 def test_what_rests_on_host_ram_that_nobody_named_says_so_first(capsys: Captured) -> None:
-    """Where only offload fits and the host's RAM was not said, the headlines of ``plan search`` and of ``plan`` say it."""
+    """Where only offload fits and the host's RAM was not said,
+    the headlines of ``plan search`` and of ``plan`` say it.
+    """
     flags = "--model 70b --method full --gpu h100-sxm --seq 512 --loss hf --batch 1 --gradient-checkpointing"
     assert main(["search", *shlex.split(flags), "--top", "1"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -232,12 +268,19 @@ def test_what_rests_on_host_ram_that_nobody_named_says_so_first(capsys: Captured
 
 
 def test_where_host_ram_is_short_the_nearest_lacks_nothing_else(capsys: Captured) -> None:
-    """Of recipes that need more host RAM than there is, the nearest is one that the card would surely hold."""
+    """Of recipes that need more host RAM than there is,
+    the nearest is one that the card would surely hold.
+    """
     document = answer_to(capsys, "--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB", 5)
     assert document["verdict"] == "host_memory_short"
     assert document["groups"][0]["nearest"]["fits_probability"] >= document["confidence"]
-    assert main(["search", *shlex.split("--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB")]) == 5
-    assert "chance to fit of at least 95 % and the host RAM that they need" in " ".join(capsys.readouterr().out.split())
+    assert (
+        main(["search", *shlex.split("--model 8b --gpu 4090 --seq 2048 --method full --host-memory 64GB")])
+        == 5
+    )
+    assert "chance to fit of at least 95 % and the host RAM that they need" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Path) -> None:
@@ -250,15 +293,30 @@ def test_what_the_file_says_cannot_be_solved_for(capsys: Captured, tmp_path: Pat
 
 def test_the_fewest_cards_are_told_with_and_without_offload(capsys: Captured) -> None:
     """Where host RAM is not known, what needs a lot of it is not the first answer."""
-    assert main(["search", *shlex.split("--model 7b --method full --gpu 4090 --seq 512 --batch 1 --loss hf --solve gpus")]) == 0
+    assert (
+        main(
+            [
+                "search",
+                *shlex.split(
+                    "--model 7b --method full --gpu 4090 --seq 512 --batch 1 --loss hf --solve gpus"
+                ),
+            ]
+        )
+        == 0
+    )
     out = " ".join(capsys.readouterr().out.split())
-    found = re.search(r"Fewest GPUs without offload: (\d+) \(.*\); with offload: (\d+) .* judged with --host-memory only", out)
+    found = re.search(
+        r"Fewest GPUs without offload: (\d+) \(.*\); with offload: (\d+) .* judged with --host-memory only",
+        out,
+    )
     assert found is not None
     assert int(found[1]) > int(found[2]) == 1
 
 
 @pytest.mark.parametrize("columns", ["60", "80"])
-def test_a_narrow_terminal_keeps_words_whole(capsys: Captured, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_a_narrow_terminal_keeps_words_whole(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
     """On a narrow terminal the recipes are not broken into syllables."""
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["search", *shlex.split(f"{ONE_CARD} --method lora --top 1")]) == 0
@@ -326,8 +384,12 @@ def test_a_config_file_is_a_constraint_too(capsys: Captured, tmp_path: Path) -> 
     assert main([*group["recipes"][0]["arguments"], "--json"]) == 0
 
 
-def test_a_config_file_of_a_tool_is_a_constraint_too(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the file says holds and what its tool does by itself may vary; a recipe is what ``plan`` says of file and flags."""
+def test_a_config_file_of_a_tool_is_a_constraint_too(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the file says holds and what its tool does by itself may vary;
+    a recipe is what ``plan`` says of file and flags.
+    """
     monkeypatch.chdir(Path(__file__).parents[1] / "planner" / "configs" / "examples")
     document = answer_to(capsys, "--config llama_factory_qlora.yaml --gpu 4090", 0)
     (group,) = document["groups"]
@@ -342,7 +404,9 @@ def test_a_config_file_of_a_tool_is_a_constraint_too(capsys: Captured, monkeypat
 
 
 def test_markdown_and_the_schema(capsys: Captured) -> None:
-    """Markdown has a table and a shell block; the schema names itself, and its model refuses what it does not know."""
+    """Markdown has a table and a shell block; the schema names itself,
+    and its model refuses what it does not know.
+    """
     assert main(["search", *shlex.split(ONE_CARD), "--format", "markdown"]) == 0
     out = capsys.readouterr().out
     assert "\n| " in out
@@ -367,7 +431,9 @@ def test_ways_of_training_that_a_rule_forbids_are_named_once(capsys: Captured) -
     assert "qlora, lora rank 8: " in out
 
 
-def test_a_calibration_of_ones_own_is_used_and_named(capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_calibration_of_ones_own_is_used_and_named(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A personal calibration that cannot be read is said, as ``plan`` says it."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     folder = personal_dir()
@@ -378,11 +444,38 @@ def test_a_calibration_of_ones_own_is_used_and_named(capsys: Captured, monkeypat
 
 
 AWKWARD = st.sampled_from(
-    ["", "-1", "0", "1e3", "nan", ",", "1,", "a,b", "4090:0", "x" * 300, "\udc80", "1,2,3", "none", "2:2", "\x1b[2J"]
+    [
+        "",
+        "-1",
+        "0",
+        "1e3",
+        "nan",
+        ",",
+        "1,",
+        "a,b",
+        "4090:0",
+        "x" * 300,
+        "\udc80",
+        "1,2,3",
+        "none",
+        "2:2",
+        "\x1b[2J",
+    ]
 )
 SEARCHED = st.sampled_from(
     [
-        *("--batch", "--seq", "--gpu", "--gpus", "--nodes", "--price", "--lora-rank", "--solve", "--confidence", "--top"),
+        *(
+            "--batch",
+            "--seq",
+            "--gpu",
+            "--gpus",
+            "--nodes",
+            "--price",
+            "--lora-rank",
+            "--solve",
+            "--confidence",
+            "--top",
+        ),
         *(
             "--global-batch",
             "--gpu-memory",
@@ -401,7 +494,10 @@ SEARCHED = st.sampled_from(
 @given(extra=st.lists(st.tuples(SEARCHED, AWKWARD), min_size=1, max_size=3))
 def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str]]) -> None:
     """Whatever is given to the flags, the answer is a report or one sentence, and never an internal error."""
-    fixed = "--model gpt2 --method lora --gpu 4090 --loss hf --gradient-checkpointing --optimizer adamw_torch --sharding none"
+    fixed = (
+        "--model gpt2 --method lora --gpu 4090 --loss hf --gradient-checkpointing --optimizer "
+        "adamw_torch --sharding none"
+    )
     code = main(["search", *shlex.split(fixed), *(f"{flag}={value}" for flag, value in extra)])
     out, err = capsys.readouterr()
     assert code in (0, 2, 3, 4, 5, 6), err
@@ -421,7 +517,9 @@ A6000_OR_A100 = "--model qwen2.5-32b --method qlora --solve seq"
 
 
 def test_a_larger_card_goes_as_far_and_offload_is_told_apart(capsys: Captured) -> None:
-    """80 GB are never answered with less than 48 GB, and what fits without offload is told beside what needs it."""
+    """80 GB are never answered with less than 48 GB,
+    and what fits without offload is told beside what needs it.
+    """
     longest = {}
     for card in ("rtx-a6000", "a100-80-sxm"):
         (group,) = answer_to(capsys, f"{A6000_OR_A100} --gpu {card}")["groups"]
@@ -432,7 +530,8 @@ def test_a_larger_card_goes_as_far_and_offload_is_told_apart(capsys: Captured) -
     assert main(["search", *shlex.split(f"{A6000_OR_A100} --gpu a100-80-sxm")]) == 0
     out = " ".join(capsys.readouterr().out.split())
     found = re.search(
-        r"Longest sequence: (\d+) \(.*?\) with offload and [\d.]+ GiB of host RAM .*?; without offload: (\d+) ", out
+        r"Longest sequence: (\d+) \(.*?\) with offload and [\d.]+ GiB of host RAM .*?; without offload: (\d+) ",
+        out,
     )
     assert found is not None
     assert int(found[1]) == longest["a100-80-sxm"] > int(found[2]) > 0
@@ -446,7 +545,9 @@ def test_adapters_come_before_all_weights_that_need_the_host(capsys: Captured) -
 
 
 def test_the_best_stack_that_was_not_asked_for_is_named(capsys: Captured) -> None:
-    """Where another common stack does more as it is, it is named, and ``plan`` says the same of it; not where one was said."""
+    """Where another common stack does more as it is, it is named, and ``plan`` says the same of it;
+    not where one was said.
+    """
     flags = "--model mistral-small-24b --method qlora --gpu 4090 --seq 4096"
     other = answer_to(capsys, flags)["other_stack"]
     assert other["offload"] in ("none", "activations")
@@ -469,19 +570,29 @@ def test_any_stack_asks_for_the_common_ones(capsys: Captured) -> None:
 
 
 def test_lengths_beyond_the_models_own_are_solved_for_when_asked(capsys: Captured) -> None:
-    """A length stops at what the model was made for, unless the flag lifts that limit, which belongs to lengths alone."""
+    """A length stops at what the model was made for, unless the flag lifts that limit,
+    which belongs to lengths alone.
+    """
     flags = "--model llama-2-7b --method qlora --gpu a100-80-sxm --solve seq"
-    within, beyond = (answer_to(capsys, each)["groups"][0]["recipes"][0] for each in (flags, f"{flags} --beyond-context"))
+    within, beyond = (
+        answer_to(capsys, each)["groups"][0]["recipes"][0] for each in (flags, f"{flags} --beyond-context")
+    )
     assert within["seq_len"] == 4096
     assert beyond["seq_len"] > 8192
     assert any("4,096" in warning for warning in beyond["warnings"])
     assert "--solve seq" in refused(capsys, "--model 7b --gpu 4090 --seq 512 --beyond-context")
 
 
-def test_no_line_is_wider_than_the_terminal_and_no_flag_is_cut(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_is_wider_than_the_terminal_and_no_flag_is_cut(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At 80 columns the tables, the levers and the commands fit, and commands can be read back whole."""
     monkeypatch.setenv("COLUMNS", "80")
-    known = {flag for field in REQUEST_FIELDS.values() for flag in (field.flag, field.flag.replace("--", "--no-", 1))}
+    known = {
+        flag
+        for field in REQUEST_FIELDS.values()
+        for flag in (field.flag, field.flag.replace("--", "--no-", 1))
+    }
     for flags in (
         "--model 8b --gpu 4090,rtxpro6000-bw --seq 2048 --price 1,2",
         "--model 70b --method qlora --gpu 4090 --offload none",

@@ -12,7 +12,9 @@ JOB = ("--model", "8b", "--method", "full", "--gpu", "h100-sxm:8", "--seq", "819
 
 
 @pytest.mark.parametrize("before", [(), ("search",)])
-def test_selective_checkpointing_is_told_apart(capsys: pytest.CaptureFixture[str], before: tuple[str, ...]) -> None:
+def test_selective_checkpointing_is_told_apart(
+    capsys: pytest.CaptureFixture[str], before: tuple[str, ...]
+) -> None:
     """The word alone may mean operators or layers: exit 2, with the settings of both."""
     assert main([*before, *JOB, "--gradient-checkpointing", "selective"]) == 2
     message = capsys.readouterr().err
@@ -20,10 +22,14 @@ def test_selective_checkpointing_is_told_apart(capsys: pytest.CaptureFixture[str
     assert "checkpoint_every=2" in message
 
 
-def test_selective_checkpointing_in_a_file_is_told_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_selective_checkpointing_in_a_file_is_told_apart(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A TOML file that says it is answered as the flag is."""
     file = tmp_path / "job.toml"
-    file.write_text('model = "8b"\nmethod = "full"\ngpu = "h100-sxm"\nseq = 8192\ngradient_checkpointing = "selective"\n')
+    file.write_text(
+        'model = "8b"\nmethod = "full"\ngpu = "h100-sxm"\nseq = 8192\ngradient_checkpointing = "selective"\n'
+    )
     assert main(["--config", str(file)]) == 2
     assert "checkpoint_policy=selective-op" in capsys.readouterr().err
 

@@ -1,4 +1,6 @@
-"""Both programs on any terminal: no width, few columns, no colours, encodings of Windows, and text that would steer it."""
+"""Both programs on any terminal: no width, few columns, no colours, encodings of Windows,
+and text that would steer it.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,25 @@ PLAN = {
     "explain": (*JOB, "--explain"),
     "models": ("models", "qwen"),
     "gpus": ("gpus",),
-    "check": ("check", str(EXAMPLES / "trl_lora.yaml"), str(EXAMPLES / "llama_factory_qlora.yaml"), "--gpu", "t4"),
+    "check": (
+        "check",
+        str(EXAMPLES / "trl_lora.yaml"),
+        str(EXAMPLES / "llama_factory_qlora.yaml"),
+        "--gpu",
+        "t4",
+    ),
     "search": ("search", *JOB, "--top", "2"),
     "validate": ("validate", PUBLISHED),
 }
 MEASURE = {"env": ("env",), "no file": ("check", "no-such-file.jsonl")}
 HELP = {"plan": ("--help",), "check": ("check", "--help")}
-CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 CONFIG |= {"vocab_size": 100}
 Main = Callable[[list[str]], int]
 
@@ -83,12 +97,20 @@ def test_plan_keeps_to_the_width(name: str, shown: Callable[..., tuple[int, str]
     assert "\x1b" not in text
     narrow_code, narrow = shown(plan, PLAN[name], "cp437", COLUMNS="40")
     assert narrow_code == code
-    long = [line for line in narrow.splitlines() if len(line) > 40 and not line.lstrip().startswith(("plan ", "measure "))]
+    long = [
+        line
+        for line in narrow.splitlines()
+        if len(line) > 40 and not line.lstrip().startswith(("plan ", "measure "))
+    ]
     assert [line for line in long if " " in line.strip()] == []
 
 
-@pytest.mark.parametrize(("name", "heads"), [("models", "parameters"), ("gpus", "bf16 T/s"), ("validate", "worst row")])
-def test_narrow_tables_keep_their_titles(name: str, heads: str, shown: Callable[..., tuple[int, str]]) -> None:
+@pytest.mark.parametrize(
+    ("name", "heads"), [("models", "parameters"), ("gpus", "bf16 T/s"), ("validate", "worst row")]
+)
+def test_narrow_tables_keep_their_titles(
+    name: str, heads: str, shown: Callable[..., tuple[int, str]]
+) -> None:
     """A title is not broken into letters."""
     assert f"{heads}: " in shown(plan, PLAN[name], COLUMNS="40")[1]
 
@@ -108,15 +130,21 @@ def test_help_is_never_empty(program: str, columns: str, shown: Callable[..., tu
 def test_measure_prints_plainly(name: str, shown: Callable[..., tuple[int, str]]) -> None:
     """The same text on any terminal."""
     texts = {
-        shown(measure, MEASURE[name], COLUMNS=columns, TERM=term)[1] for columns in ("0", "40") for term in ("dumb", "xterm")
+        shown(measure, MEASURE[name], COLUMNS=columns, TERM=term)[1]
+        for columns in ("0", "40")
+        for term in ("dumb", "xterm")
     }
     assert len(texts) == 1
     assert texts.pop().strip()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8"])
-def test_names_outside_the_encoding_are_escaped(encoding: str, tmp_path: Path, shown: Callable[..., tuple[int, str]]) -> None:
-    """A folder's name that the terminal has no letters for ends in escapes, not in an error; JSON stays JSON."""
+def test_names_outside_the_encoding_are_escaped(
+    encoding: str, tmp_path: Path, shown: Callable[..., tuple[int, str]]
+) -> None:
+    """A folder's name that the terminal has no letters for ends in escapes, not in an error;
+    JSON stays JSON.
+    """
     folder = tmp_path / "Größe-模型"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -137,7 +165,12 @@ def test_a_campaign_cannot_steer_the_terminal(tmp_path: Path, shown: Callable[..
     title = r"\u001b[31mRED\u009b1m\u202e\u0007"
     case = '[[case]]\nmodel = "smollm2-135m"\nmethod = "lora"\nseq = 64\ngpu = "cpu"\n'
     file.write_text(f'schema = 1\ntitle = "{title}"\n{case}')
-    code, text = shown(measure, ("campaign", str(file), "--dry-run", "--out", str(tmp_path / "out")), TERM="xterm", terminal=True)
+    code, text = shown(
+        measure,
+        ("campaign", str(file), "--dry-run", "--out", str(tmp_path / "out")),
+        TERM="xterm",
+        terminal=True,
+    )
     assert code == 0, text
     assert text.startswith("?[31mRED?1m??: 1 to run")
 
@@ -153,8 +186,12 @@ def test_labels_of_a_live_table_are_text(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "a[bold]b?]0;title?c" in stream.text
 
 
-@pytest.mark.parametrize(("terminal", "term", "kind"), [(True, "xterm", LiveProgress), (True, "dumb", PlainProgress)])
-def test_bars_are_drawn_where_they_can_be(terminal: bool, term: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("terminal", "term", "kind"), [(True, "xterm", LiveProgress), (True, "dumb", PlainProgress)]
+)
+def test_bars_are_drawn_where_they_can_be(
+    terminal: bool, term: str, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lines alone where the cursor cannot be moved, and in a pipe."""
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys, "stderr", Stream("utf-8", terminal=terminal))

@@ -22,7 +22,18 @@ PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
 PATTERN = str(PUBLISHED / "[0-9]*.csv")
 ONE_FILE = str(PUBLISHED / "003_f83f083c0d8bebd6.csv")
 EXPLAINED = "003-t2-r03"
-FILLED = ("id", "source", "source_group", "model", "gpu", "method", "seq_len", "outcome", "peak_memory_mib", "tensor_parallel")
+FILLED = (
+    "id",
+    "source",
+    "source_group",
+    "model",
+    "gpu",
+    "method",
+    "seq_len",
+    "outcome",
+    "peak_memory_mib",
+    "tensor_parallel",
+)
 
 Captured = pytest.CaptureFixture[str]
 
@@ -55,7 +66,9 @@ def write_rows(folder: Path, *rows: str) -> str:
 
 
 def test_json_has_the_documented_shape(capsys: Captured) -> None:
-    """One entry per source and one overall, with the keys of the schema; a source without a quantity says null."""
+    """One entry per source and one overall, with the keys of the schema;
+    a source without a quantity says null.
+    """
     document = document_of(capsys, PATTERN)
     ValidationDocument.model_validate_json(json.dumps(document))
     assert (document["schema"], document["cv"]) == ("planner/validate@2", "none")
@@ -66,7 +79,9 @@ def test_json_has_the_documented_shape(capsys: Captured) -> None:
     for each in (*sources, document["overall"]):
         assert wanted <= each.keys()
         assert {"n", "mape", "median_signed", "max_abs"} <= each["memory"].keys()
-        assert {"n_oom", "n_ok", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom"} <= each["oom"].keys()
+        assert {"n_oom", "n_ok", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom"} <= each[
+            "oom"
+        ].keys()
     assert sources[1]["host_memory"] is None
     assert document["rows"] is None
 
@@ -86,13 +101,21 @@ def test_people_get_tables_of_at_most_100_columns(capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith("157 rows from 4 sources; calibration default")
-    for title in ("GPU memory\n", "Throughput\n", "Host RAM\n", "Verdict on GPU memory\n", "Rows: GPU memory in GiB\n"):
+    for title in (
+        "GPU memory\n",
+        "Throughput\n",
+        "Host RAM\n",
+        "Verdict on GPU memory\n",
+        "Rows: GPU memory in GiB\n",
+    ):
         assert f"\n{title}" in out
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
 def test_every_public_source_is_validated_at_once(capsys: Captured) -> None:
-    """All published files give one answer: every row counted, and a reason for each row that is not modelled."""
+    """All published files give one answer: every row counted,
+    and a reason for each row that is not modelled.
+    """
     document = document_of(capsys, str(PUBLISHED / "*.csv"))
     assert {each["source"] for each in document["sources"]} == {path.stem for path in PUBLISHED.glob("*.csv")}
     overall = document["overall"]
@@ -108,13 +131,17 @@ def test_markdown_has_a_table_per_quantity(capsys: Captured) -> None:
 
 
 def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured) -> None:
-    """`--cv source` scores each group by a fit without it, and gives in-sample and unfitted errors and the fit itself."""
+    """`--cv source` scores each group by a fit without it,
+    and gives in-sample and unfitted errors and the fit itself.
+    """
     document = json.loads(_printed(capsys, PATTERN, "--cv", "source", "--json"))
     ValidationDocument.model_validate_json(json.dumps(document))
     assert document["cv"] == "source"
     assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= 25
     for scores in (document, document["in_sample"], document["prior"]):
-        assert [each["n_rows"] for each in scores["sources"]] == [each["n_rows"] for each in document["sources"]]
+        assert [each["n_rows"] for each in scores["sources"]] == [
+            each["n_rows"] for each in document["sources"]
+        ]
     scored = (document["in_sample"], document, document["prior"])
     in_sample, held_out, prior = (scores["overall"]["memory"]["mape"] for scores in scored)
     # Four documents are too few to say that a fit without one of them is better than none.
@@ -122,7 +149,9 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
 
 
 def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
-    """The report for people has the three errors side by side, the number of free numbers and the coverage of the intervals."""
+    """The report for people has the three errors side by side,
+    the number of free numbers and the coverage of the intervals.
+    """
     out = _printed(capsys, PATTERN, "--cv", "source")
     for words in (
         "no fit  in-sample  held out",
@@ -140,7 +169,10 @@ def test_a_source_that_begins_with_a_number_is_the_users_own(capsys: Captured, t
     for name in ("001_mine", "mine"):
         (tmp_path / f"{name}.csv").write_text(text.replace("003_f83f083c0d8bebd6", name), encoding="utf-8")
     for options in (("--rows",), ("--cv", "source")):
-        numbered, named = (_printed(capsys, str(tmp_path / f"{name}.csv"), *options, "--json") for name in ("001_mine", "mine"))
+        numbered, named = (
+            _printed(capsys, str(tmp_path / f"{name}.csv"), *options, "--json")
+            for name in ("001_mine", "mine")
+        )
         assert numbered.replace("001_mine", "mine") == named
 
 
@@ -163,8 +195,13 @@ def test_a_missing_file_or_pattern_is_named(capsys: Captured, tmp_path: Path) ->
 
 
 def test_rows_that_cannot_be_used_are_listed_and_the_rest_is_scored(capsys: Captured, tmp_path: Path) -> None:
-    """File, line and reason of a malformed cell, a short row and an unknown model; one good row is enough to answer."""
-    good, unknown = "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,", "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,"
+    """File, line and reason of a malformed cell, a short row and an unknown model;
+    one good row is enough to answer.
+    """
+    good, unknown = (
+        "a,s,g,llama-2-7b,rtx4090,qlora,512,ok,8000,",
+        "d,s,g,llama-2-7bb,rtx4090,qlora,512,ok,8000,",
+    )
     path = write_rows(tmp_path, good, "b,s,g,llama-2-7b,rtx4090,qlora,512,ok,lots,", unknown)
     with Path(path).open("a", encoding="utf-8") as stream:
         stream.write("c,s\n")
@@ -172,7 +209,11 @@ def test_rows_that_cannot_be_used_are_listed_and_the_rest_is_scored(capsys: Capt
     unread = document["unread"]
     assert isinstance(unread, list)
     assert [each.removeprefix(path)[:3] for each in unread] == [":3:", ":5:", ":4:"]
-    assert ["peak_memory_mib" in unread[0], "2 cells" in unread[1], "unknown model 'llama-2-7bb'" in unread[2]] == [True] * 3
+    assert [
+        "peak_memory_mib" in unread[0],
+        "2 cells" in unread[1],
+        "unknown model 'llama-2-7bb'" in unread[2],
+    ] == [True] * 3
     assert document["overall"]["n_rows"] == 1  # type: ignore[index]
 
 
@@ -235,7 +276,9 @@ def test_help_names_the_options(capsys: Captured) -> None:
 
 
 def test_one_row_is_walked_through(capsys: Captured) -> None:
-    """Measured against predicted, the mechanism that is known, then every term of the prediction with its formula."""
+    """Measured against predicted, the mechanism that is known,
+    then every term of the prediction with its formula.
+    """
     assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Row {EXPLAINED}\n")

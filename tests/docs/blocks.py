@@ -1,8 +1,10 @@
-"""The generated parts of README and docs: what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
+"""The generated parts of README and docs:
+what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
 
-``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown (``plan ... | sections A;
-B``), ``code above`` (the output of the Python block before it), or the name of a table (``accuracy``,
-``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``aims``, ``verdicts``, ``misses``, ``rules``...).
+``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown
+(``plan ... | sections A; B``), ``code above`` (the output of the Python block before it), or the name of a
+table (``accuracy``, ``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``aims``,
+``verdicts``, ``misses``, ``rules``...).
 """
 
 from __future__ import annotations
@@ -98,7 +100,11 @@ def pages() -> tuple[Path, ...]:
     """Every markdown file of the project that people read."""
     folders = ("", "docs", "planner", "data", "tests", "notebooks", "measure")
     found = [path for folder in folders for path in (ROOT / folder).glob("**/*.md" if folder else "*.md")]
-    return tuple(sorted({path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)}))
+    return tuple(
+        sorted(
+            {path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)}
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,9 @@ class Answer:
 
 @contextlib.contextmanager
 def example_folder() -> Iterator[Path]:
-    """A folder like the one in which the examples are typed: the data files, ``config.json``, ``job.toml`` and ``train.yaml``."""
+    """A folder like the one in which the examples are typed: the data files, ``config.json``,
+    ``job.toml`` and ``train.yaml``.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "job"
         folder.mkdir()
@@ -125,7 +133,9 @@ def example_folder() -> Iterator[Path]:
 
 @cache
 def run_plan(command: str) -> Answer:
-    """Run ``plan ...`` in this process, in :func:`example_folder`, as on a terminal of 80 columns without colours."""
+    """Run ``plan ...`` in this process, in :func:`example_folder`,
+    as on a terminal of 80 columns without colours.
+    """
     program, *arguments = shlex.split(command)
     if program != "plan":
         raise ValueError(f"not a plan command: {command}")
@@ -201,7 +211,9 @@ def _fenced(text: str) -> str:
 
 
 def _only(text: str, titles: list[str]) -> str:
-    """The head of a report and its sections that begin with one of ``titles``; a mark stands where something is left out."""
+    """The head of a report and its sections that begin with one of ``titles``;
+    a mark stands where something is left out.
+    """
     head, *sections = _split_sections(text)
     kept = [any(section.startswith(title) for title in titles) for section in sections]
     if sum(kept) != len(titles):
@@ -214,9 +226,13 @@ def _only(text: str, titles: list[str]) -> str:
 
 
 def _split_sections(text: str) -> list[str]:
-    """What stands before the first heading, then each section; a heading is a line with a line of hyphens below it."""
+    """What stands before the first heading, then each section;
+    a heading is a line with a line of hyphens below it.
+    """
     lines = text.split("\n")
-    starts = [number for number in range(len(lines) - 1) if lines[number + 1] and set(lines[number + 1]) == {"-"}]
+    starts = [
+        number for number in range(len(lines) - 1) if lines[number + 1] and set(lines[number + 1]) == {"-"}
+    ]
     edges = [0, *starts, len(lines)]
     return ["\n".join(lines[start:end]) for start, end in pairwise(edges)]
 
@@ -237,7 +253,9 @@ def run_python(code: str) -> str:
 
 @cache
 def _scores(pattern: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(run_plan(f"plan validate data/published/{pattern} --calibration none --json").out)
+    document: dict[str, Any] = json.loads(
+        run_plan(f"plan validate data/published/{pattern} --calibration none --json").out
+    )
     return document
 
 
@@ -263,7 +281,10 @@ def accuracy_table() -> str:
 def other_accuracy_table() -> str:
     """How wrong the predictions are on the other public sources, from ``plan validate``."""
     lines = [
-        "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out: FITS | ran: DOES NOT FIT |",
+        (
+            "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out: FITS | ran: "
+            "DOES NOT FIT |"
+        ),
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for score in _scores("[a-z]*.csv")["sources"]:
@@ -283,8 +304,9 @@ def held_out_tables() -> str:
     """Errors by source, method and GPU, as ``data/accuracy.json`` has them."""
     stored = stored_accuracy()
     facts = (
-        f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source groups, with "
-        f"{stored['free_numbers']} fitted numbers. Errors are means of absolute values, rounded up at the second digit."
+        f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source "
+        f"groups, with {stored['free_numbers']} fitted numbers. Errors are means of absolute values, "
+        "rounded up at the second digit."
     )
     tables = (("documents", "source"), ("methods", "method"), ("gpus", "GPU"))
     return "\n\n".join((facts, *(_held_out(stored[part], title) for part, title in tables))) + "\n"
@@ -323,7 +345,11 @@ def interval_weights() -> str:
 
 # Lines of the README's short table: title, then the goals of four reports and of other sources that it shows.
 _SUMMARY = (
-    ("GPU memory, mean error", "seeds, peak memory, mean error", "other grade-A sources, peak memory, macro-average"),
+    (
+        "GPU memory, mean error",
+        "seeds, peak memory, mean error",
+        "other grade-A sources, peak memory, macro-average",
+    ),
     (
         "time of a step, mean error",
         "seeds, throughput, mean error, without offload",
@@ -334,7 +360,11 @@ _SUMMARY = (
         "seeds, memory, median half-width",
         "other sources, memory, median half-width",
     ),
-    ("time, median half-width of the 90 % interval", "seeds, time, median half-width", "other sources, time, median half-width"),
+    (
+        "time, median half-width of the 90 % interval",
+        "seeds, time, median half-width",
+        "other sources, time, median half-width",
+    ),
 )
 
 
@@ -342,12 +372,22 @@ def accuracy_summary() -> str:
     """The held-out figures that matter most to a user, from ``data/accuracy.json``."""
     goals = {goal["title"]: goal for goal in stored_accuracy()["goals"] if goal["fit"] == "held out"}
     lines = ["| held out | four tuning reports | other sources |", "|---|--:|--:|"]
-    lines += [f"| {title} | {_reached(goals[ours])} | {_reached(goals[others])} |" for title, ours, others in _SUMMARY]
+    lines += [
+        f"| {title} | {_reached(goals[ours])} | {_reached(goals[others])} |"
+        for title, ours, others in _SUMMARY
+    ]
     verdicts = stored_accuracy()["documents"].values()
-    counts = {key: sum(int(each.get(key, 0)) for each in verdicts) for key in ("ran_out", "false_fit", "ran", "false_oom")}
+    counts = {
+        key: sum(int(each.get(key, 0)) for each in verdicts)
+        for key in ("ran_out", "false_fit", "ran", "false_oom")
+    }
     inside = {kind: _reached(goals[f"{kind}, inside the 90 % interval"]) for kind in ("memory", "time")}
-    inside_words = f"The 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times."
-    out_words = f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were answered FITS;"
+    inside_words = (
+        f"The 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times."
+    )
+    out_words = (
+        f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were answered FITS;"
+    )
     ran_words = f"of {counts['ran']} that ran {counts['false_oom']} were answered DOES NOT FIT."
     return "\n".join([*lines, "", f"{inside_words} {out_words} {ran_words}", ""])
 
@@ -371,7 +411,10 @@ def _missed(stored: list[dict[str, Any]]) -> str:
     judged = [goal for goal in stored if "met" in goal]
     missed = [goal for goal in judged if not goal["met"]]
     head = f"**{len(judged) - len(missed)} of {len(judged)} aims are met.** Not met:"
-    lines = [f"- {_named(goal)} ({goal['fit']}): {_share(goal['reached'])}, aimed at {goal['target']}" for goal in missed]
+    lines = [
+        f"- {_named(goal)} ({goal['fit']}): {_share(goal['reached'])}, aimed at {goal['target']}"
+        for goal in missed
+    ]
     return "\n".join([head, "", *lines])
 
 
@@ -382,7 +425,11 @@ def _goals(stored: list[dict[str, Any]]) -> str:
     for goal in stored:
         by_title.setdefault(_title(goal), {})["in" if goal["fit"] == "in-sample" else "out"] = goal
     for title, found in by_title.items():
-        cells = [cell for fit in ("in", "out") for cell in (_reached(found.get(fit)), found.get(fit, {}).get("target", ""))]
+        cells = [
+            cell
+            for fit in ("in", "out")
+            for cell in (_reached(found.get(fit)), found.get(fit, {}).get("target", ""))
+        ]
         judged = {name: goal["met"] for name, goal in found.items() if "met" in goal}
         words = {"in": "in-sample", "out": "held out"}
         missed = [words[name] for name, met in judged.items() if not met]
@@ -399,7 +446,11 @@ def _title(goal: dict[str, Any]) -> str:
 
 def _named(goal: dict[str, Any]) -> str:
     """The title of an aim in the words of the page."""
-    words = (("seeds, ", "four reports, "), ("said to fit", "answered FITS"), ("said not to fit", "answered DOES NOT FIT"))
+    words = (
+        ("seeds, ", "four reports, "),
+        ("said to fit", "answered FITS"),
+        ("said not to fit", "answered DOES NOT FIT"),
+    )
     title = str(goal["title"])
     for word, shown in words:
         title = title.replace(word, shown)
@@ -432,7 +483,9 @@ def _worst(documents: dict[str, dict[str, float]]) -> str:
     for name, figures in documents.items():
         if "worst_reading_memory_mape" in figures:
             pairs = [
-                figures.get(f"{kind}_{of}_mape") for of in ("memory", "throughput") for kind in ("held_out", "worst_reading")
+                figures.get(f"{kind}_{of}_mape")
+                for of in ("memory", "throughput")
+                for kind in ("held_out", "worst_reading")
             ]
             lines.append(f"| `{name}` | " + " | ".join(map(_share, pairs)) + " |")
     return "\n".join(lines)
@@ -460,7 +513,9 @@ def _held_out(table: dict[str, dict[str, float]], title: str) -> str:
         cells = [f"`{name}`"]
         for quantity in ("memory", "throughput"):
             cells.append(str(figures.get(f"n_{quantity}", "")))
-            cells += [_share(figures.get(f"{fit}_{quantity}_mape")) for fit in ("unfitted", "in_sample", "held_out")]
+            cells += [
+                _share(figures.get(f"{fit}_{quantity}_mape")) for fit in ("unfitted", "in_sample", "held_out")
+            ]
         if any(cells[1:]):
             lines.append("| " + " | ".join([cells[0], *([_dated(name)] if dated else []), *cells[1:]]) + " |")
     return "\n".join(lines)
@@ -477,16 +532,23 @@ def _error(summary: dict[str, Any] | None) -> str:
 
 
 def differential_table() -> str:
-    """The program against the trace, as ``make differential`` found it for all cells of the differential matrix."""
+    """The program against the trace,
+    as ``make differential`` found it for all cells of the differential matrix.
+    """
     return (data_dir() / "differential" / "summary.md").read_text(encoding="utf-8")
 
 
 def other_tools_table() -> str:
-    """GPU memory errors of other estimators on the rows of the numbered documents that they speak of, and ours on these rows."""
-    lines = ["| estimator | rows | its error (median) | ours, unfitted | asked about |", "|---|--:|--:|--:|---|"]
+    """GPU memory errors of other estimators on the rows of the numbered documents that they speak of,
+    and ours on these rows.
+    """
+    lines = [
+        "| estimator | rows | its error (median) | ours, unfitted | asked about |",
+        "|---|--:|--:|--:|---|",
+    ]
     lines += [
-        f"| {tool.name} | {tool.n_rows} | {tool.mape:.0%} ({tool.median_signed:+.0%}) | {tool.ours_mape:.1%} | "
-        f"{tool.applies_to} |"
+        f"| {tool.name} | {tool.n_rows} | {tool.mape:.0%} ({tool.median_signed:+.0%}) | "
+        f"{tool.ours_mape:.1%} | {tool.applies_to} |"
         for tool in stored_other_tools()
     ]
     return "\n".join(lines).replace("%", " %") + "\n"

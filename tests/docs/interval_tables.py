@@ -7,7 +7,10 @@ from tests.accuracy.stored import stored_accuracy
 
 def kinds_table() -> str:
     """How often 90 % intervals hold readings of each kind of job that was left out whole."""
-    lines = ["| left out | kind | of | sources | readings | inside | median half-width |", "|---|---|---|--:|--:|--:|--:|"]
+    lines = [
+        "| left out | kind | of | sources | readings | inside | median half-width |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
     lines += [
         f"| {each['dimension']} | `{each['kind']}` | {each['of']} | {each['sources']} | {each['n']} "
         f"| {100 * each['inside']:.0f} % | {100 * each['half_width']:.0f} % |"
@@ -20,8 +23,8 @@ def reliability_table() -> str:
     """How many jobs ran, beside what P(fits) promised."""
     lines = ["| P(fits) | rows | promised | ran | one standard error |", "|---|--:|--:|--:|--:|"]
     lines += [
-        f"| {100 * each['low']:.0f} to {100 * each['high']:.0f} % | {each['n']} | {100 * each['promised']:.1f} % "
-        f"| {100 * each['ran']:.1f} % | {100 * each['error']:.1f} % |"
+        f"| {100 * each['low']:.0f} to {100 * each['high']:.0f} % | {each['n']} | "
+        f"{100 * each['promised']:.1f} % | {100 * each['ran']:.1f} % | {100 * each['error']:.1f} % |"
         for each in stored_accuracy()["reliability"]
     ]
     return "\n".join(lines) + "\n"

@@ -2,9 +2,9 @@
 
 ``python tests/docs/sentences.py [COUNT]`` prints the longest.
 
-A sentence ends at ``.``, ``!`` or ``?`` before a space, or at the end of its block.  A block is a paragraph, an item of a list, a
-cell of a table, a heading, or a part of a docstring with a label such as ``Formula:``.  Code counts as one word, and is no prose
-where it stands on lines of its own.
+A sentence ends at ``.``, ``!`` or ``?`` before a space, or at the end of its block.  A block is a paragraph,
+an item of a list, a cell of a table, a heading, or a part of a docstring with a label such as ``Formula:``.
+Code counts as one word, and is no prose where it stands on lines of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _CODE_LINES = re.compile(r"(?<=\n\n)(?: {4}.*(?:\n+|$))+")
 _TABLE_EDGE = re.compile(r"^=+(?: +=+)*$")
 _CODE = re.compile(r"``[^`]+``|`[^`\n]+`|:\w+:`[^`]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-_NEW_BLOCK = re.compile(r"^\s*(?:[-*] |\d+\. |#+ |>|\||(?:Formula|Source|Ignored|Raises|Returns|Args|Yields):|[A-Za-z]\w*: )")
+_NEW_BLOCK = re.compile(
+    r"^\s*(?:[-*] |\d+\. |#+ |>|\||(?:Formula|Source|Ignored|Raises|Returns|Args|Yields):|[A-Za-z]\w*: )"
+)
 _END = re.compile(r"(?<=[.!?])[)\"”]?\s+(?=[^a-z\s])")
 _ABBREVIATED = re.compile(r"\b(e\.g|i\.e|vs|cf|ca|approx|No)\.", re.IGNORECASE)
 _WORD = re.compile(r"\w")
@@ -84,7 +86,11 @@ def of_docstrings(path: Path) -> Iterator[Sentence]:
     """Sentences of a module's docstrings: its own, those of classes, functions and fields."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield from sentences(cleandoc(node.value.value), path.relative_to(ROOT).as_posix(), node.lineno)
 
 
@@ -100,7 +106,9 @@ def sources() -> list[Path]:
 
 def markdown_pages() -> list[Path]:
     """Pages of the project."""
-    return sorted([*ROOT.glob("*.md"), *(path for folder in MARKDOWN_FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+    return sorted(
+        [*ROOT.glob("*.md"), *(path for folder in MARKDOWN_FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+    )
 
 
 def longest_first() -> list[Sentence]:

@@ -9,7 +9,18 @@ import shlex
 from pathlib import Path
 
 import pytest
-from blocks import CODE_BLOCK, EXAMPLE_JOB, EXAMPLE_TRAIN, GENERATED, ROOT, WIDTH, example_folder, generated, pages, run_plan
+from blocks import (
+    CODE_BLOCK,
+    EXAMPLE_JOB,
+    EXAMPLE_TRAIN,
+    GENERATED,
+    ROOT,
+    WIDTH,
+    example_folder,
+    generated,
+    pages,
+    run_plan,
+)
 
 from planner.errors import ExitCode
 
@@ -50,14 +61,18 @@ def _without_layout(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-@pytest.mark.parametrize(("file", "key", "body", "before"), _parts(), ids=[f"{part[0]}: {part[1]}" for part in _parts()])
+@pytest.mark.parametrize(
+    ("file", "key", "body", "before"), _parts(), ids=[f"{part[0]}: {part[1]}" for part in _parts()]
+)
 def test_generated_parts_are_current(file: str, key: str, body: str, before: str) -> None:
     """Every output and table on a page is what the program says now."""
     now = generated(key, before)
     # How help is wrapped belongs to typer, whose version is not pinned; its words are ours.
     same = _without_layout(now) == _without_layout(body) if key.endswith("--help") else now == body
     if not same:
-        lines = difflib.unified_diff(body.splitlines(), now.splitlines(), f"{file}: {key}", "the program now", lineterm="")
+        lines = difflib.unified_diff(
+            body.splitlines(), now.splitlines(), f"{file}: {key}", "the program now", lineterm=""
+        )
         pytest.fail("\n".join([*lines, "", f"If this is meant: {UPDATE}"]), pytrace=False)
 
 
@@ -68,13 +83,16 @@ def test_the_readme_takes_two_minutes() -> None:
     assert [command for command in PROMISED if command not in readme] == []
 
 
-# All published rows take ten seconds a command; two sources show that it works, and tests/accuracy scores the others.
+# All published rows take ten seconds a command; two sources show that it works,
+# and tests/accuracy scores the others.
 _FEWER_ROWS = (("published/*.csv", "published/00[13]*.csv"), ("published/00*.csv", "published/00[13]*.csv"))
 
 
 @pytest.mark.parametrize("command", _commands())
 def test_every_command_works(command: str) -> None:
-    """Every command in a shell block ends with exit code 0 or "uncertain", prints a result, and nothing on standard error."""
+    """Every command in a shell block ends with exit code 0 or "uncertain", prints a result,
+    and nothing on standard error.
+    """
     for pattern, fewer in _FEWER_ROWS:
         command = command.replace(pattern, fewer)
     answer = run_plan(command)
@@ -86,13 +104,19 @@ def test_every_command_works(command: str) -> None:
 
 
 def test_no_output_is_wider_than_a_terminal() -> None:
-    """No line of a generated output is wider than the terminal for which it was made, but for commands to copy."""
+    """No line of a generated output is wider than the terminal for which it was made,
+    but for commands to copy.
+    """
     for file, key, body, _ in _parts():
         if key.startswith("plan "):
-            assert max(len(line) for line in body.splitlines() if not line.startswith("plan ")) <= WIDTH, f"{file}: {key}"
+            assert max(len(line) for line in body.splitlines() if not line.startswith("plan ")) <= WIDTH, (
+                f"{file}: {key}"
+            )
 
 
-@pytest.mark.parametrize(("name", "text", "language"), [("job.toml", EXAMPLE_JOB, "toml"), ("train.yaml", EXAMPLE_TRAIN, "yaml")])
+@pytest.mark.parametrize(
+    ("name", "text", "language"), [("job.toml", EXAMPLE_JOB, "toml"), ("train.yaml", EXAMPLE_TRAIN, "yaml")]
+)
 def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: str) -> None:
     """The files as the pages show them are those that the examples are run with."""
     shown = {

@@ -7,11 +7,16 @@ from sentences import ROOT, longest_first, sentences
 
 MAX_WORDS = 45
 MAX_FOLDER_PAGE_BYTES = 6 * 1024
-FOLDER_PAGES = tuple(f"{name}/README.md" for name in ("planner", "measure", "tests", "data", "data/published", "data/stacks"))
+FOLDER_PAGES = tuple(
+    f"{name}/README.md" for name in ("planner", "measure", "tests", "data", "data/published", "data/stacks")
+)
 # The formulas of a layer and of cached blocks, whose docstrings are rewritten with the formulas themselves.
 NOT_YET = (
     "planner/anatomy/",
-    *(f"planner/memory/{name}.py" for name in ("cache", "score_cache", "widening", "moments", "pools", "details")),
+    *(
+        f"planner/memory/{name}.py"
+        for name in ("cache", "score_cache", "widening", "moments", "pools", "details")
+    ),
     "planner/throughput/traffic.py",
     "planner/throughput/operators.py",
 )
@@ -20,9 +25,9 @@ NOT_YET = (
 def test_no_sentence_is_too_long() -> None:
     """The longest one has 45 words; ``python tests/docs/sentences.py`` prints the ten longest."""
     found = longest_first()
-    assert len({each.place.partition("/")[0] for each in found} & {"planner", "measure", "docs", "data"}) == 4, (
-        "texts were not found"
-    )
+    assert (
+        len({each.place.partition("/")[0] for each in found} & {"planner", "measure", "docs", "data"}) == 4
+    ), "texts were not found"
     long = [f"{each.words} words, {each.place}: {each.text}" for each in found if each.words > MAX_WORDS]
     assert [text for text in long if not text.split(", ", 1)[1].startswith(NOT_YET)] == []
 

@@ -15,7 +15,8 @@ from planner.report.render.human import to_text
 COLUMNS = 120
 FOLDER = Path(__file__).resolve().parent
 
-# One scenario per mechanism worth watching.  Flags as on the command line; everything else is the stack's default.
+# One scenario per mechanism worth watching.  Flags as on the command line;
+# everything else is the stack's default.
 SCENARIOS: dict[str, dict[str, object]] = {
     "qlora-7b-rtx4090": {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024},
     "full-7b-zero3-offload": {
@@ -58,14 +59,18 @@ SCENARIOS: dict[str, dict[str, object]] = {
 
 
 def golden_text(name: str) -> str:
-    """What ``<name>.txt`` has to hold: the first answer, and the whole report of the prediction, by the literature values alone.
+    """What ``<name>.txt`` has to hold: the first answer, and the whole report of the prediction,
+    by the literature values alone.
 
-    The first answer shows what levers and stacks come to; all of them would move with every other stack and recipe.
+    The first answer shows what levers and stacks come to;
+    all of them would move with every other stack and recipe.
     """
     flags = SCENARIOS[name]
     subject = answer_job(flags, how=How(calibration="none"))
     alone = answer_job(flags, how=How(calibration="none", advise=False))
-    console = Console(file=io.StringIO(), width=COLUMNS, color_system=None, highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=io.StringIO(), width=COLUMNS, color_system=None, highlight=False, markup=False, emoji=False
+    )
     said = ", ".join(f"{key}={value}" for key, value in flags.items())
     parts = (f"flags: {said}\n", short_text(subject, console), to_text(build_sections(alone), console))
     return f"\n{'=' * COLUMNS}\n".join(parts)

@@ -1,4 +1,6 @@
-"""Rewrites the golden tables: ``python tests/golden/regenerate.py``.  Read the difference before committing it."""
+"""Rewrites the golden tables: ``python tests/golden/regenerate.py``.
+Read the difference before committing it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reports of a handful of scenarios, kept as text: any change of a formula shows as a difference that people can read."""
+"""Reports of a handful of scenarios, kept as text:
+any change of a formula shows as a difference that people can read.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,27 @@ def _prediction(name: str) -> Prediction:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_report_is_the_stored_one(name: str) -> None:
-    """Verdict, terms, phases, host RAM, time, levers and assumptions are those of the file; else the difference is printed."""
+    """Verdict, terms, phases, host RAM, time, levers and assumptions are those of the file;
+    else the difference is printed.
+    """
     stored = golden_path(name).read_text(encoding="utf-8") if golden_path(name).is_file() else ""
     now = golden_text(name)
-    lines = difflib.unified_diff(stored.splitlines(), now.splitlines(), f"stored {name}", "predicted now", lineterm="")
+    lines = difflib.unified_diff(
+        stored.splitlines(), now.splitlines(), f"stored {name}", "predicted now", lineterm=""
+    )
     difference = "\n".join(lines)
     if difference:
         pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}", pytrace=False)
 
 
 def test_predictions_under_the_calibration_are_the_stored_ones() -> None:
-    """About 35 jobs with verdict, P(fits) and intervals, and every fitted number: what a new calibration moves is printed."""
+    """About 35 jobs with verdict, P(fits) and intervals, and every fitted number:
+    what a new calibration moves is printed.
+    """
     stored = PATH.read_text(encoding="utf-8") if PATH.is_file() else ""
-    lines = difflib.unified_diff(stored.splitlines(), calibrated_text().splitlines(), "stored", "now", lineterm="", n=0)
+    lines = difflib.unified_diff(
+        stored.splitlines(), calibrated_text().splitlines(), "stored", "now", lineterm="", n=0
+    )
     difference = "\n".join(lines)
     if difference:
         pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}", pytrace=False)
@@ -55,7 +65,9 @@ def test_every_stored_table_has_a_scenario() -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_term_names_its_formula_and_source(name: str) -> None:
-    """Each term that is not zero leads to a function whose docstring says what it counts and where that comes from."""
+    """Each term that is not zero leads to a function whose docstring says what it counts and where that comes
+    from.
+    """
     explained = explanations(_prediction(name))
     assert len(explained) > 10
     assert [each.formula for each in explained if not each.text.summary] == []

@@ -1,4 +1,6 @@
-"""The first answer on a terminal: the jobs of the golden tables and some with long names, drawn in a pseudo-terminal."""
+"""The first answer on a terminal: the jobs of the golden tables and some with long names,
+drawn in a pseudo-terminal.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,16 @@ from planner.report.prediction.short import MAX_LINES
 from planner.report.prediction.verdict import VERDICTS
 
 _EIGHT_NODES = {"gpu": "h100-sxm:8", "nodes": 8, "samples": 1_000_000, "epochs": 3, "price": 12.5}
-# What is long: names, several nodes, a run with a price, warnings, numbers of four digits, and nothing that fits.
+# What is long: names, several nodes, a run with a price, warnings, numbers of four digits,
+# and nothing that fits.
 LONG: dict[str, Mapping[str, object]] = {
-    "eight nodes": {"model": "llama-3.1-405b", "method": "full", "sharding": "zero3", "seq": 131072, **_EIGHT_NODES},
+    "eight nodes": {
+        "model": "llama-3.1-405b",
+        "method": "full",
+        "sharding": "zero3",
+        "seq": 131072,
+        **_EIGHT_NODES,
+    },
     "offload": {
         "model": "llama-3.1-70b",
         "method": "full",
@@ -53,10 +62,19 @@ LONG: dict[str, Mapping[str, object]] = {
         "gradient_checkpointing": False,
     },
     "unknown card": {"model": "7b", "method": "qlora", "gpu": "b100", "seq": 1024, "samples": 100},
-    "nothing is enough": {"model": "llama-3.1-405b", "method": "full", "gpu": "rtx4060ti-16g", "seq": 8192, "sharding": "none"},
+    "nothing is enough": {
+        "model": "llama-3.1-405b",
+        "method": "full",
+        "gpu": "rtx4060ti-16g",
+        "seq": 8192,
+        "sharding": "none",
+    },
 }
 JOBS: dict[str, Mapping[str, object]] = {**GOLDEN, **LONG}
-_SCREENS = [*((name, 80) for name in JOBS), *((name, columns) for name in (*SCENARIOS, *LONG) for columns in (60, 120))]
+_SCREENS = [
+    *((name, 80) for name in JOBS),
+    *((name, columns) for name in (*SCENARIOS, *LONG) for columns in (60, 120)),
+]
 _WORDS = "|".join(re.escape(word) for word, _ in VERDICTS.values())
 
 
@@ -71,7 +89,9 @@ def arguments(flags: Mapping[str, object]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "columns"), _SCREENS)
-def test_the_first_answer_is_whole_on_a_screen(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_answer_is_whole_on_a_screen(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At most 22 lines, none wider than the screen, the verdict at both ends, and every flag whole."""
     with Terminal(columns, 24) as terminal:
         terminal.stands_in(monkeypatch)
@@ -93,18 +113,24 @@ def test_the_bar_has_letters_and_colours_of_their_own(monkeypatch: pytest.Monkey
     with Terminal(80, 24) as terminal:
         terminal.stands_in(monkeypatch, colours=True)
         main(arguments(SCENARIOS["qlora-7b-rtx4090"]))
-    bar = next(line for line in terminal.text().splitlines() if line.startswith("\x1b[30;") and "....." in line)
+    bar = next(
+        line for line in terminal.text().splitlines() if line.startswith("\x1b[30;") and "....." in line
+    )
     cells = re.findall(r"\x1b\[(30;\d+)m([a-z])\2*\x1b\[0m", bar)
     assert len(cells) >= 5
     assert len({colour for colour, _ in cells}) == len({letter for _, letter in cells}) == len(cells)
 
 
 def test_the_command_itself_on_a_terminal() -> None:
-    """The process of a user, not a function: the screen is the terminal's width, and the exit code is the verdict's."""
+    """The process of a user, not a function: the screen is the terminal's width,
+    and the exit code is the verdict's.
+    """
     with Terminal(72, 24) as terminal:
         command = [sys.executable, "-m", "planner.cli.main", *arguments(SCENARIOS["qlora-7b-rtx4090"])]
         clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        done = subprocess.run(command, stdout=terminal.device, env={**clean, "NO_COLOR": "1", "TERM": "xterm"}, check=False)
+        done = subprocess.run(
+            command, stdout=terminal.device, env={**clean, "NO_COLOR": "1", "TERM": "xterm"}, check=False
+        )
     assert done.returncode == 0
     lines = terminal.lines()
     assert len(lines) <= MAX_LINES

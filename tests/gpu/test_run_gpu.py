@@ -37,7 +37,9 @@ def run(out: Path, *arguments: str, code: int = 0) -> tuple[dict[str, Any], RawR
 
 @pytest.mark.parametrize("workload", ["loop", "trainer"])
 def test_every_level_is_measured(tmp_path: Path, workload: str) -> None:
-    """Allocated, reserved and driver figures of every phase, in their order; a fork, device times, a context of its own."""
+    """Allocated, reserved and driver figures of every phase, in their order; a fork, device times,
+    a context of its own.
+    """
     record, raw = run(tmp_path, *JOB, "--workload", workload)
     assert record["memory_kind"] == "reserved"
     rank = raw.ranks[0]
@@ -58,10 +60,31 @@ def test_every_level_is_measured(tmp_path: Path, workload: str) -> None:
 
 
 def test_a_limit_makes_a_real_shortage(tmp_path: Path) -> None:
-    """Full fine-tuning of half a billion weights needs more than 3 GiB: the worker says so, with its phase."""
-    record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--method", "full", "--seq", "512", "--memory-limit", "3GiB", code=3)
+    """Full fine-tuning of half a billion weights needs more than 3 GiB: the worker says so,
+    with its phase.
+    """
+    record, raw = run(
+        tmp_path,
+        "--model",
+        "qwen2.5-0.5b",
+        "--method",
+        "full",
+        "--seq",
+        "512",
+        "--memory-limit",
+        "3GiB",
+        code=3,
+    )
     assert record["outcome"] == "oom"
-    assert record["phase_reached"] in ("forward", "loss", "backward", "optimizer_step", "loss_2", "backward_2", "forward_2")
+    assert record["phase_reached"] in (
+        "forward",
+        "loss",
+        "backward",
+        "optimizer_step",
+        "loss_2",
+        "backward_2",
+        "forward_2",
+    )
     assert record["memory_limit_mib"] == 3 * 1024
     cap = raw.ranks[0].cap
     assert cap["allowed_bytes"] == 3 * GIB - cap["outside_bytes"]
@@ -82,7 +105,11 @@ def test_a_history_is_replayed(tmp_path: Path) -> None:
 def test_quantised_bases_and_8_bit_states_run(tmp_path: Path) -> None:
     """bitsandbytes on the card: nf4, int8, 8-bit and paged optimizers."""
     import_or_skip("bitsandbytes")
-    for extra in (["--method", "qlora"], ["--method", "int8"], ["--method", "full", "--optimizer", "paged_adamw_8bit"]):
+    for extra in (
+        ["--method", "qlora"],
+        ["--method", "int8"],
+        ["--method", "full", "--optimizer", "paged_adamw_8bit"],
+    ):
         record, raw = run(tmp_path, "--model", "qwen2.5-0.5b", "--seq", "256", *extra)
         assert record["outcome"] == "ok", raw.error
 
@@ -98,13 +125,31 @@ def test_zero_with_offload_runs_on_one_card(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("sharding", "engine"),
-    [("zero2", "DeepSpeedEngine"), ("zero3", "DeepSpeedEngine"), ("fsdp", "FSDP"), ("fsdp1", "FullyShardedDataParallel")],
+    [
+        ("zero2", "DeepSpeedEngine"),
+        ("zero3", "DeepSpeedEngine"),
+        ("fsdp", "FSDP"),
+        ("fsdp1", "FullyShardedDataParallel"),
+    ],
 )
 def test_the_trainer_shards_on_one_card(tmp_path: Path, sharding: str, engine: str) -> None:
-    """The Trainer's own integrations, through torchrun with one rank: the engine that was asked for, and every phase."""
+    """The Trainer's own integrations, through torchrun with one rank: the engine that was asked for,
+    and every phase.
+    """
     if sharding.startswith("zero"):
         import_or_skip("deepspeed")
-    job = ["--model", "qwen2.5-0.5b", "--method", "full", "--seq", "256", "--sharding", sharding, "--timeout", "600"]
+    job = [
+        "--model",
+        "qwen2.5-0.5b",
+        "--method",
+        "full",
+        "--seq",
+        "256",
+        "--sharding",
+        sharding,
+        "--timeout",
+        "600",
+    ]
     record, raw = run(tmp_path, *job)
     assert record["outcome"] == "ok", raw.error
     assert engine in raw.engine_class

@@ -12,7 +12,8 @@ from pathlib import Path
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _NAME = re.compile(r"python3(\.\d+)?")
-# Pre-releases are left out, because packages have no wheels for them yet, and so are those that cannot make an environment.
+# Pre-releases are left out, because packages have no wheels for them yet,
+# and so are those that cannot make an environment.
 _ASK = "import ensurepip, sys, venv; v = sys.version_info; print(*v[:3] if v[3] == 'final' else '')"
 
 Version = tuple[int, ...]
@@ -35,7 +36,10 @@ def supported(search: Iterable[Path]) -> list[Path]:
     requires = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["requires-python"]
     least = tuple(int(part) for part in requires.removeprefix(">=").split("."))
     versions = {program: version_of(program) for program in candidates(search)}
-    return sorted((each for each in versions if versions[each] >= least), key=lambda program: (versions[program], program))
+    return sorted(
+        (each for each in versions if versions[each] >= least),
+        key=lambda program: (versions[program], program),
+    )
 
 
 def main(which: str) -> int:

@@ -1,4 +1,6 @@
-"""Prints the lowest versions that pyproject.toml allows as constraints for pip, so that no second list of them is kept."""
+"""Prints the lowest versions that pyproject.toml allows as constraints for pip,
+so that no second list of them is kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def minima(project: Path = _PROJECT) -> Iterator[str]:
     """``name==version`` of every requirement of the package and its extras.
 
     Raises:
-        ValueError: a requirement has another form than ``name>=version``, so it is not known what the lowest version is.
+        ValueError: a requirement has another form than ``name>=version``,
+        so it is not known what the lowest version is.
     """
     tables = tomllib.loads(project.read_text(encoding="utf-8"))
     own_extra = f"{tables['project']['name']}["

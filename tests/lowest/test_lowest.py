@@ -25,7 +25,9 @@ def requirements(tables: dict) -> Iterable[str]:
 
 
 def test_the_constraints_are_the_lowest_versions_that_are_allowed() -> None:
-    """For every requirement there is one version, which is allowed, and nothing below it is; that of the build is tried too."""
+    """For every requirement there is one version, which is allowed, and nothing below it is;
+    that of the build is tried too.
+    """
     packaging = import_or_skip("packaging.requirements")
     version = import_or_skip("packaging.version").Version
     lowest = dict(line.split("==") for line in minima())
@@ -39,19 +41,24 @@ def test_the_constraints_are_the_lowest_versions_that_are_allowed() -> None:
         assert len(each.specifier) == 1, each
 
 
-@pytest.mark.parametrize("requirement", ["numpy", "numpy>1.26", "numpy>=1.26,<3", "numpy>=1.26; python_version < '3.12'"])
+@pytest.mark.parametrize(
+    "requirement", ["numpy", "numpy>1.26", "numpy>=1.26,<3", "numpy>=1.26; python_version < '3.12'"]
+)
 def test_a_requirement_without_one_lower_bound_is_refused(tmp_path: Path, requirement: str) -> None:
     """A version that was left to chance would be called tried."""
     project = tmp_path / "pyproject.toml"
     project.write_text(
-        f'[project]\nname = "a"\ndependencies = ["{requirement}"]\noptional-dependencies = {{}}\n', encoding="utf-8"
+        f'[project]\nname = "a"\ndependencies = ["{requirement}"]\noptional-dependencies = {{}}\n',
+        encoding="utf-8",
     )
     with pytest.raises(ValueError, match="is not of the form name>=version"):
         list(minima(project))
 
 
 def test_pythons_are_found_from_the_oldest_to_the_newest_that_are_supported(tmp_path: Path) -> None:
-    """Each is asked for its version: a name says nothing.  Too old, broken and other programs are left out, links count once."""
+    """Each is asked for its version: a name says nothing.  Too old,
+    broken and other programs are left out, links count once.
+    """
     answers = {
         "python3.9": "3 9 18",
         "python3.12": "3 12 1",

@@ -16,7 +16,9 @@ NAMES = ("GPU-aaaa-1", "GPU-bbbb-2")
 
 
 class Driver:
-    """Answers of two H200 cards, under the names of the driver's binding; a question that the binding lacks fails the test."""
+    """Answers of two H200 cards, under the names of the driver's binding;
+    a question that the binding lacks fails the test.
+    """
 
     def __init__(self) -> None:
         self.used = [500 * MIB, 600 * MIB]
@@ -31,7 +33,9 @@ class Driver:
             "nvmlSystemGetDriverVersion": lambda: "580.159.04",
             "nvmlSystemGetCudaDriverVersion": lambda: 13000,
             "nvmlDeviceGetMemoryInfo": self._memory,
-            "nvmlDeviceGetComputeRunningProcesses": lambda _handle: [SimpleNamespace(pid=7, usedGpuMemory=None)],
+            "nvmlDeviceGetComputeRunningProcesses": lambda _handle: [
+                SimpleNamespace(pid=7, usedGpuMemory=None)
+            ],
             "nvmlDeviceGetClockInfo": lambda _handle, _kind: 1980,
             "nvmlDeviceGetMaxClockInfo": lambda _handle, _kind: 1980,
             "nvmlDeviceGetTemperature": lambda _handle, _sensor: 40,

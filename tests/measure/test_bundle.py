@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from measure.bundle import Fetched, WheelTarget, download_command, install_line, make_bundle, plan_bundle, requirements
+from measure.bundle import (
+    Fetched,
+    WheelTarget,
+    download_command,
+    install_line,
+    make_bundle,
+    plan_bundle,
+    requirements,
+)
 from measure.cli.main import main
 from planner.errors import UsageError
 
@@ -21,7 +29,9 @@ def test_requirements_are_those_of_the_measure_extra() -> None:
 
 def test_pip_is_asked_for_the_other_machines_wheels() -> None:
     """Binary wheels only, for its Python and platform."""
-    command = download_command(Path("w"), WheelTarget("3.12", "aarch64"), [Fetched("peft", "0.21.2", "peft.whl")])
+    command = download_command(
+        Path("w"), WheelTarget("3.12", "aarch64"), [Fetched("peft", "0.21.2", "peft.whl")]
+    )
     assert command[command.index("--python-version") + 1] == "3.12"
     assert "--only-binary=:all:" in command
     assert "manylinux_2_28_aarch64" in command
@@ -32,11 +42,15 @@ def test_pip_is_asked_for_the_other_machines_wheels() -> None:
     assert "--no-deps" in command
 
 
-def test_a_package_that_cannot_be_had_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_had_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What pip says is repeated in short, with the target."""
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found for peft\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(UsageError, match=r"Python 3\.9 on x86_64: ERROR: No matching distribution found for peft"):
+    with pytest.raises(
+        UsageError, match=r"Python 3\.9 on x86_64: ERROR: No matching distribution found for peft"
+    ):
         make_bundle(tmp_path / "w", WheelTarget("3.9", "x86_64"), [])
 
 
@@ -70,7 +84,11 @@ def pip_report(*packages: tuple[str, str, list[str]]) -> str:
 
 
 REPORT = pip_report(
-    ("torch", "2.13.0", ["filelock", "nvidia-cublas; platform_system == 'Linux'", "optree; extra == 'optree'"]),
+    (
+        "torch",
+        "2.13.0",
+        ["filelock", "nvidia-cublas; platform_system == 'Linux'", "optree; extra == 'optree'"],
+    ),
     ("nvidia-cublas", "13.1", []),
     ("optree", "0.1", []),
     ("filelock", "4.2", []),
@@ -94,8 +112,12 @@ REPORT = pip_report(
 def test_what_only_a_missing_package_needs_is_left_out_with_it(
     monkeypatch: pytest.MonkeyPatch, without: list[str], python: str, names: str
 ) -> None:
-    """torch brings gigabytes of CUDA: where it is there already they are not fetched, and what others need as well is."""
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, REPORT, ""))
+    """torch brings gigabytes of CUDA: where it is there already they are not fetched,
+    and what others need as well is.
+    """
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, REPORT, "")
+    )
     assert " ".join(each.name for each in plan_bundle(WheelTarget(python, "x86_64"), without)) == names
 
 
@@ -110,7 +132,10 @@ def test_what_would_be_fetched_is_said_and_nothing_written(
         return subprocess.CompletedProcess(command, 0, REPORT, "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert main(["bundle", str(tmp_path / "w"), "--dry-run", "--python", "3.12", "--without", "torch,deepspeed"]) == 0
+    assert (
+        main(["bundle", str(tmp_path / "w"), "--dry-run", "--python", "3.12", "--without", "torch,deepspeed"])
+        == 0
+    )
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("5 wheels would be fetched into")
     assert said[1] == "  accelerate 1.15.0  accelerate-1.15.0.whl"
@@ -122,7 +147,9 @@ def test_what_would_be_fetched_is_said_and_nothing_written(
 
 
 def test_a_folder_is_filled_with_exactly_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel of the package, then the planned versions; all that was carried is installed where something was left out."""
+    """The wheel of the package, then the planned versions;
+    all that was carried is installed where something was left out.
+    """
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -132,6 +159,12 @@ def test_a_folder_is_filled_with_exactly_that(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(subprocess, "run", run)
     make_bundle(tmp_path / "w", WheelTarget("3.12", "x86_64"), ["torch", "deepspeed"])
     assert [command[3] for command in commands] == ["install", "wheel", "download"]
-    assert commands[2][-5:] == ["accelerate==1.15.0", "filelock==4.2", "peft==0.21.2", "psutil==7.2.2", "speed==1.0"]
+    assert commands[2][-5:] == [
+        "accelerate==1.15.0",
+        "filelock==4.2",
+        "peft==0.21.2",
+        "psutil==7.2.2",
+        "speed==1.0",
+    ]
     assert install_line(tmp_path / "w", ["torch"]) == "pip install --no-index --no-deps w/*.whl"
     assert install_line(tmp_path / "w") == "pip install --no-index --find-links w 'finetune-planner[measure]'"

@@ -1,4 +1,6 @@
-"""``python tests/notebooks/execute.py`` runs the notebooks, keeps their outputs, and writes the pictures of the documents."""
+"""``python tests/notebooks/execute.py`` runs the notebooks, keeps their outputs,
+and writes the pictures of the documents.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,22 @@ def executed(path: Path) -> Any:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    }
     client = NotebookClient(
-        notebook, timeout=_TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=_TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute(env=environment)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]  # paths and warnings of one machine
+            # paths and warnings of one machine
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
     return notebook
 
 

@@ -33,13 +33,17 @@ def _run(path: Path) -> Any:
         import_or_skip(name)
     notebook = executed(path)
     if all(find_spec(name) for name in _TRACED):
-        assert _printed(notebook) == _printed(nbformat.read(path, as_version=4)), f"if this is meant: {REWRITE}"
+        assert _printed(notebook) == _printed(nbformat.read(path, as_version=4)), (
+            f"if this is meant: {REWRITE}"
+        )
     return notebook
 
 
 def _printed(notebook: Any) -> str:
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
-    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    return "".join(
+        output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"
+    )
 
 
 def _pictures(notebook: Any) -> int:
@@ -61,14 +65,18 @@ def test_there_are_four() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_logic_of_their_own(path: Path) -> None:
-    """No cell defines a function or a class, and none imports a private name: what is needed belongs to the packages."""
+    """No cell defines a function or a class, and none imports a private name:
+    what is needed belongs to the packages.
+    """
     found = []
     for cell in _cells(path, "code"):
         for node in ast.walk(ast.parse(cell.source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.append(f"{cell.id}: defines {node.name}")
             if isinstance(node, ast.ImportFrom):
-                found += [f"{cell.id}: imports {each.name}" for each in node.names if each.name.startswith("_")]
+                found += [
+                    f"{cell.id}: imports {each.name}" for each in node.names if each.name.startswith("_")
+                ]
     assert found == []
 
 
@@ -81,7 +89,9 @@ def test_paths_in_the_text_exist(path: Path) -> None:
 
 
 def test_the_bytes_by_hand() -> None:
-    """Counted by hand, by the formulas and by the trace of the real modules, the peak is the same within 1 %."""
+    """Counted by hand, by the formulas and by the trace of the real modules,
+    the peak is the same within 1 %.
+    """
     notebook = _run(NOTEBOOKS[0])
     assert _pictures(notebook) == 1
     rows = re.findall(r"^(\w+) +([\d,]+) +([\d,]+)$", _printed(notebook), re.MULTILINE)
@@ -106,12 +116,16 @@ def test_nothing_is_shown_as_measured_that_was_not() -> None:
 
 
 def test_every_table_is_drawn() -> None:
-    """Each table of the four documents becomes a picture of its memory, its time and its host RAM, as far as it has them."""
+    """Each table of the four documents becomes a picture of its memory, its time and its host RAM,
+    as far as it has them.
+    """
     from planner.calibration.score.rows import QUANTITIES
     from tests.accuracy.published import core_validation
     from tests.accuracy.tables import published_tables
 
-    tables = [table for quantity in QUANTITIES for table in published_tables(core_validation().rows, quantity)]
+    tables = [
+        table for quantity in QUANTITIES for table in published_tables(core_validation().rows, quantity)
+    ]
     notebook = _run(NOTEBOOKS[1])
     assert len(tables) > 20
     assert _pictures(notebook) == len(tables)
@@ -119,7 +133,9 @@ def test_every_table_is_drawn() -> None:
 
 
 def test_the_calibration_is_shown() -> None:
-    """Posteriors, residuals and distributions are drawn; coverage is printed for each group that was held out."""
+    """Posteriors, residuals and distributions are drawn;
+    coverage is printed for each group that was held out.
+    """
     notebook = _run(NOTEBOOKS[2])
     assert _pictures(notebook) == 3
     groups = set(re.findall(r"^memory +([\w-]+) +\d+ of \d+ inside", _printed(notebook), re.MULTILINE))

@@ -1,6 +1,7 @@
 """A pytest plugin of ``make explore``: counts the inputs of property tests, and stops when the time is over.
 
-``EXPLORE_FOLDER`` is where each worker leaves what it counted, ``EXPLORE_UNTIL`` the end in seconds since 1970.
+``EXPLORE_FOLDER`` is where each worker leaves what it counted,
+``EXPLORE_UNTIL`` the end in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _wrapped: set[int] = set()
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Count each call that Hypothesis makes of the function inside of a property test.
 
-    Plugins replace ``hypothesis.inner_test`` to run it in their own way (Hypothesis: detecting and wrapping tests).
+    Plugins replace ``hypothesis.inner_test`` to run it in their own way (Hypothesis:
+    detecting and wrapping tests).
     """
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
     if handle is not None and id(handle) not in _wrapped:

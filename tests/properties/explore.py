@@ -1,4 +1,5 @@
-"""``make explore``: property tests with inputs drawn anew, round after round until the time is over, and the counts at the end.
+"""``make explore``: property tests with inputs drawn anew, round after round until the time is over,
+and the counts at the end.
 
 What fails is printed by its round with the code that repeats it; it becomes an example of its test.
 """
@@ -22,7 +23,9 @@ _SIXTY = 60
 def main() -> int:
     """Run rounds for so many minutes; the exit code is 1 where an input broke a property."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="how long rounds are begun and tests started")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="how long rounds are begun and tests started"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest-xdist")
     parser.add_argument("tests", nargs="*", default=TESTS, help="files or folders of tests")
     said = parser.parse_args()
@@ -33,10 +36,15 @@ def main() -> int:
         # 0 and 1 are a round that ran, without and with failures; after any other none would.
         while time.time() < until and code in (0, 1):
             rounds += 1
-            code = run_round(said.tests, said.workers, {"EXPLORE_FOLDER": folder, "EXPLORE_UNTIL": str(until)})
+            code = run_round(
+                said.tests, said.workers, {"EXPLORE_FOLDER": folder, "EXPLORE_UNTIL": str(until)}
+            )
         inputs, broken = counted(Path(folder))
     minutes = (time.time() - start) / _SIXTY
-    sys.stdout.write(f"\nexplored {minutes:.1f} minutes, {rounds} rounds: inputs tried: {inputs:,}; failures: {broken.total()}\n")
+    sys.stdout.write(
+        f"\nexplored {minutes:.1f} minutes, {rounds} rounds: inputs tried: {inputs:,}; failures: "
+        f"{broken.total()}\n"
+    )
     for name, times in broken.most_common():
         sys.stdout.write(f"  failed in {times} of {rounds} rounds: {name}\n")
     return 1 if broken or code else 0

@@ -1,4 +1,6 @@
-"""What must hold for every stream of allocations, and a slow obvious allocator that the fast one has to agree with."""
+"""What must hold for every stream of allocations,
+and a slow obvious allocator that the fast one has to agree with.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,22 @@ from planner.units import KIB, MIB
 
 # Near every threshold of the rules, and in between.
 SIZES = st.one_of(
-    st.sampled_from([1, 511, 512, 513, MIB - 1, MIB, MIB + 1, 10 * MIB - 513, 10 * MIB - 512, 10 * MIB, 20 * MIB, 20 * MIB + 1]),
+    st.sampled_from(
+        [
+            1,
+            511,
+            512,
+            513,
+            MIB - 1,
+            MIB,
+            MIB + 1,
+            10 * MIB - 513,
+            10 * MIB - 512,
+            10 * MIB,
+            20 * MIB,
+            20 * MIB + 1,
+        ]
+    ),
     st.integers(1, 2 * MIB),
     st.integers(MIB, 64 * MIB),
     st.integers(1, 60).map(lambda n: n * MIB + 3 * KIB),
@@ -31,7 +48,9 @@ SETTINGS = st.builds(
     large_segment_bytes=st.sampled_from([12 * MIB, 20 * MIB]),
 )
 PLAIN = AllocatorSettings()
-STEPS = st.lists(st.tuples(st.sampled_from("aaafdd"), SIZES, st.integers(0, 10**6), st.integers(0, 1)), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from("aaafdd"), SIZES, st.integers(0, 10**6), st.integers(0, 1)), max_size=60
+)
 
 
 def events_of(steps: list[tuple[str, int, int, int]]) -> list[AllocEvent]:
@@ -60,7 +79,9 @@ EVENTS = STEPS.map(events_of)
 
 
 @given(EVENTS, SETTINGS)
-def test_reserved_is_at_least_active_is_at_least_allocated(events: list[AllocEvent], chosen: AllocatorSettings) -> None:
+def test_reserved_is_at_least_active_is_at_least_allocated(
+    events: list[AllocEvent], chosen: AllocatorSettings
+) -> None:
     """At every event and in every phase; and what is allocated is at least what was asked for."""
     result = replay(events, chosen)
     for requested, allocated, reserved in zip(
@@ -75,13 +96,17 @@ def test_reserved_is_at_least_active_is_at_least_allocated(events: list[AllocEve
 
 
 @given(EVENTS, SETTINGS, st.none() | st.integers(0, 300).map(lambda n: n * MIB))
-def test_replaying_twice_gives_the_same(events: list[AllocEvent], chosen: AllocatorSettings, limit: int | None) -> None:
+def test_replaying_twice_gives_the_same(
+    events: list[AllocEvent], chosen: AllocatorSettings, limit: int | None
+) -> None:
     """A replay depends on nothing but the events, the settings and the limit."""
     assert replay(events, chosen, limit) == replay(list(events), replace(chosen), limit)
 
 
 @given(EVENTS, SETTINGS, st.integers(0, 200))
-def test_a_card_of_the_reserved_peak_is_enough(events: list[AllocEvent], chosen: AllocatorSettings, more: int) -> None:
+def test_a_card_of_the_reserved_peak_is_enough(
+    events: list[AllocEvent], chosen: AllocatorSettings, more: int
+) -> None:
     """What reserves R without a limit runs on a card of R or more exactly as it did, without a retry."""
     free = replay(events, chosen)
     limit = free.peak_reserved_bytes + more * MIB
@@ -94,7 +119,9 @@ def test_a_card_of_the_reserved_peak_is_enough(events: list[AllocEvent], chosen:
 def test_a_smaller_card_retries_or_fails_but_is_never_exceeded(
     events: list[AllocEvent], chosen: AllocatorSettings, limit: int
 ) -> None:
-    """The limit always holds; below the peak there is a retry, an oversize release or a failure; the report is true."""
+    """The limit always holds; below the peak there is a retry, an oversize release or a failure;
+    the report is true.
+    """
     result, free = replay(events, chosen, limit), replay(events, chosen)
     assert max(result.reserved_timeline, default=0) <= result.peak_reserved_bytes <= limit
     if limit < free.peak_reserved_bytes:
@@ -120,12 +147,15 @@ def test_terms_and_blocks_add_up(events: list[AllocEvent], chosen: AllocatorSett
         assert sum(result.allocated_by_term(named, index).values()) == result.allocated_timeline[index]
 
 
-# --- last in, first out ----------------------------------------------------------------------------------------------------
+# --- last in, first out -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.one_of(SIZES, st.none()), max_size=60))
-def test_expandable_segments_reserve_the_peak_in_whole_pages_when_frees_are_nested(steps: list[int | None]) -> None:
-    """Last in, first out: each pool reserves its own allocated peak, rounded up to its page of 2 or 20 MiB, and nothing more.
+def test_expandable_segments_reserve_the_peak_in_whole_pages_when_frees_are_nested(
+    steps: list[int | None],
+) -> None:
+    """Last in, first out: each pool reserves its own allocated peak,
+    rounded up to its page of 2 or 20 MiB, and nothing more.
 
     In another order holes remain, so this bound does not hold for every stream (see the next test).
     """
@@ -149,22 +179,27 @@ def test_expandable_segments_reserve_the_peak_in_whole_pages_when_frees_are_nest
 
 
 def test_expandable_segments_can_hold_more_than_the_peak() -> None:
-    """A hole of 40 MiB under a block in use serves no 60 MiB: 120 are reserved for a peak of 80, so holes cost here too."""
+    """A hole of 40 MiB under a block in use serves no 60 MiB: 120 are reserved for a peak of 80,
+    so holes cost here too.
+    """
     events = [AllocEvent("alloc", 0, 40 * MIB), AllocEvent("alloc", 1, 20 * MIB), AllocEvent("free", 0, 0)]
     events.append(AllocEvent("alloc", 2, 60 * MIB))
     result = replay(events, AllocatorSettings(expandable_segments=True))
     assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (80 * MIB, 120 * MIB)
 
 
-# --- the slow obvious allocator ---------------------------------------------------------------------------------------------
+# --- the slow obvious allocator -----------------------------------------------------------------------------
 
 
 @dataclass
 class Naive:
-    """The plain rules (no expandable segments, no oversize blocks), with every free piece looked at every time."""
+    """The plain rules (no expandable segments, no oversize blocks),
+    with every free piece looked at every time.
+    """
 
     limit_bytes: int
-    segments: list[tuple[bool, int, list[list[int]]]] = field(default_factory=list)  # small, stream, [size, owner or -1]
+    # small, stream, [size, owner or -1]
+    segments: list[tuple[bool, int, list[list[int]]]] = field(default_factory=list)
     retries: int = 0
 
     def reserved(self) -> int:
@@ -189,7 +224,9 @@ class Naive:
         if not found:
             wanted = segment_bytes(size)
             if self.reserved() + wanted > self.limit_bytes:
-                self.segments = [segment for segment in self.segments if any(owner >= 0 for _, owner in segment[2])]
+                self.segments = [
+                    segment for segment in self.segments if any(owner >= 0 for _, owner in segment[2])
+                ]
                 self.retries += 1
             if self.reserved() + wanted > self.limit_bytes:
                 return False
@@ -217,7 +254,9 @@ class Naive:
 
 @settings(max_examples=200)
 @given(STEPS, st.integers(10, 400).map(lambda n: n * MIB))
-def test_the_fast_allocator_agrees_with_the_obvious_one(steps: list[tuple[str, int, int, int]], limit: int) -> None:
+def test_the_fast_allocator_agrees_with_the_obvious_one(
+    steps: list[tuple[str, int, int, int]], limit: int
+) -> None:
     """Allocated and reserved bytes after every event, retries, and where memory runs out are the same."""
     events = events_of([("f" if kind == "d" else kind, *rest) for kind, *rest in steps])
     naive = Naive(limit)
@@ -234,7 +273,7 @@ def test_the_fast_allocator_agrees_with_the_obvious_one(steps: list[tuple[str, i
     assert (result.out_of_memory is None) == (len(expected) == len(events))
 
 
-# --- every order of calls --------------------------------------------------------------------------------------------------
+# --- every order of calls -----------------------------------------------------------------------------------
 
 
 class AllocatorCalls(RuleBasedStateMachine):
@@ -317,7 +356,9 @@ class AllocatorCalls(RuleBasedStateMachine):
                     assert not (following.free and following.mapped is block.mapped)
 
     def teardown(self) -> None:
-        """Freeing everything leaves nothing allocated, and emptying the cache then leaves nothing reserved."""
+        """Freeing everything leaves nothing allocated,
+        and emptying the cache then leaves nothing reserved.
+        """
         for block, _, _ in self.live:
             self.allocator.free(block)
         for ticket, _ in self.waiting:

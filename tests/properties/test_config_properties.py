@@ -20,11 +20,52 @@ from planner.intake.resolve import resolve
 # Every word that the readers know as a key, and those that they ask for by name.
 KEYS = sorted(
     set(CONFIG_KEYS)
-    | {"model_name_or_path", "finetuning_type", "lora_target", "quantization_bit", "quantization_type", "flash_attn", "stage"}
-    | {"packing", "neat_packing", "bf16", "fp16", "pure_bf16", "optim", "deepspeed", "fsdp", "fsdp_config", "max_steps"}
-    | {"gradient_checkpointing", "gradient_checkpointing_kwargs", "adapter", "load_in_4bit", "load_in_8bit", "optimizer"}
-    | {"attn_implementation", "model_init_kwargs", "plugins", "zero_optimization", "train_batch_size", "offload_optimizer"}
-    | {"offload_param", "device", "stage", "distributed_type", "num_processes", "num_machines", "deepspeed_config"}
+    | {
+        "model_name_or_path",
+        "finetuning_type",
+        "lora_target",
+        "quantization_bit",
+        "quantization_type",
+        "flash_attn",
+        "stage",
+    }
+    | {
+        "packing",
+        "neat_packing",
+        "bf16",
+        "fp16",
+        "pure_bf16",
+        "optim",
+        "deepspeed",
+        "fsdp",
+        "fsdp_config",
+        "max_steps",
+    }
+    | {
+        "gradient_checkpointing",
+        "gradient_checkpointing_kwargs",
+        "adapter",
+        "load_in_4bit",
+        "load_in_8bit",
+        "optimizer",
+    }
+    | {
+        "attn_implementation",
+        "model_init_kwargs",
+        "plugins",
+        "zero_optimization",
+        "train_batch_size",
+        "offload_optimizer",
+    }
+    | {
+        "offload_param",
+        "device",
+        "stage",
+        "distributed_type",
+        "num_processes",
+        "num_machines",
+        "deepspeed_config",
+    }
 )
 WORDS = [
     "auto",
@@ -43,7 +84,9 @@ WORDS = [
     "-1",
     "\x00",
 ]
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-2, 2**70), st.floats(), st.sampled_from(WORDS), st.text(max_size=5))
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 2**70), st.floats(), st.sampled_from(WORDS), st.text(max_size=5)
+)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),

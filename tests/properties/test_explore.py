@@ -26,7 +26,9 @@ def test_breaks(number):
 
 
 @pytest.mark.parametrize(("until", "inputs", "failures"), [("later", 8, 1), ("before", 0, 0)])
-def test_inputs_and_failures_are_counted_until_the_time_is_over(tmp_path: Path, until: str, inputs: int, failures: int) -> None:
+def test_inputs_and_failures_are_counted_until_the_time_is_over(
+    tmp_path: Path, until: str, inputs: int, failures: int
+) -> None:
     """Seven inputs of what holds and one of what breaks at once; none once the time is over."""
     tests, counts = tmp_path / "tests", tmp_path / "counts"
     tests.mkdir()

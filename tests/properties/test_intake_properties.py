@@ -27,7 +27,22 @@ IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixtur
 texts = st.one_of(
     st.text(max_size=40),
     st.sampled_from(
-        ["nan", "-inf", "1e999", "0x10", "1_0", "9" * 500, "4090:2", "a:b", "../..", "~", "\0", "\ud800", "24GiB", "1e3"]
+        [
+            "nan",
+            "-inf",
+            "1e999",
+            "0x10",
+            "1_0",
+            "9" * 500,
+            "4090:2",
+            "a:b",
+            "../..",
+            "~",
+            "\0",
+            "\ud800",
+            "24GiB",
+            "1e3",
+        ]
     ),
 )
 scalars = st.one_of(texts, st.integers(), st.floats(), st.booleans(), st.none(), st.binary(max_size=8))
@@ -42,7 +57,9 @@ names = st.sampled_from(sorted(REQUEST_FIELDS))
 
 
 def attempt(call: Callable[[], T]) -> tuple[T | None, str]:
-    """What ``call`` returns, or the message with which it refuses; anything but one of our errors goes on to the test."""
+    """What ``call`` returns, or the message with which it refuses;
+    anything but one of our errors goes on to the test.
+    """
     try:
         return call(), ""
     except PlannerError as error:
@@ -129,7 +146,11 @@ def test_any_bytes_as_toml(tmp_path: Path, content: bytes) -> None:
 @given(
     names,
     st.one_of(
-        st.integers(), st.floats(), st.booleans(), st.text(st.characters(codec="utf-8"), max_size=20), st.lists(st.integers())
+        st.integers(),
+        st.floats(),
+        st.booleans(),
+        st.text(st.characters(codec="utf-8"), max_size=20),
+        st.lists(st.integers()),
     ),
 )
 def test_any_value_in_toml(tmp_path: Path, name: str, value: object) -> None:
@@ -158,7 +179,15 @@ def test_any_bytes_as_records(tmp_path: Path, name: str, content: bytes) -> None
 @given(st.dictionaries(st.sampled_from(COLUMNS), st.text(max_size=20), max_size=6))
 def test_any_cells_of_csv(tmp_path: Path, cells: dict[str, str]) -> None:
     """Arbitrary text in the cells of an otherwise valid row is read or refused by line and column."""
-    row = {"id": "r", "source": "s", "source_group": "g", "model": "m", "gpu": "g", "method": "lora", "outcome": "ok"} | cells
+    row = {
+        "id": "r",
+        "source": "s",
+        "source_group": "g",
+        "model": "m",
+        "gpu": "g",
+        "method": "lora",
+        "outcome": "ok",
+    } | cells
     quoted = [json.dumps(row.get(name, ""), ensure_ascii=False).replace("\\", "") for name in COLUMNS]
     path = tmp_path / "x.csv"
     path.write_bytes((",".join(COLUMNS) + "\n" + ",".join(quoted) + "\n").encode("utf-8", "surrogatepass"))
@@ -170,15 +199,29 @@ def test_any_cells_of_csv(tmp_path: Path, cells: dict[str, str]) -> None:
 @given(st.dictionaries(st.sampled_from((*COLUMNS, "raw", "schema", "other")), anything, max_size=6))
 def test_any_values_of_jsonl(tmp_path: Path, values: dict[str, object]) -> None:
     """The same for a line of JSON, which has numbers, lists and objects too."""
-    row = {"id": "r", "source": "s", "source_group": "g", "model": "m", "gpu": "g", "method": "lora", "outcome": "ok"} | values
+    row = {
+        "id": "r",
+        "source": "s",
+        "source_group": "g",
+        "model": "m",
+        "gpu": "g",
+        "method": "lora",
+        "outcome": "ok",
+    } | values
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"schema": RECORD_SCHEMA_ID} | row, default=str) + "\n", encoding="utf-8")
     result, refusal = attempt(lambda: read_records([path]))
-    assert refusal.startswith(f"{path}:1: ") if result is None else len(result.records) + len(result.quarantined) == 1
+    assert (
+        refusal.startswith(f"{path}:1: ")
+        if result is None
+        else len(result.records) + len(result.quarantined) == 1
+    )
 
 
 readable = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
-listed = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0;"), min_size=1, max_size=10), max_size=3).map(tuple)
+listed = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0;"), min_size=1, max_size=10), max_size=3
+).map(tuple)
 positive = st.floats(min_value=1e-6, max_value=1e6)
 records = st.builds(
     RunRecord,
@@ -206,7 +249,9 @@ records = st.builds(
 @IN_A_FOLDER
 @given(st.lists(records, min_size=1, max_size=4, unique_by=lambda record: record.id))
 def test_records_survive_a_round_trip(tmp_path: Path, rows: list[RunRecord]) -> None:
-    """Whatever is written, with quotes, commas, line ends and any script, is read back equal from CSV and from JSONL."""
+    """Whatever is written, with quotes, commas, line ends and any script,
+    is read back equal from CSV and from JSONL.
+    """
     table, lines = tmp_path / "x.csv", tmp_path / "y.jsonl"
     lines.unlink(missing_ok=True)
     write_csv(table, rows)
@@ -227,10 +272,14 @@ def test_any_record_asks_a_question_or_is_refused(record: RunRecord) -> None:
 @IN_A_FOLDER
 @given(st.integers(1, 10_000), st.integers(1, 10_000))
 def test_a_file_cut_anywhere_loses_one_line_at_most(tmp_path: Path, cut: int, salt: int) -> None:
-    """Cutting a JSONL file at any byte keeps every complete line, and the next append makes it whole again."""
+    """Cutting a JSONL file at any byte keeps every complete line,
+    and the next append makes it whole again.
+    """
     path = tmp_path / "x.jsonl"
     path.unlink(missing_ok=True)
-    minimal = RunRecord(id="a", source="s", source_group="g", model="m\u00e9", gpu="g", method="lora", outcome="ok")
+    minimal = RunRecord(
+        id="a", source="s", source_group="g", model="m\u00e9", gpu="g", method="lora", outcome="ok"
+    )
     rows = [minimal, *(RunRecord(**{**_fields(minimal), "id": f"{name}{salt}"}) for name in "bc")]
     for row in rows:
         append_jsonl(path, row)

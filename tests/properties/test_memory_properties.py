@@ -1,6 +1,8 @@
-"""What must hold for the memory of any job: monotone in its sizes, equal to its terms, shards that add up, finite everywhere.
+"""What must hold for the memory of any job: monotone in its sizes, equal to its terms,
+shards that add up, finite everywhere.
 
-What a job asks for is compared without a replay, which rounds it to blocks (``test_size_properties.py`` has those).
+What a job asks for is compared without a replay,
+which rounds it to blocks (``test_size_properties.py`` has those).
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ ENGINES = (
     ("fsdp", "none"),
     ("hsdp", "none"),
 )
-WITHOUT_ZERO3 = st.sampled_from([{"sharding": name, "offload": offload} for name, offload in ENGINES if name != "zero3"])
+WITHOUT_ZERO3 = st.sampled_from(
+    [{"sharding": name, "offload": offload} for name, offload in ENGINES if name != "zero3"]
+)
 
 
 Flags = dict[str, Any]
@@ -122,7 +126,10 @@ def memory(scenario: Scenario) -> MemoryPrediction:
 
 def most_of(made: MemoryPrediction, name: str) -> float:
     """Bytes of a term in the phase that has most of it."""
-    return max(sum(float(term.n_bytes) for term in made.terms if term.name == name and phase in term.phases) for phase in PHASES)
+    return max(
+        sum(float(term.n_bytes) for term in made.terms if term.name == name and phase in term.phases)
+        for phase in PHASES
+    )
 
 
 def assert_asks_for_no_less(smaller: Scenario, larger: Scenario) -> None:
@@ -144,7 +151,10 @@ def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int
     """More tokens per micro-step never ask for less, but where the loss then comes in smaller pieces."""
     scenario = resolve(from_flags(flags))
     batch, length = int(scenario.recipe.batch.micro_batch), int(scenario.recipe.batch.seq_len)
-    smaller, larger = sized(scenario, length=length), sized(scenario, batch=batch + more, length=length + longer)
+    smaller, larger = (
+        sized(scenario, length=length),
+        sized(scenario, batch=batch + more, length=length + longer),
+    )
     assume(float(piece_tokens(job(larger))) >= float(piece_tokens(job(smaller))))
     assert_asks_for_no_less(smaller, larger)
 
@@ -152,7 +162,9 @@ def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int
 @PROPERTY
 @given(jobs(method="lora"), st.integers(1, 256))
 def test_a_higher_rank_never_asks_for_less(flags: Flags, more: int) -> None:
-    """A higher rank never asks for less, except across two thresholds: the size of 8-bit states, and ZeRO-3's persistence."""
+    """A higher rank never asks for less, except across two thresholds: the size of 8-bit states,
+    and ZeRO-3's persistence.
+    """
     scenario = resolve(from_flags(flags))
     assume("8bit" not in scenario.recipe.optimizer and "4bit" not in scenario.recipe.optimizer)
     assume(not scenario.recipe.sharding.is_zero3)
@@ -161,7 +173,10 @@ def test_a_higher_rank_never_asks_for_less(flags: Flags, more: int) -> None:
 
 
 @PROPERTY
-@given(WITHOUT_ZERO3.flatmap(lambda engine: jobs(method="lora", optimizer="adamw_8bit", **engine)), st.integers(1, 256))
+@given(
+    WITHOUT_ZERO3.flatmap(lambda engine: jobs(method="lora", optimizer="adamw_8bit", **engine)),
+    st.integers(1, 256),
+)
 def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, more: int) -> None:
     """With every adapter tensor above the threshold at both ranks, the 8-bit optimizer is monotone too.
 
@@ -170,17 +185,28 @@ def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, m
     scenario = resolve(from_flags(flags))
     assert scenario.recipe.adapter is not None
     narrowest = min(
-        min(linear.in_features, linear.out_features) for group in scenario.model.groups for linear in group.block.linears
+        min(linear.in_features, linear.out_features)
+        for group in scenario.model.groups
+        for linear in group.block.linears
     )
     rank = max(int(scenario.recipe.adapter.rank), math.ceil(4096 / narrowest))
     assert_asks_for_no_less(with_rank(scenario, rank), with_rank(scenario, rank + more))
 
 
 def test_the_eight_bit_threshold_is_real() -> None:
-    """One rank more can need less: at 4,096 elements a tensor's states shrink from 8 bytes per element to 2."""
+    """One rank more can need less:
+    at 4,096 elements a tensor's states shrink from 8 bytes per element to 2.
+    """
     base = resolve(
         from_flags(
-            {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 16, "optimizer": "adamw_8bit", "lora_rank": 4}
+            {
+                "model": "qwen2.5-0.5b",
+                "method": "lora",
+                "gpu": "4090",
+                "seq": 16,
+                "optimizer": "adamw_8bit",
+                "lora_rank": 4,
+            }
         )
     )
     states = [most_of(memory(with_rank(base, rank)), "optimizer_states") for rank in (4, 5)]
@@ -214,26 +240,38 @@ def test_wider_adapters_never_hold_less(flags: Flags) -> None:
 @PROPERTY
 @given(jobs())
 def test_the_total_equals_its_terms(flags: Flags) -> None:
-    """Allocated is the sum of what lives in the limiting phase; reserved adds the slack, driver what is outside the allocator."""
+    """Allocated is the sum of what lives in the limiting phase; reserved adds the slack,
+    driver what is outside the allocator.
+    """
     made = memory(resolve(from_flags(flags)))
     # Columns of older int8 layers are added to the largest phase, also where that has none of them.
     assume(all(term.label != "outlier columns" for term in made.terms))
     by_phase = {
-        phase: sum(float(term.n_bytes) for term in made.terms if term.name in ALLOCATED_TERMS and phase in term.phases)
+        phase: sum(
+            float(term.n_bytes)
+            for term in made.terms
+            if term.name in ALLOCATED_TERMS and phase in term.phases
+        )
         for phase in PHASES
     }
     assert by_phase[made.limiting_phase] == pytest.approx(float(made.allocated_peak_bytes), rel=ROUNDING)
     assert max(by_phase.values()) == pytest.approx(float(made.allocated_peak_bytes), rel=ROUNDING)
     slack = sum(float(term.n_bytes) for term in made.terms if term.name in RESERVED_TERMS)
     outside = sum(float(term.n_bytes) for term in made.terms if term.name in DRIVER_TERMS)
-    assert float(made.reserved_peak_bytes) == pytest.approx(float(made.allocated_peak_bytes) + slack, rel=ROUNDING)
-    assert float(made.driver_peak_bytes) == pytest.approx(float(made.reserved_peak_bytes) + outside, rel=ROUNDING)
+    assert float(made.reserved_peak_bytes) == pytest.approx(
+        float(made.allocated_peak_bytes) + slack, rel=ROUNDING
+    )
+    assert float(made.driver_peak_bytes) == pytest.approx(
+        float(made.reserved_peak_bytes) + outside, rel=ROUNDING
+    )
     for peak in made.phases:
         assert float(peak.allocated_bytes) == pytest.approx(by_phase[peak.phase], rel=ROUNDING), peak.phase
 
 
 # A norm behind the embeddings is none of FSDP's last group.
-@example({"model": "bloom-3b", "method": "full", "gpu": "a100-80gb:2", "sharding": "fsdp", "seq": 16, "batch": 1})
+@example(
+    {"model": "bloom-3b", "method": "full", "gpu": "a100-80gb:2", "sharding": "fsdp", "seq": 16, "batch": 1}
+)
 @PROPERTY
 @given(jobs())
 def test_every_term_is_finite_and_not_negative(flags: Flags) -> None:
@@ -256,7 +294,9 @@ def test_every_term_is_finite_and_not_negative(flags: Flags) -> None:
 @PROPERTY
 @given(jobs(gpu="a100-80gb:8", nodes="1", sharding="ddp", offload="none", quantization="none"))
 def test_shards_sum_to_the_whole(flags: Flags) -> None:
-    """What ZeRO-3 leaves on each of 8 GPUs is an eighth of what one process holds, for weights, masters and states."""
+    """What ZeRO-3 leaves on each of 8 GPUs is an eighth of what one process holds, for weights,
+    masters and states.
+    """
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
@@ -273,14 +313,18 @@ def test_zero_1_and_zero_2_divide_states_alike(flags: Flags) -> None:
     """Gradients alone are divided earlier by ZeRO-2."""
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
-    first, second = (predict_quick(job(with_flags(scenario, {"sharding": name}))) for name in ("zero1", "zero2"))
+    first, second = (
+        predict_quick(job(with_flags(scenario, {"sharding": name}))) for name in ("zero1", "zero2")
+    )
     assert float(second.state_bytes) == pytest.approx(float(first.state_bytes), rel=ROUNDING)
 
 
 @PROPERTY
 @given(jobs())
 def test_a_remembered_program_is_that_of_the_job(flags: Flags) -> None:
-    """Programs are remembered without sizes: no two jobs that need different ones are taken for each other."""
+    """Programs are remembered without sizes:
+    no two jobs that need different ones are taken for each other.
+    """
     made = job(resolve(from_flags(flags)))
     own, remembered = step_of(made), program_of(made).stream
     values = {unit: float(count) for unit, count in unit_values(made).items()}
@@ -289,7 +333,9 @@ def test_a_remembered_program_is_that_of_the_job(flags: Flags) -> None:
 
 
 def test_a_trillion_parameters() -> None:
-    """A mixture of experts with a trillion parameters: bf16 weights alone are 2 TB, and no card holds that."""
+    """A mixture of experts with a trillion parameters: bf16 weights alone are 2 TB,
+    and no card holds that.
+    """
     config = {
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -335,10 +381,19 @@ def test_a_small_card() -> None:
 
 
 def test_a_million_tokens() -> None:
-    """A million tokens in one sample: linear with a fused kernel, quadratic with eager attention; neither fits one card."""
-    common = {"model": "7b", "method": "lora", "gpu": "h100-sxm", "gradient_checkpointing": True, "padding": "packed"}
+    """A million tokens in one sample: linear with a fused kernel, quadratic with eager attention;
+    neither fits one card.
+    """
+    common = {
+        "model": "7b",
+        "method": "lora",
+        "gpu": "h100-sxm",
+        "gradient_checkpointing": True,
+        "padding": "packed",
+    }
     half, whole = (
-        estimate(resolve(from_flags({**common, "seq": tokens, "attention": "flash2"}))) for tokens in (524_288, 1_048_576)
+        estimate(resolve(from_flags({**common, "seq": tokens, "attention": "flash2"})))
+        for tokens in (524_288, 1_048_576)
     )
     assert whole.verdict == "does_not_fit"
     assert 1.5 < whole.memory.must_have_bytes / half.memory.must_have_bytes <= 2

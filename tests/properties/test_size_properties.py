@@ -1,8 +1,9 @@
-"""What users expect of sizes: a larger job never takes less memory and is never likelier to fit; offload never takes more.
+"""What users expect of sizes: a larger job never takes less memory and is never likelier to fit;
+offload never takes more.
 
-The exceptions are in ``known_falls.toml``, one entry for each mechanism.  A mechanism that is not there fails, as does a fall
-that is larger than the largest known, or another number of them than counted.  Most jobs here have a few layers, whose replay
-takes milliseconds.
+The exceptions are in ``known_falls.toml``, one entry for each mechanism.  A mechanism that is not there
+fails, as does a fall that is larger than the largest known, or another number of them than counted.  Most
+jobs here have a few layers, whose replay takes milliseconds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from planner.units import MIB
 
 Flags = dict[str, Any]
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
-KNOWN: dict[str, Flags] = tomllib.loads((Path(__file__).parent / "known_falls.toml").read_text(encoding="utf-8"))
+KNOWN: dict[str, Flags] = tomllib.loads(
+    (Path(__file__).parent / "known_falls.toml").read_text(encoding="utf-8")
+)
 # Reserved bytes may fall by this share without a word: blocks are rounded, and remainders fall otherwise.
 FREE_FALL = 0.02
 # And offload may take more by this one.
@@ -82,7 +85,8 @@ MODELS = (
     "internlm-20b",
     "mixtral-8x7b",
 )
-# What a job is made of: every field with its values, from which both the strategies and the fixed sample draw.
+# What a job is made of: every field with its values,
+# from which both the strategies and the fixed sample draw.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "model": MODELS,
     "method": ("full", "lora", "qlora", "int8"),
@@ -196,7 +200,9 @@ def is_cut_finer(smaller: Job, larger: Job) -> bool:
 @MANY
 @given(jobs(), st.sampled_from((1, 5, 16)))
 def test_a_larger_job_asks_for_less_only_where_its_loss_has_smaller_pieces(flags: Flags, batch: int) -> None:
-    """What is asked for at the fullest moment never falls with batch or length, before the allocator rounds it to blocks."""
+    """What is asked for at the fullest moment never falls with batch or length,
+    before the allocator rounds it to blocks.
+    """
     for smaller, larger in pairs(short(flags), batch):
         if (share := asked_fall(smaller, larger)) > ROUNDING:
             assert is_cut_finer(smaller, larger), f"a fall of {share:.2%}"
@@ -216,14 +222,18 @@ def is_more_than_known(name: str, share: float) -> bool:
 @MANY
 @given(jobs(), st.sampled_from((1, 5, 16)))
 def test_a_larger_job_takes_less_by_known_mechanisms_only(flags: Flags, batch: int) -> None:
-    """Allocated bytes never fall with batch or length, reserved ones by 2 % at most, else by a mechanism and as far as listed."""
+    """Allocated bytes never fall with batch or length, reserved ones by 2 % at most,
+    else by a mechanism and as far as listed.
+    """
     for smaller, larger in pairs(short(flags), batch):
         for name, share in falls(smaller, larger):
             assert not is_more_than_known(name, share), f"{name}: a fall of {share:.1%}"
 
 
 def falls(smaller: Job, larger: Job) -> Iterator[tuple[str, float]]:
-    """The entries of ``known_falls.toml`` that falls of allocated and reserved bytes belong to, with their shares."""
+    """The entries of ``known_falls.toml`` that falls of allocated and reserved bytes belong to,
+    with their shares.
+    """
     before, after = (predict_replayed(each, minimum_too=False) for each in (smaller, larger))
     allocated = fall(before.allocated_peak_bytes, after.allocated_peak_bytes)
     reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
@@ -236,14 +246,18 @@ def falls(smaller: Job, larger: Job) -> Iterator[tuple[str, float]]:
 
 
 def phase_of_fall(smaller: MemoryPrediction, larger: MemoryPrediction) -> str:
-    """The phase in which the smaller job has to reserve most that the larger one finds among its free blocks."""
+    """The phase in which the smaller job has to reserve most that the larger one finds among its free
+    blocks.
+    """
     first, second = (grown(each) for each in (smaller, larger))
     most = max(first, key=lambda phase: first[phase] - second.get(phase, 0))
     return {"eval": "forward"}.get(most, most.removesuffix("_2"))
 
 
 def grown(made: MemoryPrediction) -> dict[str, float]:
-    """Bytes that each phase reserves beside what was reserved before, and what batches of other lengths leave."""
+    """Bytes that each phase reserves beside what was reserved before,
+    and what batches of other lengths leave.
+    """
     so_far, found = 0.0, {}
     for peak in made.phases:
         found[str(peak.phase)] = float(peak.reserved_bytes) - so_far
@@ -263,8 +277,12 @@ def test_offload_takes_more_by_known_mechanisms_only(flags: Flags, batch: int) -
 
 
 def rises(flags: Flags) -> Iterator[tuple[str, float]]:
-    """The entries of ``known_falls.toml`` that a job belongs to which takes more with its offload than without."""
-    moved, plain = (job_of(short({**flags, **more}, MORE_LAYERS), PRIORS) for more in ({}, {"offload": "none"}))
+    """The entries of ``known_falls.toml`` that a job belongs to which takes more with its offload than
+    without.
+    """
+    moved, plain = (
+        job_of(short({**flags, **more}, MORE_LAYERS), PRIORS) for more in ({}, {"offload": "none"})
+    )
     yield from rises_of(moved, plain)
 
 
@@ -286,7 +304,9 @@ def is_on_a_stream_of_its_own(job: Job) -> bool:
 def by_offload(job: Job) -> str:
     """What a job asks for because something of it is in host RAM."""
     if job.recipe.offload == "activations":
-        return {"unsloth": "inputs_on_their_way", "trl": "last_inputs_in_backward"}.get(job.stack.id, "copy_beside_the_leaf")
+        return {"unsloth": "inputs_on_their_way", "trl": "last_inputs_in_backward"}.get(
+            job.stack.id, "copy_beside_the_leaf"
+        )
     if is_on_a_stream_of_its_own(job):
         return "parameters_on_their_way"
     return "gradients_on_their_way" if job.recipe.uses_deepspeed else "no known mechanism"
@@ -313,7 +333,9 @@ def test_what_is_listed_still_occurs(name: str) -> None:
     """The case of each entry falls by its own mechanism: one that no longer does is taken from the list."""
     entry = KNOWN[name]
     layers = entry.get("layers", ALL_LAYERS)
-    smaller, larger = (job_of(short({**entry["job"], **entry[size]}, layers), PRIORS) for size in ("smaller", "larger"))
+    smaller, larger = (
+        job_of(short({**entry["job"], **entry[size]}, layers), PRIORS) for size in ("smaller", "larger")
+    )
     if "offload" in entry["smaller"]:
         found = [*rises_of(smaller, larger)]
     elif name == "moment_of_release":
@@ -355,7 +377,8 @@ def search_step(made: MemoryPrediction) -> float:
 
 
 def replay_shows_less(smaller: Job, larger: Job, before_bytes: float, after_bytes: float) -> bool:
-    """Whether the larger job ends with ``after_bytes``, and the smaller one fails with as much or more, up to ``before_bytes``.
+    """Whether the larger job ends with ``after_bytes``, and the smaller one fails with as much or more,
+    up to ``before_bytes``.
 
     A job that ends under one limit may fail under a higher one, where it gives its cache back later.
     """
@@ -365,7 +388,11 @@ def replay_shows_less(smaller: Job, larger: Job, before_bytes: float, after_byte
 
 def least_of(made: MemoryPrediction) -> float:
     """The smallest limit for the allocator: the minimum memory without what lies beside it."""
-    beside = (each for each in made.terms if each.name in ("context", "nccl") or each.label in ("not counted", "outlier columns"))
+    beside = (
+        each
+        for each in made.terms
+        if each.name in ("context", "nccl") or each.label in ("not counted", "outlier columns")
+    )
     return float(made.must_have_bytes) - sum(float(each.n_bytes) for each in beside)
 
 
@@ -389,7 +416,9 @@ def assert_no_better(smaller: Prediction, larger: Prediction) -> None:
     st.sampled_from(("rtx4090", "a100-80gb", "h200-sxm")),
 )
 def test_what_is_solved_for_fits_and_the_next_does_not(flags: Flags, quantity: str, card: str) -> None:
-    """``planner.search(solve=...)`` names a size that ``planner.estimate`` lets fit, and does not fit one step above it."""
+    """``planner.search(solve=...)`` names a size that ``planner.estimate`` lets fit,
+    and does not fit one step above it.
+    """
     said: Flags = {**flags, "gpu": card + flags["gpu"].removeprefix("a100-80gb"), "tokens_per_sample": None}
     said = {name: value for name, value in said.items() if name != quantity and value is not None}
     found = planner.search(**said, solve=quantity, top=1)

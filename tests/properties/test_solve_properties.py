@@ -1,4 +1,6 @@
-"""What a search solves for fits and the next value does not, and what it lists is beaten by nothing that it tried."""
+"""What a search solves for fits and the next value does not,
+and what it lists is beaten by nothing that it tried.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,15 @@ def fits(flags: dict[str, str | bool], model: Model, confidence: float) -> bool:
 
 
 @SETTINGS
-@given(job=JOBS, seq=st.integers(256, 1024), model=MODELS, confidence=st.sampled_from([0.5, DEFAULT_CONFIDENCE]))
+@given(
+    job=JOBS, seq=st.integers(256, 1024), model=MODELS, confidence=st.sampled_from([0.5, DEFAULT_CONFIDENCE])
+)
 def test_the_largest_batch_fits_and_the_next_does_not(
     job: dict[str, str | bool], seq: int, model: Model, confidence: float
 ) -> None:
-    """``--solve batch`` finds a micro-batch that fits, one more does not, and neither does half as much again or twice."""
+    """``--solve batch`` finds a micro-batch that fits, one more does not,
+    and neither does half as much again or twice.
+    """
     flags = {**FIXED, **job, "seq": str(seq)}
     (group,) = solve(pool_of(flags, confidence), lambda _: model, "batch").groups
     found = int(size_of("batch")(group.rows[0])) if group.rows else 0
@@ -76,8 +82,12 @@ def test_the_largest_batch_fits_and_the_next_does_not(
 
 @SETTINGS
 @given(job=JOBS, batch=st.integers(1, 8), model=MODELS)
-def test_the_longest_sequence_fits_and_the_next_does_not(job: dict[str, str | bool], batch: int, model: Model) -> None:
-    """``--solve seq`` finds a multiple of 64 tokens that fits, the next does not, and neither does half as much again."""
+def test_the_longest_sequence_fits_and_the_next_does_not(
+    job: dict[str, str | bool], batch: int, model: Model
+) -> None:
+    """``--solve seq`` finds a multiple of 64 tokens that fits, the next does not,
+    and neither does half as much again.
+    """
     flags = {**FIXED, **job, "batch": str(batch)}
     most = resolve(from_flags({**flags, "seq": "64"})).model.max_position_tokens or 0
     (group,) = solve(pool_of(flags), lambda _: model, "seq").groups
@@ -90,7 +100,9 @@ def test_the_longest_sequence_fits_and_the_next_does_not(job: dict[str, str | bo
 @FEWER
 @given(memory=st.integers(3_000, 20_000), seq=st.integers(128, 4096))
 def test_nothing_that_was_tried_beats_what_is_listed(memory: int, seq: int) -> None:
-    """Each listed recipe fits, the fastest first (but for 1 %), and a faster one that was tried does not fit when replayed."""
+    """Each listed recipe fits, the fastest first (but for 1 %),
+    and a faster one that was tried does not fit when replayed.
+    """
     pool = pool_of({"model": "qwen2.5-0.5b", "gpu": "rtx4090", "gpu_memory": f"{memory}MiB", "seq": str(seq)})
     groups = {group.title: group for group in choose(pool, lambda _: CALIBRATED, top=50).groups}
     assert len(groups) == len(pool.by_training)
@@ -119,8 +131,12 @@ GROWING_CARDS = ("rtx3060-12g", "rtx4090", "a100-80-sxm")
     quantity=st.sampled_from(["seq", "batch"]),
     stack=st.sampled_from(["hf-trainer@5", "trl", "unsloth"]),
 )
-def test_a_larger_card_is_never_answered_with_less(model: str, method: str, quantity: Quantity, stack: str) -> None:
-    """Under the same flags the longest sequence and the largest micro-batch grow with the card, offload or not."""
+def test_a_larger_card_is_never_answered_with_less(
+    model: str, method: str, quantity: Quantity, stack: str
+) -> None:
+    """Under the same flags the longest sequence and the largest micro-batch grow with the card,
+    offload or not.
+    """
     rest = {"batch": "1"} if quantity == "seq" else {"seq": "1024"}
     found = []
     for card in GROWING_CARDS:

@@ -1,4 +1,6 @@
-"""bitsandbytes without its compiled kernels: its own Python code for CUDA runs and allocates, its kernels do nothing."""
+"""bitsandbytes without its compiled kernels: its own Python code for CUDA runs and allocates,
+its kernels do nothing.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def _other_library() -> Iterator[None]:
 
 
 def _managed_memory(guesses: Guesses) -> Change:
-    """Paged states are managed memory, which torch's allocator does not know: tensors of the host stand for them."""
+    """Paged states are managed memory, which torch's allocator does not know:
+    tensors of the host stand for them.
+    """
 
     def change(module: ModuleType) -> None:
         def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Packages that were compiled for CUDA, beside torch of a CPU build: what they compiled does not load, their Python code runs."""
+"""Packages that were compiled for CUDA, beside torch of a CPU build: what they compiled does not load,
+their Python code runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import OnImport
 
 # Without these torchvision 0.28 does not import (torchvision/_meta_registrations.py).
-_NAMES, _SCHEMA = ("torchvision::nms", "torchvision::qnms"), "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_NAMES, _SCHEMA = (
+    ("torchvision::nms", "torchvision::qnms"),
+    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
 
 
 def install(imports: OnImport, guesses: Guesses) -> None:

@@ -16,7 +16,9 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 class OnImport(importlib.abc.MetaPathFinder):
-    """Runs a change right after the code of a module has run.  Nothing is imported that the program does not import."""
+    """Runs a change right after the code of a module has run.
+    Nothing is imported that the program does not import.
+    """
 
     def __init__(self) -> None:
         self._changes: dict[str, list[Change]] = defaultdict(list)

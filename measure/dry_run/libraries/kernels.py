@@ -1,4 +1,6 @@
-"""Kernels of torch that CUDA has and the CPU build does not: which attention runs, and what kernels take while they run."""
+"""Kernels of torch that CUDA has and the CPU build does not: which attention runs,
+and what kernels take while they run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def install(native: Native) -> Any:
 
 def _with_workspace(native: Native, operator: Any, workspace: Callable[..., list[int]]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        taken = [(native.take(size, f"{operator} workspace"), size) for size in workspace(*args, **kwargs) if size]
+        taken = [
+            (native.take(size, f"{operator} workspace"), size) for size in workspace(*args, **kwargs) if size
+        ]
         out = shapes_only(operator, *args, **kwargs)
         for block, size in reversed(taken):
             native.give_back(block, size)

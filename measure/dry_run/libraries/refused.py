@@ -1,4 +1,6 @@
-"""What cannot be pretended yet ends in a sentence: compiled functions, CUDA graphs, code that comes with a checkpoint."""
+"""What cannot be pretended yet ends in a sentence: compiled functions, CUDA graphs,
+code that comes with a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> 
 def _without_remote_code(refuse: Callable[[str, str], NoReturn]) -> Change:
     def change(module: ModuleType) -> None:
         def get_class(class_reference: Any, *_: Any, **__: Any) -> NoReturn:
-            refuse(str(class_reference), "is code that comes with a checkpoint; --trust-remote-code allows it")
+            refuse(
+                str(class_reference), "is code that comes with a checkpoint; --trust-remote-code allows it"
+            )
 
         module.get_class_from_dynamic_module = get_class  # type: ignore[attr-defined]
 

@@ -20,8 +20,9 @@ _TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['cont
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
     """Change Transformers and Datasets when the program imports them.
 
-    ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand in.  Transformers 5
-    makes one without words where no file is there, and all rows are then empty: that is refused in any case.
+    ``rows``: a file that stands in for data sets, or none.  ``allowed``: whether another tokenizer may stand
+    in.  Transformers 5 makes one without words where no file is there, and all rows are then empty: that is
+    refused in any case.
     """
     imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, allowed=allowed))
     if rows:
@@ -42,7 +43,10 @@ def _tokenizers(guesses: Guesses, *, allowed: bool) -> Change:
                 if Path(str(name)).is_dir() or len(found) >= _FEWEST_WORDS:
                     return found
             if not allowed:
-                guesses.refuse("is not in the Hub's cache; download it, or let one stand in with --data", f"tokenizer of {name}")
+                guesses.refuse(
+                    "is not in the Hub's cache; download it, or let one stand in with --data",
+                    f"tokenizer of {name}",
+                )
                 raise OSError(f"there is no tokenizer of {name} here")
             guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
             return _tokenizer_of_words(kwargs.get("padding_side", "right"))
@@ -76,6 +80,8 @@ def _tokenizer_of_words(padding_side: str) -> Any:
     vocabulary = {word: number for number, word in enumerate(words)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **_SPECIAL)
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side=padding_side, **_SPECIAL
+    )
     made.chat_template = _TEMPLATE
     return made

@@ -1,4 +1,6 @@
-"""``from_pretrained`` without weights: the configuration from a file, the cache or our catalog, and tensors without content."""
+"""``from_pretrained`` without weights: the configuration from a file, the cache or our catalog,
+and tensors without content.
+"""
 
 # ruff: noqa: SLF001 - what Transformers calls private here has no public name
 
@@ -24,7 +26,9 @@ _WEIGHTS = "weights-without-content.safetensors"
 
 
 class Checkpoints:
-    """Stands in for the files of checkpoints.  Their dtype is what ``config.json`` says; old ones say nothing and hold fp32."""
+    """Stands in for the files of checkpoints.  Their dtype is what ``config.json`` says;
+    old ones say nothing and hold fp32.
+    """
 
     def __init__(self, guesses: Guesses) -> None:
         self._guesses = guesses
@@ -83,11 +87,15 @@ class Checkpoints:
                 return read(checkpoint_file, *args, **kwargs)
             return {"weight": torch.empty(1, dtype=self._dtype_of(checkpoint_file), device="meta")}
 
-        def without_files(model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any) -> Any:
+        def without_files(
+            model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             if state_dict is None and checkpoint_files and checkpoint_files[0].endswith(_WEIGHTS):
                 dtype = self._dtype_of(checkpoint_files[0])
                 said = f"none, in {str(dtype).removeprefix('torch.')}"
-                self._guesses.assume("weights of a checkpoint", said, str(PurePath(checkpoint_files[0]).parent))
+                self._guesses.assume(
+                    "weights of a checkpoint", said, str(PurePath(checkpoint_files[0]).parent)
+                )
                 state_dict, checkpoint_files = _content_free(model, dtype), None
             return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
@@ -100,14 +108,20 @@ class Checkpoints:
 
 
 def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The class that the program's own Transformers has for a text model, which some programs read and our catalog leaves out."""
-    known = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    """The class that the program's own Transformers has for a text model,
+    which some programs read and our catalog leaves out.
+    """
+    known = importlib.import_module(
+        "transformers.models.auto.modeling_auto"
+    ).MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     found = known.get(fields.get("model_type"))
     return {} if found is None else {"architectures": [found]}
 
 
 def _without_generation_files(module: ModuleType) -> None:
-    """Settings of text generation, which lie beside weights that are not there, change nothing of a training step."""
+    """Settings of text generation, which lie beside weights that are not there,
+    change nothing of a training step.
+    """
     base: Any = module.GenerationMixin
     adjust = base.adjust_generation_fn
 
@@ -119,12 +133,19 @@ def _without_generation_files(module: ModuleType) -> None:
 
 
 def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """A tensor in host memory for each one of the checkpoint, whole where a rank holds a part; tied ones once."""
-    whole = {name: getattr(each, "ds_shape", each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
+    """A tensor in host memory for each one of the checkpoint, whole where a rank holds a part;
+    tied ones once.
+    """
+    whole = {
+        name: getattr(each, "ds_shape", each.shape)
+        for name, each in model.named_parameters(remove_duplicate=False)
+    }
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     return {
         name: torch.empty(
-            whole.get(name, tensor.shape), dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="cpu"
+            whole.get(name, tensor.shape),
+            dtype=dtype if tensor.is_floating_point() else tensor.dtype,
+            device="cpu",
         )
         for name, tensor in model.state_dict().items()
         if name not in tied

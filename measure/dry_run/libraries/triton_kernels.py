@@ -1,7 +1,8 @@
 """Triton without a card: its Python code runs and allocates, its kernels are neither compiled nor started.
 
-What a kernel would write is not known afterwards.  Which arguments it writes is read from its source: those that reach a
-``store`` or an ``atomic_...``, and all that it hands to other functions of the program (Triton 3.4 to 3.9).
+What a kernel would write is not known afterwards.  Which arguments it writes is read from its source: those
+that reach a ``store`` or an ``atomic_...``, and all that it hands to other functions of the program (Triton
+3.4 to 3.9).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.native import Native
 from planner.units import MIB
 
-# What a benchmark of configurations clears before each run (triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark).
+# What a benchmark of configurations clears before each run (triton/backends/nvidia/driver.py,
+# get_empty_cache_for_benchmark).
 _CLEARED_BYTES = 256 * MIB
 _MODULE_NAMES = ("tl", "triton", "language", "libdevice")
 
@@ -96,7 +98,9 @@ class _Driver:
         return torch.cuda
 
     def get_benchmarker(self) -> Any:
-        """Runs a configuration once beside the memory that a benchmark clears; all configurations are equally fast."""
+        """Runs a configuration once beside the memory that a benchmark clears;
+        all configurations are equally fast.
+        """
 
         def bench(call: Any, *_: Any, quantiles: Any = None, **__: Any) -> Any:
             cleared = self.get_empty_cache_for_benchmark()
@@ -131,7 +135,12 @@ def _written_in(tree: ast.AST) -> frozenset[str]:
         if isinstance(node, ast.Call):
             written |= _written_by(node)
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
-            sources.append((_names(*(node.targets if isinstance(node, ast.Assign) else [node.target])), _names(node.value)))
+            sources.append(
+                (
+                    _names(*(node.targets if isinstance(node, ast.Assign) else [node.target])),
+                    _names(node.value),
+                )
+            )
     before = -1
     while before != len(written):
         before = len(written)
@@ -148,7 +157,10 @@ def _written_by(call: ast.Call) -> set[str]:
         # A block pointer stores itself: ``pointer.store(value)``.
         own = function.value if isinstance(function, ast.Attribute) else None
         of_module = own is None or (isinstance(own, ast.Name) and own.id in _MODULE_NAMES)
-        said = [*(call.args[:1] if of_module else [own]), *(each.value for each in call.keywords if each.arg == "pointer")]
+        said = [
+            *(call.args[:1] if of_module else [own]),
+            *(each.value for each in call.keywords if each.arg == "pointer"),
+        ]
         return _names(*(each for each in said if each is not None))
     if isinstance(function, ast.Name) and not hasattr(builtins, function.id):
         return _names(*call.args, *(word.value for word in call.keywords))

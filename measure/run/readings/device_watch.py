@@ -21,9 +21,9 @@ _SETTLED_BYTES = 64 * MIB
 class DevicePeaks:
     """Memory in use on one device as the driver says: before the case, and the highest while it ran.
 
-    ``baseline_bytes`` and ``peak_bytes`` count everybody and what the driver keeps for itself, ``held_before_bytes`` what
-    programs held before the case.  ``process_peak_bytes`` is that of the case's own processes.  ``None``: the driver does not
-    say, as in a container that has process ids of its own.
+    ``baseline_bytes`` and ``peak_bytes`` count everybody and what the driver keeps for itself,
+    ``held_before_bytes`` what programs held before the case.  ``process_peak_bytes`` is that of the case's
+    own processes.  ``None``: the driver does not say, as in a container that has process ids of its own.
     """
 
     index: int

@@ -1,4 +1,6 @@
-"""What a measurement was made on: everything that can move a number, and a key that is the same only where all of it is."""
+"""What a measurement was made on: everything that can move a number,
+and a key that is the same only where all of it is.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from measure.run.readings.host import cgroup_bytes
 from measure.run.readings.nvml import Gpu, Nvml
 from planner.units import format_bytes
 
-LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed", "flash-attn", "liger-kernel", "triton")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "deepspeed",
+    "flash-attn",
+    "liger-kernel",
+    "triton",
+)
 _VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -34,7 +46,8 @@ _VARIABLES = (
 )
 _KEY_DIGITS = 12
 _CUDA_LINE = re.compile(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
-# What differs between two runs on one machine: readings of the moment; the total of a virtual machine grows as it is used.
+# What differs between two runs on one machine: readings of the moment;
+# the total of a virtual machine grows as it is used.
 _NOT_IN_KEY = frozenset({"gpu_state", "host_memory_bytes"})
 # Which one of several machines alike it is.
 _WHICH_MACHINE = frozenset({"machine", "os"})
@@ -63,7 +76,9 @@ def collect_environment(nvml: Nvml | None, gpus: tuple[Gpu, ...]) -> dict[str, A
             }
             for gpu in gpus
         ],
-        "gpu_state": [{"index": gpu.index, **nvml.state(gpu.index)} for gpu in gpus] if nvml is not None else [],
+        "gpu_state": [{"index": gpu.index, **nvml.state(gpu.index)} for gpu in gpus]
+        if nvml is not None
+        else [],
         "torch_cuda": torch_cuda(),
         "libraries": library_versions(),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -77,16 +92,25 @@ def environment_key(environment: Mapping[str, Any]) -> str:
 
 
 def setup_key(environment: Mapping[str, Any]) -> str:
-    """Twelve hex digits that two machines share whose cards, driver and software are the same, as nodes of one cluster are."""
+    """Twelve hex digits that two machines share whose cards, driver and software are the same,
+    as nodes of one cluster are.
+    """
     kept = {name: value for name, value in environment.items() if name not in _NOT_IN_KEY | _WHICH_MACHINE}
-    kept["gpus"] = [{name: value for name, value in gpu.items() if name != "uuid_hash"} for gpu in environment.get("gpus", ())]
+    kept["gpus"] = [
+        {name: value for name, value in gpu.items() if name != "uuid_hash"}
+        for gpu in environment.get("gpus", ())
+    ]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:_KEY_DIGITS]
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """What differs between two environments, each as ``name: one, other``."""
     names = sorted((first.keys() | second.keys()) - _NOT_IN_KEY)
-    return [f"{name}: {first.get(name)}, {second.get(name)}" for name in names if first.get(name) != second.get(name)]
+    return [
+        f"{name}: {first.get(name)}, {second.get(name)}"
+        for name in names
+        if first.get(name) != second.get(name)
+    ]
 
 
 def library_versions() -> dict[str, str]:
@@ -101,7 +125,9 @@ def library_versions() -> dict[str, str]:
 
 
 def torch_cuda() -> str | None:
-    """The CUDA version that the installed torch was built with, read from its files because importing it is slow."""
+    """The CUDA version that the installed torch was built with,
+    read from its files because importing it is slow.
+    """
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -136,23 +162,49 @@ _STATE = {
 }
 
 
-def environment_text(key: str, gpu_id: str | None, environment: Mapping[str, Any], unusable: str | None = None) -> str:
-    """One line for each fact; sizes in GiB.  ``key`` and ``gpu_id`` are those of records made here; ``unusable``: why not."""
+def environment_text(
+    key: str, gpu_id: str | None, environment: Mapping[str, Any], unusable: str | None = None
+) -> str:
+    """One line for each fact; sizes in GiB.
+    ``key`` and ``gpu_id`` are those of records made here; ``unusable``: why not.
+    """
     rows = [("gpu", unusable or _NO_GPU)] if not environment["gpus"] else [("gpu", gpu_id or _NO_NAME)]
     states = environment["gpu_state"] or [{}] * len(environment["gpus"])
     for number, (gpu, state) in enumerate(zip(environment["gpus"], states, strict=True)):
-        rows.append((f"card {number}", f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}, {_state_text(state)}".rstrip(", ")))
+        rows.append(
+            (
+                f"card {number}",
+                f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}, {_state_text(state)}".rstrip(", "),
+            )
+        )
     if environment["gpus"]:
-        rows.append(("driver", f"{environment['gpus'][0]['driver']}, up to CUDA {environment['gpus'][0]['cuda_driver']}"))
+        rows.append(
+            (
+                "driver",
+                f"{environment['gpus'][0]['driver']}, up to CUDA {environment['gpus'][0]['cuda_driver']}",
+            )
+        )
     limit = environment["container_limit_bytes"]
     rows += [
-        ("cpu", f"{environment['cpu']}, {environment['cpu_cores']} cores, {environment['cpu_threads']} threads for this process"),
+        (
+            "cpu",
+            (
+                f"{environment['cpu']}, {environment['cpu_cores']} cores, {environment['cpu_threads']} "
+                "threads for this process"
+            ),
+        ),
         ("host RAM", format_bytes(environment["host_memory_bytes"])),
         ("limit of container", "none" if limit is None else format_bytes(limit)),
         ("system", f"{environment['os']}, Python {environment['python']}"),
         ("torch built for CUDA", environment["torch_cuda"] or "none: a build for the CPU, or no torch"),
-        ("libraries", ", ".join(f"{name} {version}" for name, version in environment["libraries"].items()) or "none"),
-        ("variables", ", ".join(f"{name}={value}" for name, value in environment["variables"].items()) or "none"),
+        (
+            "libraries",
+            ", ".join(f"{name} {version}" for name, version in environment["libraries"].items()) or "none",
+        ),
+        (
+            "variables",
+            ", ".join(f"{name}={value}" for name, value in environment["variables"].items()) or "none",
+        ),
         ("machine", environment["machine"]),
         ("environment_key", key),
     ]

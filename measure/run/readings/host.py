@@ -1,4 +1,6 @@
-"""Host memory of the processes of a case, sampled from outside, and the memory figures of the control group."""
+"""Host memory of the processes of a case, sampled from outside,
+and the memory figures of the control group.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,21 @@ if TYPE_CHECKING:
     import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
-# PSS walks all mappings of a process and stalls it meanwhile: milliseconds, and more with tens of gigabytes of host memory.
+# PSS walks all mappings of a process and stalls it meanwhile: milliseconds,
+# and more with tens of gigabytes of host memory.
 _PSS_PERIOD_S = 0.5
 _PSS_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class HostPeaks:
-    """Highest of what was seen over the life of a case, in bytes; ``None`` where the system has no such figure.
+    """Highest of what was seen over the life of a case, in bytes;
+    ``None`` where the system has no such figure.
 
-    ``rss`` counts a page that two processes share in each of them, ``pss`` divides it among them.  The largest process and the
-    sum over all processes of the case.  ``cgroup`` is everything in the container, the page cache with it.  ``machine`` is how
-    far the memory that the kernel calls available fell, by everybody and of every kind: page-locked memory too, for which the
-    driver may charge no process.
+    ``rss`` counts a page that two processes share in each of them, ``pss`` divides it among them.  The
+    largest process and the sum over all processes of the case.  ``cgroup`` is everything in the container,
+    the page cache with it.  ``machine`` is how far the memory that the kernel calls available fell, by
+    everybody and of every kind: page-locked memory too, for which the driver may charge no process.
     """
 
     rss_process_bytes: int | None
@@ -107,7 +111,9 @@ def _available_bytes() -> int:
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    """The process and those under it that run the same program: compilers that a library starts are no part of the job."""
+    """The process and those under it that run the same program:
+    compilers that a library starts are no part of the job.
+    """
     import psutil
 
     try:
@@ -128,7 +134,9 @@ def _program(process: psutil.Process) -> str | None:
 
 
 def cgroup_bytes(what: str, root: Path = CGROUP) -> int | None:
-    """``current``, ``peak`` or ``max`` of the control group's memory, version 2 or 1; ``None``: no group, or no limit."""
+    """``current``, ``peak`` or ``max`` of the control group's memory, version 2 or 1; ``None``: no group,
+    or no limit.
+    """
     older = {"current": "usage_in_bytes", "peak": "max_usage_in_bytes", "max": "limit_in_bytes"}[what]
     for path in (root / f"memory.{what}", root / "memory" / f"memory.{older}"):
         try:
@@ -144,7 +152,8 @@ def cgroup_bytes(what: str, root: Path = CGROUP) -> int | None:
 def cgroup_kills(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> int | None:
     """How many processes of the control group the kernel has killed for memory so far.
 
-    A container sees its group as the root; a job of Slurm or a user's session is in one further down, which ``own`` names.
+    A container sees its group as the root; a job of Slurm or a user's session is in one further down,
+    which ``own`` names.
     """
     for path in (*_own_files(root, own), root / "memory.events", root / "memory" / "memory.oom_control"):
         try:
@@ -159,7 +168,9 @@ def cgroup_kills(root: Path = CGROUP, own: Path = Path("/proc/self/cgroup")) -> 
 
 
 def _own_files(root: Path, own: Path) -> list[Path]:
-    """Where the group of this process counts kills, version 2 (``0::/path``) and 1 (``7:memory:/path``); see cgroups(7)."""
+    """Where the group of this process counts kills, version 2 (``0::/path``) and 1 (``7:memory:/path``);
+    see cgroups(7).
+    """
     try:
         lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):

@@ -21,8 +21,8 @@ _PREFIXES = ("NVIDIA ", "Tesla ", "GeForce ", "Quadro ")
 class Machine:
     """This machine.
 
-    ``gpu_id`` is the catalog's name of its cards, ``None`` without one or where the catalog has none; ``unusable`` says why cards
-    that are here cannot be measured on.
+    ``gpu_id`` is the catalog's name of its cards, ``None`` without one or where the catalog has none;
+    ``unusable`` says why cards that are here cannot be measured on.
     """
 
     nvml: Nvml | None
@@ -35,7 +35,8 @@ class Machine:
         """``values`` of a request with the card of this machine in them.
 
         Raises:
-            UsageError: a GPU that is not here is asked for, more of them than there are, or the card has no name.
+            UsageError: a GPU that is not here is asked for, more of them than there are,
+            or the card has no name.
         """
         asked = values.get("gpu")
         if asked is not None and _is_cpu(asked):
@@ -44,18 +45,28 @@ class Machine:
             if self.unusable is not None:
                 raise UsageError(f"{self.unusable}; --gpu cpu runs on the CPU")
             if asked is not None or values.get("gpu_memory") is not None:
-                raise UsageError(f"GPU '{asked or 'by its memory'}' is asked for and no GPU is here; --gpu cpu runs on the CPU")
+                raise UsageError(
+                    f"GPU '{asked or 'by its memory'}' is asked for and no GPU is here; --gpu cpu "
+                    "runs on the CPU"
+                )
             return {**values, "gpu": CPU}
         wanted = int(values.get("gpus") or 1)
         if wanted > len(self.gpus):
             raise UsageError(f"{wanted} GPUs are asked for and {len(self.gpus)} are here")
         if len(kinds := sorted({gpu.name for gpu in self.gpus[:wanted]})) > 1:
-            raise UsageError(f"the GPUs here are not alike ({', '.join(kinds)}): choose some that are with CUDA_VISIBLE_DEVICES")
+            raise UsageError(
+                f"the GPUs here are not alike ({', '.join(kinds)}): choose some that are with "
+                "CUDA_VISIBLE_DEVICES"
+            )
         if self.gpu_id is None and asked is None:
-            raise UsageError(f"the catalog does not know the card '{self.gpus[0].name}' of this machine: name it with --gpu")
+            raise UsageError(
+                f"the catalog does not know the card '{self.gpus[0].name}' of this machine: "
+                "name it with --gpu"
+            )
         if asked is not None and self.gpu_id is not None and resolve_gpu_id(str(asked)) != self.gpu_id:
             raise UsageError(
-                f"this machine has {self.gpu_id}, not '{asked}'; --memory-limit {asked} asks whether the job would fit there"
+                f"this machine has {self.gpu_id}, not '{asked}'; --memory-limit {asked} asks whether the "
+                "job would fit there"
             )
         return {**values, "gpu": self.gpu_id or asked}
 
@@ -63,11 +74,15 @@ class Machine:
 def this_machine() -> Machine:
     """Look at the machine."""
     nvml, gpus, unusable = look_for_gpus()
-    return Machine(nvml, gpus, catalog_id(gpus[0]) if gpus else None, collect_environment(nvml, gpus), unusable)
+    return Machine(
+        nvml, gpus, catalog_id(gpus[0]) if gpus else None, collect_environment(nvml, gpus), unusable
+    )
 
 
 def catalog_id(gpu: Gpu) -> str | None:
-    """The catalog's id of a card by its driver's name, ``None`` when it has none: sizes decide between cards of one name."""
+    """The catalog's id of a card by its driver's name, ``None`` when it has none:
+    sizes decide between cards of one name.
+    """
     name = gpu.name
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)

@@ -1,8 +1,9 @@
-"""What the driver says about the GPUs of this machine.  Everything is optional: without a driver there are no GPUs here.
+"""What the driver says about the GPUs of this machine.  Everything is optional:
+without a driver there are no GPUs here.
 
-Checked against nvidia-ml-py 13.615 (``pynvml.py``) and the NVML API reference.  A connection belongs to the process that opened
-it: one that a fork inherited answers with errors (NVIDIA/cuCascade pull request 138), so the warm parent closes its own before
-it forks (:func:`forget_nvml`).
+Checked against nvidia-ml-py 13.615 (``pynvml.py``) and the NVML API reference.  A connection belongs to the
+process that opened it: one that a fork inherited answers with errors (NVIDIA/cuCascade pull request 138), so
+the warm parent closes its own before it forks (:func:`forget_nvml`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device as the driver describes it.  The UUID is kept as a hash: it names a machine, which is nobody's business."""
+    """One device as the driver describes it.  The UUID is kept as a hash: it names a machine,
+    which is nobody's business.
+    """
 
     index: int
     name: str
@@ -67,7 +70,9 @@ class Nvml:
                 Gpu(
                     index=index,
                     name=_text(n.nvmlDeviceGetName(handle)),
-                    uuid_hash=hashlib.sha256(_text(n.nvmlDeviceGetUUID(handle)).encode()).hexdigest()[:_HASH_DIGITS],
+                    uuid_hash=hashlib.sha256(_text(n.nvmlDeviceGetUUID(handle)).encode()).hexdigest()[
+                        :_HASH_DIGITS
+                    ],
                     memory_bytes=int(n.nvmlDeviceGetMemoryInfo(handle).total),
                     driver=_text(n.nvmlSystemGetDriverVersion()),
                     cuda_driver=f"{version // 1000}.{version % 1000 // 10}",
@@ -84,10 +89,13 @@ class Nvml:
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(self._nvml.nvmlDeviceGetHandleByIndex(index)).used)
         except self._nvml.NVMLError as error:
-            raise NvmlReadError(f"the driver does not say how much memory GPU {index} uses: {error}") from None
+            raise NvmlReadError(
+                f"the driver does not say how much memory GPU {index} uses: {error}"
+            ) from None
 
     def held_bytes(self, index: int) -> int | None:
-        """Memory that programs hold on one device, without what the driver keeps for itself; ``None`` where it is not told apart.
+        """Memory that programs hold on one device, without what the driver keeps for itself;
+        ``None`` where it is not told apart.
 
         Source: nvml.h nvmlMemory_v2_t, since driver 510; the older question counts both together.
         """
@@ -98,7 +106,8 @@ class Nvml:
             return None
 
     def processes(self, index: int) -> dict[int, int | None] | None:
-        """Process ids with compute contexts on one device, and their bytes where the driver says them; ``None``: it says nothing.
+        """Process ids with compute contexts on one device, and their bytes where the driver says them;
+        ``None``: it says nothing.
 
         Inside a container these can be ids of the host's process table, or none at all.
         """
@@ -118,7 +127,9 @@ class Nvml:
             return ()
 
     def state(self, index: int) -> Mapping[str, Any]:
-        """Clocks, temperature, power and throttle reasons of this moment; what this driver lacks is left out."""
+        """Clocks, temperature, power and throttle reasons of this moment;
+        what this driver lacks is left out.
+        """
         n = self._nvml
         try:
             handle = n.nvmlDeviceGetHandleByIndex(index)
@@ -147,7 +158,8 @@ class Nvml:
         return known
 
     def _visible(self, count: int) -> list[int]:
-        """The driver's indices of the devices that CUDA_VISIBLE_DEVICES lets through; as in CUDA, the first bad name ends it.
+        """The driver's indices of the devices that CUDA_VISIBLE_DEVICES lets through; as in CUDA,
+        the first bad name ends it.
 
         Names are indices or unique beginnings of UUIDs.
         """
@@ -156,7 +168,13 @@ class Nvml:
             return list(range(count))
         indices: list[int] = []
         for part in (text.strip() for text in said.split(",")):
-            index = self._index_of_uuid(part, count) if part.startswith(_UUID_PREFIX) else int(part) if part.isdigit() else None
+            index = (
+                self._index_of_uuid(part, count)
+                if part.startswith(_UUID_PREFIX)
+                else int(part)
+                if part.isdigit()
+                else None
+            )
             if index is None or index >= count:
                 break
             indices.append(index)
@@ -170,8 +188,13 @@ class Nvml:
 
 
 def _clock_event_bits(library: Any, handle: Any) -> int:
-    """Why clocks are low; the question has a new name since driver 535, and older bindings know the old one only."""
-    ask = getattr(library, "nvmlDeviceGetCurrentClocksEventReasons", None) or library.nvmlDeviceGetCurrentClocksThrottleReasons
+    """Why clocks are low; the question has a new name since driver 535,
+    and older bindings know the old one only.
+    """
+    ask = (
+        getattr(library, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        or library.nvmlDeviceGetCurrentClocksThrottleReasons
+    )
     return int(ask(handle))
 
 
@@ -210,29 +233,50 @@ def _opened() -> tuple[Nvml | None, str]:
 
 
 def look_for_gpus() -> tuple[Nvml | None, tuple[Gpu, ...], str | None]:
-    """The driver's library, the cards that are visible, and why those that are here cannot be used, where that is so.
+    """The driver's library, the cards that are visible, and why those that are here cannot be used,
+    where that is so.
 
-    A machine whose card cannot be asked is no machine without one: a run on its CPU would be taken for one on its card.
+    A machine whose card cannot be asked is no machine without one:
+    a run on its CPU would be taken for one on its card.
     """
     nvml, reason = _opened()
     if nvml is None:
-        return None, (), f"a GPU seems to be here, but {reason}" if any(map(Path.exists, _DEVICE_FILES)) else None
+        return (
+            None,
+            (),
+            f"a GPU seems to be here, but {reason}" if any(map(Path.exists, _DEVICE_FILES)) else None,
+        )
     try:
         gpus = nvml.gpus()
     except NvmlReadError as error:
         return None, (), f"{error}; nvidia-smi says more"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-        return nvml, (), "CUDA_VISIBLE_DEVICES names a part of a card (MIG), which is not measured: make a whole card visible"
+        return (
+            nvml,
+            (),
+            (
+                "CUDA_VISIBLE_DEVICES names a part of a card (MIG), which is not measured: make a whole "
+                "card visible"
+            ),
+        )
     if any(nvml.state(gpu.index).get("mig") for gpu in gpus):
-        return nvml, (), "a GPU here is divided in parts (MIG), which are not measured: the machine's owner can make it whole"
+        return (
+            nvml,
+            (),
+            (
+                "a GPU here is divided in parts (MIG), which are not measured: the machine's owner can "
+                "make it whole"
+            ),
+        )
     return nvml, gpus, None
 
 
 def forget_nvml() -> None:
-    """Close every connection of this process to the driver's library, whoever opened it, so that forks inherit none.
+    """Close every connection of this process to the driver's library, whoever opened it,
+    so that forks inherit none.
 
-    torch opens one each time that it counts devices and never closes it (2.13 cuda/__init__.py _raw_device_count_nvml); a library
-    that is not loaded is left alone.
+    torch opens one each time that it counts devices and never closes it (2.13 cuda/__init__.py
+    _raw_device_count_nvml); a library that is not loaded is left alone.
     """
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)

@@ -12,22 +12,25 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-# torch 2.13 ATen/autocast_mode.h.  The 16-bit list (matmul, linear, bmm, ...) is the same on both for what models call.
+# torch 2.13 ATen/autocast_mode.h.  The 16-bit list (matmul, linear, bmm, ...)
+# is the same on both for what models call.
 _FP32 = """
-acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
-softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
-poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
-mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
-binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar
+pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim
+nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d
+hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss
+multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits
+dist pdist cdist renorm logsumexp
 """
 _FP32_RESULT = """
-prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
-sum sum.dim_IntList
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+linalg_matrix_norm.str_ord sum sum.dim_IntList
 """
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 _LOW_PRECISION = """
-_convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input prelu
-addmm matmul mm linalg_vecdot linear addbmm baddbmm bmm scaled_dot_product_attention
+_convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input prelu addmm matmul mm linalg_vecdot linear addbmm baddbmm bmm
+scaled_dot_product_attention
 """
 FP32_OPS, FP32_RESULT_OPS, WIDEST_OPS = (tuple(names.split()) for names in (_FP32, _FP32_RESULT, _WIDEST))
 # The same on both sides: the CPU's own kernels stay.
@@ -56,7 +59,11 @@ def cuda_autocast_lists() -> Iterator[None]:
 def _cpu_only(kept: set[str]) -> list[str]:
     """Operators that only the CPU's autocast touches."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    names = (name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    names = (
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::")
+    )
     return [name for name in names if name not in kept and has(f"aten::{name}", _KEY)]
 
 
@@ -84,7 +91,9 @@ def _in_fp32(operator: Any) -> Callable[..., Any]:
 def _with_fp32_result(operator: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_WITHOUT_AUTOCAST):
-            position = next((i for i, each in enumerate(operator._schema.arguments) if each.name == "dtype"), len(args))
+            position = next(
+                (i for i, each in enumerate(operator._schema.arguments) if each.name == "dtype"), len(args)
+            )
             given = args[position] if position < len(args) else kwargs.get("dtype")
             if not _eligible(args[0]) or given is not None:
                 return operator(*args, **kwargs)

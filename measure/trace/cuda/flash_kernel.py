@@ -30,7 +30,9 @@ _PARAMETERS = (
 _kernel = torch.ops.aten._flash_attention_forward  # noqa: SLF001 - what torch calls private here has no public name
 
 
-def _attend(inputs: tuple[torch.Tensor, ...], bounds: tuple[torch.Tensor | None, int], options: dict[str, Any]) -> torch.Tensor:
+def _attend(
+    inputs: tuple[torch.Tensor, ...], bounds: tuple[torch.Tensor | None, int], options: dict[str, Any]
+) -> torch.Tensor:
     query, key, value = inputs
     edges, longest = bounds
     width = query.size(-1)
@@ -39,12 +41,19 @@ def _attend(inputs: tuple[torch.Tensor, ...], bounds: tuple[torch.Tensor | None,
     if missing:
         query, key, value = (torch.nn.functional.pad(each, (0, missing)) for each in inputs)
     dropout, causal = options.get("dropout_p", 0.0), options.get("causal", True)
-    out: torch.Tensor = _kernel(query, key, value, edges, edges, longest, longest, dropout, causal, False, scale=scale)[0]
+    out: torch.Tensor = _kernel(
+        query, key, value, edges, edges, longest, longest, dropout, causal, False, scale=scale
+    )[0]
     return out[..., :width] if missing else out
 
 
 def flash_attn_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, **options: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """The package's function for batches without padding; tensors are (batch, tokens, heads, width)."""
     causal = bool(options.get("causal", False))
@@ -53,16 +62,25 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int, **options: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    **options: Any,
 ) -> torch.Tensor:
-    """The package's function for tokens of many samples without padding; tensors are (tokens, heads, width)."""
+    """The package's function for tokens of many samples without padding; tensors are (tokens,
+    heads, width).
+    """
     return _attend((q, k, v), (cu_seqlens_q, max_seqlen_q), options)
 
 
 class Varlen:
     """The package's function with its parameters, from which Transformers sees what it may pass."""
 
-    __signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _PARAMETERS])
+    __signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in _PARAMETERS]
+    )
 
     def __call__(self, *inputs: Any, **options: Any) -> torch.Tensor:
         """Attention of many samples in one row of tokens."""

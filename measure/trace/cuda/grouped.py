@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
-# CUDA lays rows out in multiples of so many bytes (ATen/native/GroupedMMUtils.h create_grouped_gemm_output_tensor).
+# CUDA lays rows out in multiples of so many bytes (ATen/native/GroupedMMUtils.h
+# create_grouped_gemm_output_tensor).
 _ROW_BYTES = 16
 
 
@@ -20,7 +21,9 @@ def grouped_product(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Shape and layout of ``aten::_grouped_mm``: rows by matrices, or, of two plain matrices, one product for each group."""
+    """Shape and layout of ``aten::_grouped_mm``: rows by matrices, or, of two plain matrices,
+    one product for each group.
+    """
     del bias  # the operator takes none yet
     dtype = out_dtype or first.dtype
     width = second.size(-1)
@@ -34,7 +37,9 @@ def grouped_product(
 
 @contextmanager
 def grouped_product_in_every_dtype() -> Iterator[None]:
-    """Inside, fake tensors take ``aten::_grouped_mm`` in fp32 and fp16 too, as CUDA does by one product for each expert."""
+    """Inside, fake tensors take ``aten::_grouped_mm`` in fp32 and fp16 too,
+    as CUDA does by one product for each expert.
+    """
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("_grouped_mm", grouped_product, "Meta", allow_override=True)
         yield

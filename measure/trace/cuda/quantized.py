@@ -1,7 +1,7 @@
 """Stand-ins for bitsandbytes' linear layers: they store, expand and keep what the real ones do on CUDA.
 
-The real layers quantise by kernels that fake tensors cannot run.  PEFT wraps the stand-ins with its real LoRA layers, because
-they are subclasses of the real classes.
+The real layers quantise by kernels that fake tensors cannot run.  PEFT wraps the stand-ins with its real LoRA
+layers, because they are subclasses of the real classes.
 """
 
 # ruff: noqa: SLF001 - what torch and Transformers call private here has no public name
@@ -43,8 +43,9 @@ def quantize_on_meta(model: Any, recipe: Recipe) -> None:
         _quantize_int8(model, numerics)
     else:
         raise NotModelledError(
-            f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels when it loads, "
-            "and each expands weights in its own way; use --method qlora, or ask for a prediction: plan --model ..."
+            f"quantization '{numerics.quantization}' cannot be traced: gptqmodel chooses among its kernels "
+            "when it loads, and each expands weights in its own way; use --method qlora, or ask for a "
+            "prediction: plan --model ..."
         )
     model.is_quantized = True
 
@@ -88,7 +89,9 @@ def _named(model: nn.Module, class_name: str) -> list[nn.Module]:
 
 
 class Params4bit(nn.Parameter):
-    """Packed bytes.  PEFT's preparation widens 16-bit parameters, but none of a class of this name (peft 0.21 utils/other.py)."""
+    """Packed bytes.  PEFT's preparation widens 16-bit parameters,
+    but none of a class of this name (peft 0.21 utils/other.py).
+    """
 
 
 def _stand_in(layer: Any, loaded: torch.dtype) -> None:
@@ -112,7 +115,9 @@ def _stand_in(layer: Any, loaded: torch.dtype) -> None:
     layer.nested = old.compress_statistics
     if layer.nested:
         layer.register_buffer("absmax", torch.empty(n_blocks, dtype=torch.uint8, device="meta"))
-        layer.register_buffer("nested_absmax", torch.empty(math.ceil(n_blocks / NESTED_BLOCKS), device="meta"))
+        layer.register_buffer(
+            "nested_absmax", torch.empty(math.ceil(n_blocks / NESTED_BLOCKS), device="meta")
+        )
         layer.register_buffer("offset", torch.empty((), device="meta"))
     else:
         layer.register_buffer("absmax", torch.empty(n_blocks, device="meta"))
@@ -136,17 +141,21 @@ def _forward_4bit(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
 
 
 class _MatMul4Bit(torch.autograd.Function):
-    """``MatMul4Bit`` of bitsandbytes 0.50 (autograd/_functions.py): nothing is kept, the matrix is expanded in both passes.
+    """``MatMul4Bit`` of bitsandbytes 0.50 (autograd/_functions.py): nothing is kept,
+    the matrix is expanded in both passes.
 
-    Up to 1536 tokens some cards multiply without expanding in the forward pass (backends/cuda/ops.py gemm_4bit).  Here the
-    weight is always expanded, which then counts one matrix more, of the widest linear layer at most.
+    Up to 1536 tokens some cards multiply without expanding in the forward pass (backends/cuda/ops.py
+    gemm_4bit).  Here the weight is always expanded, which then counts one matrix more, of the widest linear
+    layer at most.
     """
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, bias: torch.Tensor | None, layer: Any) -> torch.Tensor:
         ctx.layer, ctx.has_bias = layer, bias is not None
         scales = _scales(layer, in_place=False)
-        expanded = torch.empty((layer.out_features, layer.in_features), dtype=inputs.dtype, device=inputs.device)
+        expanded = torch.empty(
+            (layer.out_features, layer.in_features), dtype=inputs.dtype, device=inputs.device
+        )
         del scales
         return nn.functional.linear(inputs, expanded, bias)
 
@@ -154,21 +163,33 @@ class _MatMul4Bit(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         (gradient,) = gradients
         bias = gradient.sum(0) if ctx.has_bias and ctx.needs_input_grad[1] else None
-        return (torch.matmul(gradient, _expanded(ctx.layer, gradient)) if ctx.needs_input_grad[0] else None), bias, None
+        return (
+            (torch.matmul(gradient, _expanded(ctx.layer, gradient)) if ctx.needs_input_grad[0] else None),
+            bias,
+            None,
+        )
 
 
 def _expanded(layer: Any, gradient: torch.Tensor) -> torch.Tensor:
-    """The matrix in the gradient's dtype: ``dequantize_4bit`` returns the one that was quantised, which goes when it is cast."""
+    """The matrix in the gradient's dtype: ``dequantize_4bit`` returns the one that was quantised,
+    which goes when it is cast.
+    """
     scales = _scales(layer, in_place=True)
-    expanded = torch.empty((layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=gradient.device)
+    expanded = torch.empty(
+        (layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=gradient.device
+    )
     del scales
     return expanded.to(gradient.dtype)
 
 
 def dequantized(layer: Any) -> torch.Tensor:
-    """``dequantize_4bit`` of a stand-in: a matrix in the dtype that was quantised, on the device of its bytes."""
+    """``dequantize_4bit`` of a stand-in: a matrix in the dtype that was quantised,
+    on the device of its bytes.
+    """
     scales = _scales(layer, in_place=True)
-    expanded = torch.empty((layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=layer.weight.device)
+    expanded = torch.empty(
+        (layer.out_features, layer.in_features), dtype=layer.expanded_dtype, device=layer.weight.device
+    )
     del scales
     return expanded
 
@@ -188,23 +209,31 @@ def dora_reads_stand_ins() -> Iterator[None]:
 
 
 def _scales(layer: Any, *, in_place: bool) -> torch.Tensor | None:
-    """fp32 scales of doubly quantised ones: ``dequantize_4bit`` adds the offset in place, ``gemm_4bit`` makes another copy."""
+    """fp32 scales of doubly quantised ones: ``dequantize_4bit`` adds the offset in place,
+    ``gemm_4bit`` makes another copy.
+    """
     if not layer.nested:
         return None
     scales = torch.empty(layer.absmax.shape, dtype=torch.float32, device=layer.absmax.device)
     return scales.add_(layer.offset) if in_place else scales + layer.offset
 
 
-# Stand-in for bitsandbytes' ``Linear8bitLt`` as it runs on CUDA: LLM.int8() with a threshold for outlier columns.
+# Stand-in for bitsandbytes' ``Linear8bitLt`` as it runs on CUDA: LLM.int8()
+# with a threshold for outlier columns.
 #
-# On a CPU the real layer trains through another class (``MatMul8bitFp``), so the CUDA path is written out here, step by step,
-# from bitsandbytes 0.50: autograd/_functions.py ``MatMul8bitLt``, backends/cuda/ops.py and backends/default/ops.py.
+# On a CPU the real layer trains through another class (``MatMul8bitFp``), so the CUDA path is written out
+# here, step by step, from bitsandbytes 0.50: autograd/_functions.py ``MatMul8bitLt``, backends/cuda/ops.py
+# and backends/default/ops.py.
 
 
 def int8_stand_in(layer: Any, loaded: torch.dtype) -> None:
-    """Turn a real ``Linear8bitLt`` on meta into a stand-in that holds int8 weights and one fp32 scale per row."""
+    """Turn a real ``Linear8bitLt`` on meta into a stand-in that holds int8 weights and one fp32 scale per
+    row.
+    """
     n_elements = layer.out_features * layer.in_features
-    weight: Any = nn.Parameter(torch.empty((layer.out_features, layer.in_features), dtype=torch.int8, device="meta"), False)
+    weight: Any = nn.Parameter(
+        torch.empty((layer.out_features, layer.in_features), dtype=torch.int8, device="meta"), False
+    )
     # The tensor as loaded, and the fp16 copy that is quantised (nn/modules.py Int8Params._quantize).
     weight.loading_bytes = (n_elements * loaded.itemsize, n_elements * 2)
     layer.weight = weight
@@ -225,7 +254,8 @@ _MOST_DIMENSIONS = 3
 
 
 class MatMul8bit(torch.autograd.Function):
-    """``MatMul8bitLt``: the input is kept as an attribute of the context, where saved-tensor hooks do not see it.
+    """``MatMul8bitLt``: the input is kept as an attribute of the context,
+    where saved-tensor hooks do not see it.
 
     So non-reentrant checkpointing keeps the inputs of all layers.
     """
@@ -235,15 +265,16 @@ class MatMul8bit(torch.autograd.Function):
         """Quantise the input, multiply, keep the input on the context.
 
         Raises:
-            NotModelledError: an input of four dimensions, of which the real layer would take the outliers along the wrong one
-                (``A[:, outlier_cols]`` in backends/default/ops.py int8_mixed_scaled_mm; only three are made two).
+            NotModelledError: an input of four dimensions, of which the real layer would take the outliers
+                along the wrong one (``A[:, outlier_cols]`` in backends/default/ops.py int8_mixed_scaled_mm;
+                only three are made two).
         """
         shape = inputs.shape
         if len(shape) > _MOST_DIMENSIONS:
             size = f"{layer.in_features} x {layer.out_features}"
             raise NotModelledError(
-                f"int8 layers of bitsandbytes take inputs of two or three dimensions, but one of {size} features gets "
-                f"{len(shape)} here (latent attention does that); use --method qlora"
+                f"int8 layers of bitsandbytes take inputs of two or three dimensions, but one of {size} "
+                f"features gets {len(shape)} here (latent attention does that); use --method qlora"
             )
         rows = inputs.reshape(-1, shape[-1]) if inputs.dim() == 3 else inputs
         quantized = _quantize_rows(rows.to(torch.float16))
@@ -264,14 +295,17 @@ class MatMul8bit(torch.autograd.Function):
             gradient = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         if not ctx.needs_input_grad[0]:
             return None, bias, None
-        # Named so that the recorder takes it for the expanded matrix: a plain ``empty`` in place of ``weight.to``.
+        # Named so that the recorder takes it for the expanded matrix:
+        # a plain ``empty`` in place of ``weight.to``.
         expanded = torch.empty(layer.weight.shape, dtype=ctx.dtype, device=gradient.device)
         expanded.mul_(layer.SCB.unsqueeze(1).mul(1.0 / 127.0))
         return torch.matmul(gradient.to(ctx.dtype), expanded).view(ctx.shape), bias, None
 
 
 def _quantize_rows(half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``int8_vectorwise_quant`` on CUDA with a threshold: int8 rows, their scales, the columns that hold outliers."""
+    """``int8_vectorwise_quant`` on CUDA with a threshold: int8 rows, their scales,
+    the columns that hold outliers.
+    """
     scales = half.new_empty(half.shape[0], dtype=torch.float32)
     rows = half.new_empty(half.shape, dtype=torch.int8)
     outliers = half.abs() >= 6.0
@@ -289,13 +323,16 @@ def _multiply(
     columns = quantized[2]
     outliers = rows[:, columns].contiguous()
     part = layer.weight[:, columns].contiguous()
-    wide = part * layer.SCB.unsqueeze(1) * 7.874015718698502e-3  # the scale of int8_vectorwise_dequant, 1 / 127
+    # the scale of int8_vectorwise_dequant, 1 / 127
+    wide = part * layer.SCB.unsqueeze(1) * 7.874015718698502e-3
     expanded = wide.to(rows.dtype).t()
     out = _int8_product(rows, quantized, bias, layer)
     return out.addmm(outliers, expanded), outliers
 
 
-def _int8_product(rows: torch.Tensor, quantized: tuple[torch.Tensor, ...], bias: torch.Tensor | None, layer: Any) -> torch.Tensor:
+def _int8_product(
+    rows: torch.Tensor, quantized: tuple[torch.Tensor, ...], bias: torch.Tensor | None, layer: Any
+) -> torch.Tensor:
     """``int8_scaled_mm``: an int32 product, scaled into fp16, then cast to the dtype of the input."""
     shape = (rows.shape[0], layer.out_features)
     product = quantized[0].new_empty(shape, dtype=torch.int32)

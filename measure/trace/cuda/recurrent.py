@@ -1,8 +1,10 @@
-"""The kernels of layers without attention: what the packages flash-linear-attention and causal-conv1d allocate.
+"""The kernels of layers without attention:
+what the packages flash-linear-attention and causal-conv1d allocate.
 
 Both need a GPU to import, and Transformers falls back to plain torch without them, which is another program.
-Source: flash-linear-attention 0.6 fla/ops/gated_delta_rule/chunk.py (ChunkGatedDeltaRuleFunction), chunk_fwd.py, wy_fast.py,
-fla/ops/common/chunk_delta_h.py, chunk_o.py, fla/modules/norm/l2norm.py; causal-conv1d 1.6 causal_conv1d_interface.py.
+Source: flash-linear-attention 0.6 fla/ops/gated_delta_rule/chunk.py (ChunkGatedDeltaRuleFunction),
+chunk_fwd.py, wy_fast.py, fla/ops/common/chunk_delta_h.py, chunk_o.py, fla/modules/norm/l2norm.py;
+causal-conv1d 1.6 causal_conv1d_interface.py.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ class Convolution(torch.autograd.Function):
 
 
 def convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None, **_: Any
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **_: Any,
 ) -> torch.Tensor:
     """``causal_conv1d_fn``."""
     del activation
@@ -102,8 +108,14 @@ class DeltaRule(torch.autograd.Function):
         """Contiguous copies, norms, sums of decays, the inverse of each chunk, its states, and the output."""
         copies = [each.contiguous() for each in given]
         query, key, value, decay, beta = copies
-        query, query_norm = torch.empty_like(query), torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
-        key, key_norm = torch.empty_like(key), torch.empty(key.shape[:-1], dtype=torch.float32, device=key.device)
+        query, query_norm = (
+            torch.empty_like(query),
+            torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device),
+        )
+        key, key_norm = (
+            torch.empty_like(key),
+            torch.empty(key.shape[:-1], dtype=torch.float32, device=key.device),
+        )
         sums = torch.empty_like(decay, dtype=torch.float32)
         inverse = torch.zeros(*beta.shape, CHUNK_TOKENS, dtype=key.dtype, device=key.device)
         _kept = _chunks(key, value)
@@ -122,7 +134,13 @@ class DeltaRule(torch.autograd.Function):
 
 
 def delta_rule(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, g: torch.Tensor, beta: torch.Tensor, **_: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """``chunk_gated_delta_rule``."""
     out: torch.Tensor = DeltaRule.apply(query, key, value, g, beta)  # type: ignore[no-untyped-call]
@@ -137,7 +155,9 @@ _MASK = "create_recurrent_attention_mask"
 
 def _modelling_code(name: str) -> list[Any]:
     """The modelling code that was imported and knows ``name``."""
-    modules = [module for path, module in list(sys.modules.items()) if path.startswith("transformers.models.")]
+    modules = [
+        module for path, module in list(sys.modules.items()) if path.startswith("transformers.models.")
+    ]
     return [module for module in modules if name in vars(module)]
 
 
@@ -153,9 +173,13 @@ def recurrent_kernels(multiprocessors: int) -> Iterator[None]:
 
 @contextmanager
 def recurrent_mask(*, padded: bool) -> Iterator[None]:
-    """Inside, whether a layer without attention masks its input is known, and not asked of the mask's values."""
+    """Inside, whether a layer without attention masks its input is known,
+    and not asked of the mask's values.
+    """
 
-    def mask_of(*, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any) -> torch.Tensor | None:
+    def mask_of(
+        *, inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None, **_: Any
+    ) -> torch.Tensor | None:
         if attention_mask is None or attention_mask.ndim != 2 or inputs_embeds.shape[1] == 1:
             return None
         torch.all(attention_mask == 1)  # what the question itself allocates is recorded

@@ -1,6 +1,8 @@
-"""``scaled_dot_product_attention`` as CUDA runs it: which kernel, on which shapes, and what that kernel takes while it runs.
+"""``scaled_dot_product_attention`` as CUDA runs it: which kernel, on which shapes,
+and what that kernel takes while it runs.
 
-The fused operators themselves are torch's: their autograd formulas save what they save on CUDA (q, k, v, output, log-sum-exp).
+The fused operators themselves are torch's: their autograd formulas save what they save on CUDA (q, k,
+v, output, log-sum-exp).
 """
 
 # ruff: noqa: SLF001 - what torch calls private here has no public name
@@ -30,7 +32,8 @@ def attention_on_cuda(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """The composite operator of torch 2.13 (ATen/native/transformers/attention.cpp) with CUDA's choice of kernel.
+    """The composite operator of torch 2.13 (ATen/native/transformers/attention.cpp)
+    with CUDA's choice of kernel.
 
     The order is flash, memory-efficient, math (ATen/native/transformers/cuda/sdp_utils.cpp).
 
@@ -50,18 +53,25 @@ def attention_on_cuda(
         bias = _bias(attn_mask, query, key)
         keeps_lse = query.requires_grad or key.requires_grad or value.requires_grad
         efficient = _aten._scaled_dot_product_efficient_attention
-        result: torch.Tensor = efficient(query, key, value, bias, keeps_lse, dropout_p, is_causal, scale=scale)[0]
+        result: torch.Tensor = efficient(
+            query, key, value, bias, keeps_lse, dropout_p, is_causal, scale=scale
+        )[0]
         return result
-    # The unfused form is the same code on every device: a composite of products and a softmax, in fp32 for 16-bit inputs.
+    # The unfused form is the same code on every device: a composite of products and a softmax,
+    # in fp32 for 16-bit inputs.
     unfused = _aten._scaled_dot_product_attention_math
-    plain: torch.Tensor = unfused(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped)[0]
+    plain: torch.Tensor = unfused(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped
+    )[0]
     return plain
 
 
 def choose_kernel(inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, grouped: bool) -> str:
-    """``flash``, ``efficient`` or ``math``, as ``sdp::select_sdp_backend`` decides on compute capability 8.0 and later.
+    """``flash``, ``efficient`` or ``math``,
+    as ``sdp::select_sdp_backend`` decides on compute capability 8.0 and later.
 
-    ``inputs`` are query, key and value; ``grouped``: fewer key heads are allowed (``enable_gqa``), else they must match.
+    ``inputs`` are query, key and value; ``grouped``: fewer key heads are allowed (``enable_gqa``),
+    else they must match.
     """
     query, key, value = inputs
     width = query.size(-1)
@@ -85,7 +95,9 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """A boolean mask becomes an additive one in the dtype of the query, its rows padded to 16 elements (``preprocess_mask``)."""
+    """A boolean mask becomes an additive one in the dtype of the query,
+    its rows padded to 16 elements (``preprocess_mask``).
+    """
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -98,8 +110,11 @@ def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> 
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
 
 
-def _flash_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> list[int]:
-    """``mha_bwd``: softmax_d, the fp32 accumulator of the query gradient, and per-head key and value gradients when grouped.
+def _flash_backward_workspace(
+    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any
+) -> list[int]:
+    """``mha_bwd``: softmax_d, the fp32 accumulator of the query gradient,
+    and per-head key and value gradients when grouped.
 
     Source: ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
     """
@@ -115,13 +130,16 @@ def _flash_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: 
     return sizes
 
 
-def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> list[int]:
-    """``_efficient_attention_backward``: delta, one fp32 per row, and an fp32 accumulator of the query gradient.
+def _efficient_backward_workspace(
+    grad_out: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any
+) -> list[int]:
+    """``_efficient_attention_backward``: delta, one fp32 per row,
+    and an fp32 accumulator of the query gradient.
 
     The accumulator is made of whole tiles of 64 or 128 rows, each with a lock of 16 bytes.
     Ignored: above a width of 128, the accumulators of the key and value gradients, one tile per split.
-    Source: ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h ``kNeedsAccumGradQ`` (true from compute capability
-    7.0 on), ``workspace_elements_gq``, ``GradQTempStorage``; attention_backward.cu.
+    Source: ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h ``kNeedsAccumGradQ`` (true from
+    compute capability 7.0 on), ``workspace_elements_gq``, ``GradQTempStorage``; attention_backward.cu.
     """
     batch, heads, length, width = query.shape
     del grad_out
@@ -131,8 +149,11 @@ def _efficient_backward_workspace(grad_out: torch.Tensor, query: torch.Tensor, *
     return [batch * heads * length * 4, batch * heads * tiles * (tile_rows * tile_columns * 4 + 16)]
 
 
-def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any) -> list[int]:
-    """Bytes that the backward kernel takes and returns: ``softmax_d``, ``dq_accum``; per-head dk and dv where heads are grouped.
+def flash_workspace(
+    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: Any, **_: Any
+) -> list[int]:
+    """Bytes that the backward kernel takes and returns: ``softmax_d``, ``dq_accum``;
+    per-head dk and dv where heads are grouped.
 
     Rows are rounded to 128 per sample; without padding their number is the tokens plus 128 for each sample.
     """
@@ -140,7 +161,11 @@ def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tens
     edges = rest[3]
     heads, width = query.size(-2), query.size(-1)
     rounded = -(-width // 32) * 32 if width <= 192 else 256
-    rows = query.size(0) * (-(-query.size(1) // 128) * 128) if edges is None else query.size(0) + 128 * (edges.numel() - 1)
+    rows = (
+        query.size(0) * (-(-query.size(1) // 128) * 128)
+        if edges is None
+        else query.size(0) + 128 * (edges.numel() - 1)
+    )
     sizes = [rows * heads * 4, rows * heads * rounded * 4]
     if key.size(-2) != heads:
         expanded = key.numel() // key.size(-2) * heads * key.element_size()
@@ -149,16 +174,20 @@ def flash_workspace(grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tens
 
 
 def cublas_workspace_bytes(compute_capability: str) -> int:
-    """What cuBLAS takes at the first product and keeps: 32 MiB from Hopper on, 8.125 MiB before and on a card that is not known.
+    """What cuBLAS takes at the first product and keeps: 32 MiB from Hopper on,
+    8.125 MiB before and on a card that is not known.
 
-    Source: ATen/cuda/CUDABlas.cpp and CublasHandlePool.cpp, ``getChosenWorkspaceSize``: 4096 KiB twice and 16 KiB eight times.
+    Source: ATen/cuda/CUDABlas.cpp and CublasHandlePool.cpp, ``getChosenWorkspaceSize``:
+    4096 KiB twice and 16 KiB eight times.
     """
     major = compute_capability.partition(".")[0]
     return 32 * MIB if major.isdigit() and int(major) >= 9 else 2 * 4 * MIB + 8 * 16 * KIB
 
 
 def _logsumexp_workspace(tensor: torch.Tensor, *_: Any, **__: Any) -> list[int]:
-    """``(self - maxes).exp_()``, a tensor as large as the input.  Source: ATen/native/ReduceOps.cpp logsumexp_out_impl."""
+    """``(self - maxes).exp_()``, a tensor as large as the input.  Source:
+    ATen/native/ReduceOps.cpp logsumexp_out_impl.
+    """
     return [tensor.numel() * tensor.element_size()]
 
 

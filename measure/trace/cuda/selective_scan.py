@@ -1,6 +1,7 @@
 """The scan of Mamba 1 layers: what the package mamba-ssm allocates, which needs a GPU to import.
 
-Source: mamba-ssm 2.3.2 mamba_ssm/ops/selective_scan_interface.py SelectiveScanFn, csrc/selective_scan/selective_scan.cpp.
+Source: mamba-ssm 2.3.2 mamba_ssm/ops/selective_scan_interface.py SelectiveScanFn,
+csrc/selective_scan/selective_scan.cpp.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
-        """Copies in which positions lie together, the output before and behind the gate, and a state for each block."""
+        """Copies in which positions lie together, the output before and behind the gate,
+        and a state for each block.
+        """
         x, steps, a, b, c, skip, gate, bias = given
         if {each.dtype for each in (steps, b, c, gate)} != {x.dtype}:
             raise TypeError("the kernel of mamba-ssm takes values, steps, B, C and gate in one dtype")

@@ -1,4 +1,6 @@
-"""Where a CPU trace would run another program than CUDA, CUDA's is put in its place: each difference is one named shim."""
+"""Where a CPU trace would run another program than CUDA, CUDA's is put in its place:
+each difference is one named shim.
+"""
 
 # ruff: noqa: SLF001 - what torch calls private here has no public name
 
@@ -30,8 +32,8 @@ from planner.domain.hardware import USUAL_MULTIPROCESSORS
 class Situation:
     """What shims need to know.
 
-    ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its tokens without padding.
-    ``multiprocessors``: those of the card, by which some kernels divide their sums.
+    ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its
+    tokens without padding.  ``multiprocessors``: those of the card, by which some kernels divide their sums.
     """
 
     padded: bool
@@ -117,7 +119,10 @@ def _autocast_state(_: Situation) -> Iterator[None]:
     def get_dtype(_device: str = "cuda") -> torch.dtype:
         return dtype("cpu")
 
-    with mock.patch.object(torch, "is_autocast_enabled", is_enabled), mock.patch.object(torch, "get_autocast_dtype", get_dtype):
+    with (
+        mock.patch.object(torch, "is_autocast_enabled", is_enabled),
+        mock.patch.object(torch, "get_autocast_dtype", get_dtype),
+    ):
         yield
 
 
@@ -167,7 +172,9 @@ def _paged_states(situation: Situation) -> Iterator[None]:
         yield
 
 
-def _step_without_question(_scaler: object, optimizer: Any, _state: object, *args: Any, **options: Any) -> Any:
+def _step_without_question(
+    _scaler: object, optimizer: Any, _state: object, *args: Any, **options: Any
+) -> Any:
     return optimizer.step(*args, **options)
 
 
@@ -201,42 +208,49 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         "mask_question",
         "fake",
-        "whether the mask can be skipped depends on its values, which fake tensors do not have: the batch knows",
+        "whether the mask can be skipped depends on its values, which fake tensors do not "
+        "have: the batch knows",
         "transformers/masking_utils.py fast_all",
         _mask_question,
     ),
     Shim(
         "recurrent_mask",
         "fake",
-        "whether a layer without attention masks its input depends on values, which fake tensors do not have: the batch knows",
+        "whether a layer without attention masks its input depends on values, which fake tensors do not "
+        "have: the batch knows",
         "transformers/masking_utils.py create_recurrent_attention_mask",
         lambda situation: recurrent_mask(padded=situation.padded),
     ),
     Shim(
         "grouped_product",
         "fake",
-        "the shape function of grouped products takes bf16 only; CUDA and CPU multiply fp32 experts, one after the other",
-        "torch/_meta_registrations.py _meta_grouped_mm_common; ATen/native/cuda/GroupedBlas.cpp _grouped_mm_cuda",
+        "the shape function of grouped products takes bf16 only; CUDA and CPU multiply fp32 experts, one "
+        "after the other",
+        "torch/_meta_registrations.py _meta_grouped_mm_common; ATen/native/cuda/GroupedBlas.cpp "
+        "_grouped_mm_cuda",
         lambda _: grouped_product_in_every_dtype(),
     ),
     Shim(
         "attention_kernel",
         "cuda",
-        "the CPU has its own flash kernel; CUDA chooses by dtype, mask and head width, and expands no grouped heads",
+        "the CPU has its own flash kernel; CUDA chooses by dtype, mask and head width, and expands no "
+        "grouped heads",
         "ATen/native/transformers/cuda/sdp_utils.cpp",
         _attention_kernel,
     ),
     Shim(
         "flash_attention",
         "cuda",
-        "the package of FlashAttention 2 needs CUDA; torch has the same kernel, and the batch knows what the mask is asked for",
+        "the package of FlashAttention 2 needs CUDA; torch has the same kernel, and the batch knows what "
+        "the mask is asked for",
         "transformers/modeling_flash_attention_utils.py _lazy_imports",
         _flash_attention,
     ),
     Shim(
         "recurrent_kernels",
         "cuda",
-        "the packages of layers without attention need CUDA, and without them Transformers runs another program",
+        "the packages of layers without attention need CUDA, and without them Transformers runs "
+        "another program",
         "transformers/integrations/hub_kernels.py use_kernel_func_from_hub_with_fallback",
         lambda situation: recurrent_kernels(situation.multiprocessors),
     ),
@@ -250,7 +264,8 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         "half_softmax",
         "cuda",
-        "CUDA's softmax into fp32 reads fp16 as it is and returns an fp16 gradient, where the CPU copies to fp32 first",
+        "CUDA's softmax into fp32 reads fp16 as it is and returns an fp16 gradient, where the CPU copies "
+        "to fp32 first",
         "ATen/native/SoftMax.cpp softmax, log_softmax (half_to_float)",
         lambda _: softmax_on_cuda(),
     ),
@@ -285,28 +300,32 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         "host_steps",
         "cuda",
-        "step counts that an optimizer makes without naming a device are in host memory, as is all that torch.tensor makes",
+        "step counts that an optimizer makes without naming a device are in host memory, as is all that "
+        "torch.tensor makes",
         "torch/optim/adam.py _init_group",
         _host_steps,
     ),
     Shim(
         "no_overflow",
         "fake",
-        "whether a gradient overflowed in fp16 is read as a value, which fake tensors do not have: it did not",
+        "whether a gradient overflowed in fp16 is read as a value, which fake tensors do not "
+        "have: it did not",
         "torch/amp/grad_scaler.py _maybe_opt_step",
         _no_overflow,
     ),
     Shim(
         "code_books",
         "fake",
-        "the 256 values of a code book are sorted, for which fake tensors have no values; no size depends on them",
+        "the 256 values of a code book are sorted, for which fake tensors have no values; no size "
+        "depends on them",
         "bitsandbytes/functional.py create_dynamic_map",
         _code_books,
     ),
     Shim(
         "paged_states",
         "cuda",
-        "paged optimizer states are managed memory, which torch's allocator does not know; a CPU has none and allocates them",
+        "paged optimizer states are managed memory, which torch's allocator does not know; a CPU has none "
+        "and allocates them",
         "bitsandbytes/optim/optimizer.py get_state_buffer",
         _paged_states,
     ),

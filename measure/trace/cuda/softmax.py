@@ -1,6 +1,8 @@
-"""``softmax`` and ``log_softmax`` as CUDA runs them: fp16 goes into an fp32 result without a copy of the input.
+"""``softmax`` and ``log_softmax`` as CUDA runs them:
+fp16 goes into an fp32 result without a copy of the input.
 
-Source: torch 2.13 ATen/native/SoftMax.cpp ``softmax``, ``log_softmax`` (``half_to_float``); bf16 is copied on CUDA too.
+Source: torch 2.13 ATen/native/SoftMax.cpp ``softmax``, ``log_softmax`` (``half_to_float``);
+bf16 is copied on CUDA too.
 """
 
 # ruff: noqa: SLF001 - what torch calls private here has no public name
@@ -12,7 +14,10 @@ from contextlib import contextmanager
 
 import torch
 
-_KERNELS = {"softmax.int": torch.ops.aten._softmax.default, "log_softmax.int": torch.ops.aten._log_softmax.default}
+_KERNELS = {
+    "softmax.int": torch.ops.aten._softmax.default,
+    "log_softmax.int": torch.ops.aten._log_softmax.default,
+}
 
 
 def _on_cuda(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

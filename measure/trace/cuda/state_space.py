@@ -1,8 +1,9 @@
 """The fused kernel of Mamba 2 layers: what the packages mamba-ssm and causal-conv1d allocate.
 
 Both need a GPU to import.  Without them Transformers runs plain torch, which is another program.
-Source: mamba-ssm 2.3.2 mamba_ssm/ops/triton/ssd_combined.py (MambaSplitConv1dScanCombinedFn, _mamba_chunk_scan_combined_fwd and
-_bwd), ssd_chunk_state.py, ssd_chunk_scan.py, ssd_state_passing.py, layernorm_gated.py; causal-conv1d 1.6 cpp_functions.py.
+Source: mamba-ssm 2.3.2 mamba_ssm/ops/triton/ssd_combined.py (MambaSplitConv1dScanCombinedFn,
+_mamba_chunk_scan_combined_fwd and _bwd), ssd_chunk_state.py, ssd_chunk_scan.py, ssd_state_passing.py,
+layernorm_gated.py; causal-conv1d 1.6 cpp_functions.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _CHUNK_BLOCK, _STATE_BLOCK = 32, 64
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How one call is cut: sizes of a batch, heads, groups of heads, states and chunks; ``multiprocessors`` of the card."""
+    """How one call is cut: sizes of a batch, heads, groups of heads, states and chunks;
+    ``multiprocessors`` of the card.
+    """
 
     batch: int
     length: int
@@ -62,7 +65,9 @@ class Shape:
 
     def scores(self, like: torch.Tensor, *splits: int) -> torch.Tensor:
         """C times B for each pair of positions of a chunk."""
-        return like.new_empty(self.batch, self.n_chunks, *splits, self.groups, self.chunk, self.chunk, dtype=torch.float32)
+        return like.new_empty(
+            self.batch, self.n_chunks, *splits, self.groups, self.chunk, self.chunk, dtype=torch.float32
+        )
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +108,9 @@ def _gate_gradients(shape: Shape, x: torch.Tensor, skip: torch.Tensor) -> tuple[
     return gradient, of_skip.sum((0, 1, 2)).sum(-1).to(skip.dtype), out
 
 
-def _passed_back(shape: Shape, states: torch.Tensor, of_states: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _passed_back(
+    shape: Shape, states: torch.Tensor, of_states: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     """Gradients of states and decays between chunks, and the states in the dtype of the products."""
     gradients = torch.empty_like(of_states, dtype=dtype)
     narrow = torch.empty_like(states, dtype=dtype) if states.dtype != dtype else states
@@ -115,16 +122,20 @@ def _passed_back(shape: Shape, states: torch.Tensor, of_states: torch.Tensor, dt
 def _of_shared(shape: Shape, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of decays, and of B or C, summed over the parts of each group."""
     decays = shape.numbers(x)
-    parts = x.new_empty(shape.batch, shape.length, shape.splits, shape.groups, shape.state, dtype=torch.float32)
+    parts = x.new_empty(
+        shape.batch, shape.length, shape.splits, shape.groups, shape.state, dtype=torch.float32
+    )
     return decays, parts.sum(2)
 
 
 def _scan_gradients(
     shape: Shape, x: torch.Tensor, step: torch.Tensor, skip: torch.Tensor, *, gated: bool
 ) -> tuple[torch.Tensor, ...]:
-    """Of steps, decays and what skips the scan; those of x, B, C and gate are written into what the caller made.
+    """Of steps, decays and what skips the scan; those of x, B,
+    C and gate are written into what the caller made.
 
-    With a gate the gated output comes last, computed again.  Variables live until the function returns, as there.
+    With a gate the gated output comes last, computed again.  Variables live until the function returns,
+    as there.
     """
     _raw = step.clone()
     _steps, _decays = shape.numbers(x), shape.numbers(x)
@@ -153,7 +164,8 @@ def _scan_gradients(
 class SplitScan(torch.autograd.Function):
     """Convolution, scan, gate or gated norm, and output projection, from the product of the input projection.
 
-    Weights: of the convolution with its bias, steps' bias, A, D, of the norm, of the output projection with its bias.
+    Weights: of the convolution with its bias, steps' bias, A, D, of the norm,
+    of the output projection with its bias.
     """
 
     @staticmethod
@@ -186,7 +198,10 @@ class SplitScan(torch.autograd.Function):
         out = torch.empty_like(scanned)
         parts, step = _parts_of(shape, joined)
         x = _convolved(parts)
-        of_joined, of_parts = torch.empty_like(joined), torch.empty(parts.shape, dtype=parts.dtype, device=parts.device)
+        of_joined, of_parts = (
+            torch.empty_like(joined),
+            torch.empty(parts.shape, dtype=parts.dtype, device=parts.device),
+        )
         of_out = functional.linear(gradient, matrix.t())
         of_norm = None
         if norm is not None:
@@ -211,12 +226,26 @@ def split_scan(multiprocessors: int) -> Callable[..., torch.Tensor]:
     """``mamba_split_conv1d_scan_combined`` on a card with so many ``multiprocessors``."""
 
     def scan(
-        joined: torch.Tensor, conv: torch.Tensor, conv_bias: Any, bias: torch.Tensor, a: torch.Tensor, **given: Any
+        joined: torch.Tensor,
+        conv: torch.Tensor,
+        conv_bias: Any,
+        bias: torch.Tensor,
+        a: torch.Tensor,
+        **given: Any,
     ) -> torch.Tensor:
         skip, groups = given["D"], given["ngroups"]
         heads, head_dim = skip.shape[0], given["headdim"]
         state = (conv.shape[0] - heads * head_dim) // groups // 2
-        shape = Shape(joined.shape[0], joined.shape[1], heads, head_dim, groups, state, given["chunk_size"], multiprocessors)
+        shape = Shape(
+            joined.shape[0],
+            joined.shape[1],
+            heads,
+            head_dim,
+            groups,
+            state,
+            given["chunk_size"],
+            multiprocessors,
+        )
         last = (given["rmsnorm_weight"], given["outproj_weight"], given["outproj_bias"])
         out: torch.Tensor = SplitScan.apply(shape, joined, conv, conv_bias, bias, a, skip, *last)  # type: ignore[no-untyped-call]
         return out

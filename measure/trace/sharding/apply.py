@@ -39,7 +39,9 @@ class Runtime(Protocol):
         """Everything is loaded; ``steps`` is what the optimizer does in each step, by group."""
 
     def at(self, moment: str, module: str, aliases: str) -> None:
-        """A moment of ``module``, as in :mod:`measure.trace.sharding.marks`; ``aliases``: tied parameters that it holds."""
+        """A moment of ``module``, as in :mod:`measure.trace.sharding.marks`; ``aliases``:
+        tied parameters that it holds.
+        """
 
     def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
         """A gradient is complete; ``boundary``: the optimizer steps after this backward."""
@@ -54,8 +56,8 @@ class Runtime(Protocol):
 def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     """The records of one rank, from those of the modules.
 
-    Under ZeRO-1 and 2 it is the first or the last rank, whichever holds more.  The last keeps the gradients that come first, when
-    most activations are still there; the first has the token table.
+    Under ZeRO-1 and 2 it is the first or the last rank, whichever holds more.  The last keeps the gradients
+    that come first, when most activations are still there; the first has the token table.
 
     Raises:
         PlannerError: a gradient whose memory was not recorded; names the parameter.
@@ -95,7 +97,9 @@ def _peak_bytes(records: list[Record]) -> int:
 class _Execution:
     """``second``: the runtime of the model that a policy is compared with."""
 
-    def __init__(self, runtime: Runtime, stream: Stream, recipe: Recipe, second: Runtime | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, stream: Stream, recipe: Recipe, second: Runtime | None = None
+    ) -> None:
         self._runtime, self._stream, self._recipe, self._second = runtime, stream, recipe, second
         self._parameters: dict[tuple[str, str], Parameter] = {}
         self._gradients: dict[int, TracedBlock] = {}
@@ -173,5 +177,6 @@ class _Execution:
                 self._handed_over.add(number)
                 return block
         raise PlannerError(
-            f"the gradient of {'.'.join(parameter.key)} has no memory of its own, so its sharding cannot be traced"
+            f"the gradient of {'.'.join(parameter.key)} has no memory of its own, so its sharding "
+            "cannot be traced"
         )

@@ -1,7 +1,9 @@
-"""Which parameters are whole on a rank under ZeRO-3, moment by moment: fetched, prefetched, kept for reuse, released.
+"""Which parameters are whole on a rank under ZeRO-3, moment by moment: fetched, prefetched,
+kept for reuse, released.
 
-Source: DeepSpeed 0.19.8 runtime/zero/partitioned_param_coordinator.py ``PartitionedParameterCoordinator``; each method names its
-counterpart.  The first forward and backward record the order of modules, all later ones look ahead in it.
+Source: DeepSpeed 0.19.8 runtime/zero/partitioned_param_coordinator.py ``PartitionedParameterCoordinator``;
+each method names its counterpart.  The first forward and backward record the order of modules, all later ones
+look ahead in it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _LONG_AGO = -(10**10)
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """One gather under way: the flat buffer that it receives, and the parameters that have not been asked for yet."""
+    """One gather under way: the flat buffer that it receives,
+    and the parameters that have not been asked for yet.
+    """
 
     parameters: list[Live]
     flat: TracedBlock | None
@@ -53,7 +57,9 @@ class Live:
 class Coordinator:
     """Fetches and releases.  ``of_module`` gives the parameters that a module holds itself."""
 
-    def __init__(self, stream: Stream, settings: ZeroSettings, of_module: Callable[[str], list[Live]]) -> None:
+    def __init__(
+        self, stream: Stream, settings: ZeroSettings, of_module: Callable[[str], list[Live]]
+    ) -> None:
         self._stream, self._settings, self._of = stream, settings, of_module
         self._recorded: list[str] = []
         self._complete = False
@@ -64,7 +70,9 @@ class Coordinator:
         self._active: dict[str, set[Live]] = {}
 
     def new_pass(self, everything: Iterable[Live]) -> None:
-        """``reset_step``, when the model's forward begins: from the second time on the order of modules is known."""
+        """``reset_step``, when the model's forward begins:
+        from the second time on the order of modules is known.
+        """
         for live in list(self._in_flight):
             self._ask(live)
             self._release_one(live)
@@ -76,7 +84,9 @@ class Coordinator:
             live.fetched_for = _LONG_AGO
 
     def fetch(self, module: str, *, forward: bool) -> None:
-        """``fetch_sub_module``: gather what the module needs, wait for it, then prefetch for the modules after it."""
+        """``fetch_sub_module``: gather what the module needs, wait for it,
+        then prefetch for the modules after it.
+        """
         recomputes = forward and self._stream.place.stage == "backward"
         if not forward:
             self._active.setdefault(module, set())
@@ -125,7 +135,9 @@ class Coordinator:
                 self._release_one(live)
 
     def _to_release(self, own: list[Live]) -> set[Live]:
-        """``__params_to_release``: not what prefetch has passed over, nor what comes again within the reuse distance."""
+        """``__params_to_release``: not what prefetch has passed over,
+        nor what comes again within the reuse distance.
+        """
         wanted = {live for live in own if not live.persists and live.fetched_for <= self._step}
         passed = 0
         for module in self._recorded[self._step :] if wanted else ():
@@ -153,7 +165,9 @@ class Coordinator:
             self._release_one(live)
 
     def gather_now(self, wanted: Iterable[Live]) -> None:
-        """``_post_step``: persistent parameters are whole again, each in memory of its own; on one process they always are."""
+        """``_post_step``: persistent parameters are whole again, each in memory of its own;
+        on one process they always are.
+        """
         for live in wanted:
             if live.status == "away":
                 n_bytes = self._part(live) * self._settings.world * live.parameter.element_bytes
@@ -164,7 +178,9 @@ class Coordinator:
         return -(-live.elements // self._settings.world)
 
     def _gather(self, wanted: Iterable[Live]) -> None:
-        """``all_gather_coalesced``: one parameter arrives in its own memory, several in a flat buffer for each dtype."""
+        """``all_gather_coalesced``: one parameter arrives in its own memory,
+        several in a flat buffer for each dtype.
+        """
         several = sorted(wanted, key=lambda each: each.parameter.key)
         self._available += sum(live.elements for live in several)
         if len(several) == 1:
@@ -190,7 +206,9 @@ class Coordinator:
             self._in_flight[live] = handle
 
     def _start_alone(self, several: list[Live]) -> None:
-        """``_no_gather_coalesced``: one process has all of each parameter, and copies what lies on the host."""
+        """``_no_gather_coalesced``: one process has all of each parameter,
+        and copies what lies on the host.
+        """
         handle = Handle(several, None)
         for live in several:
             uploads = self._settings.offloads_params and not live.persists
@@ -199,7 +217,9 @@ class Coordinator:
             self._in_flight[live] = handle
 
     def _ask(self, live: Live) -> None:
-        """``AllGatherCoalescedHandle.wait``: the parts of every parameter are copied together; the buffer goes with the last."""
+        """``AllGatherCoalescedHandle.wait``: the parts of every parameter are copied together;
+        the buffer goes with the last.
+        """
         handle = self._in_flight.pop(live, None)
         if handle is None:
             return

@@ -1,8 +1,9 @@
 """Distributed data parallel: the whole step on every rank, and buckets for a second copy of all gradients.
 
 Source: torch 2.13 nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp ``initialize_buckets``.
-The first bucket is of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it.  Gradients are copied into buckets
-and out of them (``gradient_as_bucket_view`` is off by default).  Buckets stay until the end.
+The first bucket is of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it.  Gradients are
+copied into buckets and out of them (``gradient_as_bucket_view`` is off by default).  Buckets stay until the
+end.
 """
 
 from __future__ import annotations

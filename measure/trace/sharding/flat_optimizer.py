@@ -29,16 +29,24 @@ class Shards:
 
 
 def record_steps(shards: Shards, recipe: Recipe, n_steps: int) -> list[list[list[Record]]]:
-    """What each of ``n_steps`` steps allocates and frees, group by group; fp32 shards, and gradients that are there already."""
+    """What each of ``n_steps`` steps allocates and frees, group by group; fp32 shards,
+    and gradients that are there already.
+    """
     recorder = Recorder()
     with FakeTensorMode(), shims(Situation(False, recorder)):
         groups = [[nn.Parameter(torch.empty(shape)) for shape in shapes] for shapes in shards.groups]
-        optimizer = optimizer_over(nn.Module(), [{"params": tensors, "weight_decay": 0.0} for tensors in groups], recipe)
-        return [[_one_group(optimizer, index, recorder) for index in range(len(groups))] for _ in range(n_steps)]
+        optimizer = optimizer_over(
+            nn.Module(), [{"params": tensors, "weight_decay": 0.0} for tensors in groups], recipe
+        )
+        return [
+            [_one_group(optimizer, index, recorder) for index in range(len(groups))] for _ in range(n_steps)
+        ]
 
 
 def _one_group(optimizer: torch.optim.Optimizer, index: int, recorder: Recorder) -> list[Record]:
-    """The step of one group alone: DeepSpeed steps group by group (zero/stage_1_and_2.py ``_optimizer_step``)."""
+    """The step of one group alone:
+    DeepSpeed steps group by group (zero/stage_1_and_2.py ``_optimizer_step``).
+    """
     groups: Any = optimizer.param_groups
     for tensor in groups[index]["params"]:
         tensor.grad = torch.empty_like(tensor)
@@ -62,7 +70,10 @@ def on_host(steps: list[list[list[Record]]]) -> list[list[list[Record]]]:
 
     Its temporaries are left out: DeepSpeed's CPU Adam has none, torch's needs a copy of one shard at a time.
     """
-    return [[[_moved(each) for each in records if each.block.role == "optimizer_states"] for records in step] for step in steps]
+    return [
+        [[_moved(each) for each in records if each.block.role == "optimizer_states"] for records in step]
+        for step in steps
+    ]
 
 
 def _moved(record: Record) -> Record:

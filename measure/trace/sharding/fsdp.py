@@ -1,6 +1,7 @@
 """FSDP2: what ``fully_shard`` allocates on one rank, moment by moment.
 
-Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py; each method names its counterpart.
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py;
+each method names its counterpart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _GRADIENT = What("sharded gradient", "gradients", REDUCE_STREAM)
 
 @dataclass(slots=True)
 class _Unit:
-    """One group of parameters: what is gathered, gradients that wait to be reduced, and reduced ones here or on the host."""
+    """One group of parameters: what is gathered, gradients that wait to be reduced,
+    and reduced ones here or on the host.
+    """
 
     parameters: list[Parameter] = field(default_factory=list)
     reshards: bool = True
@@ -53,10 +56,13 @@ class FsdpRank:
         self._undivided: list[tuple[Parameter, TracedBlock, TracedBlock]] = []
 
     def load(self, parameter: Parameter, record: Record) -> None:
-        """Rank by rank the parameter is on the device whole, then only its shard (fsdp2_load_full_state_dict).
+        """Rank by rank the parameter is on the device whole, then only its shard
+        (fsdp2_load_full_state_dict).
 
-        Over a k-bit base the whole model is there before it is divided, and what is stored as plain bytes is not divided at all.
-        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model (``model_has_params4bit``, ``incompatible_params4bit``).
+        Over a k-bit base the whole model is there before it is divided,
+        and what is stored as plain bytes is not divided at all.
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model (``model_has_params4bit``,
+        ``incompatible_params4bit``).
         """
         if not parameter.is_float:
             self._stream.pass_on(record)
@@ -86,10 +92,15 @@ class FsdpRank:
         """Shapes of the local shards of trained parameters, by group of the optimizer."""
         trained = [each for unit in self._units.values() for each in unit.parameters if each.trained]
         numbers = sorted({each.group for each in trained})
-        return [[self._settings.shard_shape(each) for each in trained if each.group == number] for number in numbers]
+        return [
+            [self._settings.shard_shape(each) for each in trained if each.group == number]
+            for number in numbers
+        ]
 
     def set_up(self, steps: Steps) -> None:
-        """Nothing is allocated before the first forward, but a k-bit model is divided, parameter by parameter."""
+        """Nothing is allocated before the first forward, but a k-bit model is divided,
+        parameter by parameter.
+        """
         self._steps = steps
         for parameter, block, whole in self._undivided:
             self._keep_shard(parameter, block)
@@ -116,7 +127,9 @@ class FsdpRank:
             self._after_backward(name)
 
     def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
-        """Gradients of the whole parameter wait for their unit; a micro-step that is not the last leaves them whole."""
+        """Gradients of the whole parameter wait for their unit;
+        a micro-step that is not the last leaves them whole.
+        """
         del boundary
         unit = self._units[self._unit_of[parameter.key]]
         if parameter.key in unit.gradients:
@@ -149,7 +162,9 @@ class FsdpRank:
         for each in unit.parameters if settings.offloads else ():
             shard, stored = settings.shard_elements(each), settings.stored_bytes(each)
             uploaded = self._stream.take(shard * stored, _UPLOADED)
-            cast = self._stream.take(shard * each.element_bytes, _CAST) if stored != each.element_bytes else None
+            cast = (
+                self._stream.take(shard * each.element_bytes, _CAST) if stored != each.element_bytes else None
+            )
             self._stream.free(uploaded if cast else None)
             inputs.append(cast or uploaded)
         sizes = [settings.shard_elements(each) * each.element_bytes for each in unit.parameters]
@@ -159,7 +174,9 @@ class FsdpRank:
         self._stream.free(*inputs)
 
     def _wait(self, name: str, *, forward: bool) -> None:
-        """``wait_for_unshard``: copied out into parameters; in forward the buffer stays until the next unit's copy."""
+        """``wait_for_unshard``: copied out into parameters;
+        in forward the buffer stays until the next unit's copy.
+        """
         unit = self._units[name]
         if unit.received is None:
             return
@@ -183,7 +200,9 @@ class FsdpRank:
             self._order.append(name)
 
     def _before_backward(self, name: str) -> None:
-        """``pre_backward``: gathered if the unit after it has not done so; then the one before it is sent for."""
+        """``pre_backward``: gathered if the unit after it has not done so;
+        then the one before it is sent for.
+        """
         self._unshard(name)
         self._wait(name, forward=False)
         if name in self._order:
@@ -192,7 +211,9 @@ class FsdpRank:
                 self._unshard(self._order[index - 1])
 
     def _after_backward(self, name: str) -> None:
-        """``post_backward``: parameters go, and whole gradients are reduced to this rank's part in a stream of its own."""
+        """``post_backward``: parameters go,
+        and whole gradients are reduced to this rank's part in a stream of its own.
+        """
         unit, settings = self._units[name], self._settings
         self._reshard(name)
         if settings.accumulates and self._stream.place.micro_step == 1:
@@ -212,7 +233,9 @@ class FsdpRank:
         self._keep_gradient(unit, trained)
 
     def _keep_gradient(self, unit: _Unit, trained: list[Parameter]) -> None:
-        """The received part in the dtype of the shards, added to what is there; with offload each goes to pinned memory."""
+        """The received part in the dtype of the shards, added to what is there;
+        with offload each goes to pinned memory.
+        """
         parts = [self._settings.shard_elements(each) for each in trained]
         part, width, stored = sum(parts), trained[0].element_bytes, self._settings.stored_bytes(trained[0])
         same = stored == width
@@ -223,7 +246,10 @@ class FsdpRank:
         elif not same:
             self._stream.free(received)
         if self._settings.offloads:
-            unit.on_host += [self._stream.pin(elements * stored, _GRADIENT.name, "offloaded_gradients") for elements in parts]
+            unit.on_host += [
+                self._stream.pin(elements * stored, _GRADIENT.name, "offloaded_gradients")
+                for elements in parts
+            ]
         if self._settings.offloads or unit.reduced is not None:
             self._stream.free(kept)
         else:
@@ -236,7 +262,9 @@ class FsdpRank:
 
 
 def _unit_name(parameter: Parameter) -> str:
-    """Name of the unit of ``parameter``: its layer's, or what the model's side noted for those outside of layers."""
+    """Name of the unit of ``parameter``: its layer's,
+    or what the model's side noted for those outside of layers.
+    """
     module = parameter.key[0]
     found = re.match(rf"^(.*?\.{parameter.layer})(?:\.|$)", module)
     return found.group(1) if found else parameter.unit

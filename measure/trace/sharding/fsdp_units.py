@@ -1,4 +1,6 @@
-"""What FSDP2 gathers together: the units that accelerate makes, and the moments of each that the runtime hooks into."""
+"""What FSDP2 gathers together: the units that accelerate makes,
+and the moments of each that the runtime hooks into.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ class Unit:
 def make_units(model: Any, layer_list: str) -> list[Unit]:
     """Each decoder layer; the token table; the last norm with the head; and the root with what is left.
 
-    A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm, which then stays with the root.
+    A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm,
+    which then stays with the root.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``.
     """
     names = {module: name for name, module in model.named_modules()}
-    layers = [Unit(name, (name,)) for name in (f"{layer_list}.{index}" for index in range(len(model.get_submodule(layer_list))))]
+    layers = [
+        Unit(name, (name,))
+        for name in (f"{layer_list}.{index}" for index in range(len(model.get_submodule(layer_list))))
+    ]
     table, head, norm = model.get_input_embeddings(), model.get_output_embeddings(), _final_norm(model)
     tied = table is not None and head is not None and table.weight is head.weight
     own = [] if tied or table is None else [Unit(names[table], (names[table],))]
-    tail = tuple(names[module] for module in ((norm, table, head) if tied else (norm, head)) if module is not None)
+    tail = tuple(
+        names[module] for module in ((norm, table, head) if tied else (norm, head)) if module is not None
+    )
     tails = [Unit(tail[0], tail, stays_whole=True)] if tail else []
     return [Unit(ROOT, ("",), stays_whole=True), *own, *layers, *tails]
 
@@ -63,7 +71,9 @@ def unit_of(module: str, units: list[Unit]) -> Unit:
 
 
 class _AfterBackward(torch.autograd.Function):
-    """Hands its inputs on, and calls back when their gradients have come: FSDP's ``RegisterPostBackwardFunction``."""
+    """Hands its inputs on, and calls back when their gradients have come: FSDP's
+    ``RegisterPostBackwardFunction``.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: Callable[[], None], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -81,8 +91,8 @@ class _AfterBackward(torch.autograd.Function):
 class UnitHooks:
     """Marks the moments of every unit, with the states that decide which hooks do anything.
 
-    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py ``_pre_forward``, ``_post_forward``, ``_pre_backward``,
-    ``_root_post_backward_final_callback``; _fsdp_param_group.py.
+    Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py ``_pre_forward``, ``_post_forward``,
+    ``_pre_backward``, ``_root_post_backward_final_callback``; _fsdp_param_group.py.
     """
 
     def __init__(self, model: nn.Module, units: list[Unit], recorder: Recorder) -> None:
@@ -90,7 +100,9 @@ class UnitHooks:
         for unit in units:
             for name in unit.modules:
                 module = model.get_submodule(name)
-                module.register_forward_pre_hook(self._before_forward(unit, name), with_kwargs=True, prepend=True)
+                module.register_forward_pre_hook(
+                    self._before_forward(unit, name), with_kwargs=True, prepend=True
+                )
                 module.register_forward_hook(self._after_forward(unit, name))
 
     def _mark(self, moment: Any, unit: Unit) -> None:
@@ -111,7 +123,9 @@ class UnitHooks:
 
     def _watch(self, unit: Unit, args: Any, kwargs: Any) -> Any:
         flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))  # noqa: SLF001 - torch's own tree functions
-        wanted = [index for index, each in enumerate(flat) if isinstance(each, torch.Tensor) and each.requires_grad]
+        wanted = [
+            index for index, each in enumerate(flat) if isinstance(each, torch.Tensor) and each.requires_grad
+        ]
         if not torch.is_grad_enabled() or not wanted:
             return None
         apply: Any = _AfterBackward.apply

@@ -1,7 +1,7 @@
 """Marks in the stream of records: moments at which a sharding runtime's hooks would run.
 
-A mark is a block of no bytes that is taken and given back at once, so it goes through the repetition of blocks like any other
-record: what is marked in one layer is marked in all of them.
+A mark is a block of no bytes that is taken and given back at once, so it goes through the repetition of
+blocks like any other record: what is marked in one layer is marked in all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from measure.trace.record import Role
 from measure.trace.tracer import Recorder
 
 Moment = Literal[
-    "before_forward", "after_forward", "before_backward", "after_backward", "gradient", "start_of_backward", "end_of_backward"
+    "before_forward",
+    "after_forward",
+    "before_backward",
+    "after_backward",
+    "gradient",
+    "start_of_backward",
+    "end_of_backward",
 ]
 MARK: Role = "mark"
 
@@ -30,7 +36,8 @@ def put_mark(recorder: Recorder, moment: Moment, module: str, name: str = "") ->
 def mark_gradients(model: nn.Module, recorder: Recorder) -> None:
     """Mark each gradient when it is complete, and let go of it: from there on it is the runtime's.
 
-    DeepSpeed and FSDP register the same hook (``register_post_accumulate_grad_hook``, or one on the node that accumulates).
+    DeepSpeed and FSDP register the same hook (``register_post_accumulate_grad_hook``,
+    or one on the node that accumulates).
     """
     for full_name, tensor in model.named_parameters():
         if tensor.requires_grad:

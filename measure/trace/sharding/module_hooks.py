@@ -1,8 +1,8 @@
 """Marks where DeepSpeed's stage 3 hooks into every module: before and after its forward and its backward.
 
-Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ``_register_deepspeed_module``.
-The functions on outputs and on inputs given by position run in the backward.  Saved activations of a recomputed block go through
-them once more.
+Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ``_register_deepspeed_module``.  The functions on
+outputs and on inputs given by position run in the backward.  Saved activations of a recomputed block go
+through them once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from measure.trace.tracer import Recorder
 
 
 class _InBackward(torch.autograd.Function):
-    """Hands a tensor on, and calls back when its gradient passes: ``PreBackwardFunctionForModule`` and its counterpart."""
+    """Hands a tensor on, and calls back when its gradient passes:
+    ``PreBackwardFunctionForModule`` and its counterpart.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: Callable[[], None], tensor: torch.Tensor) -> torch.Tensor:
@@ -35,7 +37,9 @@ class _InBackward(torch.autograd.Function):
 
 
 class ModuleHooks:
-    """Hooks of one module.  ``aliases`` are parameters that another module owned first, as ``module:name``."""
+    """Hooks of one module.  ``aliases`` are parameters that another module owned first,
+    as ``module:name``.
+    """
 
     def __init__(self, module: nn.Module, name: str, aliases: str, recorder: Recorder) -> None:
         self._name, self._aliases, self._recorder = name, aliases, recorder

@@ -15,11 +15,11 @@ FROZEN = -1
 class Parameter:
     """One parameter.
 
-    ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with, ``stored_bytes`` what was there
-    before an engine cast it.  ``is_float``: whether an engine can divide it.
+    ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with,
+    ``stored_bytes`` what was there before an engine cast it.  ``is_float``: whether an engine can divide it.
 
-    ``unit``: the modules that FSDP gathers it with, for parameters outside of the layers.  ``stays_whole``: from its forward to
-    its backward.
+    ``unit``: the modules that FSDP gathers it with, for parameters outside of the layers.  ``stays_whole``:
+    from its forward to its backward.
     """
 
     key: tuple[str, str]
@@ -55,4 +55,6 @@ def parameter_of(record: Record) -> Parameter | None:
         return None
     key, layer = (block.module, note.name), block.place.layer
     place = note.unit, note.stays_whole
-    return Parameter(key, note.shape, note.element_bytes, note.group, layer, *place, note.stored_bytes, note.is_float)
+    return Parameter(
+        key, note.shape, note.element_bytes, note.group, layer, *place, note.stored_bytes, note.is_float
+    )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from measure.trace.sharding.parameters import Parameter
 
 _START_ALIGNMENT = 2
-"""Parts start at multiples of 4 bytes.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py nccl_start_alignment_factor."""
+"""Parts start at multiples of 4 bytes.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py
+nccl_start_alignment_factor.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ _PERSISTENCE_WIDTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """How DeepSpeed keeps what it offloads: what is pinned, and how stages 1 and 2 send updated weights back."""
+    """How DeepSpeed keeps what it offloads: what is pinned,
+    and how stages 1 and 2 send updated weights back.
+    """
 
     pins: bool
     pins_masters: bool
@@ -34,7 +36,8 @@ class HostSettings:
 
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
-    """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype, ``world`` the number of processes.
+    """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
+    ``world`` the number of processes.
 
     ``rank`` is the process that is traced.
     """
@@ -61,9 +64,8 @@ class ZeroSettings:
 class FsdpSettings:
     """An FSDP2 run: every parameter is divided over ``shards`` processes along its first dimension, padded.
 
-    ``mixed``: shards are cast to 16-bit to be gathered.  ``quantized``: the base is of k-bit matrices, and whole on every GPU
-    before it is divided.
-    ``replicates``: the shards of a node are repeated on others.
+    ``mixed``: shards are cast to 16-bit to be gathered.  ``quantized``: the base is of k-bit matrices, and
+    whole on every GPU before it is divided.  ``replicates``: the shards of a node are repeated on others.
     """
 
     shards: int
@@ -75,16 +77,20 @@ class FsdpSettings:
     reshards_after_forward: bool
 
     def stored_bytes(self, parameter: Parameter) -> int:
-        """Bytes of each element of a shard: fp32 where it is trained in mixed precision, unless the base is of 4-bit matrices.
+        """Bytes of each element of a shard: fp32 where it is trained in mixed precision,
+        unless the base is of 4-bit matrices.
 
-        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, which upcasts trained 16-bit parameters.
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
+        which upcasts trained 16-bit parameters.
         """
         if not self.mixed:
             return parameter.element_bytes
         return _FP32 if parameter.trained and not self.quantized else parameter.stored_bytes
 
     def shard_shape(self, parameter: Parameter) -> tuple[int, ...]:
-        """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py (``padded_sharded_size``)."""
+        """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py
+        (``padded_sharded_size``).
+        """
         rows, *rest = parameter.shape
         return (-(-rows // self.shards), *rest)
 
@@ -111,13 +117,15 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
 def makes_buckets_early(scenario: Scenario) -> bool:
     """Whether stage 1 or 2 makes its buckets before the loss runs backward, as DeepSpeed does up to 0.18.2.
 
-    Source: the switch ``zero12_early_buckets`` of the stack's DeepSpeed version, with its places in DeepSpeed.
+    Source: the switch ``zero12_early_buckets`` of the stack's DeepSpeed version,
+    with its places in DeepSpeed.
     """
     return scenario.recipe.sharding.is_zero12 and scenario.stack.zero12_early_buckets
 
 
 def reference_settings(settings: ZeroSettings) -> ZeroSettings:
-    """Those of the engine of a second model: nobody fills in what is ``auto`` for it, so that DeepSpeed's own values hold.
+    """Those of the engine of a second model: nobody fills in what is ``auto`` for it,
+    so that DeepSpeed's own values hold.
 
     Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed; DeepSpeed 0.19.8 runtime/config_utils.py.
     """
@@ -127,13 +135,18 @@ def reference_settings(settings: ZeroSettings) -> ZeroSettings:
 def zero_settings(scenario: Scenario) -> ZeroSettings:
     """The settings of a DeepSpeed scenario, as the Trainer finishes them with the bucket sizes of the stack.
 
-    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8 runtime/zero/config.py (stage 3
-    overlaps by default); the switches ``zero_auto_buckets``, ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``.
+    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8
+    runtime/zero/config.py (stage 3 overlaps by default); the switches ``zero_auto_buckets``,
+    ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``.
     """
     recipe, stack = scenario.recipe, scenario.stack
     stage, width = recipe.sharding.zero_stage, scenario.model.hidden_size
     auto = stack.zero_auto_buckets
-    bucket = (width * width if auto else _REDUCE_BUCKET) if stage == 3 else stack.zero12_bucket_elements or width * width
+    bucket = (
+        (width * width if auto else _REDUCE_BUCKET)
+        if stage == 3
+        else stack.zero12_bucket_elements or width * width
+    )
     world = int(scenario.hardware.world_size)
     return ZeroSettings(
         stage=stage,

@@ -1,4 +1,6 @@
-"""The modules' side of a sharded step: micro-steps that hand each gradient over as it comes, with marks for the runtime."""
+"""The modules' side of a sharded step: micro-steps that hand each gradient over as it comes,
+with marks for the runtime.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ from planner.domain.scenario import Scenario
 
 
 def cast_for_engine(model: Any, scenario: Scenario) -> None:
-    """The dtypes that the modules compute with: 16-bit throughout where the precision is mixed, and no autocast.
+    """The dtypes that the modules compute with: 16-bit throughout where the precision is mixed,
+    and no autocast.
 
-    ZeRO-3 leaves adapters as PEFT made them where the base was made inside ``zero.Init``, which k-bit ones are not.  Packed k-bit
-    matrices stay as they are.
-    Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``; torch 2.13 distributed/fsdp MixedPrecisionPolicy.
+    ZeRO-3 leaves adapters as PEFT made them where the base was made inside ``zero.Init``, which k-bit ones
+    are not.  Packed k-bit matrices stay as they are.
+    Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``;
+    torch 2.13 distributed/fsdp MixedPrecisionPolicy.
     """
     recipe = scenario.recipe
     if not recipe.numerics.mixed:
@@ -39,8 +43,11 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
             tensor.data = tensor.data.to(dtype)
 
 
-def run_sharded_step(model: Any, scenario: Scenario, recorder: Recorder, layer_list: str, reference: Any = None) -> None:
-    """The micro-steps; what lies between them is the runtime's, which is executed over the records afterwards.
+def run_sharded_step(
+    model: Any, scenario: Scenario, recorder: Recorder, layer_list: str, reference: Any = None
+) -> None:
+    """The micro-steps; what lies between them is the runtime's,
+    which is executed over the records afterwards.
 
     ``reference``: the model that a policy is compared with, which an engine of its own divides.
     """

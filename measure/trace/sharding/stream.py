@@ -1,4 +1,6 @@
-"""The stream of records that a sharding runtime writes: those of the modules, and its own allocations and frees between them."""
+"""The stream of records that a sharding runtime writes: those of the modules,
+and its own allocations and frees between them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Steps = list[list[list[Record]]]
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What an allocation is for: the runtime's own name for it, the role that becomes its term, and the pool it is from."""
+    """What an allocation is for: the runtime's own name for it, the role that becomes its term,
+    and the pool it is from.
+    """
 
     name: str
     role: Role
@@ -37,13 +41,17 @@ class Stream:
 
     def take(self, n_bytes: int, what: What) -> TracedBlock:
         """Allocate; the caller frees it or keeps it."""
-        block = TracedBlock(self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream)
+        block = TracedBlock(
+            self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream
+        )
         self._next_id += 1
         self.records.append(Record(True, block, self.place))
         return block
 
     def keep_on_host(self, n_bytes: int, name: str, host_name: HostName, *, pinned: bool) -> TracedBlock:
-        """Allocate host memory; pinned memory is copied from pageable memory, which goes at once (``Tensor.pin_memory``)."""
+        """Allocate host memory; pinned memory is copied from pageable memory,
+        which goes at once (``Tensor.pin_memory``).
+        """
         pageable = self._on_host(n_bytes, name, host_name, "pageable")
         if not pinned:
             return pageable
@@ -74,7 +82,9 @@ class Stream:
         self.records.append(record)
 
     def splice(self, records: Iterable[Record]) -> list[TracedBlock]:
-        """Records of another recording, at this place and with numbers of their own; the blocks that it leaves allocated."""
+        """Records of another recording, at this place and with numbers of their own;
+        the blocks that it leaves allocated.
+        """
         made: dict[int, TracedBlock] = {}
         for record in records:
             if record.alloc:

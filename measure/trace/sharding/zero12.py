@@ -1,7 +1,8 @@
 """ZeRO stages 1 and 2: what DeepSpeed's ``DeepSpeedZeroOptimizer`` allocates on one rank, moment by moment.
 
-Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are contiguous, reduced in
-buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and ``use_multi_rank_bucket_allreduce`` are on by default).
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are
+contiguous, reduced in buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and
+``use_multi_rank_bucket_allreduce`` are on by default).
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Zero12:
         self._accumulated: TracedBlock | None = None
 
     def load(self, parameter: Parameter, record: Record) -> None:
-        """The engine moves the 16-bit module to the device whole (engine.py ``_configure_distributed_model``)."""
+        """The engine moves the 16-bit module to the device whole (engine.py
+        ``_configure_distributed_model``).
+        """
         self._stream.pass_on(record)
         if parameter.trained:
             self._trained.append(parameter)
@@ -65,7 +68,9 @@ class Zero12:
         return [[(group.part_elements,)] for group in self._groups]
 
     def set_up(self, steps: Steps) -> None:
-        """``__init__``: parameters become views of a flat buffer per group, beside which they live while it is filled."""
+        """``__init__``: parameters become views of a flat buffer per group,
+        beside which they live while it is filled.
+        """
         self._steps, settings = steps, self._settings
         for group in self._groups:
             first = self._weights[group.parameters[0].key]
@@ -79,38 +84,57 @@ class Zero12:
         if settings.offloads_optimizer:
             self._set_up_host()
         else:
-            self._stream.free(*[self._stream.take(group.part_elements * _FP32, _INITIAL) for group in self._groups])
+            self._stream.free(
+                *[self._stream.take(group.part_elements * _FP32, _INITIAL) for group in self._groups]
+            )
 
     def _set_up_host(self) -> None:
-        """Masters, the buffer of updated weights, gradients, and a staging buffer on either side for the largest gradient."""
+        """Masters, the buffer of updated weights, gradients,
+        and a staging buffer on either side for the largest gradient.
+        """
         settings, host = self._settings, self._settings.host
         keep = self._stream.keep_on_host
         for group in self._groups:
             keep(group.part_elements * _FP32, _MASTER.name, "offloaded_optimizer", pinned=host.pins_masters)
             if host.upload == "buffer_on_host":
-                keep(group.part_elements * settings.element_bytes, _UPLOAD_BUFFER, "upload_buffer", pinned=host.pins)
+                keep(
+                    group.part_elements * settings.element_bytes,
+                    _UPLOAD_BUFFER,
+                    "upload_buffer",
+                    pinned=host.pins,
+                )
         largest = max(each.n_bytes for each in self._trained)
         keep(largest, "temp_grad_buffer_for_cpu_offload", "offloaded_gradients", pinned=host.pins)
         self._stream.take(largest, _STAGING)
         for group in self._groups:
-            keep(group.part_elements * _FP32, "single_grad_partition", "offloaded_gradients", pinned=host.pins)
+            keep(
+                group.part_elements * _FP32, "single_grad_partition", "offloaded_gradients", pinned=host.pins
+            )
 
     def _upload(self, group: FlatGroup) -> None:
-        """Updated weights on their way back, where no buffer is kept for them: cast on the host, or in fp32 through the GPU."""
+        """Updated weights on their way back, where no buffer is kept for them: cast on the host,
+        or in fp32 through the GPU.
+        """
         if self._settings.host.upload == "fp32_on_gpu":
             self._stream.brief(group.part_elements * _FP32, _UPLOAD)
         elif self._settings.host.upload == "cast_on_host":
             n_bytes = group.part_elements * self._settings.element_bytes
-            self._stream.free(self._stream.keep_on_host(n_bytes, _UPLOAD_BUFFER, "upload_buffer", pinned=False))
+            self._stream.free(
+                self._stream.keep_on_host(n_bytes, _UPLOAD_BUFFER, "upload_buffer", pinned=False)
+            )
 
     def at(self, moment: str, module: str, aliases: str) -> None:
-        """Stages 1 and 2 hook into gradients only; up to DeepSpeed 0.18.2 buckets are made before (``backward_prologue``)."""
+        """Stages 1 and 2 hook into gradients only;
+        up to DeepSpeed 0.18.2 buckets are made before (``backward_prologue``).
+        """
         del module, aliases
         if moment == "start_of_backward":
             self._set_up_buckets()
 
     def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
-        """``process_gradients``: stage 1 keeps gradients until the last micro-step, and until its end without overlap."""
+        """``process_gradients``: stage 1 keeps gradients until the last micro-step,
+        and until its end without overlap.
+        """
         self._set_up_buckets()
         kept = self._held.pop(parameter.key, None)
         if kept is not None:
@@ -138,7 +162,9 @@ class Zero12:
         self._partition, self._buckets, self._left_over = None, [], []
 
     def step(self, number: int) -> None:
-        """``step``: the norm, then group by group flat gradients in fp32, the optimizer, and weights back to 16-bit."""
+        """``step``: the norm, then group by group flat gradients in fp32, the optimizer,
+        and weights back to 16-bit.
+        """
         settings = self._settings
         if settings.offloads_optimizer:
             for index, group in enumerate(self._groups):
@@ -151,7 +177,11 @@ class Zero12:
         for index, group in enumerate(self._groups):
             several = len(group.own(self._settings.rank)) > 1
             flat = self._stream.take(group.part_elements * settings.element_bytes, _FLAT) if several else None
-            wide = self._stream.take(group.part_elements * _FP32, _WIDE) if settings.element_bytes < _FP32 else flat
+            wide = (
+                self._stream.take(group.part_elements * _FP32, _WIDE)
+                if settings.element_bytes < _FP32
+                else flat
+            )
             if wide is not flat:
                 self._stream.free(flat)
             if index == len(self._groups) - 1:
@@ -168,7 +198,9 @@ class Zero12:
             self._buckets = [self._stream.take(n_bytes, _BUCKET) for _ in range(1 + self._settings.overlaps)]
 
     def _put_in_bucket(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
-        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than a bucket are reduced where they are."""
+        """``reduce_independent_p_g_buckets_and_remove_grads``:
+        larger gradients than a bucket are reduced where they are.
+        """
         limit = self._settings.bucket_elements
         if sum(each.elements for each in self._bucket) + parameter.elements > limit:
             self._reduce(boundary=boundary)
@@ -209,14 +241,20 @@ class Zero12:
                 self._stream.brief(own * _FP32, _HOST_COPY.on(self._reducing))
         elif self._partition is None:
             elements = sum(each.elements for every in self._groups for each in every.own(self._settings.rank))
-            self._partition = self._stream.take(elements * self._settings.element_bytes, _PARTITION.on(self._reducing))
+            self._partition = self._stream.take(
+                elements * self._settings.element_bytes, _PARTITION.on(self._reducing)
+            )
 
     def _accumulate_on_host(self, parameter: Parameter) -> None:
-        """``async_accumulate_grad_in_cpu_via_gpu``: a 16-bit copy of each own gradient, whole, which stays."""
+        """``async_accumulate_grad_in_cpu_via_gpu``: a 16-bit copy of each own gradient, whole,
+        which stays.
+        """
         if self._settings.accumulates and parameter.key not in self._on_host:
             self._on_host.add(parameter.key)
             pinned = self._settings.host.pins
-            self._stream.keep_on_host(parameter.n_bytes, "accumulated_grads_in_cpu", "offloaded_gradients", pinned=pinned)
+            self._stream.keep_on_host(
+                parameter.n_bytes, "accumulated_grads_in_cpu", "offloaded_gradients", pinned=pinned
+            )
 
     def _own_elements(self, group: FlatGroup, parameter: Parameter) -> int:
         return sum(elements for owner, elements in group.slices(parameter) if owner == self._settings.rank)

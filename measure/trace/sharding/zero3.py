@@ -1,7 +1,9 @@
-"""ZeRO stage 3: what DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3`` and its parameter offload allocate on one rank.
+"""ZeRO stage 3: what DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3`` and its parameter offload allocate on one
+rank.
 
-Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py, runtime/comm/coalesced_collectives.py; each method names
-its counterpart.  Gradients are reduced by scattering (``reduce_scatter``, on by default), in a stream of their own.
+Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py,
+runtime/comm/coalesced_collectives.py; each method names its counterpart.  Gradients are reduced by scattering
+(``reduce_scatter``, on by default), in a stream of their own.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ class Zero3:
         self._coordinator = Coordinator(stream, settings, lambda name: self._of_module.get(name, []))
 
     def load(self, parameter: Parameter, record: Record) -> None:
-        """``zero.Init``: made whole on the device, then divided, each by itself; offloaded parts go on to the host.
+        """``zero.Init``: made whole on the device, then divided, each by itself;
+        offloaded parts go on to the host.
 
-        A k-bit model is loaded whole before the engine divides it.  Source: transformers 5.23 modeling_utils.py get_init_context.
+        A k-bit model is loaded whole before the engine divides it.  Source: transformers 5.23
+        modeling_utils.py get_init_context.
         """
         persists = parameter.elements <= self._settings.persistence_elements
         live = self._live[parameter.key] = Live(parameter, persists)
@@ -68,13 +72,19 @@ class Zero3:
         persists = self._live[parameter.key].persists
         n_bytes = self._part(parameter) * parameter.element_bytes
         if not self._settings.offloads_params or persists:
-            self._shards[parameter.key] = self._stream.take(n_bytes, What("ds_tensor", block.role, module=block.module))
+            self._shards[parameter.key] = self._stream.take(
+                n_bytes, What("ds_tensor", block.role, module=block.module)
+            )
         else:
             pinned = self._settings.host.pins
-            self._on_host[parameter.key] = self._stream.keep_on_host(n_bytes, "ds_tensor", "offloaded_parameters", pinned=pinned)
+            self._on_host[parameter.key] = self._stream.keep_on_host(
+                n_bytes, "ds_tensor", "offloaded_parameters", pinned=pinned
+            )
 
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
-        """``_create_fp16_sub_groups``: the parts of each group of the optimizer, in pieces of at least so many elements."""
+        """``_create_fp16_sub_groups``: the parts of each group of the optimizer,
+        in pieces of at least so many elements.
+        """
         trained = [live.parameter for live in self._live.values() if live.parameter.trained]
         for number in sorted({each.group for each in trained}):
             self._groups += self._sub_groups([each for each in trained if each.group == number])
@@ -91,7 +101,9 @@ class Zero3:
             yield group
 
     def set_up(self, steps: Steps) -> None:
-        """Trained parts move into one buffer; masters, the bucket and the buffer for gradients come and stay."""
+        """Trained parts move into one buffer; masters,
+        the bucket and the buffer for gradients come and stay.
+        """
         self._steps, settings, stream = steps, self._settings, self._stream
         self._divide()
         trained = [each for group in self._groups for each in group]
@@ -115,7 +127,9 @@ class Zero3:
             stream.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
 
     def _divide(self) -> None:
-        """A model that the engine finds whole: each parameter is cast, then divided (``_convert_to_zero_parameters``)."""
+        """A model that the engine finds whole: each parameter is cast, then divided
+        (``_convert_to_zero_parameters``).
+        """
         for parameter, block, whole in self._undivided:
             casts = parameter.stored_bytes != parameter.element_bytes
             narrow = self._stream.take(parameter.n_bytes, _WHOLE) if casts else None
@@ -125,18 +139,24 @@ class Zero3:
         self._undivided = []
 
     def _flatten_on_host(self, trained: list[Parameter]) -> None:
-        """``_create_param_groups_fp16_flat_cpu_memory``: trained parts move into one pinned buffer for each group."""
+        """``_create_param_groups_fp16_flat_cpu_memory``:
+        trained parts move into one pinned buffer for each group.
+        """
         stream = self._stream
         for number in sorted({each.group for each in trained}):
             members = [each for each in trained if each.group == number]
             n_bytes = sum(self._part(each) * each.element_bytes for each in members)
-            stream.keep_on_host(n_bytes, "param_groups_fp16_flat_cpu_memory", "offloaded_parameters", pinned=True)
+            stream.keep_on_host(
+                n_bytes, "param_groups_fp16_flat_cpu_memory", "offloaded_parameters", pinned=True
+            )
         stream.free(*(self._on_host.pop(each.key, None) for each in trained))
 
     def _set_up_host(self, elements: int) -> None:
-        """Masters, each made from a converted copy, fp32 gradients, and one flat buffer in the gradients' own dtype.
+        """Masters, each made from a converted copy, fp32 gradients,
+        and one flat buffer in the gradients' own dtype.
 
-        Source: stage3.py ``_create_fp32_partitions``, ``initialize_optimizer_states``, ``_setup_for_real_optimizer``.
+        Source: stage3.py ``_create_fp32_partitions``, ``initialize_optimizer_states``,
+        ``_setup_for_real_optimizer``.
         """
         stream, pinned = self._stream, self._settings.host.pins
         for group in self._groups:
@@ -145,7 +165,12 @@ class Zero3:
             stream.keep_on_host(n_bytes, _MASTER.name, "offloaded_optimizer", pinned=False)
             stream.free(converted)
         for group in self._groups:
-            stream.keep_on_host(self._elements(group) * _FP32, "subgroup_gradient_buffer", "offloaded_gradients", pinned=pinned)
+            stream.keep_on_host(
+                self._elements(group) * _FP32,
+                "subgroup_gradient_buffer",
+                "offloaded_gradients",
+                pinned=pinned,
+            )
         n_bytes = elements * self._settings.element_bytes
         stream.keep_on_host(n_bytes, _GRADIENTS.name, "offloaded_gradients", pinned=pinned)
 
@@ -165,7 +190,9 @@ class Zero3:
             self._coordinator.new_pass(self._live.values())
 
     def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
-        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""
+        """``reduce_independent_p_g_buckets_and_remove_grads``:
+        larger gradients than the bucket stay where they are.
+        """
         limit = self._settings.bucket_elements
         filled = sum(each.elements for each, _ in self._bucket)
         if self._bucket and filled + parameter.elements > limit:
@@ -183,7 +210,9 @@ class Zero3:
         self._coordinator.end_of_backward()
 
     def step(self, number: int) -> None:
-        """``step``: everything is released, then sub-group by sub-group; small parameters are whole again at the end."""
+        """``step``: everything is released, then sub-group by sub-group;
+        small parameters are whole again at the end.
+        """
         settings, stream = self._settings, self._stream
         self._coordinator.release_all(self._live.values())
         if not settings.offloads_optimizer:
@@ -203,7 +232,9 @@ class Zero3:
         self._coordinator.gather_now(live for live in self._live.values() if live.persists)
 
     def _reduce(self, *, boundary: bool) -> None:
-        """``__avg_scatter_grads`` and ``partition_grads``: several gradients, or one that needs padding, are copied together."""
+        """``__avg_scatter_grads`` and ``partition_grads``: several gradients, or one that needs padding,
+        are copied together.
+        """
         bucket, self._bucket = self._bucket, []
         if not bucket:
             return

@@ -1,4 +1,6 @@
-"""Readings of the device that a worker runs on.  A CPU has no allocator statistics: there the readings are None, never zero."""
+"""Readings of the device that a worker runs on.  A CPU has no allocator statistics:
+there the readings are None, never zero.
+"""
 
 # ruff: noqa: SLF001 - torch has no public name for the allocator's history
 
@@ -17,7 +19,9 @@ from planner.allocator.history_file import MAX_ENTRIES, PhaseMarks, pack_history
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Bytes at one moment and the highest since the last reset; ``None`` where the device has no such figure."""
+    """Bytes at one moment and the highest since the last reset;
+    ``None`` where the device has no such figure.
+    """
 
     allocated_bytes: int | None = None
     allocated_peak_bytes: int | None = None
@@ -68,7 +72,9 @@ class DeviceProbe(Protocol):
         """A step begins."""
 
     def stop_clock(self) -> tuple[float, float | None]:
-        """A step is over, and all of its work: seconds on the wall clock and between two events on the device."""
+        """A step is over, and all of its work:
+        seconds on the wall clock and between two events on the device.
+        """
 
 
 class CpuProbe:
@@ -90,7 +96,9 @@ class CpuProbe:
         """Nothing to reset."""
 
     def cap(self, limit_bytes: int) -> dict[str, Any]:
-        """Private memory of the process, as the kernel counts it: what was allocated before this counts too."""
+        """Private memory of the process, as the kernel counts it:
+        what was allocated before this counts too.
+        """
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
         return {"kind": "rlimit_data", "limit_bytes": limit_bytes}
 
@@ -128,7 +136,8 @@ class CudaProbe:
         self._nvml, self._nvml_index = open_nvml(), index
         if self._nvml is not None:
             seen = _gpus(self._nvml)
-            # Where the driver and CUDA disagree about what is here, the driver's figures would be those of another card.
+            # Where the driver and CUDA disagree about what is here,
+            # the driver's figures would be those of another card.
             if index < len(seen):
                 self._nvml_index = seen[index].index
             else:
@@ -153,7 +162,8 @@ class CudaProbe:
         if with_driver:
             free, total = torch.cuda.mem_get_info(self._device)
             used = total - free
-        # One question instead of four that each flatten all that there is: it is asked several times in every step.
+        # One question instead of four that each flatten all that there is:
+        # it is asked several times in every step.
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         return Levels(
@@ -187,7 +197,9 @@ class CudaProbe:
         allowed = limit_bytes - outside
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
         if allowed <= 0:
-            raise ValueError(f"the CUDA context takes {outside} bytes, which leaves nothing of the limit of {limit_bytes}")
+            raise ValueError(
+                f"the CUDA context takes {outside} bytes, which leaves nothing of the limit of {limit_bytes}"
+            )
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total_bytes), self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         return {
@@ -199,8 +211,11 @@ class CudaProbe:
 
     def start_history(self) -> None:
         """Keep every event, without stacks, which would cost time and memory."""
-        # "python": with C++ stacks torch first reads the unwinding tables of every library, although it will keep no stack.
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=MAX_ENTRIES)
+        # "python": with C++ stacks torch first reads the unwinding tables of every library,
+        # although it will keep no stack.
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context=None, stacks="python", max_entries=MAX_ENTRIES
+        )
         self._keeps_history = True
 
     def stop_history(self, phase_marks: PhaseMarks) -> bytes | None:
@@ -220,7 +235,9 @@ class CudaProbe:
             return None
 
     def _outside_bytes(self) -> int | None:
-        """Device memory of this process outside of torch's allocator: what was added since the start, less what is reserved."""
+        """Device memory of this process outside of torch's allocator: what was added since the start,
+        less what is reserved.
+        """
         now, before = self._used_bytes(), self._used_before_bytes
         if now is None or before is None:
             return None
@@ -266,7 +283,9 @@ def _gpus(nvml: Nvml) -> tuple[Gpu, ...]:
 
 
 def load_kernels(device: torch.device) -> None:
-    """Run a matrix product and its backward pass, which loads the kernels and the workspace that every job has."""
+    """Run a matrix product and its backward pass,
+    which loads the kernels and the workspace that every job has.
+    """
     warm = torch.ones((256, 256), dtype=torch.float16, device=device, requires_grad=True)
     (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
 

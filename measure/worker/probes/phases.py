@@ -12,7 +12,8 @@ from measure.run.protocol import Reporter
 from measure.worker.probes.device import DeviceProbe, Levels
 from planner.domain.term import Phase
 
-# The driver is asked in the first steps only, where its share still grows; later the question would cost time.
+# The driver is asked in the first steps only, where its share still grows;
+# later the question would cost time.
 _VISITS_WITH_DRIVER = 3
 _LATER: dict[Phase, Phase] = {"forward": "forward_2", "loss": "loss_2", "backward": "backward_2"}
 
@@ -44,8 +45,8 @@ class _Reading:
 class PhaseRecorder:
     """Follows one run through its phases.
 
-    The first micro-step has ``forward``, ``loss`` and ``backward``; every later one has the same with ``_2``, because optimizer
-    states exist then, and with accumulation gradients too.
+    The first micro-step has ``forward``, ``loss`` and ``backward``; every later one has the same with ``_2``,
+    because optimizer states exist then, and with accumulation gradients too.
     """
 
     def __init__(self, probe: DeviceProbe, reporter: Reporter) -> None:

@@ -15,9 +15,13 @@ _IGNORED_LABEL = -100
 
 
 def chunked_loss(model: Any, inputs: dict[str, torch.Tensor], *, before_head: Any) -> torch.Tensor:
-    """Mean loss over the labelled tokens of a causal language model; ``before_head`` is called when the logits begin."""
+    """Mean loss over the labelled tokens of a causal language model;
+    ``before_head`` is called when the logits begin.
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = base.get_decoder()(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).last_hidden_state
+    hidden = base.get_decoder()(
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+    ).last_hidden_state
     before_head()
     labels = inputs["labels"][:, 1:].reshape(-1)
     rows = hidden[:, :-1].reshape(-1, hidden.shape[-1])

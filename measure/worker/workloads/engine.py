@@ -1,4 +1,6 @@
-"""Who runs the step: plain torch, or an engine that shards.  The loop talks to all of them in the same way."""
+"""Who runs the step: plain torch, or an engine that shards.
+The loop talks to all of them in the same way.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from planner.domain.recipe import Recipe
 
 
 class EngineMismatchError(RuntimeError):
-    """Another engine runs than the one that was asked for, so nothing that it gives may be recorded as a result."""
+    """Another engine runs than the one that was asked for,
+    so nothing that it gives may be recorded as a result.
+    """
 
 
 class Engine(Protocol):
@@ -61,7 +65,9 @@ class PlainEngine:
         self._device = task.probe.device
         self._before_head = task.begin_loss
         self._optimizer = make_optimizer(model, self._recipe)
-        self._scaler: Any = torch.amp.GradScaler(self._device.type, enabled=self._recipe.numerics.precision == "fp16-mixed")
+        self._scaler: Any = torch.amp.GradScaler(
+            self._device.type, enabled=self._recipe.numerics.precision == "fp16-mixed"
+        )
 
     @property
     def running(self) -> Any:

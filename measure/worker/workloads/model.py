@@ -1,4 +1,6 @@
-"""The model of a case on its device: random weights made tensor by tensor as a loader does, or a checkpoint."""
+"""The model of a case on its device: random weights made tensor by tensor as a loader does,
+or a checkpoint.
+"""
 
 # ruff: noqa: SLF001 - what the libraries call private here has no public name
 
@@ -24,8 +26,15 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
 _FOUR_BIT = ("nf4", "fp4")
 _INITIAL_DEVIATION = 0.02
 _TILE_COLUMNS, _TILE_ROWS = 64, 32
-# What the scenario calls the Liger loss: the fused projection and loss, with every other layer as Transformers has it.
-LIGER_LOSS_ONLY = {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
+# What the scenario calls the Liger loss: the fused projection and loss,
+# with every other layer as Transformers has it.
+LIGER_LOSS_ONLY = {
+    "fused_linear_cross_entropy": True,
+    "cross_entropy": False,
+    "rope": False,
+    "rms_norm": False,
+    "swiglu": False,
+}
 
 
 def build_model(case: RunCase, scenario: Scenario, device: torch.device, phases: PhaseRecorder) -> Any:
@@ -90,7 +99,9 @@ def _load_settings(case: RunCase, scenario: Scenario) -> dict[str, Any]:
 
 
 def _random_model(case: RunCase, scenario: Scenario, device: torch.device) -> Any:
-    """The modules without weights, then each weight made on the device and quantised at once, as loading a checkpoint does."""
+    """The modules without weights, then each weight made on the device and quantised at once,
+    as loading a checkpoint does.
+    """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     recipe = scenario.recipe
@@ -111,7 +122,9 @@ def _random_model(case: RunCase, scenario: Scenario, device: torch.device) -> An
 
 
 def _whole_model(recipe: Recipe) -> AbstractContextManager[None]:
-    """Keeps Transformers from dividing a model that is quantised first and divided by the engine afterwards."""
+    """Keeps Transformers from dividing a model that is quantised first and divided by the engine
+    afterwards.
+    """
     if not recipe.sharding.is_zero3:
         return nullcontext()
     from measure.worker.workloads.zero3 import undivided
@@ -141,9 +154,11 @@ def _put_quantized_layers(model: Any, recipe: Recipe) -> None:
 
 
 def _keep_plain_layout(model: Any) -> None:
-    """Leave bitsandbytes' packed layout for evaluation on a CPU off where it fails: on matrices that are no whole tiles.
+    """Leave bitsandbytes' packed layout for evaluation on a CPU off where it fails:
+    on matrices that are no whole tiles.
 
-    Source: bitsandbytes 0.50 functional.py _convert_weight_packed_for_cpu: blocks of 64 along a row, 32 rows at a time.
+    Source: bitsandbytes 0.50 functional.py _convert_weight_packed_for_cpu: blocks of 64 along a row,
+    32 rows at a time.
     """
     for module in model.modules():
         if not getattr(module, "support_avx512bf16_for_cpu", False):
@@ -178,7 +193,11 @@ class _Loader:
 
     def fill(self, module: Any) -> None:
         """Make the weights that ``module`` itself holds."""
-        owned = [(name, tensor) for name, tensor in module._parameters.items() if tensor is not None and tensor.is_meta]
+        owned = [
+            (name, tensor)
+            for name, tensor in module._parameters.items()
+            if tensor is not None and tensor.is_meta
+        ]
         for name, tensor in owned:
             if id(tensor) not in self._made:
                 self._made[id(tensor)] = self._parameter(module, name, tensor)
@@ -186,7 +205,9 @@ class _Loader:
 
     def _parameter(self, module: Any, name: str, old: Any) -> nn.Parameter:
         if name != "weight" or type(module).__name__ not in ("Linear4bit", "Linear8bitLt"):
-            return nn.Parameter(_random(name, old.shape, old.dtype, self._device), requires_grad=old.requires_grad)
+            return nn.Parameter(
+                _random(name, old.shape, old.dtype, self._device), requires_grad=old.requires_grad
+            )
         import bitsandbytes
 
         layers: Any = bitsandbytes.nn

@@ -23,13 +23,15 @@ def join_ranks(device: torch.device, scenario: Scenario) -> None:
     """Make the process group that the engine of ``scenario`` talks through."""
     backend = "gloo" if device.type == "cpu" else "nccl"
     if device.type == "cuda" and scenario.recipe.uses_fsdp and scenario.recipe.offloads_params:
-        # Norms of offloaded gradients are summed over ranks on the CPU; accelerate 1.15 state.py takes the same two.
+        # Norms of offloaded gradients are summed over ranks on the CPU;
+        # accelerate 1.15 state.py takes the same two.
         backend = "cuda:nccl,cpu:gloo"
     if scenario.recipe.uses_deepspeed:
         import deepspeed  # type: ignore[import-untyped]
 
         if device.type == "cpu":
-            # Collectives of its own in shared memory, which it would compile for a minute on first use; gloo's do the same.
+            # Collectives of its own in shared memory,
+            # which it would compile for a minute on first use; gloo's do the same.
             # Source: DeepSpeed 0.19 comm/torch.py build_shm_op, the only reader of this table.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(backend)
@@ -55,7 +57,9 @@ class _Ranks:
 
 
 class DdpEngine(_Ranks, PlainEngine):
-    """PyTorch's distributed data parallel: everything on each rank, gradients averaged in the backward pass."""
+    """PyTorch's distributed data parallel: everything on each rank,
+    gradients averaged in the backward pass.
+    """
 
     def __init__(self, model: Any, task: Task) -> None:
         super().__init__(model, task)
@@ -80,18 +84,26 @@ class DdpEngine(_Ranks, PlainEngine):
 
 
 class FsdpEngine(_Ranks, PlainEngine):
-    """FSDP2 (``fully_shard``): each decoder layer is a group, the rest another; trained weights in fp32 as in accelerate."""
+    """FSDP2 (``fully_shard``): each decoder layer is a group, the rest another;
+    trained weights in fp32 as in accelerate.
+    """
 
     def __init__(self, model: Any, task: Task) -> None:
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        from torch.distributed.fsdp import (
+            CPUOffloadPolicy,
+            FSDPModule,
+            MixedPrecisionPolicy,
+            OffloadPolicy,
+            fully_shard,
+        )
 
         recipe = task.scenario.recipe
         self._ranks_device = task.probe.device
         self._config = fsdp_config(task.scenario)
         dtype = DTYPES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else None
         if recipe.numerics.mixed:
-            # Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: trained low-precision weights become fp32.
-            # With a 4-bit base it leaves them as they are.
+            # Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: trained low-precision weights
+            # become fp32.  With a 4-bit base it leaves them as they are.
             kbit = recipe.numerics.quantization != "none"
             for tensor in model.parameters():
                 if tensor.requires_grad and not kbit:
@@ -125,8 +137,14 @@ class FsdpEngine(_Ranks, PlainEngine):
 
 
 def _whole_parameters(model: Any) -> set[torch.nn.Parameter]:
-    """4-bit weights whose bytes are kept as integers stay whole on each rank: accelerate 1.15 utils/fsdp_utils.py says why."""
-    return {tensor for tensor in model.parameters() if type(tensor).__name__ == "Params4bit" and not tensor.is_floating_point()}
+    """4-bit weights whose bytes are kept as integers stay whole on each rank: accelerate 1.15
+    utils/fsdp_utils.py says why.
+    """
+    return {
+        tensor
+        for tensor in model.parameters()
+        if type(tensor).__name__ == "Params4bit" and not tensor.is_floating_point()
+    }
 
 
 class DeepspeedEngine(_Ranks):
@@ -137,11 +155,16 @@ class DeepspeedEngine(_Ranks):
 
         self._ranks_device = task.probe.device
         self._on_cpu = task.probe.device.type == "cpu"
-        self._config = deepspeed_config(task.scenario, on_cpu=self._on_cpu, nvme_path=task.case.options.nvme_path)
+        self._config = deepspeed_config(
+            task.scenario, on_cpu=self._on_cpu, nvme_path=task.case.options.nvme_path
+        )
         trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
         # DeepSpeed fills in and changes what it is given.
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=model, model_parameters=trained, optimizer=self._make_optimizer(model, task), config=dict(self._config)
+            model=model,
+            model_parameters=trained,
+            optimizer=self._make_optimizer(model, task),
+            config=dict(self._config),
         )
         self._check(zero_stage(task.scenario))
         self._last = False
@@ -151,7 +174,9 @@ class DeepspeedEngine(_Ranks):
         if recipe.offloads_optimizer and not self._on_cpu:
             from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore[import-untyped]
 
-            return DeepSpeedCPUAdam([tensor for tensor in model.parameters() if tensor.requires_grad], lr=1e-4)
+            return DeepSpeedCPUAdam(
+                [tensor for tensor in model.parameters() if tensor.requires_grad], lr=1e-4
+            )
         return make_optimizer(model, recipe)
 
     def _check(self, stage: int) -> None:

@@ -27,7 +27,9 @@ class Task:
 
     @property
     def folder(self) -> Path:
-        """Where the case may write; it is removed with all that is in it, whatever happens to this process."""
+        """Where the case may write; it is removed with all that is in it,
+        whatever happens to this process.
+        """
         return self.reporter.path.parent
 
     def batches(self) -> tuple[MicroBatch, ...]:
@@ -44,7 +46,12 @@ class Task:
         total = sum(_elements(tensor) for tensor in model.parameters())
         trained = sum(_elements(tensor) for tensor in model.parameters() if tensor.requires_grad)
         self.reporter.say(
-            "model", model_class=_name(model), engine_class=_name(engine), params=total, trained_params=trained, configs=configs
+            "model",
+            model_class=_name(model),
+            engine_class=_name(engine),
+            params=total,
+            trained_params=trained,
+            configs=configs,
         )
 
     def say_step(self, pace: Pace, times_s: tuple[float, float | None], batches: list[MicroBatch]) -> None:
@@ -63,7 +70,9 @@ class Task:
             self.keep_history()
 
     def keep_history(self) -> None:
-        """Write the allocator's history, where one is kept: it ends with the warm-up, so that counted steps are undisturbed."""
+        """Write the allocator's history, where one is kept: it ends with the warm-up,
+        so that counted steps are undisturbed.
+        """
         packed = self.probe.stop_history(self.phases.marks)
         if packed is not None:
             (self.folder / HISTORY_FILE).write_bytes(packed)
@@ -75,7 +84,9 @@ def _name(thing: Any) -> str:
 
 
 def _elements(tensor: Any) -> int:
-    """Weights behind a parameter: packed ones and those that ZeRO-3 took away count as what they stand for."""
+    """Weights behind a parameter:
+    packed ones and those that ZeRO-3 took away count as what they stand for.
+    """
     state = getattr(tensor, "quant_state", None)
     if state is not None:
         return int(state.shape.numel())

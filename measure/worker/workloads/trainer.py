@@ -1,4 +1,6 @@
-"""The workload ``trainer``: the Hugging Face Trainer itself, so that its copies and upcasts are in the numbers."""
+"""The workload ``trainer``: the Hugging Face Trainer itself,
+so that its copies and upcasts are in the numbers.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def run_trainer(task: Task) -> None:
 
 
 def sharding_settings(task: Task) -> dict[str, Any]:
-    """What the Trainer's arguments say about sharding, kept in the record; empty for one process and for DDP."""
+    """What the Trainer's arguments say about sharding, kept in the record;
+    empty for one process and for DDP.
+    """
     scenario = task.scenario
     if scenario.recipe.uses_deepspeed:
         return {"deepspeed": trainer_deepspeed_config(scenario, nvme_path=task.case.options.nvme_path)}
@@ -112,8 +116,12 @@ class _Rows(Dataset[dict[str, int]]):
     """
 
     def __init__(self, batches: tuple[MicroBatch, ...], micro_steps: int, ranks: int) -> None:
-        used = (batch for batch, _ in zip(cycle(batches), range(micro_steps), strict=False) for _ in range(ranks))
-        self._rows = [{"length": length, "width": batch.width_tokens} for batch in used for length in batch.lengths]
+        used = (
+            batch for batch, _ in zip(cycle(batches), range(micro_steps), strict=False) for _ in range(ranks)
+        )
+        self._rows = [
+            {"length": length, "width": batch.width_tokens} for batch in used for length in batch.lengths
+        ]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -195,7 +203,8 @@ class _MeasuredTrainer(_TrainerBase):  # type: ignore[misc]
 
 
 def mark_engine_step(engine: Any, task: Task) -> None:
-    """Let the phase ``optimizer_step`` begin where DeepSpeed steps: accelerate lets it do so at the end of its backward pass.
+    """Let the phase ``optimizer_step`` begin where DeepSpeed steps:
+    accelerate lets it do so at the end of its backward pass.
 
     Source: accelerate 1.15 utils/deepspeed.py DeepSpeedEngineWrapper.backward.
     """
@@ -218,12 +227,18 @@ def check_engine(recipe: Recipe, running: Any, model: Any) -> None:
     if not recipe.sharding.communicates:
         right = running is model
     elif recipe.uses_deepspeed:
-        right = "DeepSpeedEngine" in classes and running.zero_optimization_stage() == recipe.sharding.zero_stage
+        right = (
+            "DeepSpeedEngine" in classes and running.zero_optimization_stage() == recipe.sharding.zero_stage
+        )
     else:
-        wanted = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel"}.get(recipe.sharding.name, "FSDPModule")
+        wanted = {"ddp": "DistributedDataParallel", "fsdp1": "FullyShardedDataParallel"}.get(
+            recipe.sharding.name, "FSDPModule"
+        )
         right = wanted in classes
     if not right:
-        raise EngineMismatchError(f"the Trainer wrapped the model in {classes[0]} where sharding {recipe.sharding} was asked for")
+        raise EngineMismatchError(
+            f"the Trainer wrapped the model in {classes[0]} where sharding {recipe.sharding} was asked for"
+        )
 
 
 class _StepMarks(transformers.TrainerCallback):

@@ -1,4 +1,6 @@
-"""Models under ZeRO-3: divided over the ranks as they are made or read, or kept whole until the engine divides them."""
+"""Models under ZeRO-3: divided over the ranks as they are made or read,
+or kept whole until the engine divides them.
+"""
 
 # ruff: noqa: SLF001 - Transformers keeps the configuration in force under a private name
 
@@ -19,7 +21,9 @@ from planner.domain.scenario import Scenario
 
 
 def make_partitioned(case: RunCase, scenario: Scenario, device: torch.device, config: Any) -> Any:
-    """A model with random weights, divided over the ranks as it is made: what ``from_pretrained`` does under ZeRO-3."""
+    """A model with random weights, divided over the ranks as it is made:
+    what ``from_pretrained`` does under ZeRO-3.
+    """
     import deepspeed  # type: ignore[import-untyped]
 
     make: Any = transformers.AutoModelForCausalLM.from_config

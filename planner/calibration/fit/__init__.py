@@ -1,1 +1,3 @@
-"""The fit of coefficients to measured runs: which readings are used, the priors, the machines, and the solver."""
+"""The fit of coefficients to measured runs: which readings are used, the priors, the machines,
+and the solver.
+"""

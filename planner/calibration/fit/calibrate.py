@@ -1,4 +1,6 @@
-"""Records -> a calibration: screened, fitted, held out group by group, with intervals from what was held out."""
+"""Records -> a calibration: screened, fitted, held out group by group,
+with intervals from what was held out.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from planner.calibration.intervals.coverage import measured_coverage
 from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
-from planner.domain.calibration import Calibration, Offset, Support, engine_of, formulas_version, method_of, stack_family
+from planner.domain.calibration import (
+    Calibration,
+    Offset,
+    Support,
+    engine_of,
+    formulas_version,
+    method_of,
+    stack_family,
+)
 from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
@@ -24,7 +34,8 @@ from planner.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What a fit may move.  ``shared``: how many numbers of each problem machines share, of ``coefficients`` only.
+    """What a fit may move.  ``shared``: how many numbers of each problem machines share,
+    of ``coefficients`` only.
 
     ``machines``: how many effects of single machines on time are kept beside them.
     """
@@ -39,8 +50,8 @@ class Free:
         return sum(self.shared.values()) + self.machines
 
 
-# With each of these, sources that are left out whole are predicted better than without it; with any other they are not, or worse
-# (2026-11-24, table in docs/calibration.md).
+# With each of these, sources that are left out whole are predicted better than without it; with any other
+# they are not, or worse (2026-11-24, table in docs/calibration.md).
 _EARNED = {
     "memory": ("thread_memory_bytes", "nccl_bytes", "int8_outlier_fraction"),
     "throughput": ("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
@@ -57,7 +68,9 @@ ANYTHING = Free(frozenset(FREEDOM), {"memory": 10, "throughput": 10, "host_memor
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A calibration on all groups, one without each group, and what they were made from; ``machines``: that of each record."""
+    """A calibration on all groups, one without each group, and what they were made from; ``machines``:
+    that of each record.
+    """
 
     calibration: Calibration
     without: Mapping[str, Calibration]
@@ -83,20 +96,33 @@ def calibrate(records: Sequence[RunRecord], name: str = "default", free: Free = 
     targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
     if not targets:
         raise UsageError(nothing_usable(screened.left_out))
-    problems = [make_problem(quantity, targets, free.shared[quantity], free.coefficients) for quantity in QUANTITIES]
-    fits = tuple(cross_fit(each, free.machines if each.quantity == "throughput" else 0) for each in problems if each is not None)
+    problems = [
+        make_problem(quantity, targets, free.shared[quantity], free.coefficients) for quantity in QUANTITIES
+    ]
+    fits = tuple(
+        cross_fit(each, free.machines if each.quantity == "throughput" else 0)
+        for each in problems
+        if each is not None
+    )
     groups = tuple(dict.fromkeys(target.group for target in targets))
     blind = {group: _calibration(f"{name} without {group}", targets, fits, group) for group in groups}
     residuals = tuple(chain.from_iterable(residuals_of(fit, blind) for fit in fits))
-    without = {group: _with_intervals(each, [r for r in residuals if r.group != group]) for group, each in blind.items()}
+    without = {
+        group: _with_intervals(each, [r for r in residuals if r.group != group])
+        for group, each in blind.items()
+    }
     whole = _with_intervals(_calibration(name, targets, fits, None), residuals)
     whole = replace(whole, coverage=tuple(sorted(measured_coverage(residuals).items())))
     left_out = (*screened.left_out, *unused_readings(screened.used))
     machines = {target.record.id: target.host for target in targets}
-    return Fitted(whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines)
+    return Fitted(
+        whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines
+    )
 
 
-def _calibration(name: str, targets: Sequence[Target], fits: Sequence[CrossFit], held_out: str | None) -> Calibration:
+def _calibration(
+    name: str, targets: Sequence[Target], fits: Sequence[CrossFit], held_out: str | None
+) -> Calibration:
     """The calibration that saw everything but ``held_out``, without intervals."""
     seen = [target for target in targets if target.group != held_out]
     return Calibration(
@@ -112,7 +138,9 @@ def _calibration(name: str, targets: Sequence[Target], fits: Sequence[CrossFit],
 
 
 def _with_intervals(calibration: Calibration, residuals: Sequence[Residual]) -> Calibration:
-    """A calibration with intervals from what was held out: the parts of the scale, and the quantiles under it."""
+    """A calibration with intervals from what was held out: the parts of the scale,
+    and the quantiles under it.
+    """
     choice = choose(residuals)
     return replace(calibration, scale=parts_of(choice), spreads=make_spreads(rescaled(residuals, choice)))
 

@@ -1,4 +1,6 @@
-"""Which machine records were measured on: where they are of several, that of most of them, the others left out by name."""
+"""Which machine records were measured on: where they are of several, that of most of them,
+the others left out by name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _RULE = "other_machine"
 
 @dataclass(frozen=True, slots=True)
 class MachineKey:
-    """What tells machines apart; empty where a record does not say.  ``driver``: its family, ``570`` of ``570.86.15``."""
+    """What tells machines apart; empty where a record does not say.  ``driver``: its family,
+    ``570`` of ``570.86.15``.
+    """
 
     gpu: str
     host: str = ""
@@ -52,13 +56,18 @@ def one_machine(screened: Screened, attachments: Attachments) -> tuple[Environme
     Raises:
         UsageError: two machines have equally many records, so nobody can say which is meant.
     """
-    keys = {record.id: machine_key(record, scenario, attachments.get(record.id, {})) for record, scenario in screened.used}
+    keys = {
+        record.id: machine_key(record, scenario, attachments.get(record.id, {}))
+        for record, scenario in screened.used
+    }
     if not keys:
         return None, screened
     chosen = _most(keys.values())
     kept = tuple(pair for pair in screened.used if keys[pair[0].id].agrees_with(chosen))
     others = tuple(
-        LeftOut(record.id, _RULE, f"measured on {keys[record.id].label}, the calibration is of {chosen.label}")
+        LeftOut(
+            record.id, _RULE, f"measured on {keys[record.id].label}, the calibration is of {chosen.label}"
+        )
         for record, _ in screened.used
         if not keys[record.id].agrees_with(chosen)
     )
@@ -84,7 +93,9 @@ def machine_key(record: RunRecord, scenario: Scenario, attached: Mapping[str, An
 
 
 def _most(keys: Iterable[MachineKey]) -> MachineKey:
-    """The machine that most records agree with; a key to which another one adds something stands for no machine of its own."""
+    """The machine that most records agree with;
+    a key to which another one adds something stands for no machine of its own.
+    """
     counts = Counter(keys)
     whole = [key for key in counts if not any(other.adds_to(key) for other in counts)]
     agreeing = {key: sum(count for other, count in counts.items() if key.agrees_with(other)) for key in whole}

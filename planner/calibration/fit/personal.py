@@ -21,17 +21,20 @@ from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.errors import UsageError
 
-# How much one reading of the machine itself counts: repeated runs of one machine differ by far less than documents do.
+# How much one reading of the machine itself counts:
+# repeated runs of one machine differ by far less than documents do.
 OWN_WEIGHT = 4.0
-# How hard the effects of one machine may be held to those of machines like it: times the prior.  The first is what the published
-# rows choose together (:func:`tests.accuracy.anchors.chosen_pull`); a slow test says so when they choose another.
+# How hard the effects of one machine may be held to those of machines like it: times the prior.  The first is
+# what the published rows choose together (:func:`tests.accuracy.anchors.chosen_pull`); a slow test says so
+# when they choose another.
 OWN_PULLS = tuple(Pull(machine=pull) for pull in (1.0, 4.0, 10.0, 25.0))
 OWN_PULL = OWN_PULLS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Personal:
-    """A personal calibration, how many numbers it moved, what it left out, and coefficients that no reading depends on.
+    """A personal calibration, how many numbers it moved, what it left out,
+    and coefficients that no reading depends on.
 
     ``shipped``: by coefficient, the offset that the calibration below it has for the job of the first record.
     """
@@ -44,9 +47,13 @@ class Personal:
 
 
 def calibrate_machine(
-    records: Sequence[RunRecord], name: str, base: Calibration, attachments: Attachments = MappingProxyType({})
+    records: Sequence[RunRecord],
+    name: str,
+    base: Calibration,
+    attachments: Attachments = MappingProxyType({}),
 ) -> Personal:
-    """Offsets of one machine from its own ``records``, on top of ``base``; ``attachments`` by record id say where they ran.
+    """Offsets of one machine from its own ``records``, on top of ``base``;
+    ``attachments`` by record id say where they ran.
 
     Records of another machine than most are left out.
 
@@ -96,7 +103,9 @@ def _weights(problem: Problem) -> Floats:
 def _offsets(problem: Problem, solution: Solution) -> list[Offset]:
     values = problem.offsets(solution.points[0])
     spreads = solution.spread[0] * problem.spread
-    return [Offset(knob, float(v), float(s)) for knob, v, s in zip(problem.knobs, values, spreads, strict=True)]
+    return [
+        Offset(knob, float(v), float(s)) for knob, v, s in zip(problem.knobs, values, spreads, strict=True)
+    ]
 
 
 def _joined(first: Support, second: Support) -> Support:

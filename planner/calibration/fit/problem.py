@@ -1,4 +1,6 @@
-"""A least-squares problem over named coefficients: readings, free numbers, and their linearisation for many fits at once."""
+"""A least-squares problem over named coefficients: readings, free numbers,
+and their linearisation for many fits at once.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ from planner.domain.hierarchy import FREEDOM, Level
 
 # A key of a level gets a number of its own only where this many readings depend on it.
 MIN_READINGS_PER_LEVEL = 6
-# All readings of a group together count as this many independent ones: errors inside a document are of one kind, and a long table
-# must not drown a short one.  Where each machine has effects of its own, what is left of its readings is less of one kind.
+# All readings of a group together count as this many independent ones: errors inside a document are of one
+# kind, and a long table must not drown a short one.  Where each machine has effects of its own, what is left
+# of its readings is less of one kind.
 READINGS_PER_GROUP: Mapping[Quantity, float] = {"memory": 4.0, "throughput": 10.0, "host_memory": 4.0}
-# A number that all share is freed where two spreads of it move readings of at least two groups by more than this.
+# A number that all share is freed where two spreads of it move readings of at least two groups by more than
+# this.
 _MATTERS: Mapping[Quantity, float] = {"memory": 1e-6, "throughput": 0.06, "host_memory": 1e-6}
 _MACHINE_MATTERS = 0.1
 _GROUPS_TO_SHARE = 2
@@ -30,8 +34,8 @@ _NEGLIGIBLE = 1e-6
 class Problem:
     """Readings of one quantity and the free numbers they depend on.
 
-    A fit works on ``z = offset / spread``, whose prior is the standard normal.  ``active`` gives, for each reading, the columns
-    of the knobs that move it.  ``base``: offsets of an earlier fit that stay.
+    A fit works on ``z = offset / spread``, whose prior is the standard normal.  ``active`` gives, for each
+    reading, the columns of the knobs that move it.  ``base``: offsets of an earlier fit that stay.
     """
 
     quantity: Quantity
@@ -48,7 +52,9 @@ class Problem:
 
     @property
     def is_shared(self) -> npt.NDArray[np.bool_]:
-        """For each knob, whether other machines share it; the rest only keep one machine's oddities out of what is shared."""
+        """For each knob, whether other machines share it;
+        the rest only keep one machine's oddities out of what is shared.
+        """
         return np.array([knob.level != "host" for knob in self.knobs], dtype=bool)
 
     @property
@@ -67,14 +73,19 @@ class Problem:
         found = []
         for target, active in zip(self.targets, self.active, strict=True):
             totals = self._totals(target, active, offsets)
-            found.append(log_errors(target, tuple(map(Knob, totals)), np.stack([*totals.values(), offsets[:, 0]], axis=1)))
+            found.append(
+                log_errors(
+                    target, tuple(map(Knob, totals)), np.stack([*totals.values(), offsets[:, 0]], axis=1)
+                )
+            )
         return np.stack(found, axis=1)
 
     def linearise(self, points: Floats) -> tuple[Floats, Floats]:
-        """Log errors (points x readings) and their slopes by ``z`` (points x readings x knobs), by forward differences.
+        """Log errors (points x readings) and their slopes by ``z`` (points x readings x knobs),
+        by forward differences.
 
-        The step is a tenth of a spread, so that kinks of maxima are averaged over.  Knobs of one coefficient add up, so each
-        reading is evaluated once for each coefficient, at all points together.
+        The step is a tenth of a spread, so that kinks of maxima are averaged over.  Knobs of one coefficient
+        add up, so each reading is evaluated once for each coefficient, at all points together.
         """
         n_points, n_knobs = points.shape
         errors = np.zeros((n_points, len(self.targets)))
@@ -84,8 +95,12 @@ class Problem:
             totals = self._totals(target, active, offsets)
             names = list(totals)
             columns = {name: [c for c in active if self.knobs[c].coefficient == name] for name in names}
-            steps = np.array([_STEP * max((self.spread[c] for c in columns[name]), default=0.0) for name in names])
-            stacked = np.repeat(np.stack([*totals.values(), offsets[:, 0]], axis=1)[None], 1 + len(names), axis=0)
+            steps = np.array(
+                [_STEP * max((self.spread[c] for c in columns[name]), default=0.0) for name in names]
+            )
+            stacked = np.repeat(
+                np.stack([*totals.values(), offsets[:, 0]], axis=1)[None], 1 + len(names), axis=0
+            )
             for index in range(len(names)):
                 stacked[1 + index, :, index] += steps[index]
             values = log_errors(target, tuple(map(Knob, names)), stacked.reshape(-1, len(names) + 1))
@@ -93,7 +108,9 @@ class Problem:
             errors[:, row] = values[0]
             for index, name in enumerate(names):
                 for column in columns[name]:
-                    slopes[:, row, column] = (values[1 + index] - values[0]) / steps[index] * self.spread[column]
+                    slopes[:, row, column] = (
+                        (values[1 + index] - values[0]) / steps[index] * self.spread[column]
+                    )
         return errors, slopes
 
     def _totals(self, target: Target, active: npt.NDArray[np.intp], offsets: Floats) -> dict[str, Floats]:
@@ -109,7 +126,9 @@ class Problem:
         return totals
 
     def weights(self, per_group: float | None = None) -> Floats:
-        """Weight of each squared residual: by grade, and at most ``per_group`` (:data:`READINGS_PER_GROUP`) for a group."""
+        """Weight of each squared residual: by grade,
+        and at most ``per_group`` (:data:`READINGS_PER_GROUP`) for a group.
+        """
         most = READINGS_PER_GROUP[self.quantity] if per_group is None else per_group
         raw = np.array([target.weight for target in self.targets])
         names = [target.group for target in self.targets]
@@ -121,7 +140,9 @@ class Problem:
     def only(self, columns: Sequence[int], base: Sequence[Offset]) -> Problem:
         """The problem of some of the knobs, with the offsets of others as they are."""
         place = {column: index for index, column in enumerate(columns)}
-        active = tuple(np.array([place[c] for c in each if c in place], dtype=np.intp) for each in self.active)
+        active = tuple(
+            np.array([place[c] for c in each if c in place], dtype=np.intp) for each in self.active
+        )
         knobs = tuple(self.knobs[column] for column in columns)
         return replace(self, knobs=knobs, spread=self.spread[list(columns)], active=active, base=tuple(base))
 
@@ -131,36 +152,51 @@ def make_problem(
 ) -> Problem | None:
     """The problem of the readings of one quantity with at most ``room`` numbers of ``shared`` coefficients.
 
-    ``None`` where nothing can be fitted.
-    A coefficient gets a common offset where readings of two groups depend on it.  It gets one for a key of its levels where
-    ``MIN_READINGS_PER_LEVEL`` readings of that key depend on it, and readings of another key too.  Each
-    machine also has effects of its own, which the fit integrates out.  They keep what is odd about one
-    machine out of what all share; no prediction for another machine uses them.
+    ``None`` where nothing can be fitted.  A coefficient gets a common offset where readings of two groups
+    depend on it.  It gets one for a key of its levels where ``MIN_READINGS_PER_LEVEL`` readings of that key
+    depend on it, and readings of another key too.  Each machine also has effects of its own, which the fit
+    integrates out.  They keep what is odd about one machine out of what all share; no prediction for another
+    machine uses them.
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
     reach = _reach(mine)
     knobs = [knob for knob in _shared_knobs(quantity, mine, reach) if knob.coefficient in shared][:room]
     knobs += _machine_knobs(mine, reach)
-    return _problem(quantity, mine, tuple(knobs), reach) if any(knob.level == "all" for knob in knobs) else None
+    return (
+        _problem(quantity, mine, tuple(knobs), reach) if any(knob.level == "all" for knob in knobs) else None
+    )
 
 
-def machine_problem(quantity: Quantity, targets: Sequence[Target], base: Sequence[Offset], machine: str) -> Problem | None:
-    """The problem of one machine on top of an earlier fit: an offset of its own for each coefficient that its readings depend on.
+def machine_problem(
+    quantity: Quantity, targets: Sequence[Target], base: Sequence[Offset], machine: str
+) -> Problem | None:
+    """The problem of one machine on top of an earlier fit:
+    an offset of its own for each coefficient that its readings depend on.
 
     ``None`` where it has no such reading.  All ``targets`` are taken to be of the machine.
     """
     mine = tuple(replace(target, machine=machine) for target in targets if target.quantity == quantity)
     reach = _reach(mine)
-    own = {name for name, freedom in FREEDOM.items() if (freedom.machine or freedom.spread) and np.any(reach[name] > _NEGLIGIBLE)}
+    own = {
+        name
+        for name, freedom in FREEDOM.items()
+        if (freedom.machine or freedom.spread) and np.any(reach[name] > _NEGLIGIBLE)
+    }
     knobs = tuple(Knob(name, "host", machine) for name in FREEDOM if name in own)
     return replace(_problem(quantity, mine, knobs, reach), base=tuple(base)) if knobs else None
 
 
-def _problem(quantity: Quantity, mine: tuple[Target, ...], knobs: tuple[Knob, ...], reach: Mapping[str, Floats]) -> Problem:
+def _problem(
+    quantity: Quantity, mine: tuple[Target, ...], knobs: tuple[Knob, ...], reach: Mapping[str, Floats]
+) -> Problem:
     def moves(knob: Knob, row: int, target: Target) -> bool:
-        return bool(reach[knob.coefficient][row] > _NEGLIGIBLE) and applies(knob, target.scenario, target.host)
+        return bool(reach[knob.coefficient][row] > _NEGLIGIBLE) and applies(
+            knob, target.scenario, target.host
+        )
 
-    active = tuple(np.flatnonzero([moves(knob, row, target) for knob in knobs]) for row, target in enumerate(mine))
+    active = tuple(
+        np.flatnonzero([moves(knob, row, target) for knob in knobs]) for row, target in enumerate(mine)
+    )
     return Problem(quantity, mine, knobs, np.array([knob.spread for knob in knobs]), active)
 
 
@@ -181,8 +217,12 @@ def _shared_knobs(quantity: Quantity, mine: Sequence[Target], reach: Mapping[str
     levels: list[tuple[int, Knob]] = []
     for name, freedom in FREEDOM.items():
         if freedom.spread and least and len(set(groups[reach[name] > _MATTERS[quantity]])) >= least:
-            shared.append((float(np.mean([reach[name][groups == group].mean() for group in set(groups)])), Knob(name)))
-            levels += _level_knobs(name, [target for target, far in zip(mine, reach[name], strict=True) if far > _NEGLIGIBLE])
+            shared.append(
+                (float(np.mean([reach[name][groups == group].mean() for group in set(groups)])), Knob(name))
+            )
+            levels += _level_knobs(
+                name, [target for target, far in zip(mine, reach[name], strict=True) if far > _NEGLIGIBLE]
+            )
     shared.sort(key=lambda pair: -pair[0])
     levels.sort(key=lambda pair: -pair[0])
     return [knob for _, knob in (*shared, *levels)]
@@ -204,7 +244,11 @@ def _level_knobs(name: str, moved: Sequence[Target]) -> list[tuple[int, Knob]]:
     for level in FREEDOM[name].levels:
         counts = _key_counts(level, moved)
         if len(counts) > 1:
-            found += [(n, Knob(name, level, key)) for key, n in counts.items() if key and n >= MIN_READINGS_PER_LEVEL]
+            found += [
+                (n, Knob(name, level, key))
+                for key, n in counts.items()
+                if key and n >= MIN_READINGS_PER_LEVEL
+            ]
     return found
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.calibration.score.plausible import ABOVE_CARD, BELOW_WEIGHTS, above_card, below_weights, scenario_of
+from planner.calibration.score.plausible import (
+    ABOVE_CARD,
+    BELOW_WEIGHTS,
+    above_card,
+    below_weights,
+    scenario_of,
+)
 from planner.calibration.score.rows import THROUGHPUT_COLUMNS
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -24,9 +30,15 @@ RULES: Mapping[str, str] = {
     "no_reading": "nothing measured that can be compared",
     "below_weights": BELOW_WEIGHTS,
     "impossible_rate": "faster than the card's arithmetic allows; only its time is left out",
-    "loop_time": "the column use says that its time is of more than training steps; only its time is left out",
-    "link_unknown": "the column use says that nobody knows the link between its GPUs; only its time is left out",
-    "length_at_peak_unknown": "the column use says that nobody knows its longest batch; only its memory is left out",
+    "loop_time": (
+        "the column use says that its time is of more than training steps; only its time is left out"
+    ),
+    "link_unknown": (
+        "the column use says that nobody knows the link between its GPUs; only its time is left out"
+    ),
+    "length_at_peak_unknown": (
+        "the column use says that nobody knows its longest batch; only its memory is left out"
+    ),
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
     "no_file": "a pattern that matches no file",
     "newer_schema": "a line of a newer planner",
@@ -72,7 +84,9 @@ def nothing_usable(left_out: Sequence[LeftOut]) -> str:
     by_rule: dict[str, list[LeftOut]] = {}
     for each in left_out:
         by_rule.setdefault(each.rule, []).append(each)
-    reasons = [f"{rule} {len(mine)} ({mine[0].record_id}: {mine[0].reason})" for rule, mine in by_rule.items()]
+    reasons = [
+        f"{rule} {len(mine)} ({mine[0].record_id}: {mine[0].reason})" for rule, mine in by_rule.items()
+    ]
     return f"no record can be used to calibrate: {'; '.join(reasons) or 'there is no reading to fit'}"
 
 
@@ -91,7 +105,11 @@ def _judge(record: RunRecord, seen: dict[RunRecord, str]) -> tuple[Scenario | No
         raise
     except UsageError as error:
         return None, "unusable", str(error)
-    wrong = {"refused": refused, "above_card": above_card(record, scenario), "below_weights": below_weights(record, scenario)}
+    wrong = {
+        "refused": refused,
+        "above_card": above_card(record, scenario),
+        "below_weights": below_weights(record, scenario),
+    }
     rule, reason = next(((rule, reason) for rule, reason in wrong.items() if reason), ("", ""))
     return (None, rule, reason) if rule else (scenario, "", "")
 

@@ -1,4 +1,6 @@
-"""Robust, bounded least squares towards physical priors; many fits at once, each on its own part of the readings."""
+"""Robust, bounded least squares towards physical priors; many fits at once,
+each on its own part of the readings.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,26 @@ from planner.calibration.fit.targets import Floats, penalised
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """How many times a prior counts beside its own spread: of what machines share, and of what is one machine's own."""
+    """How many times a prior counts beside its own spread: of what machines share,
+    and of what is one machine's own.
+    """
 
     shared: float = 1.0
     machine: float = 1.0
 
 
-# What a fit may choose from.  10,000 is no fit at all of what is shared; 40 leaves machines hardly any effects of their own.
+# What a fit may choose from.  10,000 is no fit at all of what is shared;
+# 40 leaves machines hardly any effects of their own.
 _SHARED_PULLS = (0.3, 1.0, 3.0, 10.0, 30.0, 10_000.0)
-_PULLS_WITH_MACHINES = (*(Pull(shared) for shared in (1.0, 4.0, 12.0, 10_000.0)), Pull(0.3, 40.0), Pull(1.0, 40.0))
+_PULLS_WITH_MACHINES = (
+    *(Pull(shared) for shared in (1.0, 4.0, 12.0, 10_000.0)),
+    Pull(0.3, 40.0),
+    Pull(1.0, 40.0),
+)
 # One group alone has no other to choose with: its fit stays closer to the priors.
 DEFAULT_PULL = Pull(3.0)
-# Spreads are stated with their priors, so a prior counts once unless another pull is clearly better.  Not with effects of
-# machines: there weak priors of what is shared predict worse than none.
+# Spreads are stated with their priors, so a prior counts once unless another pull is clearly better.  Not
+# with effects of machines: there weak priors of what is shared predict worse than none.
 _USUAL_PULL = Pull(1.0)
 # Residuals beyond this many standard deviations count less than squared.
 _ROBUST_FROM = 1.5
@@ -38,7 +47,8 @@ _CONVERGED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Fitted points: one row a fit, one column a knob; ``spread`` is one standard deviation after the fit, in prior spreads.
+    """Fitted points: one row a fit, one column a knob; ``spread`` is one standard deviation after the fit,
+    in prior spreads.
 
     ``errors`` are the log errors of all readings under each fit, those that it did not see included.
     """
@@ -63,24 +73,31 @@ def pulls_to_try(problem: Problem) -> tuple[Pull, ...]:
 
 
 def usual_pull(problem: Problem) -> Pull | None:
-    """The pull that a fit of this problem takes unless another predicts clearly better; ``None``: the best, by however little."""
+    """The pull that a fit of this problem takes unless another predicts clearly better; ``None``:
+    the best, by however little.
+    """
     return _USUAL_PULL if problem.is_shared.all() else None
 
 
 def solve(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Solution:
-    """Fit once for each row of ``weights`` (fits x readings; 0: not seen), each with its own pull towards the priors.
+    """Fit once for each row of ``weights`` (fits x readings; 0: not seen),
+    each with its own pull towards the priors.
 
-    Gauss-Newton.  All fits are linearised together, which costs little more than one.  Each robust linear problem is solved by
-    reweighted normal equations.  A step that does not lower the objective is halved.
+    Gauss-Newton.  All fits are linearised together, which costs little more than one.  Each robust linear
+    problem is solved by reweighted normal equations.  A step that does not lower the objective is halved.
     """
     search = _searched(problem, weights, pulls)
     errors = problem.errors(search.kept)
-    spread = np.stack([_posterior(problem, linear, weights[i], pulls[i]) for i, linear in enumerate(search.linear(errors))])
+    spread = np.stack(
+        [_posterior(problem, linear, weights[i], pulls[i]) for i, linear in enumerate(search.linear(errors))]
+    )
     return Solution(search.kept, spread, errors)
 
 
 def errors_of_fits(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> Floats:
-    """The errors of :func:`solve` alone: how well each number is known after a fit takes as long as the fit."""
+    """The errors of :func:`solve` alone:
+    how well each number is known after a fit takes as long as the fit.
+    """
     return problem.errors(_searched(problem, weights, pulls).kept)
 
 
@@ -98,7 +115,9 @@ def _searched(problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> _Sear
 
 
 class _Search:
-    """State of many fits: where each is, the best it has been, and whether it still moves.  None depends on another."""
+    """State of many fits: where each is, the best it has been, and whether it still moves.
+    None depends on another.
+    """
 
     def __init__(self, problem: Problem, weights: Floats, pulls: Sequence[Pull]) -> None:
         n_fits, n_knobs = len(weights), len(problem.knobs)
@@ -114,7 +133,9 @@ class _Search:
         return [Linear(*each) for each in zip(self.kept, errors, self.slopes, strict=True)]
 
     def advance(self, fit: int, linear: Linear) -> None:
-        """One step of one fit from its linearisation; a step that did not lower the objective is halved instead."""
+        """One step of one fit from its linearisation;
+        a step that did not lower the objective is halved instead.
+        """
         weights, pull = self._weights[fit], self._pulls[fit]
         cost = objective(self._problem, linear.errors, linear.point, weights, pull)
         if cost > self._lowest[fit]:
@@ -127,10 +148,11 @@ class _Search:
 
 
 def solve_linear(problem: Problem, linear: Linear, weights: Floats, pull: Pull) -> Floats:
-    """The point that minimises the robust objective of a linearised problem, by iteratively reweighted least squares.
+    """The point that minimises the robust objective of a linearised problem,
+    by iteratively reweighted least squares.
 
-    A reading counts by its robust weight at the last point, and not at all on the right side of a bound.  Knobs that no seen
-    reading depends on stay at their prior.
+    A reading counts by its robust weight at the last point, and not at all on the right side of a bound.
+    Knobs that no seen reading depends on stay at their prior.
     """
     seen = weights > 0
     moved = np.any(linear.slopes[seen] != 0.0, axis=0)
@@ -142,9 +164,12 @@ def solve_linear(problem: Problem, linear: Linear, weights: Floats, pull: Pull) 
     point: Floats = start
     for _ in range(_REWEIGHTINGS):
         counted = _one_sided(errors + slopes @ (point - start), bounds)
-        each = np.where(counted == 0.0, 0.0, weights[seen] / problem.noise**2 * _robust_weight(counted, problem))
+        each = np.where(
+            counted == 0.0, 0.0, weights[seen] / problem.noise**2 * _robust_weight(counted, problem)
+        )
         point = np.asarray(
-            np.linalg.solve((slopes * each[:, None]).T @ slopes + held, slopes.T @ (each * target)), dtype=np.float64
+            np.linalg.solve((slopes * each[:, None]).T @ slopes + held, slopes.T @ (each * target)),
+            dtype=np.float64,
         )
     solution = np.zeros_like(linear.point)
     solution[moved] = point
@@ -164,7 +189,8 @@ def _one_sided(errors: Floats, bounds: Sequence[str]) -> Floats:
 
 
 def _robust(errors: Floats, problem: Problem) -> Floats:
-    """Residual whose square is the robust loss: quadratic near 0; far away linear for times, logarithmic for bytes.
+    """Residual whose square is the robust loss: quadratic near 0; far away linear for times,
+    logarithmic for bytes.
 
     Bytes follow from the configuration.  A reading of bytes far outside the noise is of another
     configuration, or the formulas lack a mechanism: it says nothing about coefficients (Cauchy's loss).  A
@@ -185,21 +211,31 @@ def _robust_weight(errors: Floats, problem: Problem) -> Floats:
 
 
 def objective(problem: Problem, errors: Floats, point: Floats, weights: Floats, pull: Pull) -> float:
-    """What a fit minimises: robust squared residuals in units of the noise, and squared distances from the priors."""
+    """What a fit minimises: robust squared residuals in units of the noise,
+    and squared distances from the priors.
+    """
     counted = _one_sided(errors, [target.bound for target in problem.targets])
-    return float(np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + np.sum(_pulls(problem, pull) * point**2))
+    return float(
+        np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2)
+        + np.sum(_pulls(problem, pull) * point**2)
+    )
 
 
 def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) -> Floats:
     """Standard deviation of each knob after the fit, in units of its prior's spread (Laplace approximation).
 
-    With the prior at its own strength, whatever strength predicted best: holding a number harder or looser does not change how
-    well it was known before.  A bound that is kept says nothing, and a far reading as much as it counts in the fit.
+    With the prior at its own strength, whatever strength predicted best: holding a number harder or looser
+    does not change how well it was known before.  A bound that is kept says nothing, and a far reading as
+    much as it counts in the fit.
     """
     counted = _one_sided(linear.errors, [target.bound for target in problem.targets])
     says = np.array([target.bound == "both" for target in problem.targets]) | (counted != 0.0)
-    scaled = linear.slopes * (np.sqrt(weights * says * _robust_weight(counted, problem)) / problem.noise)[:, None]
-    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(_pulls(problem, Pull(1.0, max(pull.machine, 1.0)))))
+    scaled = (
+        linear.slopes * (np.sqrt(weights * says * _robust_weight(counted, problem)) / problem.noise)[:, None]
+    )
+    covariance = np.linalg.inv(
+        scaled.T @ scaled + np.diag(_pulls(problem, Pull(1.0, max(pull.machine, 1.0))))
+    )
     spread: Floats = np.sqrt(np.diag(covariance))
     return spread
 
@@ -207,8 +243,8 @@ def _posterior(problem: Problem, linear: Linear, weights: Floats, pull: Pull) ->
 def mean_error(problem: Problem, errors: Floats, group: str) -> float:
     """Mean absolute log error that counts, over the readings of one group, by their grades.
 
-    An error far outside the noise is a mechanism that no coefficient can mend.  It counts as at most ``_FAR`` times the
-    noise, so that such rows do not decide how strong a prior should be.
+    An error far outside the noise is a mechanism that no coefficient can mend.  It counts as at most ``_FAR``
+    times the noise, so that such rows do not decide how strong a prior should be.
     """
     limit = _FAR * problem.noise
     mine = [i for i, target in enumerate(problem.targets) if target.group == group]

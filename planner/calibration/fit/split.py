@@ -1,4 +1,6 @@
-"""Leave one group out: fits that never see the group they are judged on; the pull to the priors is chosen inside the rest."""
+"""Leave one group out: fits that never see the group they are judged on;
+the pull to the priors is chosen inside the rest.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ _INNER_FOLDS = 3
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """One fit on everything (row 0 of ``solution``) and one without each group (the rows after it, as ``groups`` are ordered).
+    """One fit on everything (row 0 of ``solution``) and one without each group (the rows after it,
+    as ``groups`` are ordered).
 
     ``machine_offsets``: effects of single machines that the fit on everything keeps, beside what all share.
     """
@@ -59,17 +62,25 @@ class CrossFit:
         values = self.problem.offsets(self.solution.points[row])
         spreads = self.solution.spread[row] * self.problem.spread
         triples = zip(self.problem.knobs, values, spreads, strict=True)
-        return tuple(Offset(knob, float(value), float(spread)) for knob, value, spread in triples if knob.level != "host")
+        return tuple(
+            Offset(knob, float(value), float(spread))
+            for knob, value, spread in triples
+            if knob.level != "host"
+        )
 
     @property
     def held_out_errors(self) -> Floats:
         """Log errors of each reading under the fit that did not see its group."""
         rows = {group: row for row, group in enumerate(self.groups, start=1)}
-        return np.array([self.solution.errors[rows[each.group], i] for i, each in enumerate(self.problem.targets)])
+        return np.array(
+            [self.solution.errors[rows[each.group], i] for i, each in enumerate(self.problem.targets)]
+        )
 
 
 def cross_fit(problem: Problem, room_for_machines: int = 0) -> CrossFit:
-    """Fit on all groups, and on all but one for each group in turn; ``room_for_machines``: machine effects to keep at most."""
+    """Fit on all groups, and on all but one for each group in turn; ``room_for_machines``:
+    machine effects to keep at most.
+    """
     groups = problem.groups
     weights = problem.weights()
     names = [target.group for target in problem.targets]
@@ -81,8 +92,11 @@ def cross_fit(problem: Problem, room_for_machines: int = 0) -> CrossFit:
     return replace(found, machine_offsets=kept)
 
 
-def _choose_pulls(problem: Problem, weights: Floats, names: Sequence[str], masks: Sequence[Sequence[str]]) -> list[Pull]:
-    """For each set of groups the pull that predicts those inside it best when a part of them is left out in turn.
+def _choose_pulls(
+    problem: Problem, weights: Floats, names: Sequence[str], masks: Sequence[Sequence[str]]
+) -> list[Pull]:
+    """For each set of groups the pull that predicts those inside it best when a part of them is left out in
+    turn.
 
     Every inner fit is a fit like any other; all of them run together, each distinct one once.
     """
@@ -105,7 +119,9 @@ def _choose_pulls(problem: Problem, weights: Floats, names: Sequence[str], masks
     def by_group(pull: Pull, inside: Sequence[str], folds: Sequence[Sequence[str]]) -> Floats:
         return np.array(
             [
-                mean_error(problem, errors[tuple(group for group in inside if group not in fold), pull], group)
+                mean_error(
+                    problem, errors[tuple(group for group in inside if group not in fold), pull], group
+                )
                 for fold in folds
                 for group in fold
             ]
@@ -113,13 +129,16 @@ def _choose_pulls(problem: Problem, weights: Floats, names: Sequence[str], masks
 
     usual = usual_pull(problem)
     return [
-        clearly_best({pull: by_group(pull, inside, folds) for pull in choices}, usual) if folds else DEFAULT_PULL
+        clearly_best({pull: by_group(pull, inside, folds) for pull in choices}, usual)
+        if folds
+        else DEFAULT_PULL
         for inside, folds in zip(masks, plans, strict=True)
     ]
 
 
 def clearly_best(scores: Mapping[Pull, Floats], usual: Pull | None) -> Pull:
-    """The pull with the least mean error over groups; ``usual`` where that is within one standard error of the difference.
+    """The pull with the least mean error over groups;
+    ``usual`` where that is within one standard error of the difference.
 
     Groups differ in error by far more than pulls do, so a least mean alone is mostly chance.
     """
@@ -131,7 +150,9 @@ def clearly_best(scores: Mapping[Pull, Floats], usual: Pull | None) -> Pull:
 
 
 def _inner_folds(groups: Sequence[str]) -> list[tuple[str, ...]]:
-    """Parts of ``groups`` to leave out in turn: each group where they are few, else ``_INNER_FOLDS`` parts; none of one group."""
+    """Parts of ``groups`` to leave out in turn: each group where they are few,
+    else ``_INNER_FOLDS`` parts; none of one group.
+    """
     if len(groups) < _MIN_GROUPS_TO_CHOOSE:
         return []
     count = len(groups) if len(groups) <= _EACH_UP_TO else _INNER_FOLDS

@@ -38,10 +38,12 @@ QUANTITIES: tuple[Quantity, ...] = ("memory", "throughput", "host_memory")
 Bound = Literal["both", "at_least", "at_most"]
 """Whether the reading is the value, or the true value is only known to be at least or at most that."""
 
-# One standard deviation of the logarithm of a reading around a right model: runs of one recipe on two cards differ by 8-10 %
-# in memory in document 001, and by 15 % in one of its cells; times follow clocks, hosts and the lengths of samples.
+# One standard deviation of the logarithm of a reading around a right model: runs of one recipe on two cards
+# differ by 8-10 % in memory in document 001, and by 15 % in one of its cells; times follow clocks, hosts and
+# the lengths of samples.
 NOISE: Mapping[Quantity, float] = {"memory": 0.05, "throughput": 0.12, "host_memory": 0.15}
-# No training step sustains more of the dense peak than this: the configuration must be another than the record says.
+# No training step sustains more of the dense peak than this:
+# the configuration must be another than the record says.
 MAX_SHARE_OF_PEAK = 0.75
 # A reading whose configuration had to be inferred says less: weights by grade.
 GRADE_WEIGHT: Mapping[str | None, float] = {"A": 1.0, "B": 0.6, "C": 0.25, None: 1.0}
@@ -49,10 +51,11 @@ GRADE_WEIGHT: Mapping[str | None, float] = {"A": 1.0, "B": 0.6, "C": 0.25, None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One reading.  ``measured`` in bytes, or as a time (the inverse of a rate, so that more is always slower).
+    """One reading.  ``measured`` in bytes, or as a time (the inverse of a rate,
+    so that more is always slower).
 
-    ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.  ``machine`` names the
-    machine in a personal calibration.
+    ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.
+    ``machine`` names the machine in a personal calibration.
     """
 
     record: RunRecord
@@ -69,10 +72,14 @@ class Target:
 
     @property
     def host(self) -> str:
-        """The machine: as named, or what stands for it where no host is described, one document's machine with this GPU."""
+        """The machine: as named, or what stands for it where no host is described,
+        one document's machine with this GPU.
+        """
         hardware = self.scenario.hardware
         described = hardware.host.cores is not None
-        return self.machine or (hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}")
+        return self.machine or (
+            hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}"
+        )
 
     def key(self, level: Level) -> str:
         """Key of the reading at one level of the hierarchy."""
@@ -91,7 +98,9 @@ def targets_of(record: RunRecord, scenario: Scenario) -> tuple[Target, ...]:
 
 
 def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
-    """The peak; above 93 % of the card it is a ceiling, because the allocator returns its cache there, so only a lower bound."""
+    """The peak; above 93 % of the card it is a ceiling, because the allocator returns its cache there,
+    so only a lower bound.
+    """
     if record.use == "length_at_peak_unknown":
         return None
     limit = scenario.hardware.gpu.visible_memory_bytes
@@ -117,7 +126,9 @@ def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
 
 
 def is_impossible(target: Target) -> bool:
-    """Whether a time means more than :data:`MAX_SHARE_OF_PEAK` of the dense peak: kept and scored, but no lesson for the fit."""
+    """Whether a time means more than :data:`MAX_SHARE_OF_PEAK` of the dense peak: kept and scored,
+    but no lesson for the fit.
+    """
     time = predict_time(target.scenario, Coefficients())
     value = predicted(target, Coefficients())
     if time is None or value is None or time.mfu is None:
@@ -152,7 +163,8 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
 
 
 def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats, base: Sequence[Offset] = ()) -> Floats:
-    """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob, in the unit of the prior's spread).
+    """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob,
+    in the unit of the prior's spread).
 
     ``base``: offsets that are there already, the same for all rows.
     """
@@ -167,7 +179,9 @@ def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats, base: Seq
     value = predicted(target, replace(Coefficients(), **values))
     if value is None:
         raise ValueError(f"{target.record.id} has no prediction of {target.quantity}")
-    logs: Floats = np.log(np.broadcast_to(np.asarray(value, dtype=np.float64), len(offsets))) - math.log(target.measured)
+    logs: Floats = np.log(np.broadcast_to(np.asarray(value, dtype=np.float64), len(offsets))) - math.log(
+        target.measured
+    )
     return logs
 
 

@@ -18,7 +18,15 @@ from planner.domain.scenario import Scenario
 from planner.records import Quarantined
 
 _DOUBTFUL = frozenset(
-    {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "link_unknown", "length_at_peak_unknown"}
+    {
+        "below_weights",
+        "duplicate",
+        "repeat",
+        "impossible_rate",
+        "loop_time",
+        "link_unknown",
+        "length_at_peak_unknown",
+    }
 )
 
 
@@ -75,7 +83,9 @@ def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
         if not readings:
             found[Knob(name)] = NotFitted(Knob(name), 0, "no reading, or one document alone, depends on it")
             continue
-        found[Knob(name)] = NotFitted(Knob(name), len(readings), "too few documents depend on it, or no room is left")
+        found[Knob(name)] = NotFitted(
+            Knob(name), len(readings), "too few documents depend on it, or no room is left"
+        )
         for level in freedom.levels:
             counts = Counter(key for target in readings if (key := target.key(level)))
             least = MIN_READINGS_PER_LEVEL
@@ -91,4 +101,8 @@ def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
 def _readings_of(problem: Problem, name: str) -> list[Target]:
     """Readings of the problem that depend on one coefficient."""
     columns = {column for column, knob in enumerate(problem.knobs) if knob.coefficient == name}
-    return [target for target, active in zip(problem.targets, problem.active, strict=True) if columns & set(active.tolist())]
+    return [
+        target
+        for target, active in zip(problem.targets, problem.active, strict=True)
+        if columns & set(active.tolist())
+    ]

@@ -1,8 +1,9 @@
 """How often intervals hold readings of a source that had no part in making them.
 
-For each group, the parts of the scale are chosen and the quantiles taken among the other groups alone.  What is left of the
-judged group in them: the predictions of the others are by fits that did see it (each misses only its own group).
-:func:`held_out_twice` is rid of that as well, by a fit without every pair of groups; a slow test says how little it changes.
+For each group, the parts of the scale are chosen and the quantiles taken among the other groups alone.  What
+is left of the judged group in them: the predictions of the others are by fits that did see it (each misses
+only its own group).  :func:`held_out_twice` is rid of that as well, by a fit without every pair of groups; a
+slow test says how little it changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from planner.domain.interval import SpreadOf, find_spread, log_range
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One reading against the interval made from all other groups: whether it lay inside, and half the interval's width.
+    """One reading against the interval made from all other groups: whether it lay inside,
+    and half the interval's width.
 
     ``half_width`` is a fraction of the prediction.
     """
@@ -44,7 +46,8 @@ def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
 
 
 def held_out_twice(fit: CrossFit, residuals: Sequence[Residual]) -> tuple[Held, ...]:
-    """:func:`held_out` for the readings of one fit, with the errors of the others under fits that saw neither of both groups.
+    """:func:`held_out` for the readings of one fit,
+    with the errors of the others under fits that saw neither of both groups.
 
     The strength of the priors is the one chosen without the judged group; scales are those of ``residuals``.
     """

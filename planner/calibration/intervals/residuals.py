@@ -24,26 +24,42 @@ from planner.throughput.step import predict_time
 
 
 def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Residual]:
-    """Held-out log ratios of readings that are values, not bounds, with a configuration and a meter that are known.
+    """Held-out log ratios of readings that are values, not bounds,
+    with a configuration and a meter that are known.
 
-    An ambiguous row (grade C) or an unnamed meter says nothing about how far a measurement of this kind lies from its prediction.
+    An ambiguous row (grade C) or an unnamed meter says nothing about how far a measurement of this kind lies
+    from its prediction.
     """
     for target, error in zip(fit.problem.targets, fit.held_out_errors, strict=True):
-        known = target.record.grade != "C" and (target.quantity != "memory" or target.record.memory_kind is not None)
+        known = target.record.grade != "C" and (
+            target.quantity != "memory" or target.record.memory_kind is not None
+        )
         if target.bound == "both" and known:
             key, scales, reach = _judged(target, blind[target.group])
             of, choice = spread_of(target), tuple(map(float, np.atleast_1d(scales)))
             known_scales = choice if len(choice) > 1 else ()
-            yield Residual(target.record.id, target.group, of, key, -float(error), choice[0], target.weight, reach, known_scales)
+            yield Residual(
+                target.record.id,
+                target.group,
+                of,
+                key,
+                -float(error),
+                choice[0],
+                target.weight,
+                reach,
+                known_scales,
+            )
 
 
 _NO_REACH = (0.0, 0.0)
 
 
 def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tuple[float, float]]:
-    """The class of a reading, and scales and reach of its prediction by a calibration that never saw its group.
+    """The class of a reading, and scales and reach of its prediction by a calibration that never saw its
+    group.
 
-    One scale for each candidate of :mod:`planner.calibration.intervals.scale_choice`; a single number where there is no choice.
+    One scale for each candidate of :mod:`planner.calibration.intervals.scale_choice`;
+    a single number where there is no choice.
     """
     scenario, of = target.scenario, spread_of(target)
     coefficients, doubt = judge.coefficients_for(scenario), judge.doubt(scenario)

@@ -1,9 +1,9 @@
 """How much each part of a scale counts: what makes held-out intervals narrow for what they hold.
 
-Every part of :class:`planner.domain.scale.ScaleParts` may count half, once or twice its first guess.  Candidates are compared by
-their mean interval score: the width of the interval, and 20 times the distance by which a reading misses a 90 % interval.  Each
-source is held out in turn and weighted as in the quantiles.  Where a source is judged, the choice is made among the others
-(:mod:`planner.calibration.intervals.coverage`).
+Every part of :class:`planner.domain.scale.ScaleParts` may count half, once or twice its first guess.
+Candidates are compared by their mean interval score: the width of the interval, and 20 times the distance by
+which a reading misses a 90 % interval.  Each source is held out in turn and weighted as in the quantiles.
+Where a source is judged, the choice is made among the others (:mod:`planner.calibration.intervals.coverage`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,15 @@ def candidates(of: Quantity) -> tuple[ScaleParts, ...]:
 def all_candidates(of: Quantity) -> ScaleParts:
     """The candidates as one whose parts are arrays, so that one call gives the scales under all of them."""
     found = candidates(of)
-    return replace(ScaleParts(), **{name: np.array([getattr(each, name) for each in found]) for name in _PARTS[of]})
+    return replace(
+        ScaleParts(), **{name: np.array([getattr(each, name) for each in found]) for name in _PARTS[of]}
+    )
 
 
 def choose(residuals: Sequence[Residual]) -> Choice:
-    """The best candidate for each quantity by the ``residuals``; the first where they are of too few groups to tell."""
+    """The best candidate for each quantity by the ``residuals``;
+    the first where they are of too few groups to tell.
+    """
     found: dict[Quantity, int] = {}
     for of in _PARTS:
         mine = [each for each in residuals if each.key.of == of and each.scales]
@@ -61,7 +65,9 @@ def choose(residuals: Sequence[Residual]) -> Choice:
 def rescaled(residuals: Sequence[Residual], choice: Choice) -> tuple[Residual, ...]:
     """The residuals with their scales under a choice."""
     return tuple(
-        replace(each, scale=each.scales[choice[each.key.of]]) if each.scales and each.key.of in choice else each
+        replace(each, scale=each.scales[choice[each.key.of]])
+        if each.scales and each.key.of in choice
+        else each
         for each in residuals
     )
 
@@ -76,12 +82,16 @@ def parts_of(choice: Choice) -> ScaleParts:
 
 
 def _mean_scores(residuals: Sequence[Residual]) -> Floats:
-    """Mean interval score of each candidate over groups, each predicted by the others and counted as in the quantiles."""
+    """Mean interval score of each candidate over groups,
+    each predicted by the others and counted as in the quantiles.
+    """
     groups: dict[str, list[Residual]] = {}
     for each in residuals:
         groups.setdefault(each.group, []).append(each)
     weights = [group_weight(mine, mine[0].key.of) for mine in groups.values()]
-    scores: Floats = np.average([_group_scores(residuals, group) for group in groups], axis=0, weights=weights)
+    scores: Floats = np.average(
+        [_group_scores(residuals, group) for group in groups], axis=0, weights=weights
+    )
     return scores
 
 
@@ -97,7 +107,9 @@ def _group_scores(residuals: Sequence[Residual], group: str) -> Floats:
     for wanted in dict.fromkeys(each.key for each in mine):
         key = next(each for each in reversed(wanted.path()) if each in members)
         counted, weights = leaning(key, members)
-        scores = np.array([each.log_ratio for each in counted]) / np.array([each.scales for each in counted]).T
+        scores = (
+            np.array([each.log_ratio for each in counted]) / np.array([each.scales for each in counted]).T
+        )
         ends = conformal(scores, weights, TAIL), conformal(scores, weights, 1 - TAIL)
         for each in mine:
             if each.key == wanted:

@@ -1,7 +1,8 @@
 """Split conformal intervals: quantiles of held-out scores, every source alike, classes leaning on the whole.
 
-A score is ``log(measured / predicted) / scale``; the scale follows from the prediction (:mod:`planner.domain.scale`).  How often
-intervals hold readings of another source is measured in :mod:`planner.calibration.intervals.coverage`.
+A score is ``log(measured / predicted) / scale``; the scale follows from the prediction
+(:mod:`planner.domain.scale`).  How often intervals hold readings of another source is measured in
+:mod:`planner.calibration.intervals.coverage`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from planner.calibration.fit.targets import NOISE, Floats
 from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
-# A source of n readings counts n to this power: its readings err alike (0: it counts once, however many they are), and yet
-# many of them tell more of the scatter than few (1: each counts the same).  Five sources tell what must be held, and one of them
-# has more readings than all others: each counts once there.  No theory gives 0.75: it was chosen between 0 and 1 with the
-# published rows in sight, by held-out coverage and width.
+# A source of n readings counts n to this power: its readings err alike (0: it counts once, however many they
+# are), and yet many of them tell more of the scatter than few (1: each counts the same).  Five sources tell
+# what must be held, and one of them has more readings than all others: each counts once there.  No theory
+# gives 0.75: it was chosen between 0 and 1 with the published rows in sight, by held-out coverage and width.
 _READINGS_POWER: Mapping[Quantity, float] = {"memory": 0.75, "time": 0.75, "host_memory": 0.75, "need": 0.0}
 # The whole counts in a class like this many sources of the class: with as many, the class decides half.
 _COARSER_COUNTS = 2.0
@@ -27,19 +28,26 @@ _COARSER_COUNTS = 2.0
 _MIN_GROUPS = 2
 _NEED = SpreadKey("need")
 # One standard deviation of the logarithm at a scale of 1, as it is stated (:mod:`planner.domain.scale`, and
-# :data:`planner.calibration.fit.targets.NOISE` for host RAM): what a quantity that one source alone tells of leans on.
-_STATED_DEVIATION: Mapping[Quantity, float] = {"memory": 1 / 6, "need": 1 / 6, "time": 0.15, "host_memory": NOISE["host_memory"]}
+# :data:`planner.calibration.fit.targets.NOISE` for host RAM): what a quantity that one source alone tells of
+# leans on.
+_STATED_DEVIATION: Mapping[Quantity, float] = {
+    "memory": 1 / 6,
+    "need": 1 / 6,
+    "time": 0.15,
+    "host_memory": NOISE["host_memory"],
+}
 _STATED_READINGS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """One held-out reading: ``log_ratio`` is ``log(measured / predicted)``, the prediction by a fit that never saw its group.
+    """One held-out reading: ``log_ratio`` is ``log(measured / predicted)``,
+    the prediction by a fit that never saw its group.
 
-    ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside others of its group;
-    ``reach``: how far the order of samples alone moves it, down and up, as logarithms: its interval is at least as wide.
-    ``scales``: what the scale is under each candidate of :mod:`planner.calibration.intervals.scale_choice`; empty where there is
-    no choice.
+    ``of``: what was read; ``scale``: of that prediction; ``weight``: how much the reading counts beside
+    others of its group; ``reach``: how far the order of samples alone moves it, down and up, as logarithms:
+    its interval is at least as wide.  ``scales``: what the scale is under each candidate of
+    :mod:`planner.calibration.intervals.scale_choice`; empty where there is no choice.
     """
 
     record_id: str
@@ -54,18 +62,26 @@ class Residual:
 
 
 def make_spreads(residuals: Iterable[Residual]) -> tuple[Spread, ...]:
-    """Distributions of all classes with readings from at least two groups, and of each quantity as a whole."""
+    """Distributions of all classes with readings from at least two groups,
+    and of each quantity as a whole.
+    """
     members = by_class(residuals)
     return tuple(_spread(key, members) for key in members)
 
 
 def by_class(residuals: Iterable[Residual]) -> Mapping[SpreadKey, Sequence[Residual]]:
-    """The readings of each class that has a distribution, and of each quantity as a whole; one reading is in several."""
+    """The readings of each class that has a distribution, and of each quantity as a whole;
+    one reading is in several.
+    """
     members: dict[SpreadKey, list[Residual]] = {}
     for residual in residuals:
         for key in (*residual.key.path(), *([_NEED] if _tells_need(residual) else [])):
             members.setdefault(key, []).append(residual)
-    return {key: mine for key, mine in members.items() if key == SpreadKey(key.of) or _n_groups(mine) >= _MIN_GROUPS}
+    return {
+        key: mine
+        for key, mine in members.items()
+        if key == SpreadKey(key.of) or _n_groups(mine) >= _MIN_GROUPS
+    }
 
 
 def _tells_need(residual: Residual) -> bool:
@@ -94,16 +110,25 @@ def _spread(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> 
 
 
 def _stated(key: SpreadKey, members: Sequence[Residual]) -> tuple[Sequence[Residual], Floats]:
-    """What one source alone leans on: the scatter that a scale of 1 is stated to stand for, as readings of a few sources."""
+    """What one source alone leans on: the scatter that a scale of 1 is stated to stand for,
+    as readings of a few sources.
+    """
     deviation, one = NormalDist(0.0, _STATED_DEVIATION[key.of]), members[0]
     shares = [(place + 0.5) / _STATED_READINGS for place in range(_STATED_READINGS)]
-    stated = [replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, scales=(), weight=1.0) for share in shares]
+    stated = [
+        replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, scales=(), weight=1.0)
+        for share in shares
+    ]
     own = float(_weights(members, _READINGS_POWER[key.of]).sum())
     return stated, np.full(_STATED_READINGS, _COARSER_COUNTS * own / _STATED_READINGS)
 
 
-def leaning(key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]) -> tuple[Sequence[Residual], Floats]:
-    """What tells of a class, with weights: its own readings, and those of the whole at the weight of a few sources."""
+def leaning(
+    key: SpreadKey, members: Mapping[SpreadKey, Sequence[Residual]]
+) -> tuple[Sequence[Residual], Floats]:
+    """What tells of a class, with weights: its own readings,
+    and those of the whole at the weight of a few sources.
+    """
     whole = members[SpreadKey(key.of)]
     if _n_groups(whole) < _MIN_GROUPS:
         stated, weights = _stated(key, whole)
@@ -132,7 +157,8 @@ def _weights(residuals: Sequence[Residual], power: float) -> Floats:
 
 
 def conformal(scores: Floats, weights: Floats, probability: float) -> Floats:
-    """Weighted quantile of each row with room for one unseen reading of mean weight: outwards on both sides of the median.
+    """Weighted quantile of each row with room for one unseen reading of mean weight:
+    outwards on both sides of the median.
 
     Source: Tibshirani et al. 2019 (arXiv 1904.06060), weighted conformal quantile.
     """

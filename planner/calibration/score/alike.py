@@ -21,7 +21,8 @@ from planner.records.measured import RawReadings, raw_of
 class OwnRun:
     """One run that ended well, with its readings where it carries them.
 
-    ``allocated_bytes``, ``reserved_bytes``: highest of any phase on the fullest rank; ``None`` without readings.
+    ``allocated_bytes``, ``reserved_bytes``: highest of any phase on the fullest rank;
+    ``None`` without readings.
     """
 
     record: RunRecord
@@ -30,7 +31,8 @@ class OwnRun:
 
 
 def own_runs(scenario: Scenario, folder: Path | None = None) -> tuple[OwnRun, ...]:
-    """Records below ``data/measurements`` (or ``folder``) with the model, recipe and stack of ``scenario``, in order of files.
+    """Records below ``data/measurements`` (or ``folder``) with the model,
+    recipe and stack of ``scenario``, in order of files.
 
     Raises:
         InputFileError: a file that cannot be read.
@@ -59,5 +61,7 @@ def _own_run(record: RunRecord, records: RecordSet) -> OwnRun:
 
 
 def _highest(raw: RawReadings | None, name: str) -> int | None:
-    found: Iterable[int | None] = () if raw is None else (getattr(phase, name) for rank in raw.ranks for phase in rank.phases)
+    found: Iterable[int | None] = (
+        () if raw is None else (getattr(phase, name) for rank in raw.ranks for phase in rank.phases)
+    )
     return max((each for each in found if each is not None), default=None)

@@ -1,4 +1,6 @@
-"""What a new calibration did to one row: its numbers before and after, and the part of each coefficient that moved."""
+"""What a new calibration did to one row: its numbers before and after,
+and the part of each coefficient that moved.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def change_of(row: RowScore, earlier: Calibration, now: Calibration) -> RowChang
     first, last = earlier.coefficients_for(row.scenario), now.coefficients_for(row.scenario)
     before = score_record(row.record, earlier)
     moved = [_moved(row, before, prior, first, last) for prior in PRIORS if _differs(prior.name, first, last)]
-    return RowChange(earlier.date, before, tuple(sorted(moved, key=lambda each: -max(map(abs, each.effect.values()), default=0))))
+    return RowChange(
+        earlier.date,
+        before,
+        tuple(sorted(moved, key=lambda each: -max(map(abs, each.effect.values()), default=0))),
+    )
 
 
 def _differs(name: str, first: Coefficients, last: Coefficients) -> bool:

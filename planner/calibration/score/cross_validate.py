@@ -13,8 +13,9 @@ from planner.records import RecordSet
 class CrossValidation:
     """Three validations of the same records.
 
-    ``held_out``: each group by the calibration without it, as one of a machine that was never seen.  ``in_sample``: by the
-    calibration on all groups, with the effects of the machine where it keeps some.  ``prior``: without any fit.
+    ``held_out``: each group by the calibration without it, as one of a machine that was never seen.
+    ``in_sample``: by the calibration on all groups, with the effects of the machine where it keeps some.
+    ``prior``: without any fit.
     """
 
     fitted: Fitted
@@ -27,11 +28,14 @@ def cross_validate(records: RecordSet) -> CrossValidation:
     """Calibrate with and without each source group, and score every record with each.
 
     Raises:
-        InputFileError: a record with a name that no catalog knows or a value that cannot be used; names file and line.
+        InputFileError: a record with a name that no catalog knows or a value that cannot be used;
+        names file and line.
     """
     prior = validate(records)
     fitted = calibrate(records.records)
 
     held_out = validate(records, lambda record: fitted.without.get(record.source_group, fitted.calibration))
-    in_sample = validate(records, lambda record: replace(fitted.calibration, machine=fitted.machines.get(record.id, "")))
+    in_sample = validate(
+        records, lambda record: replace(fitted.calibration, machine=fitted.machines.get(record.id, ""))
+    )
     return CrossValidation(fitted, held_out, replace(in_sample, is_held_out=False), prior)

@@ -16,9 +16,10 @@ NamedComparison = tuple[str, Comparison]
 class ErrorSummary:
     """Errors of one quantity.
 
-    ``mape``: mean of the absolute relative errors.  ``median_signed``: median of the relative errors; positive: too much was
-    predicted.  ``max_abs``: largest absolute relative error, that of ``worst_row``.  ``quantities``: what was compared, with how
-    many rows.  ``groups``: over how many source groups ``mape`` and ``median_signed`` are averaged (1: over rows).
+    ``mape``: mean of the absolute relative errors.  ``median_signed``: median of the relative
+    errors; positive: too much was predicted.  ``max_abs``: largest absolute relative error, that of
+    ``worst_row``.  ``quantities``: what was compared, with how many rows.  ``groups``: over how many source
+    groups ``mape`` and ``median_signed`` are averaged (1: over rows).
     """
 
     n: int
@@ -32,7 +33,9 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class BoundSummary:
-    """Predictions against an upper bound: ``ok`` of ``n`` are not above it; ``max_excess`` is the largest excess over it."""
+    """Predictions against an upper bound: ``ok`` of ``n`` are not above it;
+    ``max_excess`` is the largest excess over it.
+    """
 
     n: int
     ok: int
@@ -42,7 +45,9 @@ class BoundSummary:
 
 @dataclass(frozen=True, slots=True)
 class OomSummary:
-    """Verdicts on GPU memory.  ``n_oom`` rows ran out, ``n_ok`` ran; ``no_verdict`` of them are on cards of unknown memory."""
+    """Verdicts on GPU memory.  ``n_oom`` rows ran out, ``n_ok`` ran;
+    ``no_verdict`` of them are on cards of unknown memory.
+    """
 
     n_oom: int
     n_ok: int
@@ -71,7 +76,9 @@ def summarise(rows: Iterable[NamedComparison]) -> ErrorSummary | None:
 
 
 def average(summaries: Sequence[ErrorSummary]) -> ErrorSummary | None:
-    """Unweighted mean over groups, so that a document with many rows does not drown the others; ``None`` without groups."""
+    """Unweighted mean over groups, so that a document with many rows does not drown the others;
+    ``None`` without groups.
+    """
     if not summaries:
         return None
     worst = max(summaries, key=lambda each: each.max_abs)

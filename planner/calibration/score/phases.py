@@ -1,4 +1,6 @@
-"""One record against its prediction phase by phase: what a run of our own read in each phase beside what was predicted for it."""
+"""One record against its prediction phase by phase:
+what a run of our own read in each phase beside what was predicted for it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ PHASE_LEVELS: tuple[PhaseLevel, ...] = ("allocated", "reserved")
 class PhaseScore:
     """One phase of one record, in bytes of the fullest rank.
 
-    ``allocated`` and ``reserved`` are ``None`` where the device has no such figure (a CPU) or the phase was not gone through to
-    its end.  ``host_rss_bytes`` is that of the largest process at the end of the phase; ``predicted_allocated_bytes`` is what
-    the formulas place on a GPU.
+    ``allocated`` and ``reserved`` are ``None`` where the device has no such figure (a CPU) or the phase was
+    not gone through to its end.  ``host_rss_bytes`` is that of the largest process at the end of the phase;
+    ``predicted_allocated_bytes`` is what the formulas place on a GPU.
     """
 
     phase: Phase
@@ -45,10 +47,14 @@ class PhaseSummary:
     errors: ErrorSummary
 
 
-def score_phases(record: RunRecord, raw: RawReadings | None, memory: MemoryPrediction | None) -> tuple[PhaseScore, ...]:
-    """Every phase that the readings of ``record`` have, in their order; empty without readings or without a prediction.
+def score_phases(
+    record: RunRecord, raw: RawReadings | None, memory: MemoryPrediction | None
+) -> tuple[PhaseScore, ...]:
+    """Every phase that the readings of ``record`` have, in their order;
+    empty without readings or without a prediction.
 
-    The phase in which a run ended short was not gone through to its end, so its peak says nothing and is left out.
+    The phase in which a run ended short was not gone through to its end,
+    so its peak says nothing and is left out.
     """
     if raw is None or memory is None:
         return ()
@@ -63,7 +69,9 @@ def score_phases(record: RunRecord, raw: RawReadings | None, memory: MemoryPredi
     return tuple(_score(phase, found[phase], predicted.get(phase), memory) for phase in ordered)
 
 
-def _score(phase: Phase, readings: Sequence[PhaseReading], peak: PhasePeak | None, memory: MemoryPrediction) -> PhaseScore:
+def _score(
+    phase: Phase, readings: Sequence[PhaseReading], peak: PhasePeak | None, memory: MemoryPrediction
+) -> PhaseScore:
     resident = [each.host_rss_bytes for each in readings if each.host_rss_bytes is not None]
     return PhaseScore(
         phase,
@@ -86,7 +94,9 @@ def _compare(
 
 
 def summarise_phases(scores: Mapping[str, Iterable[PhaseScore]]) -> tuple[PhaseSummary, ...]:
-    """Errors of each phase and level over records (by id), each record with the same weight; phases in their order."""
+    """Errors of each phase and level over records (by id), each record with the same weight;
+    phases in their order.
+    """
     pairs: dict[tuple[Phase, PhaseLevel], list[tuple[str, Comparison]]] = {}
     for record_id, phases in scores.items():
         for score in phases:

@@ -14,7 +14,8 @@ from planner.units import MIB
 
 # What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.
 _DRIVER_MARGIN = 1.04
-# Weights that a record's stack may hold in fewer bits than the planner thinks are no reason to doubt its unit.
+# Weights that a record's stack may hold in fewer bits than the planner thinks are no reason to doubt its
+# unit.
 _LEAST_SHARE_OF_WEIGHTS = 0.5
 # A program may make a model's table of positions longer, and its run shows that it did.
 _RUNS_ALL_THE_SAME = frozenset({"sequence-above-table"})
@@ -33,7 +34,9 @@ def scenario_of(record: RunRecord) -> tuple[Scenario, str]:
     request: ScenarioRequest = from_record(record)
     scenario = resolve(request, force=True)
     found = refusals(Case(scenario, request.values))
-    return scenario, "; also: ".join(message for rule, message in found.items() if rule not in _RUNS_ALL_THE_SAME)
+    return scenario, "; also: ".join(
+        message for rule, message in found.items() if rule not in _RUNS_ALL_THE_SAME
+    )
 
 
 def below_weights(record: RunRecord, scenario: Scenario) -> str:
@@ -41,11 +44,16 @@ def below_weights(record: RunRecord, scenario: Scenario) -> str:
     if record.peak_memory_mib is None or record.phase_reached == "load":
         return ""
     terms = predict_replayed(job_of(scenario, Coefficients()), minimum_too=False).terms
-    weights_bytes = sum(float(term.n_bytes) for term in terms if term.name == "weights" and "optimizer_step" in term.phases)
+    weights_bytes = sum(
+        float(term.n_bytes) for term in terms if term.name == "weights" and "optimizer_step" in term.phases
+    )
     cards = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
     if record.peak_memory_mib * MIB >= _LEAST_SHARE_OF_WEIGHTS * weights_bytes * cards:
         return ""
-    return f"{record.peak_memory_mib:g} MiB for weights of {weights_bytes * cards / MIB:.0f} MiB: {BELOW_WEIGHTS}"
+    return (
+        f"{record.peak_memory_mib:g} MiB for weights of {weights_bytes * cards / MIB:.0f} MiB: "
+        f"{BELOW_WEIGHTS}"
+    )
 
 
 def above_card(record: RunRecord, scenario: Scenario) -> str:
@@ -57,4 +65,7 @@ def above_card(record: RunRecord, scenario: Scenario) -> str:
     cards = hardware.world_size if record.memory_scope == "all_gpus" else 1
     if record.peak_memory_mib * MIB <= card_bytes * cards * _DRIVER_MARGIN:
         return ""
-    return f"{record.peak_memory_mib:.0f} MiB on {cards} x {hardware.gpu.id} of {card_bytes / MIB:.0f} MiB: {ABOVE_CARD}"
+    return (
+        f"{record.peak_memory_mib:.0f} MiB on {cards} x {hardware.gpu.id} of {card_bytes / MIB:.0f} "
+        f"MiB: {ABOVE_CARD}"
+    )

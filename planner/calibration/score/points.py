@@ -14,7 +14,8 @@ from planner.domain.prediction import Prediction
 class Point:
     """One measured number beside its prediction, both in the unit that ``quantity`` ends in.
 
-    ``interval`` is the nominal range around the prediction; ``None`` without a calibration, or where it knows no such reading.
+    ``interval`` is the nominal range around the prediction; ``None`` without a calibration,
+    or where it knows no such reading.
     """
 
     record_id: str
@@ -32,7 +33,9 @@ class Point:
 
 
 def points_of(rows: Iterable[RowScore], quantity: str) -> tuple[Point, ...]:
-    """Points of the rows that have ``quantity`` (one of :data:`planner.calibration.score.rows.QUANTITIES`)."""
+    """Points of the rows that have ``quantity`` (one of
+    :data:`planner.calibration.score.rows.QUANTITIES`).
+    """
     return tuple(point for row in rows if (point := point_of(row, quantity)) is not None)
 
 
@@ -48,7 +51,9 @@ def point_of(row: RowScore, quantity: str) -> Point | None:
 
 
 def _interval_of(prediction: Prediction, comparison: Comparison, quantity: str) -> Interval | None:
-    """The interval of the peak, the step or the process, carried over to what was printed (a total, a rate, a whole run)."""
+    """The interval of the peak, the step or the process, carried over to what was printed (a total, a rate,
+    a whole run).
+    """
     centre, interval = _predicted_interval(prediction, comparison, quantity)
     if interval is None:
         return None
@@ -58,7 +63,9 @@ def _interval_of(prediction: Prediction, comparison: Comparison, quantity: str) 
     return Interval(comparison.predicted * low, comparison.predicted * high)
 
 
-def _predicted_interval(prediction: Prediction, comparison: Comparison, quantity: str) -> tuple[float, Interval | None]:
+def _predicted_interval(
+    prediction: Prediction, comparison: Comparison, quantity: str
+) -> tuple[float, Interval | None]:
     """A prediction and the interval around it, in the unit of both."""
     uncertainty = prediction.uncertainty
     if uncertainty is None:

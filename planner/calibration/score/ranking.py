@@ -14,7 +14,9 @@ APART = 0.10
 
 @dataclass(frozen=True, slots=True)
 class RankAgreement:
-    """Of ``n_pairs`` pairs of rows of one document whose measurements lie more than 10 % apart, how many are ordered alike."""
+    """Of ``n_pairs`` pairs of rows of one document whose measurements lie more than 10 % apart,
+    how many are ordered alike.
+    """
 
     n_pairs: int
     n_right: int
@@ -31,7 +33,8 @@ def rank_agreement(comparisons: Iterable[Comparison]) -> RankAgreement | None:
     A pair that is predicted equal is not ordered, and so wrong.
     """
     right = [
-        (first.measured > second.measured) == (first.predicted > second.predicted) and first.predicted != second.predicted
+        (first.measured > second.measured) == (first.predicted > second.predicted)
+        and first.predicted != second.predicted
         for first, second in combinations(comparisons, 2)
         if first.quantity == second.quantity
         and max(first.measured, second.measured) > (1 + APART) * min(first.measured, second.measured)
@@ -42,4 +45,8 @@ def rank_agreement(comparisons: Iterable[Comparison]) -> RankAgreement | None:
 def joined(agreements: Iterable[RankAgreement | None]) -> RankAgreement | None:
     """All pairs of several documents; pairs are never made across documents."""
     found = [each for each in agreements if each is not None]
-    return RankAgreement(sum(each.n_pairs for each in found), sum(each.n_right for each in found)) if found else None
+    return (
+        RankAgreement(sum(each.n_pairs for each in found), sum(each.n_right for each in found))
+        if found
+        else None
+    )

@@ -22,7 +22,9 @@ from planner.units import MIB
 # Errors are kept apart by these: a row may be right in one and wrong in another.
 QUANTITIES = ("memory", "throughput", "host_memory")
 OomResult = Literal["right", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom", "no_verdict"]
-"""What a verdict was worth: ``false_fit`` = said fits, ran out of GPU memory; ``false_oom`` = said does not fit, but ran."""
+"""What a verdict was worth: ``false_fit`` = said fits, ran out of GPU memory;
+``false_oom`` = said does not fit, but ran.
+"""
 
 # Throughput is scored on the first of these that a row has.
 THROUGHPUT_COLUMNS = ("step_time_s", "samples_per_s", "tokens_per_s", "run_time_s")
@@ -36,8 +38,8 @@ _CPU = "cpu"
 class Comparison:
     """One measured number and what was predicted for it, in the same unit.
 
-    ``quantity`` ends in the unit: ``driver_bytes``, ``step_time_s``, ``samples_per_s``.  ``note``: ``assumed`` where the record
-    does not name its meter or scope, ``of n GPUs`` for a total.
+    ``quantity`` ends in the unit: ``driver_bytes``, ``step_time_s``, ``samples_per_s``.  ``note``:
+    ``assumed`` where the record does not name its meter or scope, ``of n GPUs`` for a total.
     """
 
     quantity: str
@@ -60,8 +62,8 @@ class Comparison:
 class RowScore:
     """One record with its prediction and comparisons; ``None`` where the record has no such number.
 
-    ``not_modelled`` is why there is no prediction, ``not_timed`` why a measured time or rate could not be compared.
-    ``host_bound`` compares with installed memory, which is only an upper bound on what a job used.
+    ``not_modelled`` is why there is no prediction, ``not_timed`` why a measured time or rate could not be
+    compared.  ``host_bound`` compares with installed memory, which is only an upper bound on what a job used.
     """
 
     record: RunRecord
@@ -89,8 +91,8 @@ def is_cpu(record: RunRecord) -> bool:
 def score_record(record: RunRecord, model: Coefficients | Calibration, *, quick: bool = False) -> RowScore:
     """Predict the configuration of ``record`` with plain coefficients or a calibration, and compare.
 
-    What ``plan`` refuses, and a reading above the card, is not compared: the record does not say what ran.  ``quick``: memory is
-    not replayed, where it is not what one asks for.
+    What ``plan`` refuses, and a reading above the card, is not compared: the record does not say what ran.
+    ``quick``: memory is not replayed, where it is not what one asks for.
 
     Raises:
         UsageError: a name that no catalog knows, or a value outside its range.
@@ -110,7 +112,9 @@ def score_record(record: RunRecord, model: Coefficients | Calibration, *, quick:
         scenario=scenario,
         prediction=prediction,
         not_timed=not_timed,
-        memory=compare_memory(record, _memory_of_reading(record, scenario, prediction, model), world) if measured else None,
+        memory=compare_memory(record, _memory_of_reading(record, scenario, prediction, model), world)
+        if measured
+        else None,
         throughput=throughput,
         host_memory=compare_host(record, prediction.host) if measured else None,
         host_bound=compare_host_bound(record, prediction.host) if measured else None,
@@ -121,7 +125,9 @@ def score_record(record: RunRecord, model: Coefficients | Calibration, *, quick:
 def _memory_of_reading(
     record: RunRecord, scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration
 ) -> MemoryPrediction:
-    """The prediction that the record's peak is compared with: of a shorter batch where it is a percentile over the steps."""
+    """The prediction that the record's peak is compared with:
+    of a shorter batch where it is a percentile over the steps.
+    """
     step = at_percentile(record, scenario)
     return prediction.memory if step is scenario else predict_with(step, model).memory
 
@@ -129,8 +135,9 @@ def _memory_of_reading(
 def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int) -> Comparison | None:
     """Peak GPU memory at the level and scope of the record, in bytes.
 
-    ``per_gpu`` is the fullest GPU; ``all_gpus`` is one GPU times the number of processes, as all ranks are alike.  A meter that
-    the record does not name is taken as the driver's (nvidia-smi), which is what people look at.
+    ``per_gpu`` is the fullest GPU; ``all_gpus`` is one GPU times the number of processes, as all ranks are
+    alike.  A meter that the record does not name is taken as the driver's (nvidia-smi), which is what people
+    look at.
     """
     if record.peak_memory_mib is None:
         return None
@@ -141,13 +148,16 @@ def compare_memory(record: RunRecord, memory: MemoryPrediction, world_size: int)
         count = world_size
         notes.append(f"of {world_size} GPUs")
     predicted = float(count * level_bytes(memory, kind, record.phase_reached))
-    return Comparison(f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes))
+    return Comparison(
+        f"{kind}_bytes", round(record.peak_memory_mib * MIB), round(predicted), ", ".join(notes)
+    )
 
 
 def level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | None) -> Number:
     """Peak of one GPU at one level, over the phases that the run went through.
 
-    A run that only set up is compared with that phase itself; one that ended before a whole step with the phases up to there.
+    A run that only set up is compared with that phase itself;
+    one that ended before a whole step with the phases up to there.
     """
     peak: Number = getattr(memory, f"{kind}_peak_bytes")
     if reached is None:
@@ -159,10 +169,12 @@ def level_bytes(memory: MemoryPrediction, kind: MemoryKind, reached: Phase | Non
 
 
 def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[Comparison | None, str]:
-    """The first of step time, samples/s, tokens/s and run time that the record has, and why it could not be compared.
+    """The first of step time, samples/s, tokens/s and run time that the record has,
+    and why it could not be compared.
 
-    The error is that of the printed quantity, so a prediction twice too fast is -50 % of a time and +100 % of a rate.  Where a
-    record says that samples have natural lengths and not how long they are, no time can be compared.
+    The error is that of the printed quantity, so a prediction twice too fast is -50 % of a time and +100 % of
+    a rate.  Where a record says that samples have natural lengths and not how long they are, no time can be
+    compared.
     """
     column = throughput_column(record)
     if column is None:
@@ -185,14 +197,22 @@ def throughput_column(record: RunRecord) -> str | None:
 
 
 def predicted_throughput(time: TimePrediction, column: str) -> Number | None:
-    """The prediction for one of :data:`THROUGHPUT_COLUMNS`, in its unit; ``None`` for a run time of unknown length."""
+    """The prediction for one of :data:`THROUGHPUT_COLUMNS`, in its unit;
+    ``None`` for a run time of unknown length.
+    """
     value: Number | None = time.step_s if column == "step_time_s" else getattr(time, column)
     return value
 
 
 def compare_host(record: RunRecord, host: HostPrediction) -> Comparison | None:
-    """Host RAM of a process or of the node, in bytes; installed memory is no measurement (:func:`compare_host_bound`)."""
-    if record.host_memory_mib is None or record.host_memory_kind == "installed_min" or record.phase_reached in SETUP_PHASES:
+    """Host RAM of a process or of the node, in bytes; installed memory is no measurement
+    (:func:`compare_host_bound`).
+    """
+    if (
+        record.host_memory_mib is None
+        or record.host_memory_kind == "installed_min"
+        or record.phase_reached in SETUP_PHASES
+    ):
         return None
     # A run on a CPU holds in host RAM what the formulas place on the GPU.
     if is_cpu(record):
@@ -218,12 +238,16 @@ def host_bytes(record: RunRecord, host: HostPrediction) -> Number:
 
 
 def is_mark_of_steps(record: RunRecord) -> bool:
-    """Whether a host reading is of a moment in the steps of a run, not of its peak; of loading there is no such record."""
+    """Whether a host reading is of a moment in the steps of a run, not of its peak;
+    of loading there is no such record.
+    """
     return record.host_memory_kind == "rss_mark" and record.phase_reached is not None
 
 
 def host_scope(record: RunRecord) -> HostMemoryScope:
-    """What a host reading counts: as the record says, else a control group's is the node's and others the process's."""
+    """What a host reading counts: as the record says,
+    else a control group's is the node's and others the process's.
+    """
     return record.host_memory_scope or ("node" if record.host_memory_kind == "cgroup" else "process")
 
 
@@ -234,18 +258,22 @@ def compare_host_bound(record: RunRecord, host: HostPrediction) -> Comparison | 
     """
     if record.host_memory_mib is None or record.host_memory_kind != "installed_min":
         return None
-    return Comparison("installed_bytes", round(record.host_memory_mib * MIB), round(float(host.per_node_bytes)))
+    return Comparison(
+        "installed_bytes", round(record.host_memory_mib * MIB), round(float(host.per_node_bytes))
+    )
 
 
 def judge_verdict(record: RunRecord, prediction: Prediction) -> OomResult | None:
     """What the verdict on GPU memory was worth; ``None`` for outcomes that say nothing about it.
 
-    Nothing happened to the job in a run that only loaded, or that ended for another reason than GPU memory.  A mark of the
-    steps belongs to a run that another record describes.  A verdict about host RAM is given only where the GPU's memory suffices,
-    so it counts as "fits" here.
+    Nothing happened to the job in a run that only loaded, or that ended for another reason than GPU memory.
+    A mark of the steps belongs to a run that another record describes.  A verdict about host RAM is given
+    only where the GPU's memory suffices, so it counts as "fits" here.
     """
     ran_out = record.outcome == "oom"
-    if not ran_out and (record.outcome != "ok" or record.phase_reached in SETUP_PHASES or is_mark_of_steps(record)):
+    if not ran_out and (
+        record.outcome != "ok" or record.phase_reached in SETUP_PHASES or is_mark_of_steps(record)
+    ):
         return None
     if prediction.verdict == "no_verdict":
         return "no_verdict"

@@ -36,9 +36,10 @@ MIN_GROUP_ROWS = 3
 class SourceScore:
     """Errors over the rows of one source, or of all of them.
 
-    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled_rows`` have no prediction and
-    are in no other number; ``not_timed_rows`` have one, but no time.  ``offload_throughput``: of those rows of ``throughput``
-    that offload, whose time the host decides.  ``*_ranks``: whether configurations of one document are put in the measured order.
+    ``n_censored`` rows filled the card, so that their reading is capped by it.  ``not_modelled_rows`` have no
+    prediction and are in no other number; ``not_timed_rows`` have one, but no time.  ``offload_throughput``:
+    of those rows of ``throughput`` that offload, whose time the host decides.  ``*_ranks``: whether
+    configurations of one document are put in the measured order.
     """
 
     source: str
@@ -65,9 +66,10 @@ class SourceScore:
 class Validation:
     """Scores of record files.
 
-    ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.  ``unread`` lists
-    lines that are no record or name what no catalog knows, with the reason.  ``cpu_rows`` are runs without a GPU, which are in
-    no number of a GPU.  ``phases`` are the phases of every record that carries readings, by its id.
+    ``calibration`` names the coefficients; ``is_held_out``: each group has those of a fit without it.
+    ``unread`` lists lines that are no record or name what no catalog knows, with the reason.  ``cpu_rows``
+    are runs without a GPU, which are in no number of a GPU.  ``phases`` are the phases of every record that
+    carries readings, by its id.
     """
 
     sources: tuple[SourceScore, ...]
@@ -81,7 +83,9 @@ class Validation:
 
     @property
     def phase_errors(self) -> tuple[PhaseSummary, ...]:
-        """Errors of each phase and level over all records that carry readings; a CPU has no level that could be compared."""
+        """Errors of each phase and level over all records that carry readings;
+        a CPU has no level that could be compared.
+        """
         return summarise_phases(self.phases)
 
 
@@ -89,10 +93,11 @@ Model = Coefficients | Calibration
 
 
 def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = PRIORS) -> Validation:
-    """Predict every record and compare; ``model`` may be a function that says which coefficients a record is predicted with.
+    """Predict every record and compare;
+    ``model`` may be a function that says which coefficients a record is predicted with.
 
-    ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows, unweighted; its counts are
-    sums.
+    ``overall`` averages each error over source groups with at least ``MIN_GROUP_ROWS`` compared rows,
+    unweighted; its counts are sums.
 
     A record with a name that no catalog knows, or a value that cannot be used, is listed among ``unread``.
 
@@ -111,7 +116,9 @@ def validate(records: RecordSet, model: Model | Callable[[RunRecord], Model] = P
         raise InputFileError(unusable[0].path, f"no row can be used: {told_at_once(unusable)}")
     rows = tuple(row for row in scored if not is_cpu(row.record))
     return Validation(
-        sources=tuple(score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source)),
+        sources=tuple(
+            score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source)
+        ),
         overall=_overall(rows),
         rows=rows,
         calibration="calibrated" if callable(model) else model.name,
@@ -174,7 +181,9 @@ def _grouped(rows: Iterable[RowScore], key: Callable[[RowScore], str]) -> list[t
 
 def _overall(rows: Sequence[RowScore]) -> SourceScore:
     pooled = score_source(OVERALL, rows)
-    groups = [score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source_group)]
+    groups = [
+        score_source(name, group) for name, group in _grouped(rows, lambda row: row.record.source_group)
+    ]
     return replace(
         pooled,
         memory=_macro(group.memory for group in groups),

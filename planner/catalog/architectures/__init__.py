@@ -1,6 +1,7 @@
 """One reader per ``model_type``: ``config.json`` fields to a :class:`~planner.domain.model.ModelSpec`.
 
-Each module of this package serves a family and exports ``READERS``.  A new architecture is a new function there.
+Each module of this package serves a family and exports ``READERS``.
+A new architecture is a new function there.
 """
 
 from __future__ import annotations

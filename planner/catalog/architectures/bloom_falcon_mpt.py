@@ -1,7 +1,8 @@
 """BLOOM, Falcon and MPT.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _MPT_ATTENTION = "multihead_attention"
 
 
 def read_bloom(fields: ConfigFields) -> ModelSpec:
-    """``bloom``: ALiBi, fused ``query_key_value``, biases everywhere, a norm after the token table, tied head.
+    """``bloom``: ALiBi, fused ``query_key_value``, biases everywhere, a norm after the token table,
+    tied head.
 
     ``final_norms`` holds ``word_embeddings_layernorm`` and ``ln_f``, the two norms outside the blocks.
     """
@@ -39,7 +41,9 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
     )
     table = token_embedding(fields, hidden, "word_embeddings")
-    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -51,7 +55,9 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
 
 
 def read_falcon(fields: ConfigFields) -> ModelSpec:
-    """``falcon``: multi-query, parallel, one norm (7B), or grouped queries with two norms (40B, ``new_decoder_architecture``)."""
+    """``falcon``: multi-query, parallel, one norm (7B), or grouped queries with two norms (40B,
+    ``new_decoder_architecture``).
+    """
     hidden = fields.integer("n_embed", "hidden_size")
     attention = _falcon_attention(fields, hidden)
     bias = fields.flag("bias", False)
@@ -61,7 +67,9 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
         attention=attention,
         mlp=MlpSpec(width, gated=False, activation=fields.text("activation", "gelu")),
         # FalconLinear derives from nn.Linear.
-        linears=fused_qkv(attention, hidden, ("query_key_value", "dense"), biases=(bias, bias), kind="subclass")
+        linears=fused_qkv(
+            attention, hidden, ("query_key_value", "dense"), biases=(bias, bias), kind="subclass"
+        )
         + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=bias, kind="subclass"),
         norms=norms,
         parallel=parallel,
@@ -69,7 +77,9 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
         norms_first=parallel and sum(norm.copies for norm in norms) == 2,
     )
     table = token_embedding(fields, hidden, "word_embeddings")
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers", "n_layer"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers", "n_layer"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -80,7 +90,9 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
 
 def _falcon_attention(fields: ConfigFields, hidden: int) -> AttentionSpec:
     heads = fields.integer("num_attention_heads", "n_head")
-    attention = replace(even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute", returned_scores="softmax")
+    attention = replace(
+        even_heads(fields, hidden, heads), fused_qkv=True, eager_scores="compute", returned_scores="softmax"
+    )
     # modeling_falcon.py passes allow_is_causal_skip=False, for the sake of ALiBi.
     attention = replace(attention, makes_mask=True, fused_parts="selected")
     kv_heads = fields.integer("num_kv_heads", "n_head_kv", default=heads)
@@ -94,7 +106,9 @@ def _falcon_attention(fields: ConfigFields, hidden: int) -> AttentionSpec:
     elif kv_heads != heads:
         # The module sizes query_key_value for one key and value per head whatever num_kv_heads says.
         raise fields.fail(f"num_kv_heads {kv_heads} needs new_decoder_architecture or multi_query")
-    return replace(attention, n_kv_heads=kv_heads, position="alibi" if fields.flag("alibi", False) else "rope")
+    return replace(
+        attention, n_kv_heads=kv_heads, position="alibi" if fields.flag("alibi", False) else "rope"
+    )
 
 
 def _falcon_norms(fields: ConfigFields, hidden: int) -> tuple[bool, tuple[NormSpec, ...]]:
@@ -106,16 +120,19 @@ def _falcon_norms(fields: ConfigFields, hidden: int) -> tuple[bool, tuple[NormSp
             raise fields.fail("new_decoder_architecture needs parallel_attn")
         return False, (layer_norm(hidden, copies=2),)
     if count not in (1, 2) or (count == 2 and not new):
-        raise fields.fail(f"num_ln_in_parallel_attn {count} does not go with new_decoder_architecture {str(new).lower()}")
+        raise fields.fail(
+            f"num_ln_in_parallel_attn {count} does not go with new_decoder_architecture {str(new).lower()}"
+        )
     return True, (layer_norm(hidden, copies=count),)
 
 
 def read_mpt(fields: ConfigFields) -> ModelSpec:
     """``mpt``: ALiBi, fused ``Wqkv``, no bias in matrices or norms, tied head.
 
-    Transformers' port reads neither ``no_bias`` nor ``expansion_ratio`` nor ``attn_config.alibi`` and has one key and value
-    per head.  Configs that ask for anything else would build another model in MosaicML's own code, and are refused.
-    With ``attn_config.clip_qkv`` a clamp follows ``Wqkv``; its saved input is not part of this description.
+    Transformers' port reads neither ``no_bias`` nor ``expansion_ratio`` nor ``attn_config.alibi`` and has one
+    key and value per head.  Configs that ask for anything else would build another model in MosaicML's own
+    code, and are refused.  With ``attn_config.clip_qkv`` a clamp follows ``Wqkv``; its saved input is not
+    part of this description.
     """
     hidden, heads = fields.integer("d_model", "hidden_size"), fields.integer("n_heads", "num_attention_heads")
     _refuse_foreign_mpt(fields)
@@ -130,7 +147,9 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
         norms=(layer_norm(hidden, copies=2, bias=False),),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(fields, [block] * fields.layers("n_layers", "num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("n_layers", "num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -144,13 +163,16 @@ def _refuse_foreign_mpt(fields: ConfigFields) -> None:
     foreign = {
         "no_bias false": not fields.flag("no_bias", True),
         "expansion_ratio other than 4": fields.integer("expansion_ratio", default=_MLP_RATIO) != _MLP_RATIO,
-        "attn_config.attn_type other than multihead_attention": attention.text("attn_type", _MPT_ATTENTION) != _MPT_ATTENTION,
+        "attn_config.attn_type other than multihead_attention": attention.text("attn_type", _MPT_ATTENTION)
+        != _MPT_ATTENTION,
         "attn_config.qk_ln true": attention.flag("qk_ln", False),
         "attn_config.alibi false": not attention.flag("alibi", True),
     }
     for what, present in foreign.items():
         if present:
-            raise NotModelledError(f"{fields.where}: MPT with {what} is not modelled: Transformers' own MPT does not build it")
+            raise NotModelledError(
+                f"{fields.where}: MPT with {what} is not modelled: Transformers' own MPT does not build it"
+            )
 
 
 READERS = {"bloom": read_bloom, "falcon": read_falcon, "mpt": read_mpt}

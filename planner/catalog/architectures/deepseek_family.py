@@ -1,7 +1,8 @@
 """DeepSeek-V2 and V3: multi-head latent attention, a few dense layers, then experts beside shared ones.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/deepseek_v2`` and ``deepseek_v3``).  Attention without
-a cache expands the latents to full keys and values for every head, so ``n_kv_heads`` equals ``n_heads`` here.
+Module names, shapes and defaults are those of Transformers 5.23 (``models/deepseek_v2`` and ``deepseek_v3``).
+Attention without a cache expands the latents to full keys and values for every head, so ``n_kv_heads`` equals
+``n_heads`` here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from planner.domain.model import (
 
 @dataclass(frozen=True, slots=True)
 class _ClassDefaults:
-    """Where the two classes differ: what an absent field means (``None``: it must be present), and how the router works."""
+    """Where the two classes differ: what an absent field means (``None``: it must be present),
+    and how the router works.
+    """
 
     n_routed_experts: int
     n_shared_experts: int
@@ -43,7 +46,9 @@ _V3 = _ClassDefaults(256, 1, 2048, 3, 8, "sigmoid")
 
 @dataclass(frozen=True, slots=True)
 class _Latents:
-    """Ranks and head sizes of multi-head latent attention; ``q_rank`` is ``None`` where queries are not compressed."""
+    """Ranks and head sizes of multi-head latent attention;
+    ``q_rank`` is ``None`` where queries are not compressed.
+    """
 
     q_rank: int | None
     kv_rank: int
@@ -55,7 +60,10 @@ class _Latents:
 def _latents(fields: ConfigFields) -> _Latents:
     heads = fields.integer("num_attention_heads")
     rope_dim = fields.integer("qk_rope_head_dim", default=64)
-    nope_dim, value_dim = fields.integer("qk_nope_head_dim", default=128), fields.integer("v_head_dim", default=128)
+    nope_dim, value_dim = (
+        fields.integer("qk_nope_head_dim", default=128),
+        fields.integer("v_head_dim", default=128),
+    )
     # An absent rank means 1536, an explicit null that queries are not compressed (DeepSeek-V2-Lite).
     q_rank = fields.optional_integer("q_lora_rank") if "q_lora_rank" in fields.data else 1536
     attention = AttentionSpec(heads, heads, nope_dim + rope_dim, value_dim, joined_rotary=True)
@@ -70,7 +78,9 @@ def _latents(fields: ConfigFields) -> _Latents:
 def _attention_linears(hidden: int, latents: _Latents, *, bias: bool) -> tuple[LinearSpec, ...]:
     attention = latents.attention
     if latents.q_rank is None:
-        queries: tuple[LinearSpec, ...] = (LinearSpec("q_proj", "attention", hidden, attention.q_width, "attn_in"),)
+        queries: tuple[LinearSpec, ...] = (
+            LinearSpec("q_proj", "attention", hidden, attention.q_width, "attn_in"),
+        )
     else:
         queries = (
             LinearSpec("q_a_proj", "attention", hidden, latents.q_rank, "attn_in", bias),
@@ -79,7 +89,9 @@ def _attention_linears(hidden: int, latents: _Latents, *, bias: bool) -> tuple[L
     expanded = attention.n_heads * (latents.nope_dim + attention.value_head_dim)
     return (
         *queries,
-        LinearSpec("kv_a_proj_with_mqa", "attention", hidden, latents.kv_rank + latents.rope_dim, "attn_in", bias),
+        LinearSpec(
+            "kv_a_proj_with_mqa", "attention", hidden, latents.kv_rank + latents.rope_dim, "attn_in", bias
+        ),
         LinearSpec("kv_b_proj", "attention", latents.kv_rank, expanded, "attn_latent_kv"),
         LinearSpec("o_proj", "attention", attention.out_width, hidden, "attn_out", bias),
     )
@@ -107,18 +119,28 @@ def _read(fields: ConfigFields, defaults: _ClassDefaults, *, mlp_bias: bool) -> 
 
 def _dense(fields: ConfigFields, base: BlockSpec, bias: bool) -> BlockSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    return replace(base, mlp=replace(base.mlp, width=width), linears=base.linears + _reached(gated_mlp(hidden, width, bias=bias)))
+    return replace(
+        base,
+        mlp=replace(base.mlp, width=width),
+        linears=base.linears + _reached(gated_mlp(hidden, width, bias=bias)),
+    )
 
 
 def _sparse(fields: ConfigFields, base: BlockSpec, defaults: _ClassDefaults, bias: bool) -> BlockSpec:
     hidden = fields.integer("hidden_size")
     width = fields.integer("moe_intermediate_size", default=defaults.moe_intermediate_size)
     n_experts = fields.integer("n_routed_experts", default=defaults.n_routed_experts)
-    mlp = experts_of(fields, width, n_experts, fields.integer("num_experts_per_tok", default=defaults.num_experts_per_tok))
+    mlp = experts_of(
+        fields, width, n_experts, fields.integer("num_experts_per_tok", default=defaults.num_experts_per_tok)
+    )
     # All shared experts of a layer are one MLP of their joint width.
     shared_width = width * fields.integer("n_shared_experts", default=defaults.n_shared_experts)
     mlp = replace(mlp, shared_width=shared_width, router=defaults.router)
-    experts = (router(hidden, n_experts), *fused_experts(hidden, mlp), *shared_experts(hidden, shared_width, bias=bias))
+    experts = (
+        router(hidden, n_experts),
+        *fused_experts(hidden, mlp),
+        *shared_experts(hidden, shared_width, bias=bias),
+    )
     return replace(base, mlp=mlp, linears=base.linears + _reached(experts))
 
 
@@ -137,7 +159,12 @@ def read_deepseek_v3(fields: ConfigFields) -> ModelSpec:
     ``e_score_correction_bias`` of each router is a buffer, not a parameter.
     """
     spec = _read(fields, _V3, mlp_bias=False)
-    return replace(spec, omits="the multi-token-prediction modules, which Transformers does not build by default")
+    return replace(
+        spec, omits="the multi-token-prediction modules, which Transformers does not build by default"
+    )
 
 
-READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {"deepseek_v2": read_deepseek_v2, "deepseek_v3": read_deepseek_v3}
+READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
+    "deepseek_v2": read_deepseek_v2,
+    "deepseek_v3": read_deepseek_v3,
+}

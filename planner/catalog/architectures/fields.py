@@ -7,7 +7,8 @@ from typing import Any
 
 from planner.errors import InputFileError
 
-# No published model comes near these; larger numbers are mistakes or attacks, and products of them stop being exact.
+# No published model comes near these; larger numbers are mistakes or attacks,
+# and products of them stop being exact.
 _MAX_SIZE = 2**31 - 1
 _MAX_LAYERS = 10_000
 
@@ -113,7 +114,9 @@ class ConfigFields:
 
     def _positive(self, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_SIZE:
-            raise self.fail(f"field '{name}' must be a whole number from 1 to {_MAX_SIZE}, not {_shown(value)}")
+            raise self.fail(
+                f"field '{name}' must be a whole number from 1 to {_MAX_SIZE}, not {_shown(value)}"
+            )
         return value
 
 

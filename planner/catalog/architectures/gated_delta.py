@@ -1,7 +1,8 @@
 """Qwen3.5 and Qwen3-Next: three layers of the gated delta rule to each one of attention; Qwen3.5 sees, too.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ _LINEAR, _FULL = "linear_attention", "full_attention"
 def _layer_types(fields: ConfigFields, n_layers: int) -> tuple[str, ...]:
     """Kinds of all layers: listed, or every ``full_attention_interval``-th (4) attends."""
     period = fields.integer("full_attention_interval", default=4)
-    types = fields.texts("layer_types") or tuple(_LINEAR if (index + 1) % period else _FULL for index in range(n_layers))
+    types = fields.texts("layer_types") or tuple(
+        _LINEAR if (index + 1) % period else _FULL for index in range(n_layers)
+    )
     if len(types) != n_layers:
         raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
     unknown = sorted(set(types) - {_LINEAR, _FULL})
     if unknown:
-        raise NotModelledError(f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_LINEAR} and {_FULL}")
+        raise NotModelledError(
+            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_LINEAR} and {_FULL}"
+        )
     return types
 
 
@@ -87,13 +92,18 @@ def _projections(fields: ConfigFields, attention: AttentionSpec) -> tuple[Linear
     """Those of Llama, the query's twice as wide."""
     bias = fields.flag("attention_bias", False)
     linears = separate_qkv(attention, fields.integer("hidden_size"), qkv_bias=bias, out_bias=bias)
-    return tuple(replace(each, out_features=2 * each.out_features) if each.name == "q_proj" else each for each in linears)
+    return tuple(
+        replace(each, out_features=2 * each.out_features) if each.name == "q_proj" else each
+        for each in linears
+    )
 
 
 def _dense_block(fields: ConfigFields, attention: AttentionSpec) -> BlockSpec:
     block = llama_block(fields, attention)
     mlp = tuple(each for each in block.linears if each.group == "mlp")
-    return replace(block, linears=(*_projections(fields, attention), *mlp), norms=block.norms + head_norms(attention))
+    return replace(
+        block, linears=(*_projections(fields, attention), *mlp), norms=block.norms + head_norms(attention)
+    )
 
 
 def _sparse_block(fields: ConfigFields, attention: AttentionSpec, n_experts: int, top_k: int) -> BlockSpec:
@@ -110,7 +120,9 @@ def _sparse_block(fields: ConfigFields, attention: AttentionSpec, n_experts: int
 
 
 def _hybrid(fields: ConfigFields, fulls: list[BlockSpec], mixer: GatedDeltaSpec) -> ModelSpec:
-    """A model of the blocks ``fulls``, of which some have the gated delta rule in place of their attention; norms as in Gemma."""
+    """A model of the blocks ``fulls``,
+    of which some have the gated delta rule in place of their attention; norms as in Gemma.
+    """
     hidden = fields.integer("hidden_size")
     linear = {full: _linear_block(full, mixer, hidden) for full in dict.fromkeys(fulls)}
     pairs = zip(fulls, _layer_types(fields, len(fulls)), strict=True)
@@ -126,14 +138,18 @@ def read_qwen3_5_text(fields: ConfigFields) -> ModelSpec:
 
 
 def read_qwen3_5_moe_text(fields: ConfigFields) -> ModelSpec:
-    """``qwen3_5_moe_text``: the same, with 8 of 256 experts in every layer.  PEFT 0.21 has no table of these experts."""
+    """``qwen3_5_moe_text``: the same, with 8 of 256 experts in every layer.
+    PEFT 0.21 has no table of these experts.
+    """
     full = _sparse_block(fields, _gated_attention(fields, kv_default=2), 256, 8)
     spec = _hybrid(fields, [full] * fields.layers("num_hidden_layers"), _mixer(fields))
     return replace(spec, rotary_tables="interleaved")
 
 
 def read_qwen3_next(fields: ConfigFields) -> ModelSpec:
-    """``qwen3_next``: the inputs of gated delta layers are two products; 10 of 512 experts where no list says otherwise."""
+    """``qwen3_next``: the inputs of gated delta layers are two products;
+    10 of 512 experts where no list says otherwise.
+    """
     attention, n_layers = _gated_attention(fields, kv_default=2), fields.layers("num_hidden_layers")
     kinds = sparse_layers(fields, n_layers)
     sparse = _sparse_block(fields, attention, 512, 10)
@@ -145,10 +161,13 @@ def read_qwen3_next(fields: ConfigFields) -> ModelSpec:
     return _hybrid(fields, [sparse if kind else dense for kind in kinds], _mixer(fields, fused_inputs=True))
 
 
-def _with_tower(fields: ConfigFields, reader: Callable[[ConfigFields], ModelSpec], model_type: str, text_class: str) -> ModelSpec:
+def _with_tower(
+    fields: ConfigFields, reader: Callable[[ConfigFields], ModelSpec], model_type: str, text_class: str
+) -> ModelSpec:
     """The whole checkpoint; without ``vision_config`` what ``text_class`` loads of it.
 
-    The tower is Qwen3-VL's without what that stacks: ``Qwen3_5VisionModel`` knows no ``deepstack_visual_indexes``.
+    The tower is Qwen3-VL's without what that stacks: ``Qwen3_5VisionModel`` knows no
+    ``deepstack_visual_indexes``.
     """
     text = dict(fields.section("text_config").data)
     text.setdefault("model_type", model_type)

@@ -19,8 +19,14 @@ from planner.errors import NotModelledError
 _GEMMA3_TEXT_VOCAB = 262_208
 
 
-def _block(fields: ConfigFields, attention: AttentionSpec, activation: str, *, n_hidden_norms: int) -> BlockSpec:
-    hidden, width, bias = fields.integer("hidden_size"), fields.integer("intermediate_size"), fields.flag("attention_bias", False)
+def _block(
+    fields: ConfigFields, attention: AttentionSpec, activation: str, *, n_hidden_norms: int
+) -> BlockSpec:
+    hidden, width, bias = (
+        fields.integer("hidden_size"),
+        fields.integer("intermediate_size"),
+        fields.flag("attention_bias", False),
+    )
     return BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=activation),
@@ -30,17 +36,23 @@ def _block(fields: ConfigFields, attention: AttentionSpec, activation: str, *, n
 
 
 def read_gemma(fields: ConfigFields) -> ModelSpec:
-    """``gemma``: Llama's block with heads of 256 features.  ``hidden_act`` "gelu" in the released files means the tanh form."""
+    """``gemma``: Llama's block with heads of 256 features.
+    ``hidden_act`` "gelu" in the released files means the tanh form.
+    """
     activation = fields.text("hidden_act", "gelu_pytorch_tanh")
     activation = "gelu_pytorch_tanh" if activation == "gelu" else activation
     attention = attention_of(fields, heads_default=16, kv_default=16, head_dim_default=256)
     block = _block(fields, attention, activation, n_hidden_norms=2)
-    spec = with_scaling(decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True), "one_plus")
+    spec = with_scaling(
+        decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True), "one_plus"
+    )
     return replace(spec, embedding_scale="table")
 
 
 def read_gemma2(fields: ConfigFields) -> ModelSpec:
-    """``gemma2``: a norm before and after each branch, every other layer local, soft caps on scores and logits."""
+    """``gemma2``: a norm before and after each branch, every other layer local,
+    soft caps on scores and logits.
+    """
     n_layers = fields.layers("num_hidden_layers")
     attention = attention_of(fields, heads_default=8, kv_default=4, head_dim_default=256)
     attention = replace(attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=True))
@@ -52,15 +64,21 @@ def read_gemma2(fields: ConfigFields) -> ModelSpec:
 
 
 def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
-    """``gemma3_text``: Gemma 2's block with query and key norms, five local layers to one global, no soft caps.
+    """``gemma3_text``: Gemma 2's block with query and key norms, five local layers to one global,
+    no soft caps.
 
-    Released files leave out fields at their default (8 heads, 4 of them key/value, 256 features, vocabulary 262,208).
+    Released files leave out fields at their default (8 heads, 4 of them key/value, 256 features,
+    vocabulary 262,208).
     """
     if fields.flag("use_bidirectional_attention", False):
-        raise NotModelledError(f"{fields.where}: Gemma 3 with bidirectional attention is an encoder, which is not modelled")
+        raise NotModelledError(
+            f"{fields.where}: Gemma 3 with bidirectional attention is an encoder, which is not modelled"
+        )
     n_layers = fields.layers("num_hidden_layers")
     attention = attention_of(fields, heads_default=8, kv_default=4, head_dim_default=256)
-    attention = replace(attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=False), head_norms_last=True)
+    attention = replace(
+        attention, softcap=_is_capped(fields, "attn_logit_softcapping", default=False), head_norms_last=True
+    )
     block = _block(fields, attention, fields.text("hidden_activation", "gelu_pytorch_tanh"), n_hidden_norms=4)
     block = replace(block, norms=block.norms + head_norms(attention))
     period = fields.integer("sliding_window_pattern", default=6)
@@ -72,7 +90,9 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
 
 
 def read_gemma3(fields: ConfigFields) -> ModelSpec:
-    """``gemma3``: the multimodal checkpoint, which AutoModelForCausalLM loads whole; without ``vision_config`` its decoder."""
+    """``gemma3``: the multimodal checkpoint, which AutoModelForCausalLM loads whole; without
+    ``vision_config`` its decoder.
+    """
     text = dict(fields.section("text_config").data)
     text.setdefault("model_type", "gemma3_text")
     if fields.has("tie_word_embeddings"):

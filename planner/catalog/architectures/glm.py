@@ -1,7 +1,8 @@
 """GLM-4 as Transformers ships it: ``glm`` (GLM-4-9B) and ``glm4`` (GLM-4-0414).
 
 Module names, shapes and defaults are those of Transformers 5.23 (``models/glm/modeling_glm.py``,
-``models/glm4/modeling_glm4.py`` and their configuration classes).  The checkpoints' own code is in ``remote_code``.
+``models/glm4/modeling_glm4.py`` and their configuration classes).  The checkpoints' own code is in
+``remote_code``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model
-from planner.catalog.architectures.parts import fused_gated_mlp, lm_head, rms, rotary_width, separate_qkv, token_embedding
+from planner.catalog.architectures.parts import (
+    fused_gated_mlp,
+    lm_head,
+    rms,
+    rotary_width,
+    separate_qkv,
+    token_embedding,
+)
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
 
 
@@ -31,16 +39,21 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=128)
-    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim, joined_rotary=True, rotary_form="repeated_pairs")
+    attention = AttentionSpec(
+        heads, kv_heads, head_dim, head_dim, joined_rotary=True, rotary_form="repeated_pairs"
+    )
     attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5))
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
-        linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("attention_bias", True)) + fused_gated_mlp(hidden, width),
+        linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("attention_bias", True))
+        + fused_gated_mlp(hidden, width),
         norms=(rms(hidden, copies=norms_per_layer),),
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),

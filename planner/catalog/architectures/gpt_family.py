@@ -1,7 +1,8 @@
 """GPT-2, GPT-J, GPT-NeoX (Pythia) and OPT: the decoders that came before Llama's block.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ def even_heads(fields: ConfigFields, hidden: int, heads: int) -> AttentionSpec:
     return AttentionSpec(heads, heads, head_dim, head_dim)
 
 
-def bare_model(fields: ConfigFields, blocks: list[BlockSpec], table: EmbeddingSpec, head: LinearSpec) -> ModelSpec:
-    """A model of ``blocks`` between ``table`` and ``head``, untied and without outer norms; callers ``replace`` the rest."""
+def bare_model(
+    fields: ConfigFields, blocks: list[BlockSpec], table: EmbeddingSpec, head: LinearSpec
+) -> ModelSpec:
+    """A model of ``blocks`` between ``table`` and ``head``, untied and without outer norms;
+    callers ``replace`` the rest.
+    """
     return ModelSpec(
         id="",
         hub_id="",
@@ -51,15 +56,23 @@ def bare_model(fields: ConfigFields, blocks: list[BlockSpec], table: EmbeddingSp
 
 
 def read_gpt2(fields: ConfigFields) -> ModelSpec:
-    """``gpt2``: fused ``c_attn`` and MLP as ``Conv1D`` (weight stored transposed), learned positions, tied head."""
+    """``gpt2``: fused ``c_attn`` and MLP as ``Conv1D`` (weight stored transposed), learned positions,
+    tied head.
+    """
     if fields.flag("add_cross_attention", False):
-        raise NotModelledError(f"{fields.where}: GPT-2 with cross-attention is an encoder-decoder part, which is not modelled")
+        raise NotModelledError(
+            f"{fields.where}: GPT-2 with cross-attention is an encoder-decoder part, which is not modelled"
+        )
     hidden, heads = fields.integer("n_embd", "hidden_size"), fields.integer("n_head", "num_attention_heads")
     positions = fields.integer("n_positions", "max_position_embeddings", default=1024)
     width = fields.integer("n_inner", default=4 * hidden)
     drops = fields.is_positive("attn_pdrop", 0.1)
     attention = replace(
-        even_heads(fields, hidden, heads), position="learned", fused_qkv=True, eager_scores="compute", dropout=drops
+        even_heads(fields, hidden, heads),
+        position="learned",
+        fused_qkv=True,
+        eager_scores="compute",
+        dropout=drops,
     )
     block = BlockSpec(
         attention=attention,
@@ -70,7 +83,9 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("resid_pdrop", 0.1)),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         embedding_dropout="last" if fields.is_positive("embd_pdrop", 0.1) else "none",
@@ -88,9 +103,15 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     width = fields.integer("n_inner", default=4 * hidden)
     drops = fields.is_positive("attn_pdrop", 0.0)
     attention = replace(
-        even_heads(fields, hidden, heads), eager_scores="fp32", dropout=drops, rotary_form="repeated_pairs", rotary_join="forward"
+        even_heads(fields, hidden, heads),
+        eager_scores="fp32",
+        dropout=drops,
+        rotary_form="repeated_pairs",
+        rotary_join="forward",
     )
-    attention = replace(attention, rotary_width=fields.count("rotary_dim", default=64), returned_scores="cast")
+    attention = replace(
+        attention, rotary_width=fields.count("rotary_dim", default=64), returned_scores="cast"
+    )
     query, key, value, _ = separate_qkv(attention, hidden)
     block = BlockSpec(
         attention=attention,
@@ -144,7 +165,9 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
     )
     table = token_embedding(fields, hidden, "embed_in")
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),
@@ -157,17 +180,22 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
 def read_opt(fields: ConfigFields) -> ModelSpec:
     """``opt``: learned positions (two spare rows), ReLU MLP, tied head.
 
-    OPT-350M embeds into fewer features than it computes with (``word_embed_proj_dim``): ``project_in`` and ``project_out``
-    stand between, and as it normalises after each branch (``do_layer_norm_before`` false) it has no final norm.
+    OPT-350M embeds into fewer features than it computes with (``word_embed_proj_dim``): ``project_in`` and
+    ``project_out`` stand between, and as it normalises after each branch (``do_layer_norm_before`` false) it
+    has no final norm.
     """
     hidden = fields.integer("hidden_size")
     embed_width = fields.integer("word_embed_proj_dim", default=hidden)
     positions = fields.integer("max_position_embeddings", default=2048)
     table = EmbeddingSpec("embed_tokens", fields.integer("vocab_size"), embed_width)
     affine = fields.flag("layer_norm_elementwise_affine", True)
-    has_final_norm = fields.flag("do_layer_norm_before", True) and not fields.flag("_remove_final_layer_norm", False)
+    has_final_norm = fields.flag("do_layer_norm_before", True) and not fields.flag(
+        "_remove_final_layer_norm", False
+    )
     block = _opt_block(fields, hidden)
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(embed_width, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(embed_width, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -206,7 +234,8 @@ def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
 def _opt_projections(hidden: int, embed_width: int) -> tuple[LinearSpec, ...]:
     if embed_width == hidden:
         return ()
-    # project_out reads the last hidden state (hidden features); the head then reads its output (embed_width features).
+    # project_out reads the last hidden state (hidden features);
+    # the head then reads its output (embed_width features).
     return (
         LinearSpec("project_out", "embedding_projection", hidden, embed_width, "head_in"),
         LinearSpec("project_in", "embedding_projection", embed_width, hidden, "embed"),

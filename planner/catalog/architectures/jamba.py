@@ -11,9 +11,24 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder
 from planner.catalog.architectures.moe_family import experts_of
-from planner.catalog.architectures.parts import fused_experts, gated_mlp, layers_in_order, rms, router, separate_qkv
+from planner.catalog.architectures.parts import (
+    fused_experts,
+    gated_mlp,
+    layers_in_order,
+    rms,
+    router,
+    separate_qkv,
+)
 from planner.domain.mixers import Mamba1Spec
-from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import (
+    NO_ATTENTION,
+    AttentionSpec,
+    BlockSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+)
 
 
 def _mixer(fields: ConfigFields) -> Mamba1Spec:
@@ -40,7 +55,9 @@ def _mixer_linears(fields: ConfigFields, spec: Mamba1Spec) -> tuple[LinearSpec, 
 
 def _is_at(fields: ConfigFields, index: int, what: str, period: int, offset: int) -> bool:
     """Whether layer ``index`` is one of those that come every so many layers."""
-    return index % fields.integer(f"{what}_layer_period", default=period) == fields.count(f"{what}_layer_offset", offset)
+    return index % fields.integer(f"{what}_layer_period", default=period) == fields.count(
+        f"{what}_layer_offset", offset
+    )
 
 
 def read_jamba(fields: ConfigFields) -> ModelSpec:
@@ -48,25 +65,40 @@ def read_jamba(fields: ConfigFields) -> ModelSpec:
     hidden, n_layers = fields.integer("hidden_size", default=4096), fields.layers("num_hidden_layers")
     attention = replace(attention_of(fields, kv_default=8, heads_default=32), position="none")
     spec, n_experts = _mixer(fields), fields.integer("num_experts", default=16)
-    inner = (rms(hidden, copies=2), *(NormSpec("rms", width, on="mixer") for width in (spec.rank, spec.state, spec.state)))
-    first: dict[bool, tuple[AttentionSpec, Mamba1Spec | None, tuple[LinearSpec, ...], tuple[NormSpec, ...], int]] = {
+    inner = (
+        rms(hidden, copies=2),
+        *(NormSpec("rms", width, on="mixer") for width in (spec.rank, spec.state, spec.state)),
+    )
+    first: dict[
+        bool, tuple[AttentionSpec, Mamba1Spec | None, tuple[LinearSpec, ...], tuple[NormSpec, ...], int]
+    ] = {
         True: (attention, None, separate_qkv(attention, hidden), (rms(hidden, copies=2),), 0),
         False: (NO_ATTENTION, spec, _mixer_linears(fields, spec), inner, spec.param_count),
     }
     second = {routes: _feed_forward(fields, n_experts if routes else 1) for routes in (True, False)}
     blocks = {
-        (attends, routes): BlockSpec(mixing, mlp, (*linears, *matrices), norms, extra_params=extra, mixer=mixer)
+        (attends, routes): BlockSpec(
+            mixing, mlp, (*linears, *matrices), norms, extra_params=extra, mixer=mixer
+        )
         for attends, (mixing, mixer, linears, norms, extra) in first.items()
         for routes, (mlp, matrices) in second.items()
     }
-    layers = [blocks[_is_at(fields, index, "attn", 8, 4), _is_at(fields, index, "expert", 2, 1)] for index in range(n_layers)]
+    layers = [
+        blocks[_is_at(fields, index, "attn", 8, 4), _is_at(fields, index, "expert", 2, 1)]
+        for index in range(n_layers)
+    ]
     return replace(decoder(fields, layers), groups=layers_in_order(layers))
 
 
 def _feed_forward(fields: ConfigFields, n_experts: int) -> tuple[MlpSpec, tuple[LinearSpec, ...]]:
-    hidden, width = fields.integer("hidden_size", default=4096), fields.integer("intermediate_size", default=14336)
+    hidden, width = (
+        fields.integer("hidden_size", default=4096),
+        fields.integer("intermediate_size", default=14336),
+    )
     if n_experts == 1:
-        return MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")), gated_mlp(hidden, width)
+        return MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")), gated_mlp(
+            hidden, width
+        )
     mlp = experts_of(fields, width, n_experts, fields.integer("num_experts_per_tok", default=2))
     return mlp, (router(hidden, n_experts, name="router"), *fused_experts(hidden, mlp))
 

@@ -1,7 +1,8 @@
 """Dense architectures that vary attention: Command R7B, EXAONE 4, Hunyuan, OLMo 1 and Ministral 3.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, llama_block, with_windows
+from planner.catalog.architectures.llama_family import (
+    attention_of,
+    decoder,
+    head_norms,
+    llama_block,
+    with_windows,
+)
 from planner.catalog.architectures.parts import group_layers, plain_mlp, rms, separate_qkv
 from planner.catalog.architectures.stablelm import read_cohere
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
@@ -18,13 +25,17 @@ from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def turned_in_windows(block: BlockSpec, windows: Sequence[int | None]) -> list[BlockSpec]:
-    """``block`` once per layer: with rotary positions where a window is, without any where attention is full."""
+    """``block`` once per layer: with rotary positions where a window is,
+    without any where attention is full.
+    """
     full = replace(block, attention=replace(block.attention, position="none"))
     return [with_windows(block if window else full, [window])[0] for window in windows]
 
 
 def read_cohere2(fields: ConfigFields) -> ModelSpec:
-    """``cohere2``: Command R7B; Command R's block, three layers of four with a window, the fourth without positions."""
+    """``cohere2``: Command R7B; Command R's block, three layers of four with a window,
+    the fourth without positions.
+    """
     n_layers = fields.layers("num_hidden_layers")
     spec = read_cohere(ConfigFields({**fields.data, "use_qk_norm": False}, fields.where))
     types = alternating_types(n_layers, fields.integer("sliding_window_pattern", default=4))
@@ -34,7 +45,8 @@ def read_cohere2(fields: ConfigFields) -> ModelSpec:
 
 
 def read_exaone4(fields: ConfigFields) -> ModelSpec:
-    """``exaone4``: norms behind both branches as in OLMo 2, over each head as in Qwen3; positions in windows only.
+    """``exaone4``: norms behind both branches as in OLMo 2, over each head as in Qwen3;
+    positions in windows only.
 
     Without a window every layer attends fully and has rotary positions.
     """
@@ -58,27 +70,38 @@ def read_hunyuan(fields: ConfigFields) -> ModelSpec:
 
 
 def read_olmo(fields: ConfigFields) -> ModelSpec:
-    """``olmo``: Llama's block with layer norms that have no weights; ``clip_qkv`` limits query, key and value in place."""
+    """``olmo``: Llama's block with layer norms that have no weights; ``clip_qkv`` limits query,
+    key and value in place.
+    """
     hidden, bias = fields.integer("hidden_size"), fields.flag("attention_bias", False)
     attention = replace(attention_of(fields), rotary_result="input", heads_last=True)
     attention = replace(attention, clips_products=fields.has("clip_qkv"))
     norm = NormSpec("layer", hidden, weight=False, scaling="narrowed")
-    block = replace(llama_block(fields, attention, qkv_bias=bias, out_bias=bias), norms=(replace(norm, copies=2),))
+    block = replace(
+        llama_block(fields, attention, qkv_bias=bias, out_bias=bias), norms=(replace(norm, copies=2),)
+    )
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
     return replace(spec, final_norms=(norm,), rotary_tables="fp32")
 
 
 def read_ministral3(fields: ConfigFields) -> ModelSpec:
     """``ministral3``: Mistral's block, whose query is multiplied by a number for each position."""
-    attention = attention_of(fields, window_tokens=window_field(fields, None), kv_default=8, head_dim_default=128)
+    attention = attention_of(
+        fields, window_tokens=window_field(fields, None), kv_default=8, head_dim_default=128
+    )
     block = llama_block(fields, replace(attention, scales_turned_query=True))
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
 def read_apertus(fields: ConfigFields) -> ModelSpec:
-    """``apertus``: norms over each head, and two matrices around an activation with two trained numbers (xIELU)."""
+    """``apertus``: norms over each head,
+    and two matrices around an activation with two trained numbers (xIELU).
+    """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention, bias = replace(attention_of(fields), head_norms_last=True), fields.flag("attention_bias", False)
+    attention, bias = (
+        replace(attention_of(fields), head_norms_last=True),
+        fields.flag("attention_bias", False),
+    )
     activation = fields.text("hidden_act", "xielu")
     block = BlockSpec(
         attention=attention,

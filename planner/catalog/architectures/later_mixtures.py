@@ -1,7 +1,8 @@
 """Mixtures of experts of 2025: GLM-4.5, MiniMax M2, ERNIE 4.5, Hunyuan.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from planner.catalog.architectures.parts import (
 from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
 
-def _dense(fields: ConfigFields, attention: AttentionSpec, projections: tuple[LinearSpec, ...], *, bias: bool) -> BlockSpec:
+def _dense(
+    fields: ConfigFields, attention: AttentionSpec, projections: tuple[LinearSpec, ...], *, bias: bool
+) -> BlockSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     linears = reached_by_peft((*projections, *gated_mlp(hidden, width, bias=bias)), *SPLIT_NAMES)
     mlp = MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"))
     return BlockSpec(attention, mlp, linears, (rms(hidden, copies=2),))
 
 
-def _sparse(attention: AttentionSpec, projections: tuple[LinearSpec, ...], mlp: MlpSpec, hidden: int, *, bias: bool) -> BlockSpec:
+def _sparse(
+    attention: AttentionSpec, projections: tuple[LinearSpec, ...], mlp: MlpSpec, hidden: int, *, bias: bool
+) -> BlockSpec:
     experts = (router(hidden, mlp.n_experts), *fused_experts(hidden, mlp))
     shared = shared_experts(hidden, mlp.shared_width, bias=bias) if mlp.shared_width else ()
     linears = reached_by_peft((*projections, *experts, *shared), *SPLIT_NAMES)
@@ -38,7 +43,8 @@ def _sparse(attention: AttentionSpec, projections: tuple[LinearSpec, ...], mlp: 
 
 
 def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
-    """``glm4_moe``: Llama's attention with half of each head turned, first dense layers, then DeepSeek V3's experts.
+    """``glm4_moe``: Llama's attention with half of each head turned, first dense layers,
+    then DeepSeek V3's experts.
 
     ``e_score_correction_bias`` of each router is a buffer, not a parameter.
     """
@@ -51,7 +57,10 @@ def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
     attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5))
     projections = separate_qkv(attention, hidden, qkv_bias=bias)
     width = fields.integer("moe_intermediate_size", default=1408)
-    n_experts, top_k = fields.integer("n_routed_experts", default=128), fields.integer("num_experts_per_tok", default=8)
+    n_experts, top_k = (
+        fields.integer("n_routed_experts", default=128),
+        fields.integer("num_experts_per_tok", default=8),
+    )
     shared = width * fields.integer("n_shared_experts", default=1)
     mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="sigmoid")
     n_dense = min(fields.count("first_k_dense_replace", default=1), n_layers)
@@ -60,11 +69,14 @@ def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
     if fields.flag("use_qk_norm", False):
         blocks = [replace(block, norms=block.norms + head_norms(attention)) for block in blocks]
     spec = decoder(fields, blocks)
-    return replace(spec, omits="the multi-token-prediction layers, which Transformers does not build by default")
+    return replace(
+        spec, omits="the multi-token-prediction layers, which Transformers does not build by default"
+    )
 
 
 def read_minimax_m2(fields: ConfigFields) -> ModelSpec:
-    """``minimax_m2``: query and key normed over all heads, a part of each head turned, experts chosen by a sigmoid in fp32.
+    """``minimax_m2``: query and key normed over all heads, a part of each head turned,
+    experts chosen by a sigmoid in fp32.
 
     Released files say the turned part as ``rotary_dim``.
     """
@@ -73,8 +85,13 @@ def read_minimax_m2(fields: ConfigFields) -> ModelSpec:
     share = fields.integer("rotary_dim", default=attention.head_dim) / attention.head_dim
     width = rotary_width(fields, attention.head_dim, min(share, 1.0))
     attention = replace(attention, heads_last=True, joined_rotary=True, rotary_width=width)
-    n_experts, top_k = fields.integer("num_local_experts", default=256), fields.integer("num_experts_per_tok", default=8)
-    mlp = replace(experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k), router="sigmoid_fp32")
+    n_experts, top_k = (
+        fields.integer("num_local_experts", default=256),
+        fields.integer("num_experts_per_tok", default=8),
+    )
+    mlp = replace(
+        experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k), router="sigmoid_fp32"
+    )
     block = _sparse(attention, separate_qkv(attention, hidden), mlp, hidden, bias=False)
     linears = reached_by_peft(block.linears, ("w1", "w3"), "w2")
     block = replace(block, linears=linears, norms=block.norms + wide_head_norms(attention))
@@ -87,14 +104,23 @@ def read_ernie_moe(fields: ConfigFields) -> ModelSpec:
 
     Each router has a frozen parameter of one number for each expert, counted among those beside the matrices.
     """
-    hidden, n_layers, bias = fields.integer("hidden_size"), fields.layers("num_hidden_layers"), fields.flag("use_bias", False)
+    hidden, n_layers, bias = (
+        fields.integer("hidden_size"),
+        fields.layers("num_hidden_layers"),
+        fields.flag("use_bias", False),
+    )
     attention = attention_of(fields, kv_default=4)
     attention = replace(attention, rotary_form="repeated_pairs", rotary_result="floated")
     projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
     width = fields.integer("moe_intermediate_size", default=1536)
     n_experts, top_k = fields.integer("moe_num_experts", default=64), fields.integer("moe_k", default=6)
     shared = width * fields.count("moe_num_shared_experts", default=2)
-    mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="fp32_cast", shared_first=True)
+    mlp = replace(
+        experts_of(fields, width, n_experts, top_k),
+        shared_width=shared,
+        router="fp32_cast",
+        shared_first=True,
+    )
     sparse = replace(_sparse(attention, projections, mlp, hidden, bias=bias), extra_params=n_experts)
     dense = _dense(fields, attention, projections, bias=bias)
     kinds = _ernie_layers(fields, n_layers)
@@ -103,14 +129,24 @@ def read_ernie_moe(fields: ConfigFields) -> ModelSpec:
 
 
 def _ernie_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
-    """Which layers have experts: every ``moe_layer_interval``-th one from the first to the last index that are said."""
-    first, step = fields.count("moe_layer_start_index", default=1), fields.integer("moe_layer_interval", default=1)
-    last = n_layers - 1 if fields.data.get("moe_layer_end_index", -1) == -1 else fields.count("moe_layer_end_index")
+    """Which layers have experts: every ``moe_layer_interval``-th one from the first to the last index that
+    are said.
+    """
+    first, step = (
+        fields.count("moe_layer_start_index", default=1),
+        fields.integer("moe_layer_interval", default=1),
+    )
+    last = (
+        n_layers - 1
+        if fields.data.get("moe_layer_end_index", -1) == -1
+        else fields.count("moe_layer_end_index")
+    )
     return [(index + 1) % step == 0 and first <= index <= last for index in range(n_layers)]
 
 
 def read_hunyuan_moe(fields: ConfigFields) -> ModelSpec:
-    """``hunyuan_v1_moe``: Hunyuan's attention; a shared expert of one expert's width runs before the routed ones.
+    """``hunyuan_v1_moe``: Hunyuan's attention;
+    a shared expert of one expert's width runs before the routed ones.
 
     Released files say the number of chosen experts for each layer; layers that differ in it are refused.
     """
@@ -118,7 +154,9 @@ def read_hunyuan_moe(fields: ConfigFields) -> ModelSpec:
     attention = replace(attention_of(fields), head_norms_turned=True)
     width = fields.integer("intermediate_size")
     n_experts, top_k = _same_in_all_layers(fields, "num_experts"), _same_in_all_layers(fields, "moe_topk")
-    mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=width, shared_first=True, router="module")
+    mlp = replace(
+        experts_of(fields, width, n_experts, top_k), shared_width=width, shared_first=True, router="module"
+    )
     projections = separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias)
     gate = LinearSpec("wg", "router", hidden, n_experts, "mlp_in")
     linears = (*projections, gate, *fused_experts(hidden, mlp), *shared_experts(hidden, width))

@@ -1,4 +1,5 @@
-"""Llama 4: layers that attend to chunks beside layers without positions, and experts that all compute all tokens.
+"""Llama 4: layers that attend to chunks beside layers without positions,
+and experts that all compute all tokens.
 
 Module names, shapes and defaults are those of Transformers 5.23 (``models/llama4``).
 """
@@ -19,7 +20,9 @@ _CHUNKED = "chunked_attention"
 
 
 def read_llama4_text(fields: ConfigFields) -> ModelSpec:
-    """``llama4_text``: every fourth layer has no positions and attends to all; 1 of 16 experts beside a shared one."""
+    """``llama4_text``: every fourth layer has no positions and attends to all;
+    1 of 16 experts beside a shared one.
+    """
     n_layers = fields.layers("num_hidden_layers")
     turned = _turned_layers(fields, n_layers)
     sparse = _sparse_layers(fields, n_layers)
@@ -54,7 +57,10 @@ def _block(fields: ConfigFields, attention: AttentionSpec, *, sparse: bool) -> B
     if not sparse:
         return block
     width = fields.integer("intermediate_size", default=8192)
-    n_experts, top_k = fields.integer("num_local_experts", default=16), fields.integer("num_experts_per_tok", default=1)
+    n_experts, top_k = (
+        fields.integer("num_local_experts", default=16),
+        fields.integer("num_experts_per_tok", default=1),
+    )
     mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=width, router="every")
     experts = tuple(replace(each, active_copies=n_experts) for each in fused_experts(hidden, mlp))
     router = LinearSpec("router", "router", hidden, n_experts, "mlp_in", kind="subclass")
@@ -69,7 +75,9 @@ def _head_norms(attention: AttentionSpec) -> tuple[NormSpec, ...]:
 
 
 def _turned_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
-    """``no_rope_layers`` has a 1 for each layer that has positions; an empty list counts as none, as there."""
+    """``no_rope_layers`` has a 1 for each layer that has positions; an empty list counts as none,
+    as there.
+    """
     given = fields.integers("no_rope_layers")
     if not given:
         interval = fields.integer("no_rope_layer_interval", default=4)
@@ -90,17 +98,25 @@ def _sparse_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
 
 def _kinds(fields: ConfigFields, n_layers: int, turned: list[bool]) -> list[str]:
     """Which layers attend to chunks: a list in the file, or those that have positions."""
-    kinds = list(fields.texts("layer_types")) if fields.has("layer_types") else [_CHUNKED if each else FULL for each in turned]
+    kinds = (
+        list(fields.texts("layer_types"))
+        if fields.has("layer_types")
+        else [_CHUNKED if each else FULL for each in turned]
+    )
     if len(kinds) != n_layers:
         raise fields.fail(f"layer_types names {len(kinds)} layers, num_hidden_layers is {n_layers}")
     unknown = sorted(set(kinds) - {FULL, _CHUNKED})
     if unknown:
-        raise NotModelledError(f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {FULL} and {_CHUNKED}")
+        raise NotModelledError(
+            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {FULL} and {_CHUNKED}"
+        )
     return kinds
 
 
 def read_llama4(fields: ConfigFields) -> ModelSpec:
-    """``llama4``: the multimodal checkpoint; its text decoder, which is what training on text alone computes."""
+    """``llama4``: the multimodal checkpoint; its text decoder,
+    which is what training on text alone computes.
+    """
     text = dict(fields.section("text_config").data)
     text.setdefault("model_type", "llama4_text")
     if fields.has("tie_word_embeddings"):

@@ -1,7 +1,9 @@
-"""Llama and the dense architectures that follow its block: Mistral, Qwen2, Qwen3, Granite, OLMo 2 and 3, SmolLM3.
+"""Llama and the dense architectures that follow its block: Mistral, Qwen2, Qwen3, Granite,
+OLMo 2 and 3, SmolLM3.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from planner.catalog.architectures.parts import (
     token_embedding,
     with_scaling,
 )
-from planner.catalog.architectures.windows import FULL, SLIDING, alternating_types, layer_windows, qwen_windows, window_field
+from planner.catalog.architectures.windows import (
+    FULL,
+    SLIDING,
+    alternating_types,
+    layer_windows,
+    qwen_windows,
+    window_field,
+)
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -33,15 +42,21 @@ def attention_of(
 ) -> AttentionSpec:
     """Grouped-query attention from the usual field names.
 
-    ``num_key_value_heads`` null means one per query head; absent it means ``kv_default``, or one per query head where the
-    configuration class has no number of its own.  ``head_dim`` defaults to ``head_dim_default``, else hidden / heads.
+    ``num_key_value_heads`` null means one per query head; absent it means ``kv_default``, or one per query
+    head where the configuration class has no number of its own.  ``head_dim`` defaults to
+    ``head_dim_default``, else hidden / heads.
     """
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads", default=heads_default)
+    hidden, heads = (
+        fields.integer("hidden_size"),
+        fields.integer("num_attention_heads", default=heads_default),
+    )
     if head_dim_default is None and not fields.has("head_dim") and hidden % heads:
         raise fields.fail(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
     head_dim = fields.integer("head_dim", default=head_dim_default or hidden // heads)
     is_null = "num_key_value_heads" in fields.data and not fields.has("num_key_value_heads")
-    kv_heads = fields.integer("num_key_value_heads", default=heads if is_null or kv_default is None else kv_default)
+    kv_heads = fields.integer(
+        "num_key_value_heads", default=heads if is_null or kv_default is None else kv_default
+    )
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     return AttentionSpec(heads, kv_heads, head_dim, head_dim, window_tokens=window_tokens)
@@ -63,7 +78,8 @@ def wide_head_norms(attention: AttentionSpec) -> tuple[NormSpec, ...]:
 def with_windows(block: BlockSpec, windows: Sequence[int | None]) -> list[BlockSpec]:
     """``block`` once per layer, each with its own sliding window."""
     variants = {
-        window: replace(block, attention=replace(block.attention, window_tokens=window)) for window in dict.fromkeys(windows)
+        window: replace(block, attention=replace(block.attention, window_tokens=window))
+        for window in dict.fromkeys(windows)
     }
     return [variants[window] for window in windows]
 
@@ -88,14 +104,20 @@ def decoder(fields: ConfigFields, blocks: list[BlockSpec], *, tied_default: bool
 
 
 def llama_block(
-    fields: ConfigFields, attention: AttentionSpec, *, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    mlp_bias: bool = False,
 ) -> BlockSpec:
     """Llama's layer around ``attention``: separate projections, gated MLP, a norm before each branch."""
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     return BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
-        linears=separate_qkv(attention, hidden, qkv_bias=qkv_bias, out_bias=out_bias) + gated_mlp(hidden, width, bias=mlp_bias),
+        linears=separate_qkv(attention, hidden, qkv_bias=qkv_bias, out_bias=out_bias)
+        + gated_mlp(hidden, width, bias=mlp_bias),
         norms=(rms(hidden, copies=2),),
     )
 
@@ -103,12 +125,17 @@ def llama_block(
 def _biased_block(fields: ConfigFields, attention: AttentionSpec) -> BlockSpec:
     """:func:`llama_block` with the two bias switches that Llama, Granite and SmolLM3 have."""
     bias = fields.flag("attention_bias", False)
-    return llama_block(fields, attention, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+    return llama_block(
+        fields, attention, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias", False)
+    )
 
 
 def read_llama(fields: ConfigFields) -> ModelSpec:
     """``llama``: also TinyLlama, Yi, SmolLM2, DeepSeek-LLM and everything else published under this type."""
-    block = replace(_biased_block(fields, attention_of(fields)), scales_branches=fields.text("model_type", "") == "granite")
+    block = replace(
+        _biased_block(fields, attention_of(fields)),
+        scales_branches=fields.text("model_type", "") == "granite",
+    )
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))
 
 
@@ -124,7 +151,9 @@ def read_mistral(fields: ConfigFields) -> ModelSpec:
 
 
 def read_qwen2(fields: ConfigFields) -> ModelSpec:
-    """``qwen2`` (Qwen1.5, Qwen2, Qwen2.5): query, key and value always with bias, the output projection without."""
+    """``qwen2`` (Qwen1.5, Qwen2, Qwen2.5): query, key and value always with bias,
+    the output projection without.
+    """
     block = llama_block(fields, attention_of(fields, kv_default=32), qkv_bias=True)
     return decoder(fields, with_windows(block, qwen_windows(fields, fields.layers("num_hidden_layers"))))
 
@@ -139,13 +168,17 @@ def read_qwen3(fields: ConfigFields) -> ModelSpec:
 
 
 def read_olmo2(fields: ConfigFields) -> ModelSpec:
-    """``olmo2``: both hidden norms come after their branch; query and key are normalised over all heads at once."""
+    """``olmo2``: both hidden norms come after their branch;
+    query and key are normalised over all heads at once.
+    """
     spec = with_scaling(decoder(fields, [_olmo_block(fields)] * fields.layers("num_hidden_layers")), "wide")
     return replace(spec, rotary_tables="fp32")
 
 
 def read_olmo3(fields: ConfigFields) -> ModelSpec:
-    """``olmo3``: the modules of OLMo 2; three layers of four attend to a window of 4096 tokens when the file names none."""
+    """``olmo3``: the modules of OLMo 2;
+    three layers of four attend to a window of 4096 tokens when the file names none.
+    """
     n_layers = fields.layers("num_hidden_layers")
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 4))
     spec = with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
@@ -153,7 +186,10 @@ def read_olmo3(fields: ConfigFields) -> ModelSpec:
 
 
 def _olmo_block(fields: ConfigFields) -> BlockSpec:
-    attention, bias = replace(attention_of(fields), rotary_result="input", heads_last=True), fields.flag("attention_bias", False)
+    attention, bias = (
+        replace(attention_of(fields), rotary_result="input", heads_last=True),
+        fields.flag("attention_bias", False),
+    )
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
     return replace(block, norms=block.norms + wide_head_norms(attention), reads_stream=True)
 
@@ -176,7 +212,9 @@ def read_smollm3(fields: ConfigFields) -> ModelSpec:
 
 
 def _rope_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
-    """Despite its name a 1 in ``no_rope_layers`` means that the layer has rotary positions (configuration_smollm3.py)."""
+    """Despite its name a 1 in ``no_rope_layers`` means that the layer has rotary positions
+    (configuration_smollm3.py).
+    """
     listed = fields.integers("no_rope_layers")
     if fields.has("no_rope_layers"):
         if len(listed) < n_layers:

@@ -1,7 +1,9 @@
-"""Dense architectures close to Llama's block, each with parts of its own: StarCoder2, Seed-OSS, Arcee, Ministral.
+"""Dense architectures close to Llama's block, each with parts of its own: StarCoder2, Seed-OSS,
+Arcee, Ministral.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 
 
 def read_starcoder2(fields: ConfigFields) -> ModelSpec:
-    """``starcoder2``: layer norms, two matrices around the activation, bias everywhere, dropouts; tied head."""
+    """``starcoder2``: layer norms, two matrices around the activation, bias everywhere, dropouts;
+    tied head.
+    """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     bias, drops = fields.flag("use_bias", True), fields.is_positive("residual_dropout", 0.0)
     attention = attention_of(fields, window_tokens=window_field(fields, None), kv_default=2)
@@ -32,11 +36,15 @@ def read_starcoder2(fields: ConfigFields) -> ModelSpec:
     )
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
     drops = fields.is_positive("embedding_dropout", 0.0)
-    return replace(spec, final_norms=(layer_norm(hidden),), embedding_dropout="before_tables" if drops else "none")
+    return replace(
+        spec, final_norms=(layer_norm(hidden),), embedding_dropout="before_tables" if drops else "none"
+    )
 
 
 def read_seed_oss(fields: ConfigFields) -> ModelSpec:
-    """``seed_oss``: Llama's block with bias in query, key and value, and dropout behind both branches (0.1 when absent)."""
+    """``seed_oss``: Llama's block with bias in query, key and value,
+    and dropout behind both branches (0.1 when absent).
+    """
     attention = attention_of(fields, kv_default=8, head_dim_default=128)
     attention = replace(attention, dropout=fields.is_positive("attention_dropout", 0.1))
     block = llama_block(
@@ -65,9 +73,13 @@ def read_arcee(fields: ConfigFields) -> ModelSpec:
 
 
 def read_ministral(fields: ConfigFields) -> ModelSpec:
-    """``ministral``: Mistral's block with a window on the layers that ``layer_types`` names, on all where it is absent."""
+    """``ministral``: Mistral's block with a window on the layers that ``layer_types`` names,
+    on all where it is absent.
+    """
     if not fields.has("head_dim"):
-        raise fields.fail("field 'head_dim' is missing, without which Transformers cannot build this architecture")
+        raise fields.fail(
+            "field 'head_dim' is missing, without which Transformers cannot build this architecture"
+        )
     n_layers, window = fields.layers("num_hidden_layers"), window_field(fields, 4096)
     windows = layer_windows(fields, n_layers, window, [FULL if window is None else SLIDING] * n_layers)
     return decoder(fields, with_windows(llama_block(fields, attention_of(fields, kv_default=8)), windows))

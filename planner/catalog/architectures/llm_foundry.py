@@ -1,7 +1,8 @@
-"""MPT as LLM Foundry itself builds it, now and in 2023; the ``mpt`` of Transformers has neither position table nor biases.
+"""MPT as LLM Foundry itself builds it, now and in 2023;
+the ``mpt`` of Transformers has neither position table nor biases.
 
-Module names and shapes of ``mpt_causal_lm`` are those of LLM Foundry 0.7 (``llmfoundry/models/mpt/modeling_mpt.py`` and
-``configuration_mpt.py``).
+Module names and shapes of ``mpt_causal_lm`` are those of LLM Foundry 0.7
+(``llmfoundry/models/mpt/modeling_mpt.py`` and ``configuration_mpt.py``).
 """
 
 from __future__ import annotations
@@ -43,26 +44,33 @@ def read_mpt_causal_lm(fields: ConfigFields) -> ModelSpec:
 
 
 def read_mosaic_gpt(fields: ConfigFields) -> ModelSpec:
-    """``mosaic_gpt``, MPT before it got its name (mosaicml/mpt-1b-redpajama-200b): ALiBi, norms of query and key, tied head.
+    """``mosaic_gpt``, MPT before it got its name (mosaicml/mpt-1b-redpajama-200b): ALiBi,
+    norms of query and key, tied head.
 
-    Read in ``examples/llm/src/models`` of mosaicml/llm-foundry at e205fc8b (2023-04), which the checkpoint's own module repeats.
-    What the code does that memory depends on:
+    Read in ``examples/llm/src/models`` of mosaicml/llm-foundry at e205fc8b (2023-04), which the checkpoint's
+    own module repeats.  What the code does that memory depends on:
 
-    - ``attn_impl`` ``torch``, the checkpoint's default, is eager attention: scores plus bias plus mask, softmax (fp32 under
-      autocast, else the compute dtype; described here as under autocast), product.  There is no call of torch's fused kernels;
-      ``triton`` is a FlashAttention with bias, for which ``flash2`` stands.
+    - ``attn_impl`` ``torch``, the checkpoint's default, is eager attention: scores plus bias plus mask,
+      softmax (fp32 under autocast, else the compute dtype; described here as under autocast), product.  There
+      is no call of torch's fused kernels; ``triton`` is a FlashAttention with bias, for which ``flash2``
+      stands.
     - The ALiBi bias is (1, heads, 1, seq), shared by all layers.  Each layer makes and keeps a causal mask
       (seq, seq) of its own: one byte per pair, not counted.
     - ``q_ln`` and ``k_ln`` normalise query and key over all heads at once and are ordinary layer norms.
-    - ``low_precision_layernorm`` lets norms run in the compute dtype: then a norm keeps 2 bytes per feature of its input where
-      4 are counted here.
+    - ``low_precision_layernorm`` lets norms run in the compute dtype: then a norm keeps 2 bytes per feature
+      of its input where 4 are counted here.
     - Logits come from the token table and stay in the compute dtype; the module has no loss of its own.
     - ``no_bias`` (false by default) removes the biases of matrices and norms.
     """
     hidden, heads = fields.integer("d_model"), fields.integer("n_heads")
     bias, alibi = not fields.flag("no_bias", False), fields.flag("alibi", False)
-    width, positions = fields.integer("mlp_ratio", default=4) * hidden, fields.integer("max_seq_len", default=2048)
-    attention = replace(even_heads(fields, hidden, heads), position="alibi" if alibi else "learned", fused_qkv=True)
+    width, positions = (
+        fields.integer("mlp_ratio", default=4) * hidden,
+        fields.integer("max_seq_len", default=2048),
+    )
+    attention = replace(
+        even_heads(fields, hidden, heads), position="alibi" if alibi else "learned", fused_qkv=True
+    )
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, copies=2, bias=bias),)
     if fields.flag("attn_qk_ln", False):
         norms += (replace(layer_norm(hidden, copies=2, bias=bias), on="heads"),)

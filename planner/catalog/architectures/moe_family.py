@@ -1,7 +1,8 @@
 """Mixtures of experts around Llama's attention: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, Granite-MoE.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``): the experts of a layer are two three-dimensional parameters, the router a bare parameter.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``): the experts of a
+layer are two three-dimensional parameters, the router a bare parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from planner.catalog.architectures.llama_family import (
     wide_head_norms,
     with_windows,
 )
-from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router, separate_qkv
+from planner.catalog.architectures.parts import (
+    fused_experts,
+    gated_mlp,
+    reached_by_peft,
+    rms,
+    router,
+    separate_qkv,
+)
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
@@ -29,11 +37,19 @@ def experts_of(fields: ConfigFields, width: int, n_experts: int, top_k: int) -> 
     """A mixture of gated experts; each token goes to ``top_k`` of them."""
     if top_k > n_experts:
         raise fields.fail(f"num_experts_per_tok {top_k} is above the number of experts, {n_experts}")
-    return MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"), n_experts=n_experts, top_k=top_k)
+    return MlpSpec(
+        width, gated=True, activation=fields.text("hidden_act", "silu"), n_experts=n_experts, top_k=top_k
+    )
 
 
 def _moe_block(
-    fields: ConfigFields, attention: AttentionSpec, mlp: MlpSpec, *, qkv_bias: bool, out_bias: bool, router_name: str = "gate"
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    mlp: MlpSpec,
+    *,
+    qkv_bias: bool,
+    out_bias: bool,
+    router_name: str = "gate",
 ) -> BlockSpec:
     hidden = fields.integer("hidden_size")
     return BlockSpec(
@@ -52,7 +68,12 @@ def read_mixtral(fields: ConfigFields) -> ModelSpec:
     """``mixtral``: every layer routes each token to 2 of 8 experts unless told otherwise."""
     attention = attention_of(fields, window_tokens=fields.optional_integer("sliding_window"), kv_default=8)
     n_experts = fields.integer("num_local_experts", "num_experts", default=8)
-    mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, fields.integer("num_experts_per_tok", default=2))
+    mlp = experts_of(
+        fields,
+        fields.integer("intermediate_size"),
+        n_experts,
+        fields.integer("num_experts_per_tok", default=2),
+    )
     block = _moe_block(fields, attention, mlp, qkv_bias=False, out_bias=False)
     linears = reached_by_peft(block.linears, ("w1", "w3"), "w2")
     block = replace(block, mlp=replace(mlp, router="softmax_fp32"), linears=linears)
@@ -60,9 +81,14 @@ def read_mixtral(fields: ConfigFields) -> ModelSpec:
 
 
 def read_olmoe(fields: ConfigFields) -> ModelSpec:
-    """``olmoe``: query and key normalised over all heads at once; ``intermediate_size`` is that of one expert."""
+    """``olmoe``: query and key normalised over all heads at once;
+    ``intermediate_size`` is that of one expert.
+    """
     attention, bias = replace(attention_of(fields), heads_last=True), fields.flag("attention_bias", False)
-    n_experts, top_k = fields.integer("num_experts", default=64), fields.integer("num_experts_per_tok", default=8)
+    n_experts, top_k = (
+        fields.integer("num_experts", default=64),
+        fields.integer("num_experts_per_tok", default=8),
+    )
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
     block = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
     linears = reached_by_peft(block.linears, *SPLIT_NAMES)
@@ -73,23 +99,37 @@ def read_olmoe(fields: ConfigFields) -> ModelSpec:
 def read_granitemoe(fields: ConfigFields) -> ModelSpec:
     """``granitemoe``: as Mixtral, the router is called ``router``; multipliers change no shape."""
     attention, bias = attention_of(fields), fields.flag("attention_bias", False)
-    n_experts, top_k = fields.integer("num_local_experts", default=8), fields.integer("num_experts_per_tok", default=2)
+    n_experts, top_k = (
+        fields.integer("num_local_experts", default=8),
+        fields.integer("num_experts_per_tok", default=2),
+    )
     mlp = experts_of(fields, fields.integer("intermediate_size"), n_experts, top_k)
-    block = _moe_block(fields, attention, replace(mlp, router="chosen"), qkv_bias=bias, out_bias=bias, router_name="router")
+    block = _moe_block(
+        fields, attention, replace(mlp, router="chosen"), qkv_bias=bias, out_bias=bias, router_name="router"
+    )
     block = replace(block, scales_branches=True)
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
     return replace(spec, embedding_scale="model", scales_logits=True)
 
 
 def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
-    """``qwen3_moe``: per-head query and key norms, 8 of 128 experts; a sliding window, if used, is on all layers."""
+    """``qwen3_moe``: per-head query and key norms, 8 of 128 experts; a sliding window, if used,
+    is on all layers.
+    """
     n_layers, bias = fields.layers("num_hidden_layers"), fields.flag("attention_bias", False)
     window = window_field(fields, 4096) if fields.flag("use_sliding_window", False) else None
     attention = attention_of(fields, window_tokens=window, kv_default=4)
-    n_experts, top_k = fields.integer("num_experts", default=128), fields.integer("num_experts_per_tok", default=8)
+    n_experts, top_k = (
+        fields.integer("num_experts", default=128),
+        fields.integer("num_experts_per_tok", default=8),
+    )
     mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=768), n_experts, top_k)
     sparse = _moe_block(fields, attention, mlp, qkv_bias=bias, out_bias=bias)
-    sparse = replace(sparse, linears=reached_by_peft(sparse.linears, *SPLIT_NAMES), norms=sparse.norms + head_norms(attention))
+    sparse = replace(
+        sparse,
+        linears=reached_by_peft(sparse.linears, *SPLIT_NAMES),
+        norms=sparse.norms + head_norms(attention),
+    )
     if all(sparse_layers(fields, n_layers)):
         return decoder(fields, [sparse] * n_layers)
     dense = llama_block(fields, attention, qkv_bias=bias, out_bias=bias)
@@ -98,13 +138,22 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelSpec:
 
 
 def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
-    """``qwen2_moe`` (Qwen1.5-MoE, Qwen2-57B-A14B): experts beside an always-active one behind its own sigmoid gate.
+    """``qwen2_moe`` (Qwen1.5-MoE, Qwen2-57B-A14B):
+    experts beside an always-active one behind its own sigmoid gate.
 
-    PEFT 0.21 has a table for the models converted like this one, but not under this name: its experts get no adapters.
+    PEFT 0.21 has a table for the models converted like this one, but not under this name:
+    its experts get no adapters.
     """
-    n_layers, hidden, bias = fields.layers("num_hidden_layers"), fields.integer("hidden_size"), fields.flag("qkv_bias", True)
+    n_layers, hidden, bias = (
+        fields.layers("num_hidden_layers"),
+        fields.integer("hidden_size"),
+        fields.flag("qkv_bias", True),
+    )
     attention = attention_of(fields, kv_default=16)
-    n_experts, top_k = fields.integer("num_experts", default=60), fields.integer("num_experts_per_tok", default=4)
+    n_experts, top_k = (
+        fields.integer("num_experts", default=60),
+        fields.integer("num_experts_per_tok", default=4),
+    )
     shared = fields.integer("shared_expert_intermediate_size", default=5632)
     mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=1408), n_experts, top_k)
     sparse = _moe_block(fields, attention, replace(mlp, shared_width=shared), qkv_bias=bias, out_bias=False)
@@ -113,7 +162,9 @@ def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
     layers = sparse_layers(fields, n_layers)
     dense = sparse if all(layers) else llama_block(fields, attention, qkv_bias=bias)
     pairs = zip(layers, _qwen2_moe_windows(fields, n_layers), strict=True)
-    return decoder(fields, [with_windows(sparse if is_sparse else dense, [tokens])[0] for is_sparse, tokens in pairs])
+    return decoder(
+        fields, [with_windows(sparse if is_sparse else dense, [tokens])[0] for is_sparse, tokens in pairs]
+    )
 
 
 def shared_experts(hidden: int, width: int, *, bias: bool = False) -> tuple[LinearSpec, ...]:

@@ -24,7 +24,8 @@ from planner.domain.model import (
 def group_layers(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
     """Equal layers counted together, in order of first appearance.
 
-    Alternating patterns (local and global attention) give two groups, not one per layer: totals do not depend on the order.
+    Alternating patterns (local and global attention) give two groups, not one per layer:
+    totals do not depend on the order.
     """
     counts: dict[BlockSpec, int] = {}
     for block, run in groupby(blocks):
@@ -33,7 +34,9 @@ def group_layers(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
 
 
 def layers_in_order(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
-    """Equal layers in a row counted together: where kinds differ in what backward needs, the order decides the fullest moment."""
+    """Equal layers in a row counted together: where kinds differ in what backward needs,
+    the order decides the fullest moment.
+    """
     return tuple(BlockGroup(sum(1 for _ in row), block) for block, row in groupby(blocks))
 
 
@@ -49,8 +52,12 @@ def separate_qkv(
     )
 
 
-def rotary_width(fields: ConfigFields, head_dim: int, default: float, name: str = "partial_rotary_factor") -> int:
-    """Features of each head that rotary positions turn: a share of them, of which Transformers 5 keeps the older ``name`` too."""
+def rotary_width(
+    fields: ConfigFields, head_dim: int, default: float, name: str = "partial_rotary_factor"
+) -> int:
+    """Features of each head that rotary positions turn: a share of them,
+    of which Transformers 5 keeps the older ``name`` too.
+    """
     rope = fields.data.get("rope_parameters") or {}
     share = rope.get("partial_rotary_factor", fields.data.get(name, default))
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
@@ -59,9 +66,16 @@ def rotary_width(fields: ConfigFields, head_dim: int, default: float, name: str 
 
 
 def fused_qkv(
-    attention: AttentionSpec, hidden: int, names: tuple[str, str], *, biases: tuple[bool, bool], kind: LinearKind = "linear"
+    attention: AttentionSpec,
+    hidden: int,
+    names: tuple[str, str],
+    *,
+    biases: tuple[bool, bool],
+    kind: LinearKind = "linear",
 ) -> tuple[LinearSpec, ...]:
-    """One matrix for query, key and value, and the output projection; ``names`` and ``biases`` are of those two."""
+    """One matrix for query, key and value, and the output projection;
+    ``names`` and ``biases`` are of those two.
+    """
     qkv_width = attention.q_width + attention.k_width + attention.v_width
     return (
         LinearSpec(names[0], "attention", hidden, qkv_width, "attn_in", biases[0], kind),
@@ -70,7 +84,11 @@ def fused_qkv(
 
 
 def gated_mlp(
-    hidden: int, width: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), *, bias: bool = False
+    hidden: int,
+    width: int,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    *,
+    bias: bool = False,
 ) -> tuple[LinearSpec, ...]:
     """Gate, up and down projections."""
     return (
@@ -101,18 +119,36 @@ def plain_mlp(
 
 
 def fused_experts(hidden: int, mlp: MlpSpec, *, bias: bool = False) -> tuple[LinearSpec, ...]:
-    """Expert tensors as Transformers 5 stores them: two three-dimensional parameters over all experts, gate and up in one."""
+    """Expert tensors as Transformers 5 stores them: two three-dimensional parameters over all experts,
+    gate and up in one.
+    """
     return (
-        LinearSpec("gate_up_proj", "expert", hidden, 2 * mlp.width, "mlp_in", bias, "parameter", mlp.n_experts, mlp.top_k),
-        LinearSpec("down_proj", "expert", mlp.width, hidden, "mlp_mid", bias, "parameter", mlp.n_experts, mlp.top_k),
+        LinearSpec(
+            "gate_up_proj",
+            "expert",
+            hidden,
+            2 * mlp.width,
+            "mlp_in",
+            bias,
+            "parameter",
+            mlp.n_experts,
+            mlp.top_k,
+        ),
+        LinearSpec(
+            "down_proj", "expert", mlp.width, hidden, "mlp_mid", bias, "parameter", mlp.n_experts, mlp.top_k
+        ),
     )
 
 
-def reached_by_peft(linears: tuple[LinearSpec, ...], gate_up: tuple[str, str], down: str) -> tuple[LinearSpec, ...]:
-    """``linears`` of a layer as PEFT finds them where its table says which matrices the fused experts replaced.
+def reached_by_peft(
+    linears: tuple[LinearSpec, ...], gate_up: tuple[str, str], down: str
+) -> tuple[LinearSpec, ...]:
+    """``linears`` of a layer as PEFT finds them where its table says which matrices the fused experts
+    replaced.
 
-    ``gate_up`` and ``down`` are the names of those matrices.  They then mean the experts alone: dense matrices of these names
-    (shared experts, dense layers between) get no adapter.  Source: peft 0.21 ``utils/transformers_weight_conversion.py``.
+    ``gate_up`` and ``down`` are the names of those matrices.  They then mean the experts alone: dense
+    matrices of these names (shared experts, dense layers between) get no adapter.  Source: peft 0.21
+    ``utils/transformers_weight_conversion.py``.
     """
     legacy = {"gate_up_proj": gate_up, "down_proj": (down,), "gate": ("gate",)}
     taken = {*gate_up, down}
@@ -147,10 +183,17 @@ def rms(width: int, copies: int = 1) -> NormSpec:
 def with_scaling(spec: ModelSpec, scaling: NormScaling) -> ModelSpec:
     """``spec`` with every norm applying its weight as ``scaling`` says."""
     groups = tuple(
-        replace(group, block=replace(group.block, norms=tuple(replace(norm, scaling=scaling) for norm in group.block.norms)))
+        replace(
+            group,
+            block=replace(
+                group.block, norms=tuple(replace(norm, scaling=scaling) for norm in group.block.norms)
+            ),
+        )
         for group in spec.groups
     )
-    return replace(spec, groups=groups, final_norms=tuple(replace(norm, scaling=scaling) for norm in spec.final_norms))
+    return replace(
+        spec, groups=groups, final_norms=tuple(replace(norm, scaling=scaling) for norm in spec.final_norms)
+    )
 
 
 def layer_norm(width: int, copies: int = 1, *, bias: bool = True, weight: bool = True) -> NormSpec:

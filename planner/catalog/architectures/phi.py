@@ -1,4 +1,6 @@
-"""Phi-1, Phi-1.5 and Phi-2 (``phi``).  Names, shapes and defaults: Transformers 5.23, ``models/phi/modeling_phi.py``."""
+"""Phi-1, Phi-1.5 and Phi-2 (``phi``).  Names, shapes and defaults: Transformers 5.23,
+``models/phi/modeling_phi.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,22 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import layer_norm, lm_head, plain_mlp, rotary_width, separate_qkv, token_embedding
+from planner.catalog.architectures.parts import (
+    layer_norm,
+    lm_head,
+    plain_mlp,
+    rotary_width,
+    separate_qkv,
+    token_embedding,
+)
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def read_phi(fields: ConfigFields) -> ModelSpec:
     """``phi``: attention and MLP in parallel behind one norm, bias in every matrix, the head included.
 
-    Rotary positions turn only part of each head (``partial_rotary_factor``, default 0.5); shapes do not depend on it.
+    Rotary positions turn only part of each head (``partial_rotary_factor``, default 0.5);
+    shapes do not depend on it.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     heads = fields.integer("num_attention_heads")
@@ -22,7 +32,9 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=even_heads(fields, hidden, heads).head_dim)
     shape = even_heads(fields, hidden, heads)
-    attention = replace(shape, n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True)
+    attention = replace(
+        shape, n_kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim, joined_rotary=True
+    )
     attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5), rotary_join="forward")
     attention = replace(attention, dropout=fields.is_positive("attention_dropout", 0.0))
     query, key, value, _ = separate_qkv(attention, hidden, qkv_bias=True)
@@ -43,7 +55,9 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("resid_pdrop", 0.0)),
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows, bias=True))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows, bias=True)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),

@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/phi3/modeling_phi3.py``).  Phi-3-small
-(``phi3small``, block-sparse attention) and the mixture (``phimoe``) are other architectures.
+Module names, shapes and defaults are those of Transformers 5.23 (``models/phi3/modeling_phi3.py``).
+Phi-3-small (``phi3small``, block-sparse attention) and the mixture (``phimoe``) are other architectures.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ def read_phi3(fields: ConfigFields) -> ModelSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     attention = attention_of(fields, window_tokens=fields.optional_integer("sliding_window"))
     attention = replace(attention, fused_qkv=True, fused_parts="slices", joined_rotary=True)
-    attention = replace(attention, rotary_width=rotary_width(fields, attention.head_dim, 1.0), rotary_join="inline")
+    attention = replace(
+        attention, rotary_width=rotary_width(fields, attention.head_dim, 1.0), rotary_join="inline"
+    )
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
-        linears=fused_qkv(attention, hidden, ("qkv_proj", "o_proj"), biases=(False, False)) + fused_gated_mlp(hidden, width),
+        linears=fused_qkv(attention, hidden, ("qkv_proj", "o_proj"), biases=(False, False))
+        + fused_gated_mlp(hidden, width),
         norms=(rms(hidden, copies=2),),
     )
     return decoder(fields, [block] * fields.layers("num_hidden_layers"))

@@ -1,7 +1,8 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a tower over patches of any number, a merger, and Qwen's decoder.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/modeling_*.py`` and
-``configuration_*.py``).  Limits of pixels are those of the published ``preprocessor_config.json`` files.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/modeling_*.py`` and ``configuration_*.py``).  Limits of pixels are
+those of the published ``preprocessor_config.json`` files.
 """
 
 from __future__ import annotations
@@ -9,23 +10,43 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, llama_block, with_windows
+from planner.catalog.architectures.llama_family import (
+    attention_of,
+    decoder,
+    head_norms,
+    llama_block,
+    with_windows,
+)
 from planner.catalog.architectures.moe_family import read_qwen3_moe
 from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms
 from planner.catalog.architectures.windows import qwen_windows
-from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import (
+    AttentionSpec,
+    BlockGroup,
+    BlockSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+)
 from planner.domain.vision import ImageRule, TowerSpec
 
 NO_ATTENTION = AttentionSpec(1, 1, 1, 1, position="none")
 _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 12_845_056
-"""Of Qwen/Qwen2.5-VL-7B-Instruct preprocessor_config.json (huggingface.co), the same for all sizes of Qwen2-VL and Qwen2.5-VL."""
+"""Of Qwen/Qwen2.5-VL-7B-Instruct preprocessor_config.json (huggingface.co),
+the same for all sizes of Qwen2-VL and Qwen2.5-VL.
+"""
 
 _QWEN3_MIN_PIXELS, _QWEN3_MAX_PIXELS = 65_536, 16_777_216
-"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``), Qwen3-VL and Qwen3.5 alike."""
+"""Of Qwen/Qwen3-VL-4B-Instruct preprocessor_config.json (``shortest_edge``, ``longest_edge``),
+Qwen3-VL and Qwen3.5 alike.
+"""
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
-    """The fields of the language model: a section of their own, or beside the tower's as Qwen2-VL published them."""
+    """The fields of the language model: a section of their own,
+    or beside the tower's as Qwen2-VL published them.
+    """
     if not fields.has("text_config"):
         return ConfigFields({"max_window_layers": 80, **fields.data}, fields.where)
     inner = fields.section("text_config")
@@ -57,7 +78,9 @@ def tower_attention(fields: ConfigFields, width: int, heads: int) -> AttentionSp
     if width % heads:
         raise fields.fail(f"the tower's width {width} is not divisible by its {heads} heads")
     size = width // heads
-    return AttentionSpec(heads, heads, size, size, fused_qkv=True, fused_parts="unbound", rotary_result="fp32", pieces="image")
+    return AttentionSpec(
+        heads, heads, size, size, fused_qkv=True, fused_parts="unbound", rotary_result="fp32", pieces="image"
+    )
 
 
 def attention_linears(width: int) -> tuple[LinearSpec, ...]:
@@ -68,14 +91,18 @@ def attention_linears(width: int) -> tuple[LinearSpec, ...]:
     )
 
 
-def patch_block(vision: ConfigFields, rule: ImageRule, width: int, *, bias: bool = False, extra_params: int = 0) -> BlockSpec:
+def patch_block(
+    vision: ConfigFields, rule: ImageRule, width: int, *, bias: bool = False, extra_params: int = 0
+) -> BlockSpec:
     """The convolution over patches as a matrix that neither PEFT nor quantisers take for one."""
     numbers = vision.integer("in_channels", "in_chans", default=3) * rule.frames * rule.patch_pixels**2
     conv = LinearSpec("proj", "embedding_projection", numbers, width, "embed", bias=bias, kind="parameter")
     return BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (), extra_params=extra_params)
 
 
-def merger(width: int, hidden: int, merge: int, spec: NormSpec, names: tuple[str, str] = ("0", "2")) -> BlockSpec:
+def merger(
+    width: int, hidden: int, merge: int, spec: NormSpec, names: tuple[str, str] = ("0", "2")
+) -> BlockSpec:
     """A norm over each patch, and two matrices over the patches that become one token."""
     inside = width * merge**2
     linears = (
@@ -111,7 +138,9 @@ def read_qwen2_vl(fields: ConfigFields) -> ModelSpec:
 
 
 def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
-    """``qwen2_5_vl``: RMS norms and gated matrices in the tower, most of whose layers see a window of the image."""
+    """``qwen2_5_vl``: RMS norms and gated matrices in the tower,
+    most of whose layers see a window of the image.
+    """
     spec, vision = _language_model(fields), fields.section("vision_config")
     width, heads = vision.integer("hidden_size", default=3584), vision.integer("num_heads", default=16)
     inner, n_layers = vision.integer("intermediate_size", default=3420), vision.layers("depth")
@@ -124,7 +153,9 @@ def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
     )
     side = vision.integer("window_size", default=112) // rule.patch_pixels
     in_window = replace(whole, attention=replace(whole.attention, pieces="window", window_tokens=side**2))
-    known = vision.integers("fullatt_block_indexes") if vision.has("fullatt_block_indexes") else (7, 15, 23, 31)
+    known = (
+        vision.integers("fullatt_block_indexes") if vision.has("fullatt_block_indexes") else (7, 15, 23, 31)
+    )
     n_whole = len({number for number in known if number < n_layers})
     groups = [BlockGroup(n_layers - n_whole, in_window), BlockGroup(n_whole, whole)]
     last = merger(width, vision.integer("out_hidden_size", default=3584), rule.merge, rms(width))
@@ -141,7 +172,9 @@ def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
 
 
 def qwen3_tower(vision: ConfigFields, *, has_deepstack: bool = True) -> TowerSpec:
-    """Qwen3-VL's tower: learned positions beside the turned ones; mergers behind some of its layers, but in Qwen3.5."""
+    """Qwen3-VL's tower: learned positions beside the turned ones; mergers behind some of its layers,
+    but in Qwen3.5.
+    """
     width, heads = vision.integer("hidden_size", default=1152), vision.integer("num_heads", default=16)
     inner, n_layers = vision.integer("intermediate_size", default=4304), vision.layers("depth")
     block = BlockSpec(
@@ -153,7 +186,9 @@ def qwen3_tower(vision: ConfigFields, *, has_deepstack: bool = True) -> TowerSpe
     rule = _rule(vision, min_pixels=_QWEN3_MIN_PIXELS, max_pixels=_QWEN3_MAX_PIXELS, patch=16)
     positions = vision.integer("num_position_embeddings", default=2304) * width
     hidden, names = vision.integer("out_hidden_size", default=3584), ("linear_fc1", "linear_fc2")
-    known = vision.integers("deepstack_visual_indexes") if vision.has("deepstack_visual_indexes") else (8, 16, 24)
+    known = (
+        vision.integers("deepstack_visual_indexes") if vision.has("deepstack_visual_indexes") else (8, 16, 24)
+    )
     known = known if has_deepstack else ()
     stacked = merger(width, hidden, rule.merge, layer_norm(width * rule.merge**2), names)
     return TowerSpec(
@@ -188,7 +223,14 @@ def read_qwen3_vl_moe(fields: ConfigFields) -> ModelSpec:
 
 def _seeing(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     tower = qwen3_tower(fields.section("vision_config"))
-    return replace(spec, rotary_tables="interleaved", architecture=fields.text("model_type", ""), vision=tower)
+    return replace(
+        spec, rotary_tables="interleaved", architecture=fields.text("model_type", ""), vision=tower
+    )
 
 
-READERS = {"qwen2_vl": read_qwen2_vl, "qwen2_5_vl": read_qwen2_5_vl, "qwen3_vl": read_qwen3_vl, "qwen3_vl_moe": read_qwen3_vl_moe}
+READERS = {
+    "qwen2_vl": read_qwen2_vl,
+    "qwen2_5_vl": read_qwen2_5_vl,
+    "qwen3_vl": read_qwen3_vl,
+    "qwen3_vl_moe": read_qwen3_vl_moe,
+}

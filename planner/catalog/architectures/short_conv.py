@@ -19,7 +19,9 @@ _CONV, _FULL = "conv", "full_attention"
 
 
 def read_lfm2(fields: ConfigFields) -> ModelSpec:
-    """``lfm2``: query and key norms over each head; a gated feed-forward part whose width is worked out from another one."""
+    """``lfm2``: query and key norms over each head;
+    a gated feed-forward part whose width is worked out from another one.
+    """
     hidden = fields.integer("hidden_size")
     attention = attention_of(fields, kv_default=8)
     projections = separate_qkv(attention, hidden)
@@ -36,7 +38,13 @@ def read_lfm2(fields: ConfigFields) -> ModelSpec:
     mixer = ShortConvSpec(hidden, fields.integer("conv_L_cache", default=3), fields.flag("conv_bias", False))
     inner = LinearSpec("in_proj", "attention", hidden, 3 * hidden, "attn_in", mixer.bias)
     outer = LinearSpec("out_proj", "attention", hidden, hidden, "attn_out", mixer.bias)
-    conv = replace(full, attention=NO_ATTENTION, mixer=mixer, linears=(inner, outer, *mlp), norms=(rms(hidden, copies=2),))
+    conv = replace(
+        full,
+        attention=NO_ATTENTION,
+        mixer=mixer,
+        linears=(inner, outer, *mlp),
+        norms=(rms(hidden, copies=2),),
+    )
     conv = replace(conv, extra_params=hidden * (mixer.kernel + int(mixer.bias)))
     tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
     blocks = [full if kind == _FULL else conv for kind in _layer_types(fields)]
@@ -62,12 +70,16 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
     """Kinds of all layers: listed, or those that ``full_attn_idxs`` names attend (all where it is absent)."""
     n_layers = fields.layers("num_hidden_layers")
     full = set(fields.integers("full_attn_idxs")) if fields.has("full_attn_idxs") else set(range(n_layers))
-    types = fields.texts("layer_types") or tuple(_FULL if index in full else _CONV for index in range(n_layers))
+    types = fields.texts("layer_types") or tuple(
+        _FULL if index in full else _CONV for index in range(n_layers)
+    )
     if len(types) != n_layers:
         raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
     unknown = sorted(set(types) - {_CONV, _FULL})
     if unknown:
-        raise NotModelledError(f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_CONV} and {_FULL}")
+        raise NotModelledError(
+            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {_CONV} and {_FULL}"
+        )
     return types
 
 

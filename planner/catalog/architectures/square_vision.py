@@ -1,6 +1,8 @@
-"""LLaVA 1.5: a CLIP tower over images of one size, a projector of two matrices, and a decoder of another architecture.
+"""LLaVA 1.5: a CLIP tower over images of one size, a projector of two matrices,
+and a decoder of another architecture.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/{llava,clip}/modeling_*.py``, ``configuration_*.py``).
+Module names, shapes and defaults are those of Transformers 5.23 (``models/{llava,clip}/modeling_*.py``,
+``configuration_*.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +12,15 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp
 from planner.catalog.architectures.qwen_vision import NO_ATTENTION
-from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.model import (
+    AttentionSpec,
+    BlockGroup,
+    BlockSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+)
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 
@@ -33,7 +43,9 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
     data = {**(_LLAMA if kind == "llama" else {}), **section.data, "model_type": kind}
     reader = reader_for(kind)
     if reader is None:
-        raise NotModelledError(f"{section.where}: a language model of architecture '{kind[:40]}' is not modelled")
+        raise NotModelledError(
+            f"{section.where}: a language model of architecture '{kind[:40]}' is not modelled"
+        )
     spec = reader(ConfigFields(data, section.where))
     if spec.vision is not None:
         raise NotModelledError(f"{section.where}: a vision-language model inside another one is not modelled")
@@ -41,11 +53,14 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
 
 
 def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class: bool) -> TowerSpec:
-    """CLIP's tower with LLaVA's projector; ``n_unread``: last layers whose output the projector does not read."""
+    """CLIP's tower with LLaVA's projector; ``n_unread``:
+    last layers whose output the projector does not read.
+    """
     kind = vision.text("model_type", "clip_vision_model")
     if kind != "clip_vision_model":
         raise NotModelledError(
-            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, clip_vision_model is"
+            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, "
+            "clip_vision_model is"
         )
     width, n_layers = vision.integer("hidden_size", default=768), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=32)
@@ -54,7 +69,9 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
     layer, grid = _layer(vision, width, "quick_gelu"), (side // patch) ** 2
     numbers = vision.integer("num_channels", default=3) * patch**2
     conv = LinearSpec("patch_embedding", "embedding_projection", numbers, width, "embed", kind="parameter")
-    entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (layer_norm(width),), extra_params=(grid + 2) * width)
+    entry = BlockSpec(
+        NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (layer_norm(width),), extra_params=(grid + 2) * width
+    )
     tokens = grid + int(keeps_class)
     return TowerSpec(
         "llava",
@@ -72,11 +89,16 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
 
 def _layer(vision: ConfigFields, width: int, activation: str) -> BlockSpec:
     """A layer of CLIP or SigLIP, which differ in the ``activation`` that they have by default."""
-    heads, inner = vision.integer("num_attention_heads", default=12), vision.integer("intermediate_size", default=3072)
+    heads, inner = (
+        vision.integer("num_attention_heads", default=12),
+        vision.integer("intermediate_size", default=3072),
+    )
     if width % heads:
         raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
     attention = AttentionSpec(heads, heads, width // heads, width // heads, position="none", heads_last=True)
-    linears = tuple(LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv")
+    linears = tuple(
+        LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv"
+    )
     linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
     return BlockSpec(
         attention,
@@ -89,28 +111,45 @@ def _layer(vision: ConfigFields, width: int, activation: str) -> BlockSpec:
 def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
     """SigLIP's tower with Gemma 3's projector, which averages patches to ``tokens`` for each image.
 
-    Source: transformers 5.23 models/siglip/configuration_siglip.py, models/gemma3/modeling_gemma3.py Gemma3MultiModalProjector.
+    Source: transformers 5.23 models/siglip/configuration_siglip.py, models/gemma3/modeling_gemma3.py
+    Gemma3MultiModalProjector.
     """
     kind = vision.text("model_type", "siglip_vision_model")
     if kind != "siglip_vision_model" or vision.flag("vision_use_head", True):
         what = f"of architecture '{kind[:40]}'" if kind != "siglip_vision_model" else "with a head of its own"
-        raise NotModelledError(f"{vision.where}: a vision tower {what} is not modelled, siglip_vision_model without a head is")
+        raise NotModelledError(
+            f"{vision.where}: a vision tower {what} is not modelled, siglip_vision_model without a head is"
+        )
     width, n_layers = vision.integer("hidden_size", default=768), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=16)
     grid, row = side // patch, round(tokens**0.5)
     if not row or row * row != tokens or grid % row:
         raise vision.fail(f"{grid} x {grid} patches are not averaged to mm_tokens_per_image {tokens}")
     numbers = vision.integer("num_channels", default=3) * patch**2
-    conv = LinearSpec("patch_embedding", "embedding_projection", numbers, width, "embed", bias=True, kind="parameter")
+    conv = LinearSpec(
+        "patch_embedding", "embedding_projection", numbers, width, "embed", bias=True, kind="parameter"
+    )
     entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (), extra_params=grid**2 * width)
-    last = LinearSpec("mm_input_projection_weight", "embedding_projection", width, hidden, "mlp_in", kind="parameter")
+    last = LinearSpec(
+        "mm_input_projection_weight", "embedding_projection", width, hidden, "mlp_in", kind="parameter"
+    )
     return TowerSpec(
         "gemma3",
         width,
         ImageRule("square", patch, side_pixels=side, tokens=tokens),
         entry,
         (BlockGroup(n_layers, _layer(vision, width, "gelu_pytorch_tanh")),),
-        (BlockGroup(1, BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (last,), (NormSpec("rms", width, scaling="one_plus"),))),),
+        (
+            BlockGroup(
+                1,
+                BlockSpec(
+                    NO_ATTENTION,
+                    MlpSpec(0, False, ""),
+                    (last,),
+                    (NormSpec("rms", width, scaling="one_plus"),),
+                ),
+            ),
+        ),
         tokens / grid**2,
         behind=(layer_norm(width),),
     )
@@ -125,14 +164,23 @@ def _projector(width: int, hidden: int) -> BlockSpec:
 
 
 def read_llava(fields: ConfigFields) -> ModelSpec:
-    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind, without the class token."""
+    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind,
+    without the class token.
+    """
     spec, layer = _language_model(fields), fields.data.get("vision_feature_layer", -2)
     if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
-        raise NotModelledError(f"{fields.where}: vision_feature_layer other than a number from behind is not modelled")
+        raise NotModelledError(
+            f"{fields.where}: vision_feature_layer other than a number from behind is not modelled"
+        )
     keeps_class = fields.text("vision_feature_select_strategy", "default") == "full"
-    if not fields.flag("multimodal_projector_bias", True) or fields.text("projector_hidden_act", "gelu") != "gelu":
+    if (
+        not fields.flag("multimodal_projector_bias", True)
+        or fields.text("projector_hidden_act", "gelu") != "gelu"
+    ):
         raise NotModelledError(f"{fields.where}: this projector is not modelled")
-    tower = clip_tower(fields.section("vision_config"), spec.hidden_size, n_unread=-1 - layer, keeps_class=keeps_class)
+    tower = clip_tower(
+        fields.section("vision_config"), spec.hidden_size, n_unread=-1 - layer, keeps_class=keeps_class
+    )
     return replace(spec, architecture="llava", vision=tower)
 
 

@@ -1,7 +1,8 @@
 """StableLM and Cohere: Llama's matrices with layer norms, optionally in parallel branches.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_<model_type>.py`` and
-``configuration_<model_type>.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from planner.catalog.architectures.parts import (
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
-def _grouped_heads(fields: ConfigFields, hidden: int, *, default_kv_heads: int | None = None) -> AttentionSpec:
+def _grouped_heads(
+    fields: ConfigFields, hidden: int, *, default_kv_heads: int | None = None
+) -> AttentionSpec:
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=default_kv_heads or heads)
     if heads % kv_heads:
@@ -33,14 +36,17 @@ def _grouped_heads(fields: ConfigFields, hidden: int, *, default_kv_heads: int |
 def read_stablelm(fields: ConfigFields) -> ModelSpec:
     """``stablelm``: StableLM 3B and StableLM 2; with ``use_parallel_residual`` one norm feeds both branches.
 
-    ``qk_layernorm`` is one bias-free norm module per head, so its copies count heads.  An absent ``num_key_value_heads``
-    means 32, the default of the class, not the number of heads.
+    ``qk_layernorm`` is one bias-free norm module per head, so its copies count heads.  An absent
+    ``num_key_value_heads`` means 32, the default of the class, not the number of heads.
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     # Rotary positions turn a quarter of each head (partial_rotary_factor), and the parts are concatenated.
     attention = replace(_grouped_heads(fields, hidden, default_kv_heads=32), joined_rotary=True)
     attention = replace(
-        attention, rotary_width=rotary_width(fields, attention.head_dim, 0.25), rotary_join="forward", heads_last=True
+        attention,
+        rotary_width=rotary_width(fields, attention.head_dim, 0.25),
+        rotary_join="forward",
+        heads_last=True,
     )
     parallel = fields.flag("use_parallel_residual", False)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, copies=1 if parallel else 2),)
@@ -50,13 +56,16 @@ def read_stablelm(fields: ConfigFields) -> ModelSpec:
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
-        linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("use_qkv_bias", False)) + gated_mlp(hidden, width),
+        linears=separate_qkv(attention, hidden, qkv_bias=fields.flag("use_qkv_bias", False))
+        + gated_mlp(hidden, width),
         norms=norms,
         parallel=parallel,
         branch_sum="stream",
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),
@@ -71,7 +80,9 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
     ``use_qk_norm`` keeps a weight for every feature of every head (shape heads by head size).
     """
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
-    attention = replace(_grouped_heads(fields, hidden), rotary_form="pairs", rotary_result="fp32", head_norms_last=True)
+    attention = replace(
+        _grouped_heads(fields, hidden), rotary_form="pairs", rotary_result="fp32", head_norms_last=True
+    )
     bias = fields.flag("attention_bias", False)
     norms: tuple[NormSpec, ...] = (layer_norm(hidden, bias=False),)
     if fields.flag("use_qk_norm", False):
@@ -86,7 +97,9 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
         branch_sum="stream",
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(
+        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
+    )
     return replace(
         with_scaling(spec, "centred"),
         tied=fields.flag("tie_word_embeddings", True),

@@ -10,22 +10,29 @@ from planner.errors import NotModelledError
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def layer_windows(fields: ConfigFields, n_layers: int, window: int | None, default_types: Sequence[str]) -> list[int | None]:
+def layer_windows(
+    fields: ConfigFields, n_layers: int, window: int | None, default_types: Sequence[str]
+) -> list[int | None]:
     """Sliding window of each layer in tokens, ``None`` for full attention.
 
-    A ``layer_types`` list in the config decides, as in Transformers 5; without one ``default_types`` does (one per layer).
+    A ``layer_types`` list in the config decides, as in Transformers 5;
+    without one ``default_types`` does (one per layer).
     """
     types = fields.texts("layer_types") if fields.has("layer_types") else tuple(default_types)
     if len(types) != n_layers:
         raise fields.fail(f"layer_types names {len(types)} layers, num_hidden_layers is {n_layers}")
     unknown = sorted(set(types) - {FULL, SLIDING})
     if unknown:
-        raise NotModelledError(f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {FULL} and {SLIDING}")
+        raise NotModelledError(
+            f"{fields.where}: layers of type '{unknown[0][:40]}' are not modelled, only {FULL} and {SLIDING}"
+        )
     return [window if kind == SLIDING else None for kind in types]
 
 
 def alternating_types(n_layers: int, period: int) -> list[str]:
-    """Every ``period``-th layer attends fully, the others to the window (Gemma 2 and gpt-oss: 2, OLMo 3: 4, Gemma 3: 6)."""
+    """Every ``period``-th layer attends fully, the others to the window (Gemma 2 and gpt-oss: 2, OLMo 3:
+    4, Gemma 3: 6).
+    """
     return [SLIDING if (index + 1) % period else FULL for index in range(n_layers)]
 
 
@@ -35,7 +42,9 @@ def window_field(fields: ConfigFields, class_default: int | None) -> int | None:
 
 
 def qwen_windows(fields: ConfigFields, n_layers: int) -> list[int | None]:
-    """Qwen2 and Qwen3: off unless ``use_sliding_window``; then the layers from ``max_window_layers`` (28 when absent) on."""
+    """Qwen2 and Qwen3: off unless ``use_sliding_window``;
+    then the layers from ``max_window_layers`` (28 when absent) on.
+    """
     if not fields.flag("use_sliding_window", False):
         return layer_windows(fields, n_layers, None, [FULL] * n_layers)
     first = fields.count("max_window_layers", default=28)

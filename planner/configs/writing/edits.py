@@ -45,14 +45,20 @@ class Edit:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The change as lines of the file, in the manner of its format; a table as its keys, less those left to the trainer."""
+        """The change as lines of the file, in the manner of its format; a table as its keys,
+        less those left to the trainer.
+        """
         if self.removes:
             return (f"{self.key}: take it out",)
         if self.file.suffix == ".toml":
             return (f"{self.key} = {json.dumps(self.value)}",)
         if self.file.suffix == ".json":
             return (f'"{self.key}": {json.dumps(self.value)}',)
-        told = [f"{key}: {_plain(value)}" for key, value in _leaves(self.key, self.value) if value != _LEFT_TO_TRAINER]
+        told = [
+            f"{key}: {_plain(value)}"
+            for key, value in _leaves(self.key, self.value)
+            if value != _LEFT_TO_TRAINER
+        ]
         left = sum(value == _LEFT_TO_TRAINER for _, value in _leaves(self.key, self.value))
         return (*told, *([f"and {left} keys of {self.key} that are {_LEFT_TO_TRAINER}"] if left else []))
 

@@ -1,4 +1,6 @@
-"""Sharding and offload as keys: in a DeepSpeed or Accelerate file where one has them, else in the tool's own file."""
+"""Sharding and offload as keys: in a DeepSpeed or Accelerate file where one has them,
+else in the tool's own file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from planner.configs.writing.edits import REMOVED, Edit
 from planner.configs.zero import AUTO
 from planner.domain.sharding import sharding_named
 
-_DEVICES = {"optimizer": ("cpu", "none"), "params": ("none", "cpu"), "optimizer+params": ("cpu", "cpu"), "none": ("none", "none")}
+_DEVICES = {
+    "optimizer": ("cpu", "none"),
+    "params": ("none", "cpu"),
+    "optimizer+params": ("cpu", "cpu"),
+    "none": ("none", "none"),
+}
 _TRAINERS = ("llama-factory", "axolotl", "trl", "transformers")
 # What a trainer hands to DeepSpeed where nothing else is given; ``auto`` is filled in by Transformers.
 _NEW_DEEPSPEED = {
@@ -26,8 +33,8 @@ _NEW_STAGE_3 = {
     "stage3_param_persistence_threshold": AUTO,
     "stage3_gather_16bit_weights_on_model_save": True,
 }
-# accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin; the same names without fsdp_ in axolotl 0.19.0
-# utils/schemas/fsdp.py.
+# accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin; the same names without fsdp_ in
+# axolotl 0.19.0 utils/schemas/fsdp.py.
 _NEW_FSDP = {
     "reshard_after_forward": True,
     "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -70,7 +77,9 @@ class _Place:
 
 
 def engine_edits(files: Files, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
-    """Keys for another sharding, another offload or both (``None``: as it is); ``None`` where no file can say it."""
+    """Keys for another sharding, another offload or both (``None``: as it is);
+    ``None`` where no file can say it.
+    """
     if offload is not None and offload not in _DEVICES:
         return None
     deepspeed = deepspeed_place(files)
@@ -95,7 +104,11 @@ def deepspeed_place(files: Files) -> _Place | None:
         return _Place(files.deepspeed)
     if files.tool == "deepspeed":
         return _Place(files.config)
-    return _Place(files.config, ("deepspeed",)) if isinstance(files.config.table.get("deepspeed"), dict) else None
+    return (
+        _Place(files.config, ("deepspeed",))
+        if isinstance(files.config.table.get("deepspeed"), dict)
+        else None
+    )
 
 
 def _in_deepspeed(place: _Place, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
@@ -120,8 +133,8 @@ def _devices(offload: str | None) -> tuple[tuple[str, str], ...]:
 def _new_deepspeed(own: _Place, sharding: str, offload: str | None) -> tuple[Edit, ...] | None:
     """A table in the config itself, which is taken like a file.
 
-    Source: transformers 5.23.0 training_args.py:1463 (``deepspeed: dict | str``), which LLaMA-Factory and TRL hand on as it is;
-    axolotl 0.19.0 utils/schemas/config.py:1051.
+    Source: transformers 5.23.0 training_args.py:1463 (``deepspeed: dict | str``), which LLaMA-Factory and TRL
+    hand on as it is; axolotl 0.19.0 utils/schemas/config.py:1051.
     """
     if own.table.get("fsdp") or own.table.get("fsdp_config"):
         return None
@@ -150,10 +163,16 @@ def _in_accelerate(launch: _Place, sharding: str | None, offload: str | None) ->
         ]
     if offload is None:
         return tuple(edits)
-    return (*edits, launch.edit("fsdp_config", "fsdp_offload_params", value=True)) if offload == "optimizer+params" else None
+    return (
+        (*edits, launch.edit("fsdp_config", "fsdp_offload_params", value=True))
+        if offload == "optimizer+params"
+        else None
+    )
 
 
-def _zero_in_accelerate(launch: _Place, kind: str, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
+def _zero_in_accelerate(
+    launch: _Place, kind: str, sharding: str | None, offload: str | None
+) -> tuple[Edit, ...] | None:
     if sharding is not None and not sharding.startswith("zero"):
         return None
     edits = [] if kind == "DEEPSPEED" else [launch.edit("distributed_type", value="DEEPSPEED")]
@@ -169,10 +188,16 @@ def _zero_in_accelerate(launch: _Place, kind: str, sharding: str | None, offload
     return tuple(edits)
 
 
-def _in_own_fsdp(tool: str, own: _Place, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
+def _in_own_fsdp(
+    tool: str, own: _Place, sharding: str | None, offload: str | None
+) -> tuple[Edit, ...] | None:
     """FSDP in a trainer's own keys; what is there already gets the offload only."""
     there = bool(own.table.get("fsdp") or own.table.get("fsdp_config"))
-    if sharding not in (None, "fsdp") or (sharding is None and not there) or offload not in (None, "optimizer+params"):
+    if (
+        sharding not in (None, "fsdp")
+        or (sharding is None and not there)
+        or offload not in (None, "optimizer+params")
+    ):
         return None
     if tool == "axolotl":
         edits: list[Edit] = []
@@ -181,9 +206,12 @@ def _in_own_fsdp(tool: str, own: _Place, sharding: str | None, offload: str | No
             if not there:
                 # Over 4 bits it would not start (refusals.py).
                 efficient = not own.table.get("load_in_4bit")
-                edits.append(own.edit("fsdp_config", value={**_NEW_FSDP, "cpu_ram_efficient_loading": efficient}))
+                edits.append(
+                    own.edit("fsdp_config", value={**_NEW_FSDP, "cpu_ram_efficient_loading": efficient})
+                )
         return (*edits, own.edit("fsdp_config", "offload_params", value=True)) if offload else tuple(edits)
-    # As text it is deprecated and still read (transformers 5.23.0 training_args.py:2888-2939, 5.6.0 the same).
+    # As text it is deprecated and still read (transformers 5.23.0 training_args.py:2888-2939,
+    # 5.6.0 the same).
     words = "full_shard auto_wrap offload" if offload else "full_shard auto_wrap"
     edits = [own.edit("fsdp", value=words)]
     return (*edits, own.edit("fsdp_config", "version", value=2)) if sharding is not None else tuple(edits)

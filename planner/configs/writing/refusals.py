@@ -1,7 +1,7 @@
 """Settings that a tool refuses together, so that no such file is written.
 
-Sources: axolotl 0.19.0 utils/schemas/validation.py:1235-1279 and its check of activation_offloading; llamafactory 0.9.5
-hparams/parser.py:384-385 and model/model_utils/quantization.py:186-188.
+Sources: axolotl 0.19.0 utils/schemas/validation.py:1235-1279 and its check of activation_offloading;
+llamafactory 0.9.5 hparams/parser.py:384-385 and model/model_utils/quantization.py:186-188.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _BNB_8BIT = ("adamw_8bit", "adamw_bnb_8bit")
 
 
 def refusals(files: Files) -> frozenset[str]:
-    """Why the tool would not start with these files, as far as its own checks are known here; empty where it would."""
+    """Why the tool would not start with these files, as far as its own checks are known here;
+    empty where it would.
+    """
     table = files.config.table
     if files.tool == "axolotl":
         return frozenset(_of_axolotl(table))
@@ -28,7 +30,14 @@ def _of_axolotl(table: Mapping[str, Any]) -> Iterator[str]:
     fsdp = table.get("fsdp_config")
     if not isinstance(fsdp, Mapping) or not fsdp:
         return
-    version = next((found for found in (table.get("fsdp_version"), fsdp.get("fsdp_version"), fsdp.get("version")) if found), 1)
+    version = next(
+        (
+            found
+            for found in (table.get("fsdp_version"), fsdp.get("fsdp_version"), fsdp.get("version"))
+            if found
+        ),
+        1,
+    )
     optimizer = str(table.get("optimizer"))
     if str(version) == "2":
         if optimizer in _BNB_8BIT:

@@ -24,7 +24,8 @@ _LONGEST_LINE = 1_000_000
 
 
 def with_edits(path: Path, text: str, edits: Sequence[Edit]) -> str:
-    """``text`` of the file ``path`` with ``edits``, in the format that its suffix names (YAML where it names none).
+    """``text`` of the file ``path`` with ``edits``,
+    in the format that its suffix names (YAML where it names none).
 
     Raises:
         InputFileError: the text cannot be changed in a faithful way.
@@ -37,7 +38,9 @@ def with_edits(path: Path, text: str, edits: Sequence[Edit]) -> str:
 
 
 def trial_text(document: Document, text: str, edits: Sequence[Edit]) -> str:
-    """What the file would say with ``edits``, for asking only: YAML without its comments, and without ruamel."""
+    """What the file would say with ``edits``, for asking only: YAML without its comments,
+    and without ruamel.
+    """
     if document.path.suffix in (".toml", ".json"):
         return with_edits(document.path, text, edits)
     import yaml
@@ -94,11 +97,17 @@ def _json_with(path: Path, text: str, edit: Edit) -> str:
 
 
 def _json_at(text: str, start: int, place: tuple[str, ...], value: Any) -> str:
-    """``text`` with a key below the object that begins at ``start``; the last of several of one name counts."""
+    """``text`` with a key below the object that begins at ``start``;
+    the last of several of one name counts.
+    """
     members, end = _members(text, start)
     names = [name for name, *_ in members]
     if place[0] not in names:
-        return text if value is REMOVED else _with_member(text, start, (members, end), (place[0], _nested(place[1:], value)))
+        return (
+            text
+            if value is REMOVED
+            else _with_member(text, start, (members, end), (place[0], _nested(place[1:], value)))
+        )
     index = len(names) - 1 - names[::-1].index(place[0])
     _, key_at, value_at, value_end = members[index]
     if len(place) > 1 and text[value_at] == "{":
@@ -111,7 +120,9 @@ def _json_at(text: str, start: int, place: tuple[str, ...], value: Any) -> str:
 
 
 def _members(text: str, start: int) -> tuple[list[tuple[str, int, int, int]], int]:
-    """Name, place of the name, of the value and of its end for each member of an object; then the object's last character."""
+    """Name, place of the name, of the value and of its end for each member of an object;
+    then the object's last character.
+    """
     decode = json.JSONDecoder().raw_decode
     members = []
     at = _after_blank(text, start + 1)
@@ -125,7 +136,9 @@ def _members(text: str, start: int) -> tuple[list[tuple[str, int, int, int]], in
     return members, at
 
 
-def _with_member(text: str, start: int, found: tuple[list[tuple[str, int, int, int]], int], member: tuple[str, Any]) -> str:
+def _with_member(
+    text: str, start: int, found: tuple[list[tuple[str, int, int, int]], int], member: tuple[str, Any]
+) -> str:
     members, end = found
     added = f"{json.dumps(member[0])}: {json.dumps(member[1])}"
     if not members:
@@ -150,7 +163,11 @@ def _toml_with(path: Path, text: str, edit: Edit) -> str:
     found = re.search(rf"(?m)^[ \t]*[\"']?{key}[\"']?[ \t]*=[ \t]*(?P<rest>[^\n]*)(?:\n|$)", text)
     if found is None:
         end = "" if text.endswith("\n") or not text else "\n"
-        return text if edit.value is REMOVED else f"{text}{end}{name} = {json.dumps(edit.value, ensure_ascii=False)}\n"
+        return (
+            text
+            if edit.value is REMOVED
+            else f"{text}{end}{name} = {json.dumps(edit.value, ensure_ascii=False)}\n"
+        )
     if edit.value is REMOVED:
         return text[: found.start()] + text[found.end() :]
     rest = found["rest"]
@@ -158,8 +175,15 @@ def _toml_with(path: Path, text: str, edit: Edit) -> str:
     for at in (*ends, len(rest)):
         if _is_toml(f"value = {rest[:at]}"):
             kept = rest[len(rest[:at].rstrip()) :]
-            return text[: found.start("rest")] + json.dumps(edit.value, ensure_ascii=False) + kept + text[found.end("rest") :]
-    raise InputFileError(path, f"key '{name}' has a value of several lines: write it in one, then it can be changed")
+            return (
+                text[: found.start("rest")]
+                + json.dumps(edit.value, ensure_ascii=False)
+                + kept
+                + text[found.end("rest") :]
+            )
+    raise InputFileError(
+        path, f"key '{name}' has a value of several lines: write it in one, then it can be changed"
+    )
 
 
 def _is_toml(text: str) -> bool:

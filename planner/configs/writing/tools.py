@@ -1,7 +1,8 @@
 """Each tool's keys for our fields: what its reader reads, the other way round.
 
-A rule gives the keys to set for one value of a field, or ``None`` where the tool has no key for it.  Whether a rule is right is
-seen by reading the result: whoever uses these tables does so.  Sharding and offload are in ``engines.py``.
+A rule gives the keys to set for one value of a field, or ``None`` where the tool has no key for it.  Whether
+a rule is right is seen by reading the result: whoever uses these tables does so.  Sharding and offload are in
+``engines.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ Table = Mapping[str, Any]
 Rule = Callable[[Table, Any], Settings | None]
 
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
-_OLD_ATTENTION = ("flash_attention", "sdp_attention", "eager_attention", "xformers_attention", "flex_attention")
+_OLD_ATTENTION = (
+    "flash_attention",
+    "sdp_attention",
+    "eager_attention",
+    "xformers_attention",
+    "flex_attention",
+)
 _LONG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Rank of adapters where a full fine-tune has none: that of PEFT's and the tools' own examples.
 _RANK = 16
@@ -77,7 +84,11 @@ _TRAINER: Mapping[str, Rule] = {
 def _attention_of_script(table: Table, value: Any) -> Settings | None:
     """A script's own argument, which exists only where the file has it."""
     words = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
-    return {("attn_implementation",): words[value]} if "attn_implementation" in table and value in words else None
+    return (
+        {("attn_implementation",): words[value]}
+        if "attn_implementation" in table and value in words
+        else None
+    )
 
 
 _TRANSFORMERS: Mapping[str, Rule] = {
@@ -149,8 +160,15 @@ def _trl_method(_: Table, value: Any) -> Settings | None:
     """Double quantisation is off unless it is asked for; ``qlora`` means it."""
     quantised = {"qlora": "load_in_4bit", "int8": "load_in_8bit"}
     if value == "qlora":
-        return {("use_peft",): True, ("load_in_4bit",): True, ("load_in_8bit",): REMOVED, ("use_bnb_nested_quant",): True}
-    bits: Settings = {(name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()}
+        return {
+            ("use_peft",): True,
+            ("load_in_4bit",): True,
+            ("load_in_8bit",): REMOVED,
+            ("use_bnb_nested_quant",): True,
+        }
+    bits: Settings = {
+        (name,): True if quantised.get(value) == name else REMOVED for name in quantised.values()
+    }
     return {("use_peft",): value != "full", **bits} if value in ("full", "lora", "int8") else None
 
 
@@ -174,9 +192,11 @@ _TRL: Mapping[str, Rule] = {
     "load_dtype": _trl_dtype,
     "lora_rank": _key("lora_r"),
     "modules_to_save": _key("lora_modules_to_save"),
-    "attention": _words("attn_implementation", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}),
-    # use_liger_kernel leaves the loss as it is (trl 1.16.0 trainer/sft_trainer.py:1127-1140).  The default, nll, is the same as
-    # chunked_nll, which earlier 1.x need (sft_config.py:112, 314-321).
+    "attention": _words(
+        "attn_implementation", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
+    ),
+    # use_liger_kernel leaves the loss as it is (trl 1.16.0 trainer/sft_trainer.py:1127-1140).  The default,
+    # nll, is the same as chunked_nll, which earlier 1.x need (sft_config.py:112, 314-321).
     "loss": _loss({"chunked": {("loss_type",): "chunked_nll"}}),
     "offload": _activations,
     "padding": _packing("packing"),
@@ -221,7 +241,11 @@ def _axolotl_loss(table: Table, value: Any) -> Settings | None:
 
 
 def _axolotl_precision(_: Table, value: Any) -> Settings | None:
-    return {("bf16",): True, **{(name,): REMOVED for name in ("bfloat16", "fp16")}} if value == "bf16-mixed" else None
+    return (
+        {("bf16",): True, **{(name,): REMOVED for name in ("bfloat16", "fp16")}}
+        if value == "bf16-mixed"
+        else None
+    )
 
 
 _AXOLOTL: Mapping[str, Rule] = {
@@ -254,7 +278,11 @@ def _open_instruct_method(_: Table, value: Any) -> Settings | None:
 def _open_instruct_optimizer(table: Table, value: Any) -> Settings | None:
     """Over 4 bits one key chooses between the paged ones, else between torch's two."""
     if table.get("use_qlora"):
-        return {("use_8bit_optimizer",): value == "paged_adamw_8bit"} if value.startswith("paged_adamw") else None
+        return (
+            {("use_8bit_optimizer",): value == "paged_adamw_8bit"}
+            if value.startswith("paged_adamw")
+            else None
+        )
     return {("fused_optimizer",): value == "adamw_torch_fused"} if value.startswith("adamw_torch") else None
 
 
@@ -267,14 +295,18 @@ _TUNE_OPTIMIZERS = {
 
 
 def _torchtune_optimizer(table: Table, value: Any) -> Settings | None:
-    """A class and, for torch's own, which of its two implementations; an argument that the class has not would end the job."""
+    """A class and, for torch's own, which of its two implementations;
+    an argument that the class has not would end the job.
+    """
     if value not in _TUNE_OPTIMIZERS:
         return None
     name, fused = _TUNE_OPTIMIZERS[value]
     given = table.get("optimizer")
     drop = fused is None and isinstance(given, Mapping) and "fused" in given
     found: dict[tuple[str, ...], Any] = {("optimizer", "_component_"): name}
-    return found if fused is None and not drop else {**found, ("optimizer", "fused"): REMOVED if drop else fused}
+    return (
+        found if fused is None and not drop else {**found, ("optimizer", "fused"): REMOVED if drop else fused}
+    )
 
 
 _TORCHTUNE: Mapping[str, Rule] = {
@@ -307,7 +339,9 @@ _OPEN_INSTRUCT: Mapping[str, Rule] = {
     "optimizer": _open_instruct_optimizer,
     "gradient_checkpointing": _open_instruct_checkpointing,
     # Its versions of 2024 have no such key (efa36849b of 2025-03-11).
-    "loss": lambda table, value: {("use_liger_kernel",): True} if value == "liger" and not OLD_KEYS & table.keys() else None,
+    "loss": lambda table, value: (
+        {("use_liger_kernel",): True} if value == "liger" and not OLD_KEYS & table.keys() else None
+    ),
 }
 
 _DEEPSPEED: Mapping[str, Rule] = {

@@ -15,14 +15,18 @@ from planner.configs.zero import AUTO
 
 OWN_TOOL = "plan"
 # What a file of a trainer does not say: the machine is where it is started.
-_OF_MACHINE = frozenset({"gpu", "gpus", "gpu_memory", "nodes", "host", "host_memory", "link", "stack", "price"})
+_OF_MACHINE = frozenset(
+    {"gpu", "gpus", "gpu_memory", "nodes", "host", "host_memory", "link", "stack", "price"}
+)
 _IN_DEEPSPEED = {"batch": "train_micro_batch_size_per_gpu", "grad_accum": "gradient_accumulation_steps"}
 
 
 def edits_for(files: Files, changes: Mapping[str, Any]) -> tuple[Edit, ...] | None:
-    """The keys that set our fields to ``changes`` (``None``: no longer said); ``None`` where the tool has no key for one of them.
+    """The keys that set our fields to ``changes`` (``None``: no longer said);
+    ``None`` where the tool has no key for one of them.
 
-    What is set so must be read again to see what it means: a rule knows its own key only, not what else the file says.
+    What is set so must be read again to see what it means: a rule knows its own key only,
+    not what else the file says.
     """
     if files.tool == OWN_TOOL:
         return _own_toml(files, changes)
@@ -53,16 +57,26 @@ def _after(files: Files, edits: Sequence[Edit]) -> Files:
 
     def changed(document: Document | None) -> Document | None:
         own = [edit for edit in edits if document is not None and edit.file == document.path]
-        return replace(document, table=applied(document.table, own)) if document is not None and own else document
+        return (
+            replace(document, table=applied(document.table, own))
+            if document is not None and own
+            else document
+        )
 
-    return Files(files.tool, changed(files.config) or files.config, changed(files.deepspeed), changed(files.accelerate))
+    return Files(
+        files.tool, changed(files.config) or files.config, changed(files.deepspeed), changed(files.accelerate)
+    )
 
 
 def _changed(files: Files, settings: Settings) -> list[Edit]:
     """Settings as edits of the config, without those that it has already."""
     table = files.config.table
     edits = [Edit(files.config.path, place, value) for place, value in settings.items()]
-    return [edit for edit in edits if not (len(edit.place) == 1 and table.get(edit.place[0], REMOVED) == edit.value)]
+    return [
+        edit
+        for edit in edits
+        if not (len(edit.place) == 1 and table.get(edit.place[0], REMOVED) == edit.value)
+    ]
 
 
 def _agreeing(files: Files, changes: Mapping[str, Any]) -> list[Edit]:

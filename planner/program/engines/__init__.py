@@ -1,4 +1,6 @@
-"""Engines that divide a job over several GPUs: what each of them allocates beside the model's own requests."""
+"""Engines that divide a job over several GPUs:
+what each of them allocates beside the model's own requests.
+"""
 
 from __future__ import annotations
 

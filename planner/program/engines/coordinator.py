@@ -1,7 +1,9 @@
-"""Which parameters are whole on a rank under ZeRO-3, moment by moment: fetched, prefetched, kept for reuse, released.
+"""Which parameters are whole on a rank under ZeRO-3, moment by moment: fetched, prefetched,
+kept for reuse, released.
 
-Source: DeepSpeed 0.19.8 runtime/zero/partitioned_param_coordinator.py ``PartitionedParameterCoordinator``; each method names
-its counterpart.  The first forward and backward record the order of modules, all later ones look ahead in it.
+Source: DeepSpeed 0.19.8 runtime/zero/partitioned_param_coordinator.py ``PartitionedParameterCoordinator``;
+each method names its counterpart.  The first forward and backward record the order of modules, all later ones
+look ahead in it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _LONG_AGO = -1_000_000_000_000
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """One gather under way: the flat buffer that it receives, and how many of its parameters have been asked for."""
+    """One gather under way: the flat buffer that it receives,
+    and how many of its parameters have been asked for.
+    """
 
     parameters: list[Live]
     flat: int | None
@@ -37,8 +41,8 @@ class Handle:
 class Live:
     """A parameter and where it is.
 
-    ``active``: modules that use it now; ``fetched_for``: the last place in the order of modules that prefetch has seen it
-    at; ``uses``: all these places.
+    ``active``: modules that use it now; ``fetched_for``: the last place in the order of modules that prefetch
+    has seen it at; ``uses``: all these places.
     """
 
     param: Param
@@ -73,7 +77,9 @@ class Coordinator:
         self._active: dict[Module, set[Live]] = {}
 
     def new_pass(self, everything: Iterable[Live]) -> None:
-        """``reset_step``, when the model's forward begins: from the second time on the order of modules is known."""
+        """``reset_step``, when the model's forward begins:
+        from the second time on the order of modules is known.
+        """
         for live in list(self._in_flight):
             self._ask(live)
             self._release_one(live)
@@ -88,7 +94,9 @@ class Coordinator:
             live.fetched_for = _LONG_AGO
 
     def fetch(self, module: Module, *, forward: bool, recomputes: bool) -> None:
-        """``fetch_sub_module``: gather what the module needs, wait for it, then prefetch for the modules after it."""
+        """``fetch_sub_module``: gather what the module needs, wait for it,
+        then prefetch for the modules after it.
+        """
         if not forward:
             self._active.setdefault(module, set())
         if not self._passed:
@@ -136,14 +144,17 @@ class Coordinator:
         recomputed = set() if forward else self._active.pop(module, set())
         if not own and not recomputed:
             return
-        going = {live for live in own if self._goes(live)} | {live for live in recomputed if not live.persists}
+        going = {live for live in own if self._goes(live)} | {
+            live for live in recomputed if not live.persists
+        }
         for live in _in_order(recomputed.union(own)):
             live.active.discard(module)
             if live in going:
                 self._release_one(live)
 
     def _goes(self, live: Live) -> bool:
-        """``__params_to_release``: not what prefetch has passed over, nor what comes again within the reuse distance.
+        """``__params_to_release``: not what prefetch has passed over,
+        nor what comes again within the reuse distance.
 
         In the first pass everything goes.
         """
@@ -177,7 +188,9 @@ class Coordinator:
         for live in wanted:
             if live.status == "away":
                 n_bytes = self.part(live.param) * self.settings.world * live.param.element_bytes
-                live.slot = self._engine.take(n_bytes, _GATHERED_NOW, live.param) if self.settings.world > 1 else None
+                live.slot = (
+                    self._engine.take(n_bytes, _GATHERED_NOW, live.param) if self.settings.world > 1 else None
+                )
                 live.status = "here"
 
     def part(self, param: Param) -> int:
@@ -185,7 +198,9 @@ class Coordinator:
         return -(-param.elements // self.settings.world)
 
     def _gather(self, wanted: list[Live]) -> None:
-        """``all_gather_coalesced``: one parameter arrives in its own memory, several in a flat buffer for each dtype."""
+        """``all_gather_coalesced``: one parameter arrives in its own memory,
+        several in a flat buffer for each dtype.
+        """
         if not wanted:
             return
         self._available += sum(live.param.elements for live in wanted)
@@ -205,12 +220,15 @@ class Coordinator:
             handle.flat = slot if coalesced else None
             several[0].slot = None if coalesced else slot
         if self.settings.offloads_params:
-            away = [(live, n_bytes) for live, n_bytes in zip(several, parts, strict=True) if not live.persists]
+            away = [
+                (live, n_bytes) for live, n_bytes in zip(several, parts, strict=True) if not live.persists
+            ]
             uploaded = [engine.take(n_bytes, _UPLOADED, live.param) for live, n_bytes in away]
             if world > 1:
                 engine.free(*uploaded)
             else:
-                # ``_no_gather_coalesced``: one process has all of each parameter, and copies what lies on the host.
+                # ``_no_gather_coalesced``: one process has all of each parameter,
+                # and copies what lies on the host.
                 for (live, _), slot in zip(away, uploaded, strict=True):
                     live.slot = slot
         for live in several:
@@ -218,7 +236,9 @@ class Coordinator:
             self._in_flight[live] = handle
 
     def _ask(self, live: Live) -> None:
-        """``AllGatherCoalescedHandle.wait``: every parameter is copied together; the buffer goes with the last one asked for."""
+        """``AllGatherCoalescedHandle.wait``: every parameter is copied together;
+        the buffer goes with the last one asked for.
+        """
         handle = self._in_flight.pop(live, None)
         if handle is None:
             return

@@ -1,8 +1,9 @@
 """Distributed data parallel: the whole step on every GPU, and buckets with a second copy of all gradients.
 
-Source: torch 2.13 nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp ``initialize_buckets``: the first bucket is
-of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it, in the reverse order of the parameters.  Gradients are
-copied into buckets and out of them (``gradient_as_bucket_view`` is off by default); buckets stay until the end.
+Source: torch 2.13 nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp ``initialize_buckets``:
+the first bucket is of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it, in the reverse
+order of the parameters.  Gradients are copied into buckets and out of them (``gradient_as_bucket_view`` is
+off by default); buckets stay until the end.
 Ignored: buckets are made again after the first step, in the order in which gradients came.
 """
 
@@ -24,7 +25,9 @@ class Ddp(Runtime):
         """Everything whole, then the buckets."""
         self.weights = load_whole(self.stream, self.job)
         trained = [each for each in self.weights if each.trained]
-        for n_bytes in bucket_sizes([n_elements(self.job, each) * ELEMENT_BYTES[each.dtype] for each in reversed(trained)]):
+        for n_bytes in bucket_sizes(
+            [n_elements(self.job, each) * ELEMENT_BYTES[each.dtype] for each in reversed(trained)]
+        ):
             self.stream.allocate(Unit.ONE, n_bytes, "gradient_buckets", ("ddp", "", "bucket"))
         self.stream.enter("forward")
         take_workspaces(self.stream, self.job)

@@ -1,6 +1,8 @@
-"""What the stages of DeepSpeed's ZeRO share: a runtime that acts at the marks of the model, and memory of its own.
+"""What the stages of DeepSpeed's ZeRO share: a runtime that acts at the marks of the model,
+and memory of its own.
 
-Source: DeepSpeed 0.19.8 runtime/engine.py, runtime/zero.  What is offloaded is host memory, and not in the stream.
+Source: DeepSpeed 0.19.8 runtime/engine.py, runtime/zero.  What is offloaded is host memory,
+and not in the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ FP32, FP64 = 4, 8
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What an allocation of the engine is: DeepSpeed's own name for it, its term, and the CUDA stream it is made on."""
+    """What an allocation of the engine is: DeepSpeed's own name for it, its term,
+    and the CUDA stream it is made on.
+    """
 
     name: str
     term: TermName

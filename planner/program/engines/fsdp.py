@@ -1,4 +1,5 @@
-"""FSDP: weights lie divided over the GPUs, are gathered group by group for the passes, and gradients are reduced likewise.
+"""FSDP: weights lie divided over the GPUs, are gathered group by group for the passes,
+and gradients are reduced likewise.
 
 This file has what both of its versions share: the moments of a step at which their hooks run.
 Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py, _runtime_utils.py.
@@ -10,7 +11,17 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from planner.domain.term import TermName
-from planner.program.engines.groups import EMBEDDINGS, HEAD, ROOT, TABLE, TAIL, Group, Sizes, around, load_shards
+from planner.program.engines.groups import (
+    EMBEDDINGS,
+    HEAD,
+    ROOT,
+    TABLE,
+    TAIL,
+    Group,
+    Sizes,
+    around,
+    load_shards,
+)
 from planner.program.job import Job
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight

@@ -1,9 +1,12 @@
-"""FSDP1: the parameters of a group are one flat tensor, of which layers see views; its gradient is one flat tensor too.
+"""FSDP1: the parameters of a group are one flat tensor, of which layers see views;
+its gradient is one flat tensor too.
 
-Source: torch 2.13 distributed/fsdp/_runtime_utils.py and _flat_param.py, whose functions the methods name; the backward of
-``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_sizes_backward``), which joins the gradients of all views.
-Ignored: a flat tensor is made of whole parameters while the model is wrapped; blocks that another stream still uses are free
-at once (``record_stream``); adapters that are units of their own are gathered with their layer.
+Source: torch 2.13 distributed/fsdp/_runtime_utils.py and _flat_param.py, whose functions the methods name;
+the backward of ``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_sizes_backward``), which joins
+the gradients of all views.
+Ignored: a flat tensor is made of whole parameters while the model is wrapped; blocks that another stream
+still uses are free at once (``record_stream``); adapters that are units of their own are gathered with their
+layer.
 """
 
 from __future__ import annotations
@@ -25,14 +28,18 @@ class Fsdp1(Fsdp):
         self._initialised = False
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
-        """Each layer, and the root with all that lies around them, which stays whole: ``_post_forward_reshard``."""
+        """Each layer, and the root with all that lies around them, which stays whole:
+        ``_post_forward_reshard``.
+        """
         groups = {ROOT: Group([], stays=True)}
         for each in weights:
             groups.setdefault(part_of(each) or ROOT, Group([])).weights.append(each)
         return groups
 
     def unshard(self, group: Group) -> None:
-        """``_unshard``: shards that are wider are cast in a stream of their own; all parts arrive in the flat tensor."""
+        """``_unshard``: shards that are wider are cast in a stream of their own;
+        all parts arrive in the flat tensor.
+        """
         if not self._initialised:
             self._initialise()
         if group.whole:
@@ -50,7 +57,8 @@ class Fsdp1(Fsdp):
         """Layers see views of what was received."""
 
     def reduce(self, group: Group) -> None:
-        """The backward of ``split`` joins all gradients, with zeros for frozen parameters; then ``_post_backward_hook``.
+        """The backward of ``split`` joins all gradients, with zeros for frozen parameters;
+        then ``_post_backward_hook``.
 
         Gradients that are not reduced yet are added to those of the micro-step before.
         """
@@ -72,14 +80,19 @@ class Fsdp1(Fsdp):
                 self._reduce_grad(group, n_bytes / self.sizes.n)
 
     def _reduce_grad(self, group: Group, part: float) -> None:
-        """``_reduce_grad``: this GPU's part, then in the dtype of the shards; added to what is there or sent to the host."""
+        """``_reduce_grad``: this GPU's part, then in the dtype of the shards;
+        added to what is there or sent to the host.
+        """
         trained = [each for each in group.weights if each.trained]
         seen, stored = (ELEMENT_BYTES[of(trained[0])] for of in (self.sizes.seen, self.sizes.stored))
         kept = self.take(part, "gradients", "new_sharded_grad", REDUCE_STREAM)
         self.free(group.flat)
         group.flat = None
         if stored != seen:
-            narrow, kept = kept, self.take(part / seen * stored, "gradients", "_cast_grad_to_param_dtype", REDUCE_STREAM)
+            narrow, kept = (
+                kept,
+                self.take(part / seen * stored, "gradients", "_cast_grad_to_param_dtype", REDUCE_STREAM),
+            )
             self.free(narrow)
         if self.offloads or group.reduced is not None:
             self.free(kept)

@@ -1,6 +1,8 @@
-"""FSDP2: parameters arrive in a buffer and are copied out of it; gradients are copied into another one to be reduced.
+"""FSDP2: parameters arrive in a buffer and are copied out of it;
+gradients are copied into another one to be reduced.
 
-Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, whose functions the methods name.
+Source: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py, whose
+functions the methods name.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from planner.program.tensors import ELEMENT_BYTES
 
 
 class Fsdp2(Fsdp):
-    """One process.  Slots: ``_kept``, the last buffer that was received; ``_sent``, the last one that is reduced."""
+    """One process.  Slots: ``_kept``, the last buffer that was received; ``_sent``,
+    the last one that is reduced.
+    """
 
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
@@ -28,10 +32,11 @@ class Fsdp2(Fsdp):
         self._replicating: int | None = None
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
-        """Each layer; the token table; the last norm with the head, and a table that is tied to it; the root with what is left.
+        """Each layer; the token table; the last norm with the head, and a table that is tied to it;
+        the root with what is left.
 
-        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the norm behind PEFT's
-        wrapper in vain, so the root has it.
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the
+        norm behind PEFT's wrapper in vain, so the root has it.
         """
         model, peft = self.job.model, self.job.recipe.adapter is not None
         groups = {ROOT: Group([], stays=True), TABLE: Group([])}
@@ -54,7 +59,9 @@ class Fsdp2(Fsdp):
         self._kept = None
 
     def end_of_backward(self, phases: Pass) -> None:
-        """``_root_post_backward_final_callback`` and ``finalize_backward``: also gathers that nobody waited for go."""
+        """``_root_post_backward_final_callback`` and ``finalize_backward``:
+        also gathers that nobody waited for go.
+        """
         super().end_of_backward(phases)
         for group in self.groups.values():
             self.free(group.received)
@@ -63,7 +70,9 @@ class Fsdp2(Fsdp):
         self._sent = self._replicating = None
 
     def unshard(self, group: Group) -> None:
-        """``unshard``: shards, cast where they are wider, go into the buffer that the others' shards arrive in."""
+        """``unshard``: shards, cast where they are wider,
+        go into the buffer that the others' shards arrive in.
+        """
         if group.received is not None or group.whole:
             return
         sizes, given = self.sizes, []
@@ -80,12 +89,16 @@ class Fsdp2(Fsdp):
         self.free(*given)
 
     def wait(self, group: Group, *, forward: bool) -> None:
-        """``wait_for_unshard``: copied into parameters; in forward the buffer stays until the next group is copied."""
+        """``wait_for_unshard``: copied into parameters;
+        in forward the buffer stays until the next group is copied.
+        """
         if group.received is None:
             return
         if forward:
             self.free(self._kept)
-        group.whole = [self.take(n_bytes, "gathered_parameters", "unsharded parameter") for n_bytes in group.seen_bytes]
+        group.whole = [
+            self.take(n_bytes, "gathered_parameters", "unsharded parameter") for n_bytes in group.seen_bytes
+        ]
         if forward:
             self._kept = group.received
         else:
@@ -93,7 +106,9 @@ class Fsdp2(Fsdp):
         group.received = None
 
     def reduce(self, group: Group) -> None:
-        """``post_backward`` and ``foreach_reduce``: gradients are copied together and reduced to this GPU's part."""
+        """``post_backward`` and ``foreach_reduce``:
+        gradients are copied together and reduced to this GPU's part.
+        """
         if not self.reduces:
             return
         self.free(self._sent)
@@ -104,7 +119,9 @@ class Fsdp2(Fsdp):
             first = group.gradients[0]
             first = replace(first, dtype="fp32") if self.job.stack.fsdp_reduces_fp32 else first
             elements, dtype = sum(each.elements for each in group.gradients), first.dtype
-            self._sent = self.take(elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input")
+            self._sent = self.take(
+                elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
+            )
             self.free(*(each.slot for each in group.gradients))
             group.gradients = []
             self._keep_part(group, elements / self.sizes.n, first)
@@ -112,7 +129,9 @@ class Fsdp2(Fsdp):
     def _keep_part(self, group: Group, part: float, first: Gradient) -> None:
         """This GPU's part in the dtype of the shards, which is added to what is there or goes to the host."""
         stored = next(self.sizes.stored(each) for each in group.weights if each.trained)
-        received = self.take(part * ELEMENT_BYTES[first.dtype], "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM)
+        received = self.take(
+            part * ELEMENT_BYTES[first.dtype], "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM
+        )
         kept = received
         if stored != first.dtype:
             kept = self.take(part * ELEMENT_BYTES[stored], "gradients", "sharded gradient", REDUCE_STREAM)

@@ -1,6 +1,7 @@
 """What FSDP gathers together, and the sizes of whole parameters and of their shards.
 
-Ignored: the rank of LoRA may not be divisible by the number of GPUs, and the shards of adapters are then larger.
+Ignored: the rank of LoRA may not be divisible by the number of GPUs,
+and the shards of adapters are then larger.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Group:
     """Parameters that are gathered together.  ``stays``: whole from its forward to its backward.
 
     ``seen_bytes``: of each whole parameter.  ``gradients`` wait to be reduced.
-    Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters; ``flat``, their gradients in one
-    tensor; ``reduced``, this GPU's part of them.
+    Slots: ``received``, the buffer that parameters arrive in; ``whole``, these parameters; ``flat``, their
+    gradients in one tensor; ``reduced``, this GPU's part of them.
     """
 
     weights: list[Weight]
@@ -64,12 +65,16 @@ class Sizes:
         return not weight.packed or self._job.recipe.divides_base
 
     def stored(self, weight: Weight) -> Dtype:
-        """The dtype of a shard: fp32 where it is trained in mixed precision, unless the base is of k-bit matrices.
+        """The dtype of a shard: fp32 where it is trained in mixed precision,
+        unless the base is of k-bit matrices.
 
-        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, which widens trained 16-bit parameters.
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
+        which widens trained 16-bit parameters.
         """
         numerics = self._job.recipe.numerics
-        return "fp32" if weight.trained and numerics.mixed and numerics.quantization == "none" else weight.dtype
+        return (
+            "fp32" if weight.trained and numerics.mixed and numerics.quantization == "none" else weight.dtype
+        )
 
     def seen(self, weight: Weight) -> Dtype:
         """The dtype in which layers see a parameter: packed ones travel as they are stored."""
@@ -112,12 +117,14 @@ def part_of(weight: Weight) -> str:
 
 
 def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
-    """Each parameter whole, and then its shard; some versions of Transformers load the whole of a k-bit model before that.
+    """Each parameter whole, and then its shard;
+    some versions of Transformers load the whole of a k-bit model before that.
 
     Some stacks load the whole of any model (``fsdp_loads_whole``).
     Gives the shards, and what is not divided.  Offloaded shards are on the host.
-    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model (``model_has_params4bit``);
-    torchtune 0.6.1 training/_distributed.py load_from_full_model_state_dict, which packs and divides one parameter at a time.
+    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_load_full_state_dict, fsdp2_prepare_model
+    (``model_has_params4bit``); torchtune 0.6.1 training/_distributed.py load_from_full_model_state_dict,
+    which packs and divides one parameter at a time.
     """
     loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
     if loads_packed or job.stack.fsdp_loads_whole:
@@ -161,7 +168,9 @@ def _keep_constants(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> N
     """
     if not job.recipe.offloads_params:
         for n_bytes in constants(job, weight):
-            stream.allocate(Unit.ONE, n_bytes / sizes.n, "quantization_constants", ("load", weight.name, "scales"))
+            stream.allocate(
+                Unit.ONE, n_bytes / sizes.n, "quantization_constants", ("load", weight.name, "scales")
+            )
 
 
 def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
@@ -173,7 +182,8 @@ def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
 
 
 def around(stream: Stream, events: list[int], module: str) -> tuple[list[int], list[int], list[int]]:
-    """Events before, while and after ``module`` runs: from its first allocation to the next one of another module.
+    """Events before, while and after ``module`` runs:
+    from its first allocation to the next one of another module.
 
     All of them are after it where the module allocates nothing.
     """

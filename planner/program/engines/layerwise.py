@@ -1,7 +1,8 @@
-"""An optimizer that steps inside of the backward pass: each parameter as soon as its gradient is there, which then goes.
+"""An optimizer that steps inside of the backward pass: each parameter as soon as its gradient is there,
+which then goes.
 
-Source: llamafactory 0.9.5 train/trainer_utils.py (``register_post_accumulate_grad_hook``, an optimizer for each parameter);
-transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
+Source: llamafactory 0.9.5 train/trainer_utils.py (``register_post_accumulate_grad_hook``, an optimizer for
+each parameter); transformers 5.23 trainer_optimizer.py _setup_low_rank_optimizer.
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ class Layerwise(Runtime):
         assert slot is not None
         module = part.template.modules[parameter.module][-1:]
         named = self._named.get((part.name, module[0]), []) if module else []
-        weight = next((each for each in named if each.unit is parameter.unit and each.count == parameter.count), None)
+        weight = next(
+            (each for each in named if each.unit is parameter.unit and each.count == parameter.count), None
+        )
         if weight is None:
             kind: Kind = "table" if part.name in ("embeddings", "head") else "norm"
-            weight = Weight(part.name, kind, ((Unit.ONE, parameter.count),), parameter.dtype, trained=True, outside=True)
+            weight = Weight(
+                part.name, kind, ((Unit.ONE, parameter.count),), parameter.dtype, trained=True, outside=True
+            )
         key = (part.name, mark.number)
         self.states += optimizer_step(self.stream, self.job, [weight], first=key not in self._stepped)
         self._stepped.add(key)

@@ -1,7 +1,7 @@
 """The parameters of a job one by one, as an engine that divides them sees them.
 
-Engines decide by numbers of elements, so sizes are numbers here: the job has the rank of its adapters, of which a grid's
-largest counts.
+Engines decide by numbers of elements, so sizes are numbers here: the job has the rank of its adapters, of
+which a grid's largest counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from planner.program.tensors import ELEMENT_BYTES, Unit
 class Param:
     """One parameter.
 
-    ``number``: place in the model.  ``element_bytes``: as modules compute with it.  ``decays``: in the first group of the
-    optimizer, which has weight decay.  ``place``: part of the model and module.
+    ``number``: place in the model.  ``element_bytes``: as modules compute with it.  ``decays``: in the first
+    group of the optimizer, which has weight decay.  ``place``: part of the model and module.
     """
 
     number: int
@@ -52,12 +52,21 @@ def params_of(job: Job, parts: list[Part]) -> dict[str, list[Param]]:
         for each in template.parameters:
             module = ".".join(template.modules[each.module])
             elements = round(each.count * values[each.unit])
-            if job.model.tied and label == "head" and not each.trained and elements == made["embeddings"][0].elements:
+            if (
+                job.model.tied
+                and label == "head"
+                and not each.trained
+                and elements == made["embeddings"][0].elements
+            ):
                 own.append(made["embeddings"][0])
                 continue
             decays = each.unit is not Unit.ONE or elements > vector
             term: TermName = "adapters" if each.trained and job.recipe.adapter is not None else "weights"
-            own.append(Param(n_made, elements, ELEMENT_BYTES[each.dtype], each.trained, decays, (label, module), term))
+            own.append(
+                Param(
+                    n_made, elements, ELEMENT_BYTES[each.dtype], each.trained, decays, (label, module), term
+                )
+            )
             n_made += 1
     return made
 
@@ -77,7 +86,8 @@ def optimizer_groups(trained: list[Param]) -> list[list[Param]]:
 
 
 def _longest_vector(job: Job) -> int:
-    """Elements of the longest bias or norm, which have no weight decay: the widest side of a matrix of the layers.
+    """Elements of the longest bias or norm, which have no weight decay:
+    the widest side of a matrix of the layers.
 
     Source: transformers 5.23 trainer.py get_decay_parameter_names.
     """
@@ -86,7 +96,8 @@ def _longest_vector(job: Job) -> int:
 
 
 def packed_elements(job: Job, elements: int) -> tuple[int, int]:
-    """Elements of a packed matrix as an engine counts them, and the bytes of each: those of the dtype it is stored in.
+    """Elements of a packed matrix as an engine counts them, and the bytes of each:
+    those of the dtype it is stored in.
 
     Source: bitsandbytes 0.50 nn/modules.py Params4bit (``quant_storage``).
     """

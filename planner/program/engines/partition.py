@@ -1,7 +1,7 @@
 """How ZeRO stages 1 and 2 divide a flat group of parameters over processes.
 
-Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py ``flatten_dense_tensors_aligned``, ``get_data_parallel_partitions``,
-``allreduce_and_scatter``.
+Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py ``flatten_dense_tensors_aligned``,
+``get_data_parallel_partitions``, ``allreduce_and_scatter``.
 """
 
 from __future__ import annotations

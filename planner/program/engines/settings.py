@@ -1,6 +1,7 @@
 """What DeepSpeed is told: the sizes of its buckets, and what is offloaded.
 
-Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8 runtime/zero/config.py.
+Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize;
+DeepSpeed 0.19.8 runtime/zero/config.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _PERSISTENCE_WIDTHS = 10
 class Settings:
     """Sizes in elements; ``element_bytes``: of the engine's dtype; ``world``: number of processes.
 
-    ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon; ``sub_group``: what the
-    optimizer updates at a time.
+    ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon;
+    ``sub_group``: what the optimizer updates at a time.
     """
 
     world: int
@@ -42,10 +43,11 @@ class Settings:
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Those of an engine for a second model: what is ``auto`` is not filled in for it, so that DeepSpeed's own values hold.
+    """Those of an engine for a second model: what is ``auto`` is not filled in for it,
+    so that DeepSpeed's own values hold.
 
-    Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed, whose keys with dots say nothing; DeepSpeed 0.19.8
-    runtime/config_utils.py DeepSpeedConfigModel drops ``auto``.
+    Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed, whose keys with dots say nothing;
+    DeepSpeed 0.19.8 runtime/config_utils.py DeepSpeedConfigModel drops ``auto``.
     """
     return replace(settings, prefetch=_PREFETCH_BUCKET, persistence=_PERSISTENCE)
 
@@ -54,7 +56,11 @@ def settings_of(job: Job) -> Settings:
     """The settings of a DeepSpeed job on its stack."""
     recipe, stack, width = job.recipe, job.stack, job.model.hidden_size
     auto, stage_3 = stack.zero_auto_buckets, recipe.sharding.is_zero3
-    bucket = (width * width if auto else _REDUCE_BUCKET) if stage_3 else stack.zero12_bucket_elements or width * width
+    bucket = (
+        (width * width if auto else _REDUCE_BUCKET)
+        if stage_3
+        else stack.zero12_bucket_elements or width * width
+    )
     return Settings(
         world=int(job.hardware.world_size),
         element_bytes=DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else 4,

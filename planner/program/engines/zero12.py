@@ -1,7 +1,8 @@
 """ZeRO stages 1 and 2: what DeepSpeed's ``DeepSpeedZeroOptimizer`` allocates on one rank, moment by moment.
 
-Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are contiguous, reduced
-in buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and ``use_multi_rank_bucket_allreduce`` are defaults).
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py; each method names its counterpart.  Gradients are
+contiguous, reduced in buckets and scattered (``contiguous_gradients``, ``reduce_scatter`` and
+``use_multi_rank_bucket_allreduce`` are defaults).
 Ignored: host memory; that the cache is emptied where weights are flattened on the host.
 """
 
@@ -55,7 +56,9 @@ class Zero12(DeepSpeed):
         self.weights = load_whole(self.stream, self.job)
 
     def set_up(self) -> None:
-        """``__init__``: parameters become views of a flat buffer for each group, then masters are made of its own part."""
+        """``__init__``: parameters become views of a flat buffer for each group,
+        then masters are made of its own part.
+        """
         settings = self.settings
         self._groups = [FlatGroup(members, settings.world) for members in optimizer_groups(self.trained)]
         self._own = self._own_of_rank()
@@ -75,16 +78,21 @@ class Zero12(DeepSpeed):
     def _own_of_rank(self) -> dict[Param, int]:
         """Parameters of which this rank updates some elements, and how many.
 
-        The first or the last rank, whichever keeps more.  Under stage 2 a gradient that two of them share counts whole for both.
-        Stage 1 keeps every gradient, and an optimizer on the host takes them: the last rank gets its own where most is there.
+        The first or the last rank, whichever keeps more.  Under stage 2 a gradient that two of them share
+        counts whole for both.  Stage 1 keeps every gradient, and an optimizer on the host takes them: the
+        last rank gets its own where most is there.
         """
-        last, first = ({each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0))
+        last, first = (
+            {each: n for group in self._groups for each, n in group.own(rank).items()} for rank in (-1, 0)
+        )
         if self.settings.offloads_optimizer or self._is_first_stage:
             return last
         return max(last, first, key=lambda own: sum(each.elements for each in own))
 
     def _flatten(self, group: FlatGroup, width: int) -> None:
-        """On the card where it has room for all trained weights twice (``flatten_on_accelerator``), else on the host."""
+        """On the card where it has room for all trained weights twice (``flatten_on_accelerator``),
+        else on the host.
+        """
         room, trained = self.job.hardware.gpu.visible_memory_bytes, sum(each.n_bytes for each in self.trained)
         on_card = self.job.stack.zero12_flattens_on_gpu and (room is None or 2 * trained <= room)
         decays = group.params[0].decays
@@ -101,7 +109,9 @@ class Zero12(DeepSpeed):
             self._set_up_buckets()
 
     def gradient(self, param: Param, slot: int) -> None:
-        """``process_gradients``: stage 1 keeps gradients until the last micro-step, and until its end without overlap."""
+        """``process_gradients``: stage 1 keeps gradients until the last micro-step,
+        and until its end without overlap.
+        """
         self._set_up_buckets()
         kept = self._kept.pop(param, None)
         if kept is not None:
@@ -157,7 +167,9 @@ class Zero12(DeepSpeed):
             self._buckets = [self.take(n_bytes, _BUCKET) for _ in range(1 + self.settings.overlaps)]
 
     def _put_in_bucket(self, param: Param, slot: int) -> None:
-        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than a bucket are reduced where they are."""
+        """``reduce_independent_p_g_buckets_and_remove_grads``:
+        larger gradients than a bucket are reduced where they are.
+        """
         limit = self.settings.bucket
         if self._filled + param.elements > limit:
             self._reduce()

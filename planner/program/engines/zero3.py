@@ -1,8 +1,11 @@
-"""ZeRO stage 3: what DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3`` and its parameter offload allocate on one rank.
+"""ZeRO stage 3: what DeepSpeed's ``DeepSpeedZeroOptimizer_Stage3`` and its parameter offload allocate on one
+rank.
 
-Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py, runtime/comm/coalesced_collectives.py; each method
-names its counterpart.  Gradients are reduced by scattering (``reduce_scatter``, a default), in a stream of their own.
-Ignored: host memory; that a fused loss reads the head's weight without calling the head, which then stays whole.
+Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py,
+runtime/comm/coalesced_collectives.py; each method names its counterpart.  Gradients are reduced by scattering
+(``reduce_scatter``, a default), in a stream of their own.
+Ignored: host memory; that a fused loss reads the head's weight without calling the head,
+which then stays whole.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ _NORM_PART = 250_000_000
 class _Engine:
     """What divides one model: its parameters, the modules that hold them, and who fetches them.
 
-    ``around``: the model and the one inside of it, which hold none themselves but prefetch for those behind them.
+    ``around``: the model and the one inside of it,
+    which hold none themselves but prefetch for those behind them.
     """
 
     coordinator: Coordinator
@@ -66,7 +70,8 @@ class Zero3(DeepSpeed):
         self._filled = 0
 
     def load_weights(self) -> None:
-        """``zero.Init``: each parameter is made whole on the card and divided at once; offloaded parts go to the host.
+        """``zero.Init``: each parameter is made whole on the card and divided at once;
+        offloaded parts go to the host.
 
         A k-bit model is on the card whole before.
         """
@@ -84,7 +89,9 @@ class Zero3(DeepSpeed):
             self._load_reference()
 
     def _load_reference(self) -> None:
-        """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py prepare_deepspeed)."""
+        """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
+        prepare_deepspeed).
+        """
         parts = self.after[0]
         self._note(self._reference, parts, params_of(reference_job(self.job), parts))
         for param in self._reference.live:
@@ -96,7 +103,9 @@ class Zero3(DeepSpeed):
         for own in params.values():
             for param in own:
                 if param not in engine.live:
-                    engine.live[param] = Live(param, param.elements <= engine.coordinator.settings.persistence)
+                    engine.live[param] = Live(
+                        param, param.elements <= engine.coordinator.settings.persistence
+                    )
         for label, template in labelled((part.name, part.template, part.count) for part in parts):
             modules = engine.modules[label] = [Module() for _ in template.modules]
             for parameter, param in zip(template.parameters, params[label], strict=True):
@@ -104,7 +113,8 @@ class Zero3(DeepSpeed):
 
     @property
     def _loads_whole(self) -> bool:
-        """Whether the model is on the card whole before the engine divides it: a k-bit one is made without ``zero.Init``.
+        """Whether the model is on the card whole before the engine divides it:
+        a k-bit one is made without ``zero.Init``.
 
         Source: transformers 5.23 modeling_utils.py get_init_context; deepspeed 0.19 runtime/engine.py
         _configure_distributed_model (``module.to(device)``).
@@ -119,7 +129,9 @@ class Zero3(DeepSpeed):
             self._trained_parts.append(slot)
 
     def set_up(self) -> None:
-        """Trained parts move into one buffer; masters, the bucket and the buffer for gradients come and stay."""
+        """Trained parts move into one buffer; masters,
+        the bucket and the buffer for gradients come and stay.
+        """
         settings = self.settings
         self._divide()
         for members in optimizer_groups(self.trained):
@@ -130,7 +142,10 @@ class Zero3(DeepSpeed):
         if not settings.offloads_params:
             # ``defragment`` copies the parts to the host, empties the cache, and copies them back as one.
             self.stream.empty_cache()
-            self.take(sum(self._part(each) * each.element_bytes for each in trained), What("lp_param_buffer", trained[0].term))
+            self.take(
+                sum(self._part(each) * each.element_bytes for each in trained),
+                What("lp_param_buffer", trained[0].term),
+            )
         if not settings.offloads_optimizer:
             for group in self._groups:
                 narrow = group[0].element_bytes < FP32
@@ -143,14 +158,18 @@ class Zero3(DeepSpeed):
             self.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
 
     def _divide(self) -> None:
-        """A model that the engine finds whole: one parameter after the other (``_convert_to_zero_parameters``)."""
+        """A model that the engine finds whole: one parameter after the other
+        (``_convert_to_zero_parameters``).
+        """
         values = largest_units(self.job)
         for weight in self.weights:
             width = ELEMENT_BYTES[weight.dtype]
             elements = round(weight.count * values[weight.unit])
             if weight.packed:
                 elements, width = packed_elements(self.job, elements)
-            self._keep_part(elements, width, "adapters" if weight.adapter else "weights", trained=weight.trained)
+            self._keep_part(
+                elements, width, "adapters" if weight.adapter else "weights", trained=weight.trained
+            )
             self.free(weight.slot)
 
     def _sub_groups(self, members: list[Param]) -> Iterator[list[Param]]:
@@ -174,7 +193,8 @@ class Zero3(DeepSpeed):
     def run_aside(self, parts: list[Part]) -> list[Instance]:
         """A pass of a second model starts prefetch of its own engine anew, at its beginning and at its end.
 
-        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook, _end_of_forward_hook.
+        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook,
+        _end_of_forward_hook.
         """
         if not self._reference.live or all(parts is not each for each in self.after):
             return super().run_aside(parts)
@@ -208,7 +228,9 @@ class Zero3(DeepSpeed):
             self._now.coordinator.release(module, forward=forward)
 
     def gradient(self, param: Param, slot: int) -> None:
-        """``reduce_independent_p_g_buckets_and_remove_grads``: larger gradients than the bucket stay where they are."""
+        """``reduce_independent_p_g_buckets_and_remove_grads``:
+        larger gradients than the bucket stay where they are.
+        """
         limit = self.settings.bucket
         if self._bucket and self._filled + param.elements > limit:
             self._reduce()
@@ -226,7 +248,9 @@ class Zero3(DeepSpeed):
         self._own.coordinator.end_of_backward()
 
     def step(self) -> None:
-        """``step``: everything is released, then sub-group by sub-group; small parameters are whole again at the end."""
+        """``step``: everything is released, then sub-group by sub-group;
+        small parameters are whole again at the end.
+        """
         settings = self.settings
         self._own.coordinator.release_all(self._own.live.values())
         if not settings.offloads_optimizer:
@@ -243,7 +267,9 @@ class Zero3(DeepSpeed):
         self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)
 
     def _reduce(self) -> None:
-        """``__avg_scatter_grads``, ``partition_grads``: several gradients, or one that needs padding, are copied together."""
+        """``__avg_scatter_grads``, ``partition_grads``: several gradients, or one that needs padding,
+        are copied together.
+        """
         bucket, self._bucket, self._filled = self._bucket, [], 0
         if not bucket:
             return

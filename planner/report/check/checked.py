@@ -32,8 +32,9 @@ _MOST_NAMED = 3
 class Fix:
     """One lever for the files of a job.
 
-    ``edits``: the keys that ask for it, none where the files cannot say it; then its flags do.  ``after``: the answer that was
-    read of the files with these keys.  ``saves_bytes``: fewer bytes that one GPU then needs at least.
+    ``edits``: the keys that ask for it, none where the files cannot say it; then its flags do.  ``after``:
+    the answer that was read of the files with these keys.  ``saves_bytes``: fewer bytes that one GPU then
+    needs at least.
     """
 
     lever: Lever
@@ -79,14 +80,14 @@ class Written:
 class Checked:
     """One config and its answer: ``subject``, or else ``failure`` with its exit code.
 
-    ``tool``: what the file is for (empty where that was not told).  ``flags``: the same job in words of ``plan``.
-    ``remarks``: place and text of each key that is not counted as it stands.  ``ignored``: unknown keys, as ``file:key``.
-    ``accelerate``: the launch file that it was read with, where several were given.  ``launch_file``: the one
-    that was read in any case.  ``candidates``: those that could be meant where none was read.  ``command``:
-    the check itself.  ``launch``: what starts the job.  ``fixes``: the first levers, ``None`` where nobody
-    looked.  ``remedy``: changes that together make it fit.
-    ``traced``: the dry run by the file's own tool, where it was asked for.
-    ``details``: how to ask for all of it, where that is not by ``--config``.
+    ``tool``: what the file is for (empty where that was not told).  ``flags``: the same job in words of
+    ``plan``.  ``remarks``: place and text of each key that is not counted as it stands.  ``ignored``: unknown
+    keys, as ``file:key``.  ``accelerate``: the launch file that it was read with, where several were given.
+    ``launch_file``: the one that was read in any case.  ``candidates``: those that could be meant where none
+    was read.  ``command``: the check itself.  ``launch``: what starts the job.  ``fixes``: the first levers,
+    ``None`` where nobody looked.  ``remedy``: changes that together make it fit.  ``traced``: the dry run by
+    the file's own tool, where it was asked for.  ``details``: how to ask for all of it, where that is not by
+    ``--config``.
     """
 
     config: str
@@ -112,7 +113,8 @@ class Checked:
     def exit_code(self) -> ExitCode:
         """What this config alone would end with; the written file's code where one was written.
 
-        Where nothing is predicted because something is not modelled, a dry run that has an answer gives the code.
+        Where nothing is predicted because something is not modelled,
+        a dry run that has an answer gives the code.
         """
         if self.traced is not None and self.traced.answered and self.failure_code == ExitCode.NOT_MODELLED:
             return self.traced.code
@@ -138,7 +140,10 @@ class Checked:
 
 def worst_exit_code(checked: Sequence[Checked], allowed: Collection[ExitCode] = ()) -> ExitCode:
     """The exit code of several jobs: the worst of theirs, where those ``allowed`` count as fitting."""
-    return min((ExitCode.FITS if each.exit_code in allowed else each.exit_code for each in checked), key=_WORST_FIRST.index)
+    return min(
+        (ExitCode.FITS if each.exit_code in allowed else each.exit_code for each in checked),
+        key=_WORST_FIRST.index,
+    )
 
 
 def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
@@ -148,8 +153,13 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
     plain = recipe.sharding == DDP and scenario.hardware.world_size > 1 and "sharding" in assumed
     if plain and not checked.launch_file:
         text = "no file says how the job is launched, so each GPU is counted with a whole copy (DDP)"
-        named = [f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}" for name in checked.candidates]
-        yield Assumed("sharding", "ddp", text, (*(named[:_MOST_NAMED] or ["--accelerate FILE"]), "--sharding NAME"))
+        named = [
+            f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}"
+            for name in checked.candidates
+        ]
+        yield Assumed(
+            "sharding", "ddp", text, (*(named[:_MOST_NAMED] or ["--accelerate FILE"]), "--sharding NAME")
+        )
     if batch.padding != "packed" and "tokens_per_sample" in assumed:
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"
@@ -162,6 +172,8 @@ def _assumed_images(scenario: Scenario) -> Iterator[Assumed]:
     images, entry = scenario.recipe.batch.images, scenario.assumption("images_per_sample")
     if images is not None and entry is not None and (entry.is_assumed or entry.note):
         number = plain_number(images.per_sample)
-        what = f"{number} image{'' if images.per_sample == 1 else 's'} of {images.width}x{images.height} pixels"
+        what = (
+            f"{number} image{'' if images.per_sample == 1 else 's'} of {images.width}x{images.height} pixels"
+        )
         text = f"every sample is counted with {what}, {images.per_sample * images.tokens:,} of its tokens"
         yield Assumed("images_per_sample", number, text, ("--images-per-sample N", "--image-size WxH"))

@@ -1,4 +1,6 @@
-"""The JSON of ``plan check``, ``planner/check@1``, and its JSON Schema.  Bytes are integers, times seconds."""
+"""The JSON of ``plan check``, ``planner/check@1``, and its JSON Schema.  Bytes are integers,
+times seconds.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class RemarkPart(Part):
 
 
 class EditPart(Part):
-    """One key to set in a file.  ``key`` has dots between the tables that it lies in; ``remove``: take it out instead."""
+    """One key to set in a file.  ``key`` has dots between the tables that it lies in; ``remove``:
+    take it out instead.
+    """
 
     file: Annotated[str, BeforeValidator(fspath)]
     key: str
@@ -55,9 +59,9 @@ class EditPart(Part):
 class FixPart(Part):
     """One change that saves memory, for the files of the job.
 
-    ``edits`` is empty where no key of the files asks for it: ``flags`` do.  ``saves_bytes``: fewer bytes that one GPU needs at
-    least.  ``step_time_ratio``: step time after over before.  ``host_bytes``: more host RAM of a node.  ``verdict`` and
-    ``fits_probability`` were read of the files with these keys.
+    ``edits`` is empty where no key of the files asks for it: ``flags`` do.  ``saves_bytes``: fewer bytes that
+    one GPU needs at least.  ``step_time_ratio``: step time after over before.  ``host_bytes``: more host RAM
+    of a node.  ``verdict`` and ``fits_probability`` were read of the files with these keys.
     """
 
     kind: LeverKind = at("lever", "kind")
@@ -83,15 +87,18 @@ class AssumedPart(Part):
 class AnswerPart(Part):
     """What is predicted of one job.
 
-    ``needs_bytes``: what one GPU needs at least, which decides whether the job fits.  ``peak_bytes``: what the driver would show
-    on one GPU, or, where the job does not fit, ``needs_bytes``.  ``host_required_per_node_bytes`` is what the verdict compares
-    with ``host_available_bytes``; ``host_reclaimable_per_node_bytes`` comes on top, and the system gives it back when memory is
-    short.  ``flags``: the same job in words of ``plan``.
+    ``needs_bytes``: what one GPU needs at least, which decides whether the job fits.  ``peak_bytes``: what
+    the driver would show on one GPU, or, where the job does not fit, ``needs_bytes``.
+    ``host_required_per_node_bytes`` is what the verdict compares with ``host_available_bytes``;
+    ``host_reclaimable_per_node_bytes`` comes on top, and the system gives it back when memory is short.
+    ``flags``: the same job in words of ``plan``.
     """
 
     verdict: Verdict = at("subject", "prediction", "verdict")
     reason: str = at("subject", "prediction", "reason")
-    fits_probability: Annotated[float, Field(ge=0, le=1)] | None = at("subject", "prediction", "fits_probability")
+    fits_probability: Annotated[float, Field(ge=0, le=1)] | None = at(
+        "subject", "prediction", "fits_probability"
+    )
     needs_bytes: Bytes = at("subject", "prediction", "memory", "must_have_bytes")
     peak_bytes: Bytes = at("subject", "shown_peak_bytes")
     limit_bytes: MaybeBytes = at("subject", "prediction", "memory", "limit_bytes")
@@ -107,7 +114,10 @@ class AnswerPart(Part):
     warnings: list[str] = at("subject", "warnings")
     assumed: list[AssumedPart] = Field(description="of what no file says, what decides much")
     assumptions: list[AssumptionPart] = at(
-        "subject", "scenario", "assumptions", description="every setting with its value and where that comes from"
+        "subject",
+        "scenario",
+        "assumptions",
+        description="every setting with its value and where that comes from",
     )
 
 
@@ -121,7 +131,9 @@ class WrittenPart(Part):
 
 
 class DryRunPart(Part):
-    """The file run by its own tool on a card that is not there; ``exit_code`` is what that alone ends with."""
+    """The file run by its own tool on a card that is not there;
+    ``exit_code`` is what that alone ends with.
+    """
 
     exit_code: Annotated[int, Field(ge=0, le=6)] = at("code")
     error: MaybeText = at("failure")
@@ -134,12 +146,15 @@ class DryRunPart(Part):
 class CheckResultPart(Part):
     """One config file: its answer, or why there is none.
 
-    ``exit_code`` is what it alone ends with, without ``--allow``; that of the written file where one was written.
+    ``exit_code`` is what it alone ends with, without ``--allow``;
+    that of the written file where one was written.
     """
 
     config: str
     accelerate: MaybeText = Field(description="the launch file of this answer, where several were given")
-    tool: str = Field(description="what the file is for, with the version whose defaults hold; empty where it was not told")
+    tool: str = Field(
+        description="what the file is for, with the version whose defaults hold; empty where it was not told"
+    )
     exit_code: Annotated[int, Field(ge=0, le=6)]
     error: MaybeText = at("failure", description="null where there is an answer")
     answer: AnswerPart | None = at("answered")
@@ -149,13 +164,17 @@ class CheckResultPart(Part):
     levers: list[FixPart] | None = at(
         "fixes", description="the first changes that save memory; null where nobody looked, as it fits"
     )
-    remedy: list[FixPart] = Field(description="changes that together make it fit and that --write writes; empty: none found")
+    remedy: list[FixPart] = Field(
+        description="changes that together make it fit and that --write writes; empty: none found"
+    )
     written: WrittenPart | None
     dry_run: DryRunPart | None = at("traced", description="where --trace asked for it")
 
 
 class CheckDocument(Part):
-    """Everything that ``plan check`` says; ``exit_code`` is the worst of the results, less what ``--allow`` lets pass."""
+    """Everything that ``plan check`` says; ``exit_code`` is the worst of the results,
+    less what ``--allow`` lets pass.
+    """
 
     schema_: Literal["planner/check@1"] = Field(default=CHECK_SCHEMA_ID, alias="schema")
     version: str
@@ -164,9 +183,13 @@ class CheckDocument(Part):
 
 
 def check_json(checked: Sequence[Checked], code: ExitCode | None = None) -> str:
-    """All answers as indented JSON, ending in a newline; ``code`` is what the command ends with, else the worst of them."""
+    """All answers as indented JSON, ending in a newline; ``code`` is what the command ends with,
+    else the worst of them.
+    """
     code = worst_exit_code(checked) if code is None else code
-    return document_text(CheckDocument.model_validate({"version": __version__, "exit_code": code, "results": checked}))
+    return document_text(
+        CheckDocument.model_validate({"version": __version__, "exit_code": code, "results": checked})
+    )
 
 
 def check_json_schema() -> dict[str, Any]:

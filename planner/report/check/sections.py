@@ -1,4 +1,6 @@
-"""``plan check`` for people: a report for one config, a line for each of several, then what was read of them with care."""
+"""``plan check`` for people: a report for one config, a line for each of several,
+then what was read of them with care.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,21 @@ BRIEF_ABOVE = 10
 
 
 def check_sections(checked: Sequence[Checked], allowed: Collection[ExitCode] = ()) -> tuple[Section, ...]:
-    """The report of one config, or the table of several; those with an exit code that is ``allowed`` may be launched."""
+    """The report of one config, or the table of several;
+    those with an exit code that is ``allowed`` may be launched.
+    """
     if len(checked) == 1:
-        sections = _failed(checked[0]) if checked[0].subject is None else _one(checked[0], checked[0].subject, allowed)
+        sections = (
+            _failed(checked[0])
+            if checked[0].subject is None
+            else _one(checked[0], checked[0].subject, allowed)
+        )
     else:
         sections = _several(checked, allowed)
-    sections = (*sections, *(Section("", tuple(_dry_run(each, each.traced))) for each in checked if each.traced is not None))
+    sections = (
+        *sections,
+        *(Section("", tuple(_dry_run(each, each.traced))) for each in checked if each.traced is not None),
+    )
     return tuple(section for section in sections if section.blocks)
 
 
@@ -60,14 +71,19 @@ def _dry_run(each: Checked, traced: Traced) -> Iterator[Block]:
         return
     verdict, tone = _DRY_RUNS[traced.code]
     of = "" if traced.limit_bytes is None else f" of {gib(traced.limit_bytes)} GiB"
-    peaks = f"reserved {gib(traced.reserved_bytes)}{of}, allocated {gib(traced.allocated_bytes)}, without the CUDA context"
+    peaks = (
+        f"reserved {gib(traced.reserved_bytes)}{of}, allocated {gib(traced.allocated_bytes)}, without "
+        "the CUDA context"
+    )
     yield Note(f"Dry run of {name} by its own tool: {verdict}; {peaks}.", tone)
     for line in traced.assumed[:_MAX_LISTED]:
         yield Note(f"    {line}", "dim")
 
 
 def _failed(each: Checked) -> tuple[Section, ...]:
-    return (Section("", (Note(f"{_FAILURES[each.failure_code]}: {_about(each.name, each.failure)}", "bad"),)),)
+    return (
+        Section("", (Note(f"{_FAILURES[each.failure_code]}: {_about(each.name, each.failure)}", "bad"),)),
+    )
 
 
 def _one(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> tuple[Section, ...]:
@@ -90,9 +106,13 @@ def _one(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> tupl
 
 
 def _end(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> Iterator[Block]:
-    """How to ask for more, then the line for a launch script, or else what to do and the verdict once more."""
+    """How to ask for more, then the line for a launch script,
+    or else what to do and the verdict once more.
+    """
     if not each.launch_file:
-        yield Note(f"More: {each.details or f'plan --config {each.config} --details, with the same flags'}", "dim")
+        yield Note(
+            f"More: {each.details or f'plan --config {each.config} --details, with the same flags'}", "dim"
+        )
     if each.written is not None:
         yield from _written(each)
     elif each.exit_code in (ExitCode.FITS, *allowed):
@@ -131,7 +151,11 @@ def _fixes(each: Checked) -> Iterator[Block]:
     if not each.fixes and not remedy:
         yield Note("No change of this job that is modelled saves memory.", "warn")
         return
-    title = "What would make it fit" if any(fix.fits for fix in each.fixes) else "Nothing that was tried alone makes it fit"
+    title = (
+        "What would make it fit"
+        if any(fix.fits for fix in each.fixes)
+        else "Nothing that was tried alone makes it fit"
+    )
     yield Note(f"{title}, in the files' own keys:", "strong")
     # As in plan's own answer: beside what is enough, what is not enough only distracts.
     for fix in [fix for fix in each.fixes if fix.fits] or each.fixes:
@@ -145,7 +169,10 @@ def _fixes(each: Checked) -> Iterator[Block]:
 def _fix(each: Checked, fix: Fix, *, together: bool = False) -> Iterator[Block]:
     saves = f"saves {gib(fix.saves_bytes)} GiB, " if fix.saves_bytes else ""
     then = "" if together else f"; then {_then(fix)}"
-    yield Note(f"{_capital(fix.lever.description)}: {saves}{fix.lever.cost_text}{then}", "good" if fix.fits else "plain")
+    yield Note(
+        f"{_capital(fix.lever.description)}: {saves}{fix.lever.cost_text}{then}",
+        "good" if fix.fits else "plain",
+    )
     yield Commands(tuple(f"    {line}" for line in fix_lines(each.config, fix)))
 
 
@@ -156,12 +183,16 @@ def _then(fix: Fix) -> str:
     prediction = fix.after.prediction
     if fix.fits and rests_on_unknown_host(fix.after.scenario, prediction):
         return f"fits if a node has {gib(prediction.host.required_per_node_bytes)} GiB of RAM"
-    sure = "" if prediction.fits_probability is None else f", chance {chance_text(prediction.fits_probability)}"
+    sure = (
+        "" if prediction.fits_probability is None else f", chance {chance_text(prediction.fits_probability)}"
+    )
     return f"{VERDICTS[fix.verdict][0].lower()}{sure if prediction.verdict != 'does_not_fit' else ''}"
 
 
 def fix_lines(config: str, fix: Fix) -> tuple[str, ...]:
-    """The lines of a change as the files have them; those of another file than the config stand below its name."""
+    """The lines of a change as the files have them;
+    those of another file than the config stand below its name.
+    """
     if not fix.edits:
         # Nobody looks for a card in a file.
         return (f"{fix.lever.flags_text}{'' if 'gpu' in fix.lever.flags else '   (no key of these files)'}",)
@@ -189,7 +220,10 @@ def _several(checked: Sequence[Checked], allowed: Collection[ExitCode]) -> tuple
 
 
 def _failure_note(each: Checked, folder: str) -> Note:
-    return Note(_about(_short(each.name, folder), each.failure.replace(f"{folder}/", "") if folder else each.failure), "bad")
+    return Note(
+        _about(_short(each.name, folder), each.failure.replace(f"{folder}/", "") if folder else each.failure),
+        "bad",
+    )
 
 
 def _row(each: Checked, folder: str) -> Row:
@@ -217,14 +251,18 @@ def _plain_when_good(tone: Tone) -> Tone:
 
 
 def _read(each: Checked, subject: Subject, folder: str, *, brief: bool) -> Section:
-    """What was not taken over of one of several files, and its first way to fit; nothing where there is nothing to say."""
+    """What was not taken over of one of several files, and its first way to fit;
+    nothing where there is nothing to say.
+    """
     blocks = tuple(_details(each, subject, _keys_of(each), defaults=False))
     if not brief and each.remedy:
         said = "; ".join(line.strip() for fix in each.remedy for line in fix_lines(each.config, fix))
         blocks += (Note(f"With {said}: {_then(each.remedy[-1])}", "good"),)
     if not blocks:
         return Section("", ())
-    about = Note(f"{_short(each.name, folder)}, read as {each.tool}: {short_job_line(subject.scenario)}", "strong")
+    about = Note(
+        f"{_short(each.name, folder)}, read as {each.tool}: {short_job_line(subject.scenario)}", "strong"
+    )
     return Section("", (about, *blocks))
 
 
@@ -235,19 +273,27 @@ def _shared(checked: Sequence[Checked]) -> Iterator[Note]:
         for entry in each.assumed:
             found[entry.setting] = (entry, found.get(entry.setting, (entry, 0))[1] + 1)
     for entry, count in found.values():
-        text = "every sample is counted with its full length" if entry.setting == "tokens_per_sample" else entry.text
+        text = (
+            "every sample is counted with its full length"
+            if entry.setting == "tokens_per_sample"
+            else entry.text
+        )
         yield Note(f"Assumed for {count} of {len(checked)}: {text}; {_ways(entry)} says otherwise.", "warn")
 
 
 def _count(checked: Sequence[Checked], allowed: Collection[ExitCode]) -> Note:
     """``Of 5: fits: 3, does not fit: 1, cannot be used: 1; exit code 2``."""
     words = Counter(
-        _FAILURES[each.failure_code].lower() if each.subject is None else VERDICTS[each.subject.prediction.verdict][0].lower()
+        _FAILURES[each.failure_code].lower()
+        if each.subject is None
+        else VERDICTS[each.subject.prediction.verdict][0].lower()
         for each in checked
     )
     code = worst_exit_code(checked, allowed)
     counts = ", ".join(f"{word}: {count}" for word, count in words.most_common())
-    return Note(f"Of {len(checked)}: {counts}; exit code {int(code)}", "plain" if code == ExitCode.FITS else "bad")
+    return Note(
+        f"Of {len(checked)}: {counts}; exit code {int(code)}", "plain" if code == ExitCode.FITS else "bad"
+    )
 
 
 def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults: bool) -> Iterator[Note]:
@@ -258,7 +304,11 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
             yield Note(f"Assumed: {entry.text}; {_ways(entry)} says otherwise.", "warn")
     unknown = [names.get(origin, origin) for origin in each.ignored]
     if unknown:
-        more = f" and {len(unknown) - _MAX_LISTED:,} more (--json lists all)" if len(unknown) > _MAX_LISTED else ""
+        more = (
+            f" and {len(unknown) - _MAX_LISTED:,} more (--json lists all)"
+            if len(unknown) > _MAX_LISTED
+            else ""
+        )
         plural = "s" if len(unknown) > 1 else ""
         yield Note(f"Unknown key{plural}, ignored: {', '.join(unknown[:_MAX_LISTED])}{more}", "warn")
     texts: dict[str, list[str]] = {}
@@ -274,7 +324,10 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
         for assumption in scenario.assumptions:
             if assumption.is_tool_default and assumption.name not in told:
                 taken.setdefault(assumption.origin, []).append(f"{assumption.name}={assumption.value}")
-        yield from (Note(f"Not in the file, {origin}: {', '.join(settings)}", "dim") for origin, settings in taken.items())
+        yield from (
+            Note(f"Not in the file, {origin}: {', '.join(settings)}", "dim")
+            for origin, settings in taken.items()
+        )
 
 
 def _ways(entry: Assumed) -> str:
@@ -285,7 +338,10 @@ def _keys_of(each: Checked) -> dict[str, str]:
     """Places without the name of the config itself, and other files without their folder."""
     origins = (*each.ignored, *(origin for origin, _ in each.remarks))
     folder = os.path.dirname(each.config)  # noqa: PTH120 - text of a message, not a path to open
-    return {origin: origin.removeprefix(f"{each.config}:").removeprefix(f"{folder}/" if folder else "") for origin in origins}
+    return {
+        origin: origin.removeprefix(f"{each.config}:").removeprefix(f"{folder}/" if folder else "")
+        for origin in origins
+    }
 
 
 def _about(config: str, text: str) -> str:

@@ -1,4 +1,6 @@
-"""``--explain``: each term with its formula, the numbers that went in, what the formula says it counts, and its source."""
+"""``--explain``: each term with its formula, the numbers that went in, what the formula says it counts,
+and its source.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _LABEL = re.compile(r"\b(Formula|Source|Ignored)s?:\s")
 
 @dataclass(frozen=True, slots=True)
 class FormulaText:
-    """What the docstring of a formula says: what it counts, the formula in words, what it leaves out, and its source."""
+    """What the docstring of a formula says: what it counts, the formula in words, what it leaves out,
+    and its source.
+    """
 
     summary: str = ""
     rule: str = ""
@@ -27,7 +31,9 @@ class FormulaText:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One term explained.  ``amount`` is formatted with its unit; ``detail`` holds the numbers of the formula."""
+    """One term explained.  ``amount`` is formatted with its unit;
+    ``detail`` holds the numbers of the formula.
+    """
 
     topic: str
     label: str
@@ -38,10 +44,12 @@ class Explanation:
 
 
 def formula_text(reference: str) -> FormulaText:
-    """What the docstring of the function ``reference`` (``module:function``) says; of the program, that of its file.
+    """What the docstring of the function ``reference`` (``module:function``) says; of the program,
+    that of its file.
 
-    A file of ``planner.program`` writes one part of the step down, by functions that return tensors and not bytes.
-    Empty where the function or its docstring does not exist: a report is not the place to fail over that.
+    A file of ``planner.program`` writes one part of the step down, by functions that return tensors and not
+    bytes.  Empty where the function or its docstring does not exist: a report is not the place to fail over
+    that.
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name.startswith("planner.") or not attribute:
@@ -55,13 +63,21 @@ def formula_text(reference: str) -> FormulaText:
     summary, *rest = (_LABEL.split(paragraph)[0] for paragraph in doc.split("\n\n"))
     # Where no formula is labelled, what follows the summary says how the amount comes about.
     rule = _labelled(doc, "Formula") or " ".join(rest)
-    return FormulaText(_plain(summary), _plain(rule), _plain(_labelled(doc, "Ignored")), _plain(_labelled(doc, "Source")))
+    return FormulaText(
+        _plain(summary), _plain(rule), _plain(_labelled(doc, "Ignored")), _plain(_labelled(doc, "Source"))
+    )
 
 
 def explanations(prediction: Prediction) -> tuple[Explanation, ...]:
     """Every GPU term, host term and part of the step that is not zero, in the order of the prediction."""
-    gpu = (_explain("GPU memory", term.label, term) for term in prediction.memory.terms if float(term.n_bytes) >= 1)
-    host = (_explain("Host RAM", term.name, term) for term in prediction.host.terms if float(term.n_bytes) >= 1)
+    gpu = (
+        _explain("GPU memory", term.label, term)
+        for term in prediction.memory.terms
+        if float(term.n_bytes) >= 1
+    )
+    host = (
+        _explain("Host RAM", term.name, term) for term in prediction.host.terms if float(term.n_bytes) >= 1
+    )
     parts = prediction.time.terms if prediction.time else ()
     time = (_explain("Step time", part.name, part) for part in parts if float(part.seconds) > 0)
     return (*gpu, *host, *time)
@@ -86,7 +102,9 @@ def formula_section(prediction: Prediction) -> Section:
 
 def _explain(topic: str, label: str, term: Term | HostTerm | TimeTerm) -> Explanation:
     amount = duration(term.seconds) if isinstance(term, TimeTerm) else f"{gib(term.n_bytes)} GiB"
-    return Explanation(topic, label.replace("_", " "), amount, term.formula, term.detail, formula_text(term.formula))
+    return Explanation(
+        topic, label.replace("_", " "), amount, term.formula, term.detail, formula_text(term.formula)
+    )
 
 
 def _labelled(doc: str, label: str) -> str:

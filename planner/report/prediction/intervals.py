@@ -1,4 +1,6 @@
-"""Intervals in words: what a calibration rests on, how often its intervals held, and what of the job it has not seen."""
+"""Intervals in words: what a calibration rests on, how often its intervals held,
+and what of the job it has not seen.
+"""
 
 from __future__ import annotations
 

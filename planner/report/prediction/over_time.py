@@ -58,7 +58,9 @@ def failed_section(subject: Subject) -> Section:
     if failed is None:
         return Section("", ())
     largest = f", the largest of {format_bytes(failed.largest_free_bytes)}" if failed.free_blocks else ""
-    pieces = f"{failed.free_blocks} free pieces of the cache, {format_bytes(failed.free_bytes)} in all{largest}"
+    pieces = (
+        f"{failed.free_blocks} free pieces of the cache, {format_bytes(failed.free_bytes)} in all{largest}"
+    )
     rows = (
         ("when", PHASE_WORDS[failed.phase]),
         ("where", failed.where),
@@ -67,7 +69,9 @@ def failed_section(subject: Subject) -> Section:
         ("finds", f"{format_bytes(failed.unreserved_bytes)} outside of the cache; {pieces}"),
     )
     helps = tuple(Note(f"{text}.") for text in _rescues(failed, subject.prediction.memory, subject.scenario))
-    return Section("Where it runs out of memory", (Grid((Column(""), Column("")), tuple(map(Row, rows))), *helps))
+    return Section(
+        "Where it runs out of memory", (Grid((Column(""), Column("")), tuple(map(Row, rows))), *helps)
+    )
 
 
 def _rescues(failed: FailedRequest, memory: MemoryPrediction, scenario: Scenario) -> Iterator[str]:
@@ -75,9 +79,18 @@ def _rescues(failed: FailedRequest, memory: MemoryPrediction, scenario: Scenario
     if failed.fits_expandable:
         yield f"In one piece what is free would be enough: with {_EXPANDABLE} the job fits"
     elif failed.fits_expandable is not None:
-        yield f"In one piece what is free would be enough here, but even with {_EXPANDABLE} a later request fails"
+        yield (
+            f"In one piece what is free would be enough here, but even with {_EXPANDABLE} a later "
+            "request fails"
+        )
     else:
-        yield "What is allocated and this request are more than the card has, so expandable segments do not help"
-    taken, short = scenario.hardware.gpu_reserved_bytes, float(memory.must_have_bytes) - (memory.limit_bytes or 0)
+        yield (
+            "What is allocated and this request are more than the card has, so expandable "
+            "segments do not help"
+        )
+    taken, short = (
+        scenario.hardware.gpu_reserved_bytes,
+        float(memory.must_have_bytes) - (memory.limit_bytes or 0),
+    )
     if 0 < short <= taken:
         yield f"With a --gpu-reserved of at most {format_bytes(taken - short)} the job fits"

@@ -1,6 +1,8 @@
-"""The JSON form of a prediction, ``planner/prediction@1``.  These models write it and their JSON Schema documents it.
+"""The JSON form of a prediction, ``planner/prediction@1``.
+These models write it and their JSON Schema documents it.
 
-Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` means unknown or not asked; never NaN or infinity.
+Bytes are integers, times are seconds, fractions run from 0 to 1.  ``null`` means unknown or not asked;
+never NaN or infinity.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class ExplanationPart(Part):
 class CoefficientPart(Part):
     """One coefficient: the value used, its prior with the bounds of a fit, and what settled each.
 
-    ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior, else the prior's.
+    ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior,
+    else the prior's.
     """
 
     name: str = at("prior", "name")
@@ -151,8 +154,9 @@ class PhasePart(Part):
 class FailedPart(Part):
     """The first request that the card cannot serve: part of the model, module, operator, and what was free.
 
-    ``free_bytes`` of the allocator's cache lie in ``free_blocks`` pieces; ``unreserved_bytes`` of the card are not in the cache.
-    ``fits_expandable``: whether all would be served with expandable segments; null where they cannot help.
+    ``free_bytes`` of the allocator's cache lie in ``free_blocks`` pieces; ``unreserved_bytes`` of the card
+    are not in the cache.  ``fits_expandable``: whether all would be served with expandable segments; null
+    where they cannot help.
     """
 
     phase: Phase
@@ -170,7 +174,8 @@ class FailedPart(Part):
 class MemoryPart(Part):
     """GPU memory of one device; ``limit_bytes`` is what the job may use.
 
-    ``state_bytes``: weights, adapters and optimizer states, which any device has to hold; the rest is that of CUDA's allocator.
+    ``state_bytes``: weights, adapters and optimizer states, which any device has to hold;
+    the rest is that of CUDA's allocator.
     """
 
     limit_bytes: MaybeBytes
@@ -181,7 +186,9 @@ class MemoryPart(Part):
     must_have_bytes: Bytes
     state_bytes: Bytes
     limiting_phase: Phase
-    failed: FailedPart | None = Field(description="null where the job fits, or where its program was not replayed")
+    failed: FailedPart | None = Field(
+        description="null where the job fits, or where its program was not replayed"
+    )
     phases: list[PhasePart]
     terms: list[TermPart]
 
@@ -197,9 +204,11 @@ class HostTermPart(Part):
 
 
 class HostPart(Part):
-    """Host RAM.  ``required_per_node_bytes`` is what the verdict compares with ``available_bytes`` (null: unknown, not judged).
+    """Host RAM.  ``required_per_node_bytes`` is what the verdict compares with ``available_bytes`` (null:
+    unknown, not judged).
 
-    ``reclaimable_per_node_bytes`` comes on top: mapped files, which the system gives back when memory is short.
+    ``reclaimable_per_node_bytes`` comes on top: mapped files,
+    which the system gives back when memory is short.
     """
 
     per_process_bytes: Bytes
@@ -220,7 +229,9 @@ class TimeTermPart(Part):
 
 
 class TimePart(Part):
-    """Time of one optimizer step; rates are of the whole job; ``mfu`` is model FLOP utilisation as a fraction."""
+    """Time of one optimizer step; rates are of the whole job;
+    ``mfu`` is model FLOP utilisation as a fraction.
+    """
 
     step_s: Real
     samples_per_s: Real
@@ -245,14 +256,17 @@ class AssumptionPart(Part):
 class LeverPart(Part):
     """One change that saves memory, with the flags that ask for it and how they are typed.
 
-    ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.  ``saves_bytes``: fewer bytes that
-    one GPU needs at least; 0 for a card with more memory.  ``step_time_ratio`` and ``usd_ratio``: step time and cost of a sample,
-    after over before; ``host_bytes``: more host RAM of a node.  ``verdict`` and ``fits_probability``: after the change.
+    ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.
+    ``saves_bytes``: fewer bytes that one GPU needs at least; 0 for a card with more memory.
+    ``step_time_ratio`` and ``usd_ratio``: step time and cost of a sample, after over before; ``host_bytes``:
+    more host RAM of a node.  ``verdict`` and ``fits_probability``: after the change.
     """
 
     kind: LeverKind
     description: str
-    flags: dict[str, str | bool | None] = Field(description="by name without hyphens in front; null: leave that flag out")
+    flags: dict[str, str | bool | None] = Field(
+        description="by name without hyphens in front; null: leave that flag out"
+    )
     flags_text: str
     saves_bytes: int
     step_time_ratio: Real
@@ -264,7 +278,9 @@ class LeverPart(Part):
 
 
 class StackPart(Part):
-    """What one GPU needs at least and uses under a common stack; ``lacks``: usual settings that its bare defaults lack."""
+    """What one GPU needs at least and uses under a common stack; ``lacks``:
+    usual settings that its bare defaults lack.
+    """
 
     stack: str
     need_bytes: Bytes
@@ -275,7 +291,9 @@ class StackPart(Part):
 
 
 class AtLengthPart(Part):
-    """The run with samples of another real length, an example; without their length given, ``time`` is that of full samples."""
+    """The run with samples of another real length, an example; without their length given,
+    ``time`` is that of full samples.
+    """
 
     tokens_per_sample: int
     run_time_s: Real
@@ -299,7 +317,8 @@ class ByteIntervalPart(Part):
 class UnsaidPart(Part):
     """A setting that is assumed, and the answer with another value of it.
 
-    ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``: real tokens per second with it over without.
+    ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``:
+    real tokens per second with it over without.
     """
 
     setting: str
@@ -312,8 +331,9 @@ class UnsaidPart(Part):
 class UncertaintyPart(Part):
     """Intervals of a calibrated prediction.
 
-    ``memory``: by level, bytes; ``step``: seconds; ``host``: bytes per process.  ``coverage``: share of held-out readings inside
-    such intervals, by what was read.  ``extrapolates``: what of the job no calibrated record had.
+    ``memory``: by level, bytes; ``step``: seconds; ``host``: bytes per process.  ``coverage``: share of
+    held-out readings inside such intervals, by what was read.  ``extrapolates``: what of the job no
+    calibrated record had.
     """
 
     nominal: float
@@ -342,10 +362,16 @@ class PredictionDocument(Part):
     host: HostPart
     time: TimePart | None
     assumptions: list[AssumptionPart]
-    levers: list[LeverPart] | None = Field(description="what would save memory, the cheapest kind first; null where not asked")
+    levers: list[LeverPart] | None = Field(
+        description="what would save memory, the cheapest kind first; null where not asked"
+    )
     stacks: list[StackPart] = Field(description="what common stacks need; empty where the stack is given")
-    run_at_length: AtLengthPart | None = Field(description="null where the length of samples is given, or no run is asked for")
-    unsaid: list[UnsaidPart] | None = Field(description="what is assumed and moves the answer; null where that was not asked")
+    run_at_length: AtLengthPart | None = Field(
+        description="null where the length of samples is given, or no run is asked for"
+    )
+    unsaid: list[UnsaidPart] | None = Field(
+        description="what is assumed and moves the answer; null where that was not asked"
+    )
     explanations: list[ExplanationPart] | None = Field(description="null without --explain")
     coefficients: list[CoefficientPart] | None = Field(description="null without --explain")
     switches: list[SettingPart] | None = Field(description="the stack's; null without --explain")

@@ -12,10 +12,36 @@ from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
 from planner.report.prediction.over_time import failed_section, timeline_section
-from planner.report.prediction.subject import Level, Subject, level_of, peaks_to_show, terms_at_peak, terms_elsewhere
+from planner.report.prediction.subject import (
+    Level,
+    Subject,
+    level_of,
+    peaks_to_show,
+    terms_at_peak,
+    terms_elsewhere,
+)
 from planner.report.prediction.verdict import VERDICTS, doubts, uses_text, verdict_note
-from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section, Segment, StackedBar
-from planner.report.render.numbers import chance_text, duration, duration_range, gib, percent, rate, whole_percent
+from planner.report.render.layout import (
+    Block,
+    Choices,
+    Column,
+    FlagChoice,
+    Grid,
+    Note,
+    Row,
+    Section,
+    Segment,
+    StackedBar,
+)
+from planner.report.render.numbers import (
+    chance_text,
+    duration,
+    duration_range,
+    gib,
+    percent,
+    rate,
+    whole_percent,
+)
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.unsaid import Unsaid
 from planner.units import GIB, MILLI_S, plain_number
@@ -26,7 +52,9 @@ _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def build_sections(subject: Subject) -> tuple[Section, ...]:
-    """All sections of the whole report, in reading order, empty ones left out; the verdict is the first line and the last."""
+    """All sections of the whole report, in reading order, empty ones left out;
+    the verdict is the first line and the last.
+    """
     prediction, scenario = subject.prediction, subject.scenario
     sections = (
         _verdict(subject),
@@ -53,7 +81,9 @@ def build_sections(subject: Subject) -> tuple[Section, ...]:
 def _verdict(subject: Subject) -> Section:
     prediction = subject.prediction
     reason = Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
-    return Section("", (verdict_note(subject), Note(uses_text(subject)), reason, *calibration_notes(prediction)))
+    return Section(
+        "", (verdict_note(subject), Note(uses_text(subject)), reason, *calibration_notes(prediction))
+    )
 
 
 def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
@@ -66,7 +96,9 @@ def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
         return Section("", ())
     rows = tuple(Row((origin, ", ".join(settings))) for origin, settings in groups.items())
     notes = tuple(Note(f"{each.name}: {each.note}", "dim") for each in assumptions if each.note)
-    return Section("Assumptions and their origins", (Grid((Column("origin"), Column("settings")), rows), *notes))
+    return Section(
+        "Assumptions and their origins", (Grid((Column("origin"), Column("settings")), rows), *notes)
+    )
 
 
 def _formulas(subject: Subject) -> tuple[Section, ...]:
@@ -83,7 +115,9 @@ def _formulas(subject: Subject) -> tuple[Section, ...]:
 
 
 def _split_place(origin: str) -> tuple[str, str]:
-    """``job.toml:4`` -> ``job.toml``, ``line 4``; ``train.yaml:lora_r`` -> ``train.yaml``, ``lora_r``; others have no place."""
+    """``job.toml:4`` -> ``job.toml``, ``line 4``; ``train.yaml:lora_r`` -> ``train.yaml``, ``lora_r``;
+    others have no place.
+    """
     file, _, place = origin.rpartition(":")
     if file and place.isdigit():
         return file, f"line {place}"
@@ -118,7 +152,13 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     )
     sure = prediction.uncertainty
     interval = (Column(f"{whole_percent(sure.nominal)} interval", "right"),) if sure else ()
-    columns = (Column("peak per GPU"), Column("GiB", "right"), *interval, Column("of limit", "right"), Column("what it counts"))
+    columns = (
+        Column("peak per GPU"),
+        Column("GiB", "right"),
+        *interval,
+        Column("of limit", "right"),
+        Column("what it counts"),
+    )
     rows = []
     for name, size, meaning in levels:
         ranges = (level_interval(prediction, name),) if sure else ()
@@ -132,14 +172,19 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     if prediction.verdict == "does_not_fit":
         blocks.append(
             Note(
-                "The first three are what a card with room would show; on this one the job runs out of memory first.",
+                "The first three are what a card with room would show; on this one the job runs out of "
+                "memory first.",
                 "dim",
             )
         )
     elif float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         uncapped = gib(memory.uncapped_driver_bytes)
         blocks.append(
-            Note(f"A larger card would show {uncapped} GiB; on this one the allocator returns cached blocks first.", "dim")
+            Note(
+                f"A larger card would show {uncapped} GiB; on this one the allocator returns cached "
+                "blocks first.",
+                "dim",
+            )
         )
     return Section("GPU memory in GiB (2^30 bytes)", tuple(blocks))
 
@@ -155,9 +200,13 @@ def terms_section(prediction: Prediction) -> Section:
     for index, (key, term) in enumerate(zip(keys, terms, strict=True)):
         running += float(term.n_bytes)
         share = percent(float(term.n_bytes) / total)
-        rows.append(Row((key, term.label, gib(term.n_bytes), share, term.kind, _short(term.formula)), colour=index))
+        rows.append(
+            Row((key, term.label, gib(term.n_bytes), share, term.kind, _short(term.formula)), colour=index)
+        )
         if index + 1 == len(terms) or level_of(terms[index + 1]) != level_of(term):
-            rows.append(Row(("", f"= {level_of(term)}", gib(running), percent(running / total), "", ""), "strong"))
+            rows.append(
+                Row(("", f"= {level_of(term)}", gib(running), percent(running / total), "", ""), "strong")
+            )
     blocks: list[Block] = [StackedBar(segments, memory.limit_bytes), Grid(_TERM_COLUMNS, tuple(rows))]
     if elsewhere := terms_elsewhere(prediction):
         blocks += [Note(""), Grid(_ELSEWHERE_COLUMNS, tuple(_elsewhere_row(term) for term in elsewhere))]
@@ -165,7 +214,9 @@ def terms_section(prediction: Prediction) -> Section:
 
 
 def phases_section(prediction: Prediction) -> Section:
-    """Peak of every phase at the three levels; the limiting one is marked.  A full fine-tune adds no adapters."""
+    """Peak of every phase at the three levels; the limiting one is marked.
+    A full fine-tune adds no adapters.
+    """
     memory = prediction.memory
     has_adapters = any(term.name == "adapters" for term in memory.terms)
     rows = []
@@ -183,7 +234,12 @@ def phases_section(prediction: Prediction) -> Section:
 def host_section(prediction: Prediction, hardware: Hardware) -> Section:
     """Host RAM per process by term, and per node against what the host has."""
     host = prediction.host
-    columns = (Column("per process"), Column("GiB", "right"), Column(""), Column("written in", wide_only=True))
+    columns = (
+        Column("per process"),
+        Column("GiB", "right"),
+        Column(""),
+        Column("written in", wide_only=True),
+    )
     rows = [_host_row(term) for term in host.terms if float(term.n_bytes) >= 1]
     rows.append(Row(("= per process", gib(host.per_process_bytes), "", ""), "strong"))
     processes = f"{hardware.gpus_per_node} process{'es' if hardware.gpus_per_node > 1 else ''}"
@@ -199,7 +255,11 @@ def _against(host: HostPrediction) -> str:
     """What is needed against what there is."""
     if host.available_bytes is None:
         return "how much it has is not known, so this is not judged (--host-memory)"
-    share = whole_percent(float(host.required_per_node_bytes) / host.available_bytes) if host.available_bytes > 0 else "all"
+    share = (
+        whole_percent(float(host.required_per_node_bytes) / host.available_bytes)
+        if host.available_bytes > 0
+        else "all"
+    )
     return f"{share} of the {gib(host.available_bytes)} GiB that it has"
 
 
@@ -208,7 +268,9 @@ def _limit_meaning(hardware: Hardware) -> str:
     if visible is None:
         return f"the memory CUDA sees on {hardware.gpu.name} is unknown"
     if hardware.gpu_reserved_bytes:
-        return f"{gib(visible)} GiB visible to CUDA less {gib(hardware.gpu_reserved_bytes)} GiB taken by others"
+        return (
+            f"{gib(visible)} GiB visible to CUDA less {gib(hardware.gpu_reserved_bytes)} GiB taken by others"
+        )
     return "visible to CUDA on this card"
 
 
@@ -222,7 +284,14 @@ def _elsewhere_row(term: Term) -> Row:
 
 
 def _host_row(term: HostTerm) -> Row:
-    return Row((term.name.replace("_", " "), gib(term.n_bytes), "pinned" if term.pinned else "", _short(term.formula)))
+    return Row(
+        (
+            term.name.replace("_", " "),
+            gib(term.n_bytes),
+            "pinned" if term.pinned else "",
+            _short(term.formula),
+        )
+    )
 
 
 def _short(formula: str) -> str:
@@ -257,17 +326,25 @@ def step_note(prediction: Prediction) -> Note:
         return Note("Step time is not predicted: the rates of this card are not known.", "warn")
     interval = step_interval(prediction)
     when = ", with room" if prediction.verdict == "does_not_fit" else ""
-    return Note(f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; {rate(time.tokens_per_s)} tokens/s")
+    return Note(
+        f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; "
+        f"{rate(time.tokens_per_s)} tokens/s"
+    )
 
 
 def data_notes(subject: Subject) -> Iterator[Note]:
-    """How long samples are, how much of a batch is padding, and the longest batch; nothing where no data set was read."""
+    """How long samples are, how much of a batch is padding, and the longest batch;
+    nothing where no data set was read.
+    """
     batch, time = subject.scenario.recipe.batch, subject.prediction.time
     if batch.lengths is None:
         return
     longest = min(batch.lengths.tokens[-1], float(batch.seq_len))
     tokens = int(batch.seq_len if batch.padding != "longest" else longest)
-    text = f"Data: {batch.lengths.n_sequences:,} sequences of {batch.lengths.mean_tokens(batch.seq_len):,.0f} tokens on average"
+    text = (
+        f"Data: {batch.lengths.n_sequences:,} sequences of "
+        f"{batch.lengths.mean_tokens(batch.seq_len):,.0f} tokens on average"
+    )
     if time is not None:
         text += f"; padding {percent(1 - float(time.tokens_per_s) / float(time.padded_tokens_per_s))}"
     yield Note(f"{text}; longest batch {int(batch.rows)} x {tokens:,}")
@@ -280,7 +357,9 @@ def run_section(subject: Subject) -> Section:
     if notes and run.eval_samples is not None:
         notes += (Note(f"With {run.eval_samples:,} samples evaluated after each epoch."),)
     if notes and run.usd_per_gpu_hour is not None:
-        notes += (Note(f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} at {run.usd_per_gpu_hour:g} USD an hour each."),)
+        notes += (
+            Note(f"{n_gpus} GPU{'s' if n_gpus > 1 else ''} at {run.usd_per_gpu_hour:g} USD an hour each."),
+        )
     return Section("Whole run", notes)
 
 
@@ -290,7 +369,9 @@ def asks_for_run(subject: Subject) -> bool:
 
 
 def run_notes(subject: Subject) -> Iterator[Note]:
-    """Run time and cost, and what both are at another length of samples; nothing where they are not asked for."""
+    """Run time and cost, and what both are at another length of samples;
+    nothing where they are not asked for.
+    """
     time, run, sure = subject.prediction.time, subject.scenario.run, subject.prediction.uncertainty
     if time is None or run.n_samples is None or time.run_time_s is None:
         return
@@ -303,7 +384,10 @@ def run_notes(subject: Subject) -> Iterator[Note]:
     yield Note(f"{text}{', cost: add --price' if time.cost_usd is None else _usd(float(time.cost_usd))}")
     if other is not None:
         usd = "" if other.cost_usd is None else _usd(other.cost_usd)
-        yield Note(f"With --tokens-per-sample {other.tokens_per_sample}, for example: {duration(other.run_time_s)}{usd}")
+        yield Note(
+            f"With --tokens-per-sample {other.tokens_per_sample}, for example: "
+            f"{duration(other.run_time_s)}{usd}"
+        )
 
 
 def _usd(amount: float) -> str:
@@ -348,7 +432,9 @@ def lever_section(subject: Subject) -> Section:
     if subject.levers is None:
         return Section("", ())
     if not subject.levers:
-        return Section("What would save memory", (Note("No change of this job that is modelled saves memory."),))
+        return Section(
+            "What would save memory", (Note("No change of this job that is modelled saves memory."),)
+        )
     blocks: tuple[Block, ...] = (lever_choices("", subject.levers),)
     if subject.prediction.verdict != "fits" and not any(each.fits for each in subject.levers):
         blocks += (Note("None of these is enough, nor any pair of them that was tried.", "warn"),)
@@ -362,11 +448,18 @@ def lever_choices(title: str, levers: Sequence[Lever]) -> Choices:
 
 def _lever(lever: Lever) -> FlagChoice:
     saves = f"{gib(lever.saves_bytes)} GiB" if lever.saves_bytes else "-"
-    return FlagChoice(lever.flags_text, lever.description, (saves, _cost(lever), _then(lever)), "good" if lever.fits else "plain")
+    return FlagChoice(
+        lever.flags_text,
+        lever.description,
+        (saves, _cost(lever), _then(lever)),
+        "good" if lever.fits else "plain",
+    )
 
 
 def _cost(lever: Lever) -> str:
-    """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``, ``money``, ``training``."""
+    """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
+    ``money``, ``training``.
+    """
     if lever.kind == "training":
         return "training"
     parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
@@ -388,7 +481,13 @@ def stack_section(subject: Subject) -> Section:
     """What the common stacks need, with what their bare defaults lack."""
     if not subject.stacks:
         return Section("", ())
-    columns = (Column("--stack"), Column("needs GiB", "right"), Column("uses GiB", "right"), Column("then"), Column(""))
+    columns = (
+        Column("--stack"),
+        Column("needs GiB", "right"),
+        Column("uses GiB", "right"),
+        Column("then"),
+        Column(""),
+    )
     rows = []
     for each in subject.stacks:
         lacks = f"bare defaults lack {', '.join(each.lacks)}" if each.lacks else ""
@@ -402,7 +501,9 @@ def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
     """What the common stacks need, and what people usually set that their bare defaults lack."""
     needs = ", ".join(f"{each.stack} {each.need_bytes / GIB:.1f}" for each in stacks)
     lacks = "; ".join(f"{each.stack}: {', '.join(each.lacks)}" for each in stacks if each.lacks)
-    return f"Needs by --stack: {needs} GiB{f' (not set by default in {lacks})' if lacks and with_lacks else ''}"
+    return (
+        f"Needs by --stack: {needs} GiB{f' (not set by default in {lacks})' if lacks and with_lacks else ''}"
+    )
 
 
 def sensitivity_section(subject: Subject) -> Section:
@@ -418,5 +519,9 @@ def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
     for each in moving:
         moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
         speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
-        rows.append(FlagChoice(each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())))
+        rows.append(
+            FlagChoice(
+                each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())
+            )
+        )
     return Choices(title, ("memory", "tokens/s", "then"), tuple(rows), texts=not title)

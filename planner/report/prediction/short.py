@@ -1,4 +1,6 @@
-"""The first answer: what decides, what it costs, what to change and what it rests on, within the rows of a terminal."""
+"""The first answer: what decides, what it costs, what to change and what it rests on,
+within the rows of a terminal.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,18 @@ class Room:
 def rooms() -> Iterator[Room]:
     """From all that may be shown to the least.
 
-    Blank lines go first, then what warnings say after their first line, then levers, then assumptions, then warnings.
+    Blank lines go first, then what warnings say after their first line, then levers, then assumptions,
+    then warnings.
     """
     room = Room()
     yield room
     yield replace(room, blanks=False)
     room = replace(room, blanks=False, whole_warnings=False)
-    yield from (replace(room, levers=count, lacks=lacks) for lacks in (True, False) for count in (N_LEVERS, N_LEVERS - 1))
+    yield from (
+        replace(room, levers=count, lacks=lacks)
+        for lacks in (True, False)
+        for count in (N_LEVERS, N_LEVERS - 1)
+    )
     yield replace(room, levers=2)
     room = replace(room, lacks=False)
     yield replace(room, levers=2)
@@ -69,12 +76,20 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
     """The first answer with as much of each list as there is ``room``; empty parts are left out."""
     if not subject.scenario.hardware.gpu.is_cuda:
         # Terms and levers are those of CUDA's allocator.
-        return (Section("", (verdict_note(subject), *_about(subject), *_warnings(subject, room), verdict_note(subject))),)
+        return (
+            Section(
+                "",
+                (verdict_note(subject), *_about(subject), *_warnings(subject, room), verdict_note(subject)),
+            ),
+        )
     parts: tuple[tuple[Block, ...], ...] = (
         (verdict_note(subject), *_about(subject), *_warnings(subject, room)),
         (_bar(subject),),
         _levers(subject, room.levers),
-        (*(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()), *_assumptions(subject, room.assumptions)),
+        (
+            *(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()),
+            *_assumptions(subject, room.assumptions),
+        ),
         (_more(subject), verdict_note(subject)),
     )
     if room.blanks:
@@ -85,10 +100,14 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
 def _about(subject: Subject) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
     yield Note(uses_text(subject))
-    if prediction.verdict == "host_memory_short" or (prediction.verdict == "no_verdict" and scenario.hardware.gpu.is_cuda):
+    if prediction.verdict == "host_memory_short" or (
+        prediction.verdict == "no_verdict" and scenario.hardware.gpu.is_cuda
+    ):
         yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
     elif (available := prediction.host.available_bytes) is not None:
-        yield Note(f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB.")
+        yield Note(
+            f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB."
+        )
     yield Note(short_job_line(scenario), "dim", cut=True)
     yield step_note(prediction)
     if asks_for_run(subject):
@@ -115,11 +134,15 @@ def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
 
 
 def _bar(subject: Subject) -> StackedBar:
-    return StackedBar(largest_parts(subject.prediction, N_PARTS), subject.prediction.memory.limit_bytes, legend=True)
+    return StackedBar(
+        largest_parts(subject.prediction, N_PARTS), subject.prediction.memory.limit_bytes, legend=True
+    )
 
 
 def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
-    """The cheap levers of a job that fits; of one that does not those that are enough, or what saves most where none is."""
+    """The cheap levers of a job that fits; of one that does not those that are enough,
+    or what saves most where none is.
+    """
     found = _one_stack(subject)
     if subject.prediction.verdict == "fits":
         # Nobody pays with host RAM, money or another training for room that is not needed.
@@ -154,14 +177,18 @@ def _stacks(subject: Subject, *, with_lacks: bool) -> Iterator[Note]:
 def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
     """What moves the answer most of what was assumed."""
     # Stacks have a line of their own.
-    moving = [each for each in subject.unsaid or () if not (subject.stacks and each.flags.startswith("--stack "))][:count]
+    moving = [
+        each for each in subject.unsaid or () if not (subject.stacks and each.flags.startswith("--stack "))
+    ][:count]
     if not moving:
         return ()
     return (assumption_choices("Assumptions: what if yours differ?", moving),)
 
 
 def short_text(subject: Subject, console: Console) -> str:
-    """The first answer for the stream of ``console``: the most that fits into :data:`MAX_LINES` lines of its width."""
+    """The first answer for the stream of ``console``:
+    the most that fits into :data:`MAX_LINES` lines of its width.
+    """
     texts = (to_text(short_sections(subject, room), console) for room in rooms())
     text = next(texts)
     while text.count("\n") > MAX_LINES and (shorter := next(texts, "")):

@@ -32,9 +32,9 @@ Level = Literal["allocated", "reserved", "driver"]
 class Subject:
     """One prediction with its scenario.  ``levers`` and ``unsaid`` are ``None`` where nobody looked for any.
 
-    ``coefficients`` are those that the prediction was made with.  ``stacks``: what the common ones need, where none is given.
-    ``at_length``: the run at an example of a real length, where its length is asked for and that of samples is not given.
-    ``timeline``: memory over the step, where it is to be drawn.
+    ``coefficients`` are those that the prediction was made with.  ``stacks``: what the common ones need,
+    where none is given.  ``at_length``: the run at an example of a real length, where its length is asked for
+    and that of samples is not given.  ``timeline``: memory over the step, where it is to be drawn.
     """
 
     scenario: Scenario
@@ -49,13 +49,19 @@ class Subject:
 
     @property
     def shown_peak_bytes(self) -> Number:
-        """The peak that the verdict speaks of: the driver's, or, where the job does not fit, what must be held at once."""
+        """The peak that the verdict speaks of: the driver's, or, where the job does not fit,
+        what must be held at once.
+        """
         memory = self.prediction.memory
-        return memory.must_have_bytes if self.prediction.verdict == "does_not_fit" else memory.driver_peak_bytes
+        return (
+            memory.must_have_bytes if self.prediction.verdict == "does_not_fit" else memory.driver_peak_bytes
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Of the job and of the estimate, each once: the estimate may repeat what the intake already warned about."""
+        """Of the job and of the estimate, each once:
+        the estimate may repeat what the intake already warned about.
+        """
         return tuple(dict.fromkeys((*self.scenario.warnings, *self.prediction.warnings)))
 
 
@@ -65,23 +71,33 @@ def exit_code_of(prediction: Prediction) -> ExitCode:
 
 
 def rests_on_unknown_host(scenario: Scenario, prediction: Prediction) -> bool:
-    """Whether the verdict is about the GPU alone: state is kept in host RAM, and nobody said how much of that there is.
+    """Whether the verdict is about the GPU alone: state is kept in host RAM,
+    and nobody said how much of that there is.
 
     Block inputs that need no more of it than loading the checkpoint does are no condition.
     """
     host = prediction.host
-    slight = scenario.recipe.offload == "activations" and host.required_per_node_bytes <= host.setup_per_node_bytes
+    slight = (
+        scenario.recipe.offload == "activations" and host.required_per_node_bytes <= host.setup_per_node_bytes
+    )
     return scenario.recipe.offloads_something and host.available_bytes is None and not slight
 
 
 def peaks_to_show(prediction: Prediction) -> PhasePeak:
-    """The three levels at the peak: as this card would show them, or without its limit where the job does not fit."""
+    """The three levels at the peak: as this card would show them,
+    or without its limit where the job does not fit.
+    """
     memory = prediction.memory
     if prediction.verdict == "does_not_fit":
         for peak in memory.phases:
             if peak.phase == memory.limiting_phase:
                 return peak
-    return PhasePeak(memory.limiting_phase, memory.allocated_peak_bytes, memory.reserved_peak_bytes, memory.driver_peak_bytes)
+    return PhasePeak(
+        memory.limiting_phase,
+        memory.allocated_peak_bytes,
+        memory.reserved_peak_bytes,
+        memory.driver_peak_bytes,
+    )
 
 
 def level_of(term: Term) -> Level:
@@ -102,5 +118,7 @@ def terms_at_peak(prediction: Prediction) -> tuple[Term, ...]:
 def terms_elsewhere(prediction: Prediction) -> tuple[Term, ...]:
     """Terms that are alive in other phases only, largest first, those of no bytes left out."""
     phase = prediction.memory.limiting_phase
-    others = [term for term in prediction.memory.terms if phase not in term.phases and float(term.n_bytes) >= 1]
+    others = [
+        term for term in prediction.memory.terms if phase not in term.phases and float(term.n_bytes) >= 1
+    ]
     return tuple(sorted(others, key=lambda term: -float(term.n_bytes)))

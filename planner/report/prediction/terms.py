@@ -1,4 +1,6 @@
-"""Terms under the names that people use, for the bar of the short report: the largest few, and all others as one."""
+"""Terms under the names that people use, for the bar of the short report: the largest few,
+and all others as one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _REST = ("x", "everything else")
 
 
 def largest_parts(prediction: Prediction, count: int) -> tuple[Segment, ...]:
-    """The ``count`` largest parts of the peak, the largest first, and everything else as one; they add up to the peak."""
+    """The ``count`` largest parts of the peak, the largest first, and everything else as one;
+    they add up to the peak.
+    """
     sizes: dict[tuple[str, str], float] = {}
     for term in terms_at_peak(prediction):
         part = _PARTS[term.name]

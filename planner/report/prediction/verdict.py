@@ -1,7 +1,8 @@
-"""The verdict in one line, and what stands beside it: one meaning for each number, in every form of the report.
+"""The verdict in one line, and what stands beside it: one meaning for each number,
+in every form of the report.
 
-"Needs at least" is what decides: with less than that the job fails.  "Uses" is what nvidia-smi would show on a card with room,
-where the allocator keeps freed blocks cached that it gives back when memory is short.
+"Needs at least" is what decides: with less than that the job fails.  "Uses" is what nvidia-smi would show on
+a card with room, where the allocator keeps freed blocks cached that it gives back when memory is short.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def verdict_note(subject: Subject) -> Note:
     prediction, memory = subject.prediction, subject.prediction.memory
     word, tone = VERDICTS[prediction.verdict]
     if not subject.scenario.hardware.gpu.is_cuda:
-        return Note(f"{word}: not a CUDA device; weights and states take {gib(memory.state_bytes)} GiB at least", tone)
+        return Note(
+            f"{word}: not a CUDA device; weights and states take {gib(memory.state_bytes)} GiB at least", tone
+        )
     if prediction.verdict == "fits" and rests_on_unknown_host(subject.scenario, prediction):
         word, tone = f"FITS IF A NODE HAS {gib(prediction.host.required_per_node_bytes)} GiB OF RAM", "warn"
     need = f"needs at least {gib(memory.must_have_bytes)}"

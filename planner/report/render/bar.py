@@ -13,7 +13,8 @@ FREE = "."
 def segment_cells(bar: StackedBar, width: int) -> tuple[int, ...]:
     """Cells of each segment in a bar of ``width`` cells.
 
-    Edges are rounded, not lengths, so that the cells of all segments add up to the rounded total; a thin segment may get none.
+    Edges are rounded, not lengths, so that the cells of all segments add up to the rounded total;
+    a thin segment may get none.
     """
     scale = bar.scale_bytes
     if scale <= 0:

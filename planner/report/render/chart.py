@@ -17,7 +17,9 @@ _MARGIN = 6
 def chart_lines(chart: Chart, width: int) -> list[str]:
     """``HEIGHT`` rows, the axis and the names of its parts, in lines of at most ``width`` characters."""
     widths = _part_widths(chart.parts, width - _MARGIN - 1)
-    columns = [column for part, cells in zip(chart.parts, widths, strict=True) for column in _columns(part, cells)]
+    columns = [
+        column for part, cells in zip(chart.parts, widths, strict=True) for column in _columns(part, cells)
+    ]
     if not columns:
         return []
     most = max(upper for _, upper in columns) or 1.0
@@ -28,9 +30,12 @@ def chart_lines(chart: Chart, width: int) -> list[str]:
     rows = [_row(columns, row, top, limit_row, crossed) for row in range(HEIGHT, 0, -1)]
     margins = {HEIGHT: top, HEIGHT // 2: top / 2}
     if limit_row is not None and limit is not None:
-        margins = {row: size for row, size in margins.items() if abs(row - limit_row) > 1} | {limit_row: limit}
+        margins = {row: size for row, size in margins.items() if abs(row - limit_row) > 1} | {
+            limit_row: limit
+        }
     lines = [
-        f"{_amount(margins.get(row)):>{_MARGIN - 1}} |{drawn}" for row, drawn in zip(range(HEIGHT, 0, -1), rows, strict=True)
+        f"{_amount(margins.get(row)):>{_MARGIN - 1}} |{drawn}"
+        for row, drawn in zip(range(HEIGHT, 0, -1), rows, strict=True)
     ]
     axis = "".join(f"+{'-' * (cells - 1)}" for cells in widths)
     names = "".join(f"|{_name(part, cells - 1)}" for part, cells in zip(chart.parts, widths, strict=True))
@@ -70,7 +75,9 @@ def _crossed_column(chart: Chart, widths: Sequence[int]) -> int | None:
     return sum(widths[:index]) + min(int(place * widths[index]), widths[index] - 1)
 
 
-def _row(columns: Sequence[tuple[float, float]], row: int, top: float, limit_row: int | None, crossed: int | None) -> str:
+def _row(
+    columns: Sequence[tuple[float, float]], row: int, top: float, limit_row: int | None, crossed: int | None
+) -> str:
     """One row of cells: a cell is drawn where an amount reaches its middle."""
     middle = top * (row - 0.5) / HEIGHT
     cells = []

@@ -14,7 +14,19 @@ from rich.text import Text
 from planner.printing import MOST_WIDTH, printable, width_of
 from planner.report.render.bar import FREE, scale_line, segment_cells
 from planner.report.render.chart import ALLOCATED, CACHED, CROSSED, HEIGHT, LIMIT, chart_lines
-from planner.report.render.layout import Block, Chart, Choices, Commands, FlagChoice, Grid, Note, Row, Section, StackedBar, Tone
+from planner.report.render.layout import (
+    Block,
+    Chart,
+    Choices,
+    Commands,
+    FlagChoice,
+    Grid,
+    Note,
+    Row,
+    Section,
+    StackedBar,
+    Tone,
+)
 from planner.report.render.numbers import gib, share_text
 from planner.report.render.wrapping import first_line, wrap
 
@@ -34,15 +46,23 @@ _GUTTER = 2
 
 
 def make_console(stream: TextIO) -> Console:
-    """A console on ``stream`` as wide as its terminal; without a single escape code unless it is a colour terminal.
+    """A console on ``stream`` as wide as its terminal;
+    without a single escape code unless it is a colour terminal.
 
-    ``COLUMNS`` says another width, ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as markup.
-    The console of Windows before 10 knows no escape codes, and the report is drawn before it is written.
+    ``COLUMNS`` says another width, ``NO_COLOR`` (any value) turns colours off.  Text is never interpreted as
+    markup.  The console of Windows before 10 knows no escape codes, and the report is drawn before it is
+    written.
     """
     plain = bool(os.environ.get("NO_COLOR")) or not stream.isatty() or detect_legacy_windows()
     width = width_of(stream)
     return Console(
-        file=stream, highlight=False, markup=False, emoji=False, color_system=None if plain else "auto", width=width, height=24
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None if plain else "auto",
+        width=width,
+        height=24,
     )
 
 
@@ -85,7 +105,9 @@ def _print_block(block: Block, console: Console) -> None:
 
 
 def _bar(bar: StackedBar, console: Console) -> Text:
-    """Each segment in its letter, on a colour of its own where the terminal has colours; then the limit, then the legend."""
+    """Each segment in its letter, on a colour of its own where the terminal has colours; then the limit,
+    then the legend.
+    """
     width, coloured = console.width, console.color_system is not None
     text = Text()
     for index, (segment, count) in enumerate(zip(bar.segments, segment_cells(bar, width), strict=True)):
@@ -127,7 +149,9 @@ def _chart(chart: Chart, console: Console) -> Text:
 
 
 def _table(grid: Grid, console: Console) -> Table | Text:
-    """With all its columns where they fit side by side, else without those for a wide terminal, else as a list."""
+    """With all its columns where they fit side by side, else without those for a wide terminal,
+    else as a list.
+    """
     whole = _drawn(grid, range(len(grid.columns)))
     if Measurement.get(console, console.options.update(width=MOST_WIDTH), whole).maximum <= console.width:
         return whole
@@ -139,10 +163,16 @@ def _table(grid: Grid, console: Console) -> Table | Text:
 
 
 def _listed(grid: Grid, shown: Sequence[int], width: int) -> Text:
-    """Row after row, a line for each cell after its column's title: no number is cut and no word broken that a line can hold."""
+    """Row after row, a line for each cell after its column's title:
+    no number is cut and no word broken that a line can hold.
+    """
     text = Text()
     for row in grid.rows:
-        cells = [(grid.columns[index].title, printable(row.cells[index])) for index in shown if row.cells[index].strip()]
+        cells = [
+            (grid.columns[index].title, printable(row.cells[index]))
+            for index in shown
+            if row.cells[index].strip()
+        ]
         for place, (title, cell) in enumerate(cells):
             indent = " " * _GUTTER if place else ""
             lines = wrap(f"{title}: {cell}" if place and title else cell, width - len(indent))
@@ -155,7 +185,12 @@ def _drawn(grid: Grid, shown: Sequence[int]) -> Table:
     titled = any(column.title for column in grid.columns)
     table = Table(box=None, show_header=titled, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for column in (grid.columns[index] for index in shown):
-        table.add_column(column.title, justify=column.align, no_wrap=column.whole or column.align == "right", overflow="fold")
+        table.add_column(
+            column.title,
+            justify=column.align,
+            no_wrap=column.whole or column.align == "right",
+            overflow="fold",
+        )
     for row in grid.rows:
         cells = _cells(row)
         table.add_row(*(cells[index] for index in shown), style=_STYLES[row.tone])
@@ -182,10 +217,15 @@ def choices_text(choices: Choices, width: int) -> Text:
 
     Flags too long to stand beside the facts get lines of their own; facts too long for one line follow below.
     """
-    widths = [max(map(len, (title, *(row.facts[at] for row in choices.rows)))) for at, title in enumerate(choices.columns)]
+    widths = [
+        max(map(len, (title, *(row.facts[at] for row in choices.rows))))
+        for at, title in enumerate(choices.columns)
+    ]
     room = width - sum(widths) - _GAP * len(widths)
     text = Text()
-    heading = [printable(choices.title)] if len(choices.title) <= room else wrap(printable(choices.title), width)
+    heading = (
+        [printable(choices.title)] if len(choices.title) <= room else wrap(printable(choices.title), width)
+    )
     for line in _with_facts(heading, choices.columns, widths, room, width):
         text.append(line, style="bold").append("\n")
     for row in choices.rows:
@@ -196,7 +236,9 @@ def choices_text(choices: Choices, width: int) -> Text:
 
 
 def _left(row: FlagChoice, room: int, width: int, *, texts: bool) -> list[str]:
-    """Flags, with their meaning where both fit beside the facts; else the meaning above them, or not at all."""
+    """Flags, with their meaning where both fit beside the facts; else the meaning above them,
+    or not at all.
+    """
     flags, meaning = printable(row.flags), printable(row.text)
     indent = " " * _INDENT
     both = f"{indent}{flags}  {meaning}"
@@ -204,13 +246,26 @@ def _left(row: FlagChoice, room: int, width: int, *, texts: bool) -> list[str]:
         return [both]
     above = [f"{indent}{line}" for line in wrap(meaning, width - _INDENT)] if texts and meaning else []
     alone = f"{indent}{flags}"
-    return [*above, *([alone] if len(alone) <= room else [f"{indent}{line}" for line in wrap(flags, width - _INDENT)])]
+    return [
+        *above,
+        *([alone] if len(alone) <= room else [f"{indent}{line}" for line in wrap(flags, width - _INDENT)]),
+    ]
 
 
-def _with_facts(left: list[str], facts: tuple[str, ...], widths: list[int], room: int, width: int) -> list[str]:
-    """The last line of ``left`` with the facts at the right, or these below it; in a row where columns do not fit ``width``."""
+def _with_facts(
+    left: list[str], facts: tuple[str, ...], widths: list[int], room: int, width: int
+) -> list[str]:
+    """The last line of ``left`` with the facts at the right, or these below it;
+    in a row where columns do not fit ``width``.
+    """
     if room < 0:
-        return [*left, *(f"{' ' * _INDENT * 2}{line}" for line in wrap(", ".join(filter(None, facts)), width - _INDENT * 2))]
+        return [
+            *left,
+            *(
+                f"{' ' * _INDENT * 2}{line}"
+                for line in wrap(", ".join(filter(None, facts)), width - _INDENT * 2)
+            ),
+        ]
     aligned = "".join(f"{' ' * _GAP}{fact:<{size}}" for fact, size in zip(facts, widths, strict=True))
     if len(left[-1]) <= room:
         return [*left[:-1], f"{left[-1]:<{room}}{aligned}".rstrip()]

@@ -22,7 +22,8 @@ class Note:
 class Column:
     """One column of a grid; an empty title everywhere means a grid without a header row.
 
-    A ``wide_only`` column is left out on a narrow terminal; one that is ``whole`` holds names to copy, so others give way first.
+    A ``wide_only`` column is left out on a narrow terminal; one that is ``whole`` holds names to copy,
+    so others give way first.
     """
 
     title: str
@@ -59,7 +60,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """Pieces of a total against a limit in bytes (``None``: unknown), with a legend below or explained elsewhere."""
+    """Pieces of a total against a limit in bytes (``None``: unknown),
+    with a legend below or explained elsewhere.
+    """
 
     segments: tuple[Segment, ...]
     limit_bytes: float | None
@@ -85,7 +88,9 @@ class Commands:
 
 @dataclass(frozen=True, slots=True)
 class FlagChoice:
-    """Flags that may be given, what they mean, and one fact for each column of the list.  A terminal may leave ``text`` out."""
+    """Flags that may be given, what they mean, and one fact for each column of the list.
+    A terminal may leave ``text`` out.
+    """
 
     flags: str
     text: str
@@ -108,7 +113,9 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class ChartPart:
-    """One part of a chart's axis: names for it, the longest first, and its points in order, each a lower and an upper amount."""
+    """One part of a chart's axis: names for it, the longest first, and its points in order,
+    each a lower and an upper amount.
+    """
 
     labels: tuple[str, ...]
     points: tuple[tuple[float, float], ...]

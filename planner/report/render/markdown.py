@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from planner.printing import printable
 from planner.report.render.bar import letter_line, scale_line
 from planner.report.render.chart import chart_lines
-from planner.report.render.layout import Block, Chart, Choices, Column, Commands, Grid, Note, Row, Section, StackedBar
+from planner.report.render.layout import (
+    Block,
+    Chart,
+    Choices,
+    Column,
+    Commands,
+    Grid,
+    Note,
+    Row,
+    Section,
+    StackedBar,
+)
 from planner.report.render.numbers import gib, share_text
 
 _BAR_WIDTH = 80
@@ -43,7 +54,8 @@ def _block(block: Block) -> str:
 
 def _legend(bar: StackedBar) -> Grid:
     rows = tuple(
-        Row((each.key, each.label, gib(each.n_bytes), share_text(each.n_bytes / bar.total_bytes))) for each in bar.segments
+        Row((each.key, each.label, gib(each.n_bytes), share_text(each.n_bytes / bar.total_bytes)))
+        for each in bar.segments
     )
     return Grid((Column(""), Column("part"), Column("GiB", "right"), Column("share", "right")), rows)
 
@@ -51,7 +63,9 @@ def _legend(bar: StackedBar) -> Grid:
 def _choices(choices: Choices) -> str:
     """Flags as code, to be copied."""
     lines = [_line(["flags", "what", *choices.columns]), _line(["---"] * (2 + len(choices.columns)))]
-    lines += [_line([f"`{printable(row.flags)}`", *map(_escape, (row.text, *row.facts))]) for row in choices.rows]
+    lines += [
+        _line([f"`{printable(row.flags)}`", *map(_escape, (row.text, *row.facts))]) for row in choices.rows
+    ]
     return "\n".join(lines)
 
 

@@ -32,7 +32,9 @@ def share_text(fraction: float) -> str:
 
 
 def chance_text(probability: float) -> str:
-    """A probability as whole per cent, rounded towards doubt: ``97 %``; never ``100 %`` but ``> 99 %``, and ``< 1 %``."""
+    """A probability as whole per cent, rounded towards doubt: ``97 %``; never ``100 %`` but ``> 99 %``,
+    and ``< 1 %``.
+    """
     if probability > 0.99:
         return "> 99 %"
     if probability < 0.01:
@@ -54,13 +56,17 @@ def rate(per_second: Number) -> str:
 
 
 def duration(seconds: Number) -> str:
-    """A duration for people, with three significant digits below a second: ``0.412 ms``, ``62.1 ms``, ``4.81 s``."""
+    """A duration for people, with three significant digits below a second: ``0.412 ms``,
+    ``62.1 ms``, ``4.81 s``.
+    """
     value = float(seconds)
     return f"{rate(value / MILLI_S)} ms" if value < 1 else format_seconds(value)
 
 
 def duration_range(low_s: float, high_s: float) -> str:
-    """Two durations with their unit once where both have the same: ``573 to 962 ms``, ``850 ms to 1.20 s``."""
+    """Two durations with their unit once where both have the same:
+    ``573 to 962 ms``, ``850 ms to 1.20 s``.
+    """
     low, high = duration(low_s), duration(high_s)
     number, _, unit = low.rpartition(" ")
     return f"{number if ' ' not in number and high.endswith(f' {unit}') else low} to {high}"

@@ -1,4 +1,6 @@
-"""Lines of a given width in which flags keep their values, numbers their units, and names that fit on a line are whole."""
+"""Lines of a given width in which flags keep their values, numbers their units,
+and names that fit on a line are whole.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import textwrap
 
 _GLUE = "\u00a0"
 # "--seq 1024" and "> 99 %": a value belongs to its flag, a unit to its number.
-_TOGETHER = re.compile(r"(--[a-z][a-z0-9-]*) (?=[\w\"'])|([<>]) (?=\d)|(?<=\d)( )(?=(?:%|[KMGT]iB|USD|ms|s|min|h)(?!\w))")
+_TOGETHER = re.compile(
+    r"(--[a-z][a-z0-9-]*) (?=[\w\"'])|([<>]) (?=\d)|(?<=\d)( )(?=(?:%|[KMGT]iB|USD|ms|s|min|h)(?!\w))"
+)
 
 
 def wrap(text: str, width: int) -> list[str]:

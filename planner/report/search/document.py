@@ -12,7 +12,14 @@ from pydantic import Field
 from planner.documents import Part, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
-from planner.report.prediction.schema import ByteIntervalPart, Bytes, IntervalPart, LeverPart, MaybeBytes, Real
+from planner.report.prediction.schema import (
+    ByteIntervalPart,
+    Bytes,
+    IntervalPart,
+    LeverPart,
+    MaybeBytes,
+    Real,
+)
 from planner.report.search.sections import exit_code
 from planner.searching.answer import Answer, Quantity
 from planner.version import __version__
@@ -21,9 +28,11 @@ SEARCH_SCHEMA_ID: Final = "planner/search@1"
 
 
 class RecipePart(Part):
-    """One recipe with what ``plan`` says of it; ``arguments`` are the words after ``plan`` that ask for it again.
+    """One recipe with what ``plan`` says of it;
+    ``arguments`` are the words after ``plan`` that ask for it again.
 
-    ``sample_s``: seconds of the whole job per sample; ``sample_usd``: US dollars per sample, null without ``--price``.
+    ``sample_s``: seconds of the whole job per sample; ``sample_usd``: US dollars per sample,
+    null without ``--price``.
     """
 
     arguments: list[str]
@@ -94,7 +103,9 @@ class SearchDocument(Part):
     groups: list[GroupPart]
     tried: dict[str, list[str]] = Field(description="values of every setting of which several were tried")
     levers: list[LeverPart] = Field(description="what would make the nearest recipe fit, where nothing does")
-    other_stack: RecipePart | None = Field(description="a better recipe under a stack that was not asked for, if there is one")
+    other_stack: RecipePart | None = Field(
+        description="a better recipe under a stack that was not asked for, if there is one"
+    )
     notes: list[str]
 
 

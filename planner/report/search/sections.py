@@ -1,4 +1,6 @@
-"""The answer of a search as sections: what fits, the recipes of each way of training, the commands to copy, what was tried."""
+"""The answer of a search as sections: what fits, the recipes of each way of training,
+the commands to copy, what was tried.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from planner.units import format_count, plain_number
 
 _COMMAND_WIDTH = 78
 # Settings that change what is trained; what was taken for them without being given is printed.
-_UNSAID = ("seq", "lora_rank", "lora_targets", "precision", "load_dtype", "padding", "tokens_per_sample", "grad_accum", "stack")
+_UNSAID = (
+    "seq",
+    "lora_rank",
+    "lora_targets",
+    "precision",
+    "load_dtype",
+    "padding",
+    "tokens_per_sample",
+    "grad_accum",
+    "stack",
+)
 _HEADS: dict[str, tuple[str, Tone]] = {
     "fits": ("FITS", "good"),
     "does_not_fit": ("NOTHING FITS", "bad"),
@@ -34,7 +46,11 @@ def search_sections(answer: Answer) -> tuple[Section, ...]:
     rows = [each for group in numbered for each in group]
     sections = (
         _head(answer, [each.tried for each in rows]),
-        *(_group(answer, group, shown) for group, shown in zip(answer.groups, numbered, strict=True) if not group.refused),
+        *(
+            _group(answer, group, shown)
+            for group, shown in zip(answer.groups, numbered, strict=True)
+            if not group.refused
+        ),
         _refused(answer),
         _commands(rows),
         _levers(answer),
@@ -70,14 +86,20 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
         word, tone = "FITS IF HOST RAM SUFFICES", "warn"
     sure = f"a chance to fit of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
-        sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
+        sure = (
+            "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
+        )
     if answer.verdict == "host_memory_short":
         sure += " and the host RAM that they need"
-    notes = [Note(f"{word}: {answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}", tone)]
+    notes = [
+        Note(f"{word}: {answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}", tone)
+    ]
     model = rows[0].scenario.model
     cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)
     notes.append(Note(f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"))
-    notes += [Note(_other_stack(answer, answer.other_stack), "strong")] if answer.other_stack is not None else []
+    notes += (
+        [Note(_other_stack(answer, answer.other_stack), "strong")] if answer.other_stack is not None else []
+    )
     notes += [Note(text, "warn") for text in answer.notes]
     run = rows[0].scenario.run
     if run.usd_per_gpu_hour is not None and run.n_samples is None:
@@ -94,8 +116,16 @@ def _other_stack(answer: Answer, other: OtherStack) -> str:
         here = "nothing fits" if found is None else f"{plain_number(size(found))} fits"
         more = f"fits {answer.solved} {plain_number(size(tried))}"
         return f"Not asked for: {recipe}, as it is by default, {more}; here {here} without offload."
-    pace_text = "" if tried.prediction.time is None else f" trains {rate(tried.prediction.time.samples_per_s)} samples/s"
-    was = "" if found is None or found.prediction.time is None else f" instead of {rate(found.prediction.time.samples_per_s)}"
+    pace_text = (
+        ""
+        if tried.prediction.time is None
+        else f" trains {rate(tried.prediction.time.samples_per_s)} samples/s"
+    )
+    was = (
+        ""
+        if found is None or found.prediction.time is None
+        else f" instead of {rate(found.prediction.time.samples_per_s)}"
+    )
     batch = f"micro-batch {plain_number(tried.scenario.recipe.batch.micro_batch)}"
     uses = f"uses {gib(tried.prediction.memory.driver_peak_bytes)} GiB"
     fits = " fits as it is:" if found is None else ""
@@ -106,7 +136,10 @@ def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
     if group.nearest is not None:
         judged = group.nearest.prediction.verdict != "no_verdict"
         title = f"none of {group.n_tried:,} fits" if judged else f"no verdict on {group.n_tried:,}"
-        blocks: tuple[Note | Grid, ...] = (Note(_miss(group.nearest, answer.confidence)), recipe_grid(answer, shown))
+        blocks: tuple[Note | Grid, ...] = (
+            Note(_miss(group.nearest, answer.confidence)),
+            recipe_grid(answer, shown),
+        )
         return Section(f"{group.title}: {title}", blocks)
     host = () if answer.solved is not None else _host(group)
     blocks = (*_solved(answer, group), *host, recipe_grid(answer, shown))
@@ -119,7 +152,9 @@ def _rests_on_host(tried: Tried) -> bool:
 
 def _host(group: Group) -> tuple[Note, ...]:
     """What has to be true of a host of which nobody told how much RAM it has."""
-    needs = sorted(float(each.prediction.host.required_per_node_bytes) for each in group.rows if _rests_on_host(each))
+    needs = sorted(
+        float(each.prediction.host.required_per_node_bytes) for each in group.rows if _rests_on_host(each)
+    )
     if not needs:
         return ()
     sizes = " to ".join(dict.fromkeys(map(gib, (needs[0], needs[-1]))))
@@ -153,16 +188,25 @@ def _solved(answer: Answer, group: Group) -> tuple[Note, ...]:
         without = "nothing fits" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
         text += f" with offload and {_host_text(first)}; without offload: {without}"
     if group.above is not None:
-        text += f". {plain_number(size(group.above))} would need at least {gib(group.above.need_bytes)} GiB{_chance(group.above)}"
+        text += (
+            f". {plain_number(size(group.above))} would need at least {gib(group.above.need_bytes)} "
+            f"GiB{_chance(group.above)}"
+        )
     elif answer.solved == "seq" and size(first) == first.scenario.model.max_position_tokens:
         text += ". The model was made for no more; --beyond-context goes on"
     fastest = max(group.rows, key=pace)
-    faster = f" The fastest of what fits: {plain_number(size(fastest))}." if size(fastest) != size(first) else ""
+    faster = (
+        f" The fastest of what fits: {plain_number(size(fastest))}." if size(fastest) != size(first) else ""
+    )
     return (Note(f"{text}.{faster}", "strong"),)
 
 
 def _host_text(tried: Tried) -> str:
-    judged = "" if tried.scenario.hardware.host.memory_bytes is not None else ", which is judged with --host-memory only"
+    judged = (
+        ""
+        if tried.scenario.hardware.host.memory_bytes is not None
+        else ", which is judged with --host-memory only"
+    )
     return f"{gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
 
 
@@ -173,8 +217,15 @@ def _fewest(group: Group) -> str:
     if not first.scenario.recipe.offloads_something:
         return f"Fewest GPUs: {count}{_chance(first)}."
     plain = next((tried for tried in group.rows if not tried.scenario.recipe.offloads_something), None)
-    without = "none of the counts that were tried" if plain is None else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
-    return f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and {_host_text(first)}."
+    without = (
+        "none of the counts that were tried"
+        if plain is None
+        else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
+    )
+    return (
+        f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and "
+        f"{_host_text(first)}."
+    )
 
 
 def _chance(tried: Tried) -> str:
@@ -188,24 +239,39 @@ def _edge_text(chance: float) -> str:
 
 
 def _miss(nearest: Tried, confidence: float) -> str:
-    memory, host, chance = nearest.prediction.memory, nearest.prediction.host, nearest.prediction.fits_probability
+    memory, host, chance = (
+        nearest.prediction.memory,
+        nearest.prediction.host,
+        nearest.prediction.fits_probability,
+    )
     need, limit = nearest.need_bytes, memory.limit_bytes
     if limit is None:
-        return f"The card's limit is not known: say --gpu-memory. The recipe that holds least needs {gib(need)} GiB."
+        return (
+            "The card's limit is not known: say --gpu-memory. The recipe that holds least needs "
+            f"{gib(need)} GiB."
+        )
     state = state_of(nearest.prediction, confidence)
     if state == "host_memory_short":
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
-        return f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB more than it has."
+        return (
+            f"The nearest needs {gib(node)} GiB of host RAM on a node, {gib(node - has)} GiB "
+            "more than it has."
+        )
     if state == "uncertain":
         sure = "" if chance is None else f"; the chance to fit is {_edge_text(chance)}"
         return f"The nearest needs at least {gib(need)} of the card's {gib(limit)} GiB{sure}."
     times = need / max(limit, 1)
     more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
-    return f"The nearest needs at least {gib(need)} GiB, {gib(need - limit)} GiB too much: {more} the card's {gib(limit)} GiB."
+    return (
+        f"The nearest needs at least {gib(need)} GiB, {gib(need - limit)} GiB too much: {more} the "
+        f"card's {gib(limit)} GiB."
+    )
 
 
 def _commands(rows: list[Shown]) -> Section:
-    lines = [line for each in rows for line in (f"# {each.number}", *wrapped(["plan", *each.tried.arguments]))]
+    lines = [
+        line for each in rows for line in (f"# {each.number}", *wrapped(["plan", *each.tried.arguments]))
+    ]
     return Section("The commands", (Commands(tuple(lines)),)) if lines else Section("", ())
 
 
@@ -232,13 +298,17 @@ def _levers(answer: Answer) -> Section:
         return Section("", ())
     if not answer.levers:
         return Section(
-            "What would make the nearest fit", (Note("No change of it that is modelled, and no card of the catalog."),)
+            "What would make the nearest fit",
+            (Note("No change of it that is modelled, and no card of the catalog."),),
         )
     return Section("What would make the nearest fit", (lever_choices("", answer.levers),))
 
 
 def _tried(answer: Answer, rows: list[Tried]) -> Section:
-    grid = Grid((Column(""), Column("")), tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried))
+    grid = Grid(
+        (Column(""), Column("")),
+        tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried),
+    )
     found: dict[str, dict[str, None]] = {}
     for each in (each for tried in rows for each in tried.scenario.assumptions):
         if each.name in _UNSAID and each.is_assumed:
@@ -247,7 +317,9 @@ def _tried(answer: Answer, rows: list[Tried]) -> Section:
     blocks: list[Grid | Note] = [grid] if grid.rows else []
     blocks += [Note(f"Defaults, not varied: {', '.join(kept)}.", "dim")] if kept else []
     if answer.n_refused:
-        blocks.append(Note(f"{answer.n_refused:,} combinations that no library runs were left out (plan rules).", "dim"))
+        blocks.append(
+            Note(f"{answer.n_refused:,} combinations that no library runs were left out (plan rules).", "dim")
+        )
     return Section("What was tried", tuple(blocks))
 
 
@@ -256,7 +328,9 @@ def _in_order(values: tuple[str, ...]) -> list[str]:
 
 
 def _warnings(rows: list[Shown]) -> Section:
-    """What the intake warns about, each with the numbers of the recipes, where it is not about all of them."""
+    """What the intake warns about, each with the numbers of the recipes,
+    where it is not about all of them.
+    """
     found: dict[str, list[str]] = {}
     for each in rows:
         for text in each.tried.warnings:

@@ -25,10 +25,14 @@ class Shown:
 
 
 def recipe_grid(answer: Answer, shown: list[Shown]) -> Grid:
-    """The recipes of one way of training.  Columns that say the same of every recipe of the search are left out."""
+    """The recipes of one way of training.
+    Columns that say the same of every recipe of the search are left out.
+    """
     varied = {name for name, _ in answer.tried}
     first = shown[0].tried.scenario
-    host = first.hardware.host.memory_bytes is not None or any(_moves_state(each.tried.scenario) for each in shown)
+    host = first.hardware.host.memory_bytes is not None or any(
+        _moves_state(each.tried.scenario) for each in shown
+    )
     lengths = answer.solved == "seq"
     columns = {
         "number": Column("#", "right"),
@@ -99,7 +103,9 @@ def _cells(shown: Shown, lengths: bool) -> dict[str, str]:
 
 def _time_text(tried: Tried) -> str:
     time = tried.prediction.time
-    seconds = None if time is None else time.step_s if tried.scenario.run.n_samples is None else time.run_time_s
+    seconds = (
+        None if time is None else time.step_s if tried.scenario.run.n_samples is None else time.run_time_s
+    )
     return "unknown" if seconds is None else format_seconds(float(seconds))
 
 

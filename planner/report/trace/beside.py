@@ -1,4 +1,6 @@
-"""The prediction and the trace side by side: one row for each phase and for each term of the list that both share."""
+"""The prediction and the trace side by side:
+one row for each phase and for each term of the list that both share.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,19 @@ BESIDE_SCHEMA_ID: Final = "planner/beside@1"
 # What every process holds, and files that are mapped: no allocation of a training step.
 _UNTRACED_HOST_TERMS = frozenset({"process", "saved_copy", "mapped_checkpoint"})
 _LEFT_OUT = "Left out: requests below 2 KiB, and tensors of one number for each token."
-_AMOUNTS = (Column("plan", "right"), Column("trace", "right"), Column("difference", "right"), Column("of peak", "right"))
+_AMOUNTS = (
+    Column("plan", "right"),
+    Column("trace", "right"),
+    Column("difference", "right"),
+    Column("of peak", "right"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One amount in bytes as both instruments give it.  ``peak_bytes`` is the trace's peak, which differences are measured by."""
+    """One amount in bytes as both instruments give it.  ``peak_bytes`` is the trace's peak,
+    which differences are measured by.
+    """
 
     name: str
     plan_bytes: int
@@ -58,8 +67,12 @@ class PlanBesideTrace:
     difference: Difference | None = None
 
 
-def put_beside(prediction: Prediction, traced: TraceDocument, difference: Difference | None = None) -> PlanBesideTrace:
-    """Line up what both say: peaks, allocated and reserved by phase, and the terms in the phase of the trace's peak."""
+def put_beside(
+    prediction: Prediction, traced: TraceDocument, difference: Difference | None = None
+) -> PlanBesideTrace:
+    """Line up what both say: peaks, allocated and reserved by phase,
+    and the terms in the phase of the trace's peak.
+    """
     memory = prediction.memory
     highest, most_reserved = traced.allocated_peak_bytes, traced.reserved_peak_bytes
     planned = {each.phase: each for each in memory.phases}
@@ -72,8 +85,12 @@ def put_beside(prediction: Prediction, traced: TraceDocument, difference: Differ
             Pair("allocated", round(float(memory.allocated_peak_bytes)), highest, highest),
             Pair("reserved", round(float(memory.reserved_peak_bytes)), most_reserved, most_reserved),
         ),
-        allocated=tuple(Pair(t.phase, round(float(p.allocated_bytes)), t.allocated_bytes, highest) for t, p in pairs),
-        reserved=tuple(Pair(t.phase, round(float(p.reserved_bytes)), t.reserved_bytes, most_reserved) for t, p in pairs),
+        allocated=tuple(
+            Pair(t.phase, round(float(p.allocated_bytes)), t.allocated_bytes, highest) for t, p in pairs
+        ),
+        reserved=tuple(
+            Pair(t.phase, round(float(p.reserved_bytes)), t.reserved_bytes, most_reserved) for t, p in pairs
+        ),
         terms=_terms(memory, traced),
         host=_host(prediction, traced),
         difference=difference,
@@ -81,11 +98,16 @@ def put_beside(prediction: Prediction, traced: TraceDocument, difference: Differ
 
 
 def _host(prediction: Prediction, traced: TraceDocument) -> tuple[Pair, ...]:
-    """What offload and paged states take in host memory: each term of one process, all of them, and those of a node.
+    """What offload and paged states take in host memory: each term of one process, all of them,
+    and those of a node.
 
     Differences are measured by the larger of both sums, because either can be nothing.
     """
-    planned = {each.name: round(float(each.n_bytes)) for each in prediction.host.terms if each.name not in _UNTRACED_HOST_TERMS}
+    planned = {
+        each.name: round(float(each.n_bytes))
+        for each in prediction.host.terms
+        if each.name not in _UNTRACED_HOST_TERMS
+    }
     found: dict[str, int] = {}
     for term in traced.host.terms:
         found[term.name] = found.get(term.name, 0) + term.bytes
@@ -93,18 +115,25 @@ def _host(prediction: Prediction, traced: TraceDocument) -> tuple[Pair, ...]:
     sums = (sum(planned.values()), sum(found.values()))
     scale, processes = max(sums), traced.host.processes_per_node
     pairs = [Pair(name, planned.get(name, 0), found.get(name, 0), scale) for name in names]
-    whole = [Pair("per process", *sums, scale), Pair("per node", sums[0] * processes, sums[1] * processes, scale * processes)]
+    whole = [
+        Pair("per process", *sums, scale),
+        Pair("per node", sums[0] * processes, sums[1] * processes, scale * processes),
+    ]
     return tuple(pairs + whole) if pairs else ()
 
 
 def _terms(memory: MemoryPrediction, traced: TraceDocument) -> tuple[Pair, ...]:
     phase = traced.peak.phase
     # The moment of the phase's own peak, which a phase before it can have left behind.
-    at_peak = next(each.at_peak for each in traced.phases if each.allocated_bytes == traced.allocated_peak_bytes)
+    at_peak = next(
+        each.at_peak for each in traced.phases if each.allocated_bytes == traced.allocated_peak_bytes
+    )
     found = {term.name: term.bytes for term in at_peak.terms}
     pairs = []
     for name in ALLOCATED_TERM_ORDER:
-        planned = sum(float(term.n_bytes) for term in memory.terms if term.name == name and phase in term.phases)
+        planned = sum(
+            float(term.n_bytes) for term in memory.terms if term.name == name and phase in term.phases
+        )
         pair = Pair(name, round(planned), found.get(name, 0), traced.allocated_peak_bytes)  # type: ignore[call-overload]
         if pair.plan_bytes or pair.trace_bytes:
             pairs.append(pair)
@@ -114,20 +143,30 @@ def _terms(memory: MemoryPrediction, traced: TraceDocument) -> tuple[Pair, ...]:
 def beside_sections(beside: PlanBesideTrace) -> list[Section]:
     """Tables for people."""
     where = f"{beside.operator or 'no operator'} ({beside.module or 'no module'})"
-    note = Note("Difference: plan less trace.  Of peak: of the trace's peak.  The trace's card has room to spare.", "dim")
+    note = Note(
+        "Difference: plan less trace.  Of peak: of the trace's peak.  The trace's card has room to spare.",
+        "dim",
+    )
     phases: list[Block] = []
     for title, pairs in (("allocated", beside.allocated), ("reserved", beside.reserved)):
         phases += [_grid(title, pairs), Note("")]
     sections = [
         Section("Plan and trace in GiB (2^30 bytes)", (_grid("peak", beside.peaks), note)),
         Section("By phase", tuple(phases[:-1])),
-        Section(f"Terms in {beside.phase}, where the trace has its peak, at {where}", (_grid("term", beside.terms),)),
+        Section(
+            f"Terms in {beside.phase}, where the trace has its peak, at {where}",
+            (_grid("term", beside.terms),),
+        ),
     ]
     if beside.host:
         aside = Note(
-            "Of peak: of the larger sum.  Without interpreter, libraries and checkpoint files, which are not traced.", "dim"
+            "Of peak: of the larger sum.  Without interpreter, libraries and checkpoint files, which "
+            "are not traced.",
+            "dim",
         )
-        sections.append(Section("Host memory of one process while it trains", (_grid("host term", beside.host), aside)))
+        sections.append(
+            Section("Host memory of one process while it trains", (_grid("host term", beside.host), aside))
+        )
     if beside.difference:
         title = f"The first request that differs, number {beside.difference.number:,} after loading"
         sections.append(Section(title, (_requests(beside.difference), Note(_LEFT_OUT, "dim"))))
@@ -138,7 +177,16 @@ def _requests(difference: Difference) -> Grid:
     """One row for each side; a side that has ended has none."""
     sides = (("plan", difference.program), ("trace", difference.trace))
     rows = tuple(
-        Row((name, each.phase, f"{each.part} {each.module}".strip(), each.op, f"{each.n_bytes:,}", _freed(each)))
+        Row(
+            (
+                name,
+                each.phase,
+                f"{each.part} {each.module}".strip(),
+                each.op,
+                f"{each.n_bytes:,}",
+                _freed(each),
+            )
+        )
         for name, each in sides
         if each is not None
     )
@@ -150,13 +198,18 @@ def _freed(request: Request) -> str:
     return ", ".join(f"{n_bytes:,}" for n_bytes in sorted(request.freed, reverse=True)) or "nothing"
 
 
-def beside_document(beside: PlanBesideTrace, prediction: dict[str, Any], traced: TraceDocument) -> dict[str, Any]:
+def beside_document(
+    beside: PlanBesideTrace, prediction: dict[str, Any], traced: TraceDocument
+) -> dict[str, Any]:
     """Rows with their differences, and both whole documents."""
     tables = {
-        name: [_entry(pair) for pair in getattr(beside, name)] for name in ("peaks", "allocated", "reserved", "terms", "host")
+        name: [_entry(pair) for pair in getattr(beside, name)]
+        for name in ("peaks", "allocated", "reserved", "terms", "host")
     }
     place = {"phase": beside.phase, "operator": beside.operator, "module": beside.module}
-    whole: dict[str, Any] = {"first_difference": None if beside.difference is None else asdict(beside.difference)}
+    whole: dict[str, Any] = {
+        "first_difference": None if beside.difference is None else asdict(beside.difference)
+    }
     whole |= {"prediction": prediction, "trace": traced.model_dump(by_alias=True)}
     return {"schema": BESIDE_SCHEMA_ID, "peak": place, **tables, **whole}
 

@@ -1,8 +1,9 @@
 """The requests of the step program and of a trace, side by side.
 
-A request is one allocation, with the sizes of what is freed before the next one; the order of those frees does not matter.
-Left out on both sides: requests below 2 KiB, and tensors of one number for each token, which the program does not count;
-the workspace of cuBLAS, which the first product of a process asks for and nothing frees.
+A request is one allocation, with the sizes of what is freed before the next one; the order of those frees
+does not matter. Left out on both sides: requests below 2 KiB, and tensors of one number for each token, which
+the program does not count; the workspace of cuBLAS, which the first product of a process asks for and nothing
+frees.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _LOADING = {"load", "adapters"}
 
 @dataclass(slots=True)
 class Request:
-    """One allocation; ``freed``: sizes of what is freed before the next one.  ``part`` is that of the program."""
+    """One allocation; ``freed``: sizes of what is freed before the next one.
+    ``part`` is that of the program.
+    """
 
     n_bytes: int
     phase: str
@@ -49,14 +52,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first pair of requests that is not equal; ``None`` where one side has ended.  ``number`` counts from 1."""
+    """The first pair of requests that is not equal; ``None`` where one side has ended.
+    ``number`` counts from 1.
+    """
 
     number: int
     program: Request | None
     trace: Request | None
 
 
-def of_trace(events: Iterable[AllocEvent], ignored: Collection[int], phases: Collection[str] = ()) -> list[Request]:
+def of_trace(
+    events: Iterable[AllocEvent], ignored: Collection[int], phases: Collection[str] = ()
+) -> list[Request]:
     """Requests of a trace in ``phases``; in all where none is named."""
     found, live = _Requests(ignored), dict[int, int]()
     for event in events:
@@ -122,13 +129,19 @@ def ignored_sizes(scenario: Scenario) -> set[int]:
     """Sizes of one number for each token or position, which the program leaves out."""
     batch = scenario.recipe.batch
     tokens, length = int(batch.rows * batch.seq_len), int(batch.seq_len)
-    return {n_bytes * count for n_bytes in (1, 2, 4, 8) for count in (tokens, length, tokens + int(batch.rows))}
+    return {
+        n_bytes * count for n_bytes in (1, 2, 4, 8) for count in (tokens, length, tokens + int(batch.rows))
+    }
 
 
 def difference_of(scenario: Scenario, events: Iterable[AllocEvent]) -> Difference | None:
-    """Where the program of a job and its trace part, from the first forward pass on; loading asks in an order of its own."""
+    """Where the program of a job and its trace part, from the first forward pass on;
+    loading asks in an order of its own.
+    """
     ignored, phases = ignored_sizes(scenario), set(PHASES) - _LOADING
-    return first_difference(of_program(job_of(scenario, Coefficients()), ignored, phases), of_trace(events, ignored, phases))
+    return first_difference(
+        of_program(job_of(scenario, Coefficients()), ignored, phases), of_trace(events, ignored, phases)
+    )
 
 
 def first_difference(program: Sequence[Request], trace: Sequence[Request]) -> Difference | None:

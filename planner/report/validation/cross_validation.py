@@ -1,4 +1,6 @@
-"""Sections of ``plan validate --cv source`` and ``plan calibrate``: held-out errors beside in-sample ones, what was fitted."""
+"""Sections of ``plan validate --cv source`` and ``plan calibrate``:
+held-out errors beside in-sample ones, what was fitted.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,16 @@ def _compared(result: CrossValidation, name: str, title: str) -> Section:
         summaries = [_summary(each, name) for each in (prior, fitted, held_out)]
         if summaries[0] is not None:
             cells = [percent(each.mape) if each else "" for each in summaries]
-            rows.append(Row((prior.source, str(summaries[0].n), *cells), "strong" if prior is scores[0][-1] else "plain"))
-    columns = (Column("source"), *(Column(each, "right") for each in ("rows", "no fit", "in-sample", "held out")))
+            rows.append(
+                Row(
+                    (prior.source, str(summaries[0].n), *cells),
+                    "strong" if prior is scores[0][-1] else "plain",
+                )
+            )
+    columns = (
+        Column("source"),
+        *(Column(each, "right") for each in ("rows", "no fit", "in-sample", "held out")),
+    )
     return Section(f"{title}, mean absolute error", (Grid(columns, tuple(rows)),) if rows else ())
 
 
@@ -53,21 +63,27 @@ def _summary(score: SourceScore, name: str) -> ErrorSummary | None:
 
 
 def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Section, ...]:
-    """The free numbers with their spread, coverage of the intervals, numbers without enough readings, and what was left out.
+    """The free numbers with their spread, coverage of the intervals, numbers without enough readings,
+    and what was left out.
 
     ``unread``: lines that never became records.
     """
     calibration = fitted.calibration
-    strengths = ", ".join(f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}" for fit in fitted.fits)
+    strengths = ", ".join(
+        f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}" for fit in fitted.fits
+    )
     notes = [
         Note(
-            f"{fitted.free_numbers} free numbers (at most {EARNED.most}), {calibration.n_rows} rows of "
-            f"{len(calibration.groups)} groups; prior strength chosen inside the training groups: {strengths}",
+            f"{fitted.free_numbers} free numbers (at most {EARNED.most}), {calibration.n_rows} "
+            f"rows of {len(calibration.groups)} groups; prior strength chosen inside the "
+            f"training groups: {strengths}",
             "strong",
         )
     ]
     inside = f"of held-out readings inside the {whole_percent(NOMINAL_COVERAGE)} interval"
-    notes += [Note(f"{of.replace('_', ' ')}: {whole_percent(share)} {inside}") for of, share in calibration.coverage]
+    notes += [
+        Note(f"{of.replace('_', ' ')}: {whole_percent(share)} {inside}") for of, share in calibration.coverage
+    ]
     notes.append(Note(_scale_text(calibration.scale)))
     fit = Section("What was fitted", (*notes, _table(calibration.offsets)))
     sections = (fit, _not_fitted(fitted.not_fitted), _left_out((*unread, *fitted.left_out)))
@@ -76,19 +92,32 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
 
 def _scale_text(scale: ScaleParts) -> str:
     """The parts of a scale beside what a pass holds, which counts once, and where they are from."""
-    origin = "as it stands without a choice" if scale == ScaleParts() else "chosen by the intervals of held-out sources"
+    origin = (
+        "as it stands without a choice"
+        if scale == ScaleParts()
+        else "chosen by the intervals of held-out sources"
+    )
     return (
-        f"counts in an interval, {origin}: a pass 1, what is counted {scale.counted:g}, "
-        f"a pass of unknown lengths {scale.unknown_lengths:g}, the order of samples {scale.order:g}, "
-        f"{format_bytes(float(scale.fixed_bytes))} of every peak, waiting for host and links {scale.machine:g}"
+        f"counts in an interval, {origin}: a pass 1, what is counted {scale.counted:g}, a pass of unknown "
+        f"lengths {scale.unknown_lengths:g}, the order of samples {scale.order:g}, "
+        f"{format_bytes(float(scale.fixed_bytes))} of every peak, waiting for host and links "
+        f"{scale.machine:g}"
     )
 
 
 def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Section, ...]:
-    """What one machine's records moved, what none of them speaks of, and what was left out; ``unread`` as above."""
+    """What one machine's records moved, what none of them speaks of, and what was left out;
+    ``unread`` as above.
+    """
     calibration = own.calibration
-    mine = tuple(offset for offset in calibration.offsets if offset.knob.level == "host" and offset.knob.key == calibration.name)
-    head = Note(f"{own.free_numbers} numbers of '{calibration.name}', on top of the calibration that ships", "strong")
+    mine = tuple(
+        offset
+        for offset in calibration.offsets
+        if offset.knob.level == "host" and offset.knob.key == calibration.name
+    )
+    head = Note(
+        f"{own.free_numbers} numbers of '{calibration.name}', on top of the calibration that ships", "strong"
+    )
     rest = Note(f"No reading depends on {', '.join(own.untouched)}: as they ship.", "dim")
     notes = (head, _machine_table(mine, own.shipped), *((rest,) if own.untouched else ()))
     sections = (Section("What was fitted", notes), _left_out((*unread, *own.left_out)))
@@ -98,7 +127,11 @@ def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Se
 def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> Grid:
     """Each coefficient as it ships for the first job of the machine, and as it is there."""
     titles = ("as it ships", "here", "one sd")
-    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit", wide_only=True))
+    columns = (
+        Column("coefficient", whole=True),
+        *(Column(title, "right") for title in titles),
+        Column("unit", wide_only=True),
+    )
     rows = []
     for each in offsets:
         name, base = each.knob.coefficient, shipped.get(each.knob.coefficient, 0.0)
@@ -109,7 +142,11 @@ def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> G
 
 def _table(offsets: Sequence[Offset]) -> Grid:
     titles = ("prior", "fitted", "one sd")
-    columns = (Column("coefficient", whole=True), *(Column(title, "right") for title in titles), Column("unit", wide_only=True))
+    columns = (
+        Column("coefficient", whole=True),
+        *(Column(title, "right") for title in titles),
+        Column("unit", wide_only=True),
+    )
     return Grid(columns, tuple(_offset_row(offset) for offset in offsets))
 
 
@@ -135,7 +172,10 @@ def _not_fitted(numbers: Sequence[NotFitted]) -> Section:
         count = f" ({each.n_readings})" if each.n_readings else ""
         by_reason.setdefault(each.reason, []).append(f"{each.knob.label}{count}")
     columns = (Column("why"), Column("numbers that stay at the value of the level above (readings)"))
-    return Section("Not fitted", (Grid(columns, tuple(Row((why, ", ".join(names))) for why, names in by_reason.items())),))
+    return Section(
+        "Not fitted",
+        (Grid(columns, tuple(Row((why, ", ".join(names))) for why, names in by_reason.items())),),
+    )
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> Section:
@@ -144,4 +184,6 @@ def _left_out(left_out: Sequence[LeftOut]) -> Section:
     counts = Counter(each.rule for each in left_out)
     summary = Note(", ".join(f"{rule} {count}" for rule, count in counts.most_common()))
     rows = tuple(Row((each.record_id, each.rule, each.reason)) for each in left_out)
-    return Section("Left out of the fit", (summary, Grid((Column("row"), Column("rule"), Column("why")), rows)))
+    return Section(
+        "Left out of the fit", (summary, Grid((Column("row"), Column("rule"), Column("why")), rows))
+    )

@@ -23,10 +23,11 @@ from planner.domain.term import Phase
 from planner.report.validation.history import HistoryScore
 from planner.report.validation.words import recipe_label
 
-# The JSON form of ``plan validate``, ``planner/validate@2``.  These models write it and their JSON Schema documents it.
+# The JSON form of ``plan validate``, ``planner/validate@2``.
+# These models write it and their JSON Schema documents it.
 #
-# Errors are fractions, (predicted - measured) / measured of the quantity as it was printed; bytes are integers; ``null`` means
-# that a source has nothing to compare.
+# Errors are fractions, (predicted - measured) / measured of the quantity as it was printed; bytes are
+# integers; ``null`` means that a source has nothing to compare.
 
 VALIDATE_SCHEMA_ID: Final = "planner/validate@2"
 
@@ -37,9 +38,9 @@ Fraction = Annotated[float, Field(ge=0)]
 class ErrorSummaryPart(Part):
     """Errors of one quantity.
 
-    ``mape`` is the mean of absolute errors, ``median_signed`` their median with sign (positive: too much was predicted),
-    ``max_abs`` the largest, that of ``worst_row``.  ``quantities`` counts what was compared; ``groups`` says over how many source
-    groups ``mape`` and ``median_signed`` are averaged.
+    ``mape`` is the mean of absolute errors, ``median_signed`` their median with sign (positive: too much was
+    predicted), ``max_abs`` the largest, that of ``worst_row``.  ``quantities`` counts what was compared;
+    ``groups`` says over how many source groups ``mape`` and ``median_signed`` are averaged.
     """
 
     n: Count
@@ -80,7 +81,9 @@ class LeftOutPart(Part):
 
 
 class RankPart(Part):
-    """Of ``n_pairs`` pairs of rows of one document, measured more than 10 % apart, how many are predicted in the same order."""
+    """Of ``n_pairs`` pairs of rows of one document, measured more than 10 % apart,
+    how many are predicted in the same order.
+    """
 
     n_pairs: Annotated[int, Field(ge=1)]
     n_right: Count
@@ -88,7 +91,8 @@ class RankPart(Part):
 
 
 class SourcePart(Part):
-    """Errors over the rows of one source.  ``censored`` rows filled the card, so their reading is capped by it.
+    """Errors over the rows of one source.  ``censored`` rows filled the card,
+    so their reading is capped by it.
 
     ``offload_throughput``: of those rows of ``throughput`` that offload, whose time the host decides.
     """
@@ -120,7 +124,9 @@ class ComparisonPart(Part):
 
 
 class RowPhasePart(Part):
-    """One phase of one record.  ``null``: a CPU has no such figure, or the phase was not gone through to its end."""
+    """One phase of one record.  ``null``: a CPU has no such figure,
+    or the phase was not gone through to its end.
+    """
 
     phase: Phase
     allocated: ComparisonPart | None
@@ -185,7 +191,9 @@ class ScoresPart(Part):
 
 
 class CoefficientFitPart(Part):
-    """One free number: the value that it gives its coefficient alone, and the range of one standard deviation around it."""
+    """One free number: the value that it gives its coefficient alone,
+    and the range of one standard deviation around it.
+    """
 
     name: str
     level: str
@@ -206,7 +214,8 @@ class UnusedPart(Part):
 
 
 class FitPart(Part):
-    """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``: of the held-out intervals.
+    """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``:
+    of the held-out intervals.
 
     ``scale``: how much each cause of scatter counts in an interval, chosen with all groups; ``fixed_bytes``
     in bytes, the others are factors.  ``coverage`` is with choices that leave the judged group out.
@@ -238,12 +247,20 @@ class ValidationDocument(Part):
         description="errors: unweighted means over source groups with at least 3 compared rows; counts: sums"
     )
     rows: list[RowPart] | None = Field(description="null without --rows")
-    unread: list[str] = Field(description="lines that a crash left unfinished, of a newer schema, or with an id that was there")
-    doubtful: list[UnusedPart] = Field(default=[], description="rows with something wrong, scored all the same")
-    phases: list[PhaseErrorPart] = Field(description="by phase, over all records of a GPU that carry readings")
+    unread: list[str] = Field(
+        description="lines that a crash left unfinished, of a newer schema, or with an id that was there"
+    )
+    doubtful: list[UnusedPart] = Field(
+        default=[], description="rows with something wrong, scored all the same"
+    )
+    phases: list[PhaseErrorPart] = Field(
+        description="by phase, over all records of a GPU that carry readings"
+    )
     cpu_rows: list[RowPart] = Field(description="runs without a GPU, which are in no number above")
     histories: list[HistoryPart] | None = Field(default=None, description="null without --history")
-    in_sample: ScoresPart | None = Field(default=None, description="by the fit on all groups; null without --cv source")
+    in_sample: ScoresPart | None = Field(
+        default=None, description="by the fit on all groups; null without --cv source"
+    )
     prior: ScoresPart | None = Field(default=None, description="without any fit; null without --cv source")
     fit: FitPart | None = Field(default=None, description="null without --cv source")
 
@@ -261,7 +278,10 @@ def validation_json(
     doubtful: Sequence[LeftOut] = (),
 ) -> str:
     """The validation as indented JSON, ending in a newline."""
-    more = {"histories": None if histories is None else [_history(*each) for each in histories.items()], "doubtful": doubtful}
+    more = {
+        "histories": None if histories is None else [_history(*each) for each in histories.items()],
+        "doubtful": doubtful,
+    }
     return document_text(validation_document(validation, with_rows=with_rows, **more))
 
 
@@ -305,15 +325,25 @@ def _fit(fitted: Fitted) -> dict[str, Any]:
         "left_out": fitted.left_out,
         "nominal_coverage": NOMINAL_COVERAGE,
         "coverage": dict(calibration.coverage),
-        "scale": {each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)},
+        "scale": {
+            each.name: float(getattr(calibration.scale, each.name)) for each in fields(calibration.scale)
+        },
     }
 
 
 def _coefficient(offset: Offset) -> dict[str, Any]:
     knob = offset.knob
     prior = PRIOR_BY_NAME[knob.coefficient]
-    low, value, high = (float(moved(knob.coefficient, offset.offset + step * offset.spread)) for step in (-1, 0, 1))
-    found = {"name": knob.coefficient, "level": knob.level, "key": knob.key, "prior": prior.value, "unit": prior.unit}
+    low, value, high = (
+        float(moved(knob.coefficient, offset.offset + step * offset.spread)) for step in (-1, 0, 1)
+    )
+    found = {
+        "name": knob.coefficient,
+        "level": knob.level,
+        "key": knob.key,
+        "prior": prior.value,
+        "unit": prior.unit,
+    }
     return {**found, "value": value, "low": low, "high": high}
 
 

@@ -32,7 +32,9 @@ class TermPair:
 
 @dataclass(frozen=True, slots=True)
 class HistoryScore:
-    """One record's history: ``phase`` is the one in which most was allocated, ``replayed`` holds the model of the allocator."""
+    """One record's history: ``phase`` is the one in which most was allocated,
+    ``replayed`` holds the model of the allocator.
+    """
 
     record_id: str
     phase: str
@@ -48,7 +50,9 @@ def score_history(record_id: str, document: ReplayDocument, memory: MemoryPredic
     measured = {term.name: term.bytes for term in peak.terms}
     pairs = []
     for group, names in GROUPS.items():
-        planned = sum(float(term.n_bytes) for term in memory.terms if term.name in names and peak.phase in term.phases)
+        planned = sum(
+            float(term.n_bytes) for term in memory.terms if term.name in names and peak.phase in term.phases
+        )
         pair = TermPair(group, sum(measured.get(name, 0) for name in names), round(planned))
         if pair.measured_bytes or pair.predicted_bytes:
             pairs.append(pair)
@@ -82,6 +86,15 @@ def _blocks(score: HistoryScore | str) -> tuple[Block, ...]:
         )
         for pair in score.pairs
     ]
-    reserved = f"{gib(score.recorded_reserved_bytes)} reserved at most, {gib(score.replayed_reserved_bytes)} in the replay"
-    where = f"GiB in {score.phase or 'no phase'}, where most was allocated ({gib(score.allocated_bytes)}); {reserved}."
-    return (Grid(_COLUMNS, tuple(rows)), Note(f"{where}  Terms are told by when a block was made and let go.", "dim"))
+    reserved = (
+        f"{gib(score.recorded_reserved_bytes)} reserved at most, {gib(score.replayed_reserved_bytes)} "
+        "in the replay"
+    )
+    where = (
+        f"GiB in {score.phase or 'no phase'}, where most was allocated "
+        f"({gib(score.allocated_bytes)}); {reserved}."
+    )
+    return (
+        Grid(_COLUMNS, tuple(rows)),
+        Note(f"{where}  Terms are told by when a block was made and let go.", "dim"),
+    )

@@ -1,4 +1,6 @@
-"""Sections of ``plan validate`` about phases: errors of each over all records, each record's own, and runs on a CPU, apart."""
+"""Sections of ``plan validate`` about phases: errors of each over all records, each record's own,
+and runs on a CPU, apart.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ _SUMMARY_COLUMNS = (
 # Short, so that all of them are whole in 100 columns.
 _ROW_COLUMNS = (
     Column("phase"),
-    *(Column(title, "right") for level in ("allocated", "reserved") for title in (level, "predicted", "error")),
+    *(
+        Column(title, "right")
+        for level in ("allocated", "reserved")
+        for title in (level, "predicted", "error")
+    ),
 )
 _CPU_COLUMNS = (
     Column("row"),
@@ -30,8 +36,8 @@ _CPU_COLUMNS = (
     *(Column(title, "right") for title in ("step", "host RSS", "in phase", "a GPU would hold")),
 )
 _CPU_NOTE = (
-    "A CPU has no device memory: these runs are in no error above.  Host RSS is that of the whole process, in GiB; the last "
-    "column is what the formulas place on a GPU in that phase."
+    "A CPU has no device memory: these runs are in no error above.  Host RSS is that of the whole process, "
+    "in GiB; the last column is what the formulas place on a GPU in that phase."
 )
 
 
@@ -61,14 +67,22 @@ def row_phases(row: RowScore, phases: Sequence[PhaseScore]) -> Section:
     if is_cpu(row.record):
         return _cpu_phases(row, phases)
     compared = [each for each in phases if each.allocated is not None or each.reserved is not None]
-    grid = Grid(_ROW_COLUMNS, tuple(Row((each.phase, *_cells(each.allocated), *_cells(each.reserved))) for each in compared))
-    return Section(f"Phases of {row.record.id}: {row.record.model} {recipe_label(row)}, in GiB", (grid,) if compared else ())
+    grid = Grid(
+        _ROW_COLUMNS,
+        tuple(Row((each.phase, *_cells(each.allocated), *_cells(each.reserved))) for each in compared),
+    )
+    return Section(
+        f"Phases of {row.record.id}: {row.record.model} {recipe_label(row)}, in GiB",
+        (grid,) if compared else (),
+    )
 
 
 def _cpu_phases(row: RowScore, phases: Sequence[PhaseScore]) -> Section:
     """Host RSS is no measure of device memory, so nothing is called an error."""
     columns = (Column("phase"), Column("host RSS", "right"), Column("a GPU would hold", "right"))
-    cells = [(each.phase, _size(each.host_rss_bytes), _size(each.predicted_allocated_bytes)) for each in phases]
+    cells = [
+        (each.phase, _size(each.host_rss_bytes), _size(each.predicted_allocated_bytes)) for each in phases
+    ]
     grid = Grid(columns, tuple(map(Row, cells)))
     return Section(f"Phases of {row.record.id} on a CPU, in GiB", (grid,) if phases else ())
 
@@ -91,7 +105,11 @@ def _cpu(validation: Validation) -> Section:
 def _cpu_row(row: RowScore, phases: Sequence[PhaseScore]) -> Row:
     record = row.record
     step = "-" if record.step_time_s is None else duration(record.step_time_s)
-    highest = max((each for each in phases if each.host_rss_bytes), key=lambda each: each.host_rss_bytes or 0, default=None)
+    highest = max(
+        (each for each in phases if each.host_rss_bytes),
+        key=lambda each: each.host_rss_bytes or 0,
+        default=None,
+    )
     where = ("-", "-", "-")
     if highest is not None:
         where = (_size(highest.host_rss_bytes), highest.phase, _size(highest.predicted_allocated_bytes))

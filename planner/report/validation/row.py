@@ -33,14 +33,16 @@ _SHORT = {"memory": "memory", "throughput": "time or rate", "host_memory": "host
 def row_sections(row: RowScore, place: str, calibration: str) -> tuple[Section, ...]:
     """Where the row stands, what its source says, and measured against predicted.
 
-    The terms, coefficients and settings behind the prediction are the report of ``plan --explain``, which follows it.
+    The terms, coefficients and settings behind the prediction are the report of ``plan --explain``,
+    which follows it.
     """
     record = row.record
     head = Section(
         f"Row {record.id}",
         (
             Note(
-                f"{recipe_label(row)}; {record.source}, {record.locator or 'no locator'}, grade {record.grade or 'unknown'}",
+                f"{recipe_label(row)}; {record.source}, {record.locator or 'no locator'}, grade "
+                f"{record.grade or 'unknown'}",
                 "strong",
             ),
             Note(f"Read at {place}; predicted with calibration {calibration}."),
@@ -49,19 +51,28 @@ def row_sections(row: RowScore, place: str, calibration: str) -> tuple[Section, 
     )
     comparisons = [(name, getattr(row, name)) for name in QUANTITIES if getattr(row, name) is not None]
     if not comparisons:
-        return (head, Section("", (Note(f"Nothing was compared: the run ended as {record.outcome}.", "warn"),)))
+        return (
+            head,
+            Section("", (Note(f"Nothing was compared: the run ended as {record.outcome}.", "warn"),)),
+        )
     grid = Grid(_COLUMNS, tuple(_row(row, *each) for each in comparisons))
     return (head, Section("Measured against predicted", (grid,)))
 
 
 def change_section(row: RowScore, change: RowChange) -> Section:
-    """The row before and after the last calibration, and each coefficient that moved with what its move alone does."""
+    """The row before and after the last calibration,
+    and each coefficient that moved with what its move alone does.
+    """
     pairs = [(getattr(change.before, name), getattr(row, name)) for name in QUANTITIES]
     rows = tuple(_change_row(before, now) for before, now in pairs if before is not None and now is not None)
     title = f"Since the calibration before, of {change.date}"
-    telling = [each for each in change.moved if any(abs(part) >= _SMALLEST_SHOWN for part in each.effect.values())]
+    telling = [
+        each for each in change.moved if any(abs(part) >= _SMALLEST_SHOWN for part in each.effect.values())
+    ]
     quiet = ", ".join(each.prior.name for each in change.moved if each not in telling)
-    numbers: tuple[Block, ...] = (Grid(_CHANGE_COLUMNS, rows), *_interval_notes(change.before, row)) if rows else ()
+    numbers: tuple[Block, ...] = (
+        (Grid(_CHANGE_COLUMNS, rows), *_interval_notes(change.before, row)) if rows else ()
+    )
     rest = (Note(f"Moved without changing this row: {quiet}.", "dim"),) if quiet else ()
     if not telling:
         return Section(title, (*numbers, Note("No coefficient moved that changes this row."), *rest))
@@ -95,13 +106,20 @@ def _interval_notes(before: RowScore, now: RowScore) -> tuple[Note, ...]:
 def _interval_text(point: Point) -> str:
     """The ends of an interval in the unit of its quantity; empty without one."""
     interval = point.interval
-    return "" if interval is None else f"{amount(point.quantity, interval.low)} to {amount(point.quantity, interval.high)}"
+    return (
+        ""
+        if interval is None
+        else f"{amount(point.quantity, interval.low)} to {amount(point.quantity, interval.high)}"
+    )
 
 
 def _moved_row(moved: Moved, seen: Sequence[str]) -> Row:
     in_bytes = moved.prior.unit == "bytes"
     values = (format_bytes(each) if in_bytes else f"{each:.4g}" for each in (moved.before, moved.after))
-    effects = (signed_percent(moved.effect[name]) if abs(moved.effect[name]) >= _SMALLEST_SHOWN else "" for name in seen)
+    effects = (
+        signed_percent(moved.effect[name]) if abs(moved.effect[name]) >= _SMALLEST_SHOWN else ""
+        for name in seen
+    )
     return Row((moved.prior.name, *values, *effects))
 
 

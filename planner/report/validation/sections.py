@@ -1,4 +1,6 @@
-"""Sections of ``plan validate``: errors per source and overall, verdicts, what was left out, and each row on request."""
+"""Sections of ``plan validate``: errors per source and overall, verdicts, what was left out,
+and each row on request.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from planner.records.reading import MAX_TOLD
 from planner.report.render.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import percent
 from planner.report.validation.phases import phase_sections
-from planner.report.validation.words import amount, compared_label, quantity_label, recipe_label, signed_percent
+from planner.report.validation.words import (
+    amount,
+    compared_label,
+    quantity_label,
+    recipe_label,
+    signed_percent,
+)
 
 _ERROR_COLUMNS = (
     Column("source"),
@@ -32,8 +40,8 @@ _VERDICT_WORDS: dict[OomResult, str] = {
     "no_verdict": "no verdict",
 }
 _LEGEND = (
-    "x2: total of 2 GPUs.  full: the card was full, which caps the reading.  assumed: the meter is not named.  "
-    "peak in: the phase that was compared."
+    "x2: total of 2 GPUs.  full: the card was full, which caps the reading.  assumed: the meter is not "
+    "named.  peak in: the phase that was compared."
 )
 _QUANTITIES: tuple[tuple[str, str, str], ...] = (
     ("memory", "GPU memory", "GiB"),
@@ -69,19 +77,27 @@ def _head(validation: Validation) -> Section:
     rows = f"{total} row{'s' if total != 1 else ''} from {sources} source{'s' if sources != 1 else ''}"
     plain = validation.is_held_out or validation.calibration == PRIORS.name
     coefficients = validation.calibration if plain else f"calibration {validation.calibration}"
-    held_out = "each source group is predicted by a fit without it" if validation.is_held_out else "nothing is held out"
+    held_out = (
+        "each source group is predicted by a fit without it"
+        if validation.is_held_out
+        else "nothing is held out"
+    )
     if validation.cpu_rows:
         rows += f", and {len(validation.cpu_rows)} without a GPU, apart"
     notes = [
         Note(f"{rows}; {coefficients}; {held_out}", "strong"),
         Note(
-            "Errors are (predicted - measured) / measured of the number as printed: + is too much memory, too long a time or too "
-            f"high a rate.  Overall is the plain mean over source groups with at least {MIN_GROUP_ROWS} compared rows.",
+            "Errors are (predicted - measured) / measured of the number as printed: + is too much memory, "
+            "too long a time or too high a rate.  Overall is the plain mean over source groups with at "
+            f"least {MIN_GROUP_ROWS} compared rows.",
             "dim",
         ),
     ]
     if validation.overall.n_censored:
-        full = f"{validation.overall.n_censored} rows filled the card, so their reading is capped by it; they are in the errors."
+        full = (
+            f"{validation.overall.n_censored} rows filled the card, so their reading is capped by it; "
+            "they are in the errors."
+        )
         notes.append(Note(full, "dim"))
     notes += [Note(f"Left out: {place}", "warn") for place in validation.unread[:MAX_TOLD]]
     if (more := len(validation.unread) - MAX_TOLD) > 0:
@@ -89,7 +105,9 @@ def _head(validation: Validation) -> Section:
     return Section("", tuple(notes))
 
 
-def _errors(title: str, scores: Sequence[SourceScore], pick: Callable[[SourceScore], ErrorSummary | None]) -> Section:
+def _errors(
+    title: str, scores: Sequence[SourceScore], pick: Callable[[SourceScore], ErrorSummary | None]
+) -> Section:
     rows = [(score.source, summary) for score in scores if (summary := pick(score)) is not None]
     if not rows:
         return Section(title, ())
@@ -105,12 +123,18 @@ def _error_row(source: str, summary: ErrorSummary) -> Row:
 
 
 def _order(scores: Sequence[SourceScore]) -> Section:
-    """Whether a planner would pick the right one of two configurations: the share of pairs in the measured order."""
+    """Whether a planner would pick the right one of two configurations:
+    the share of pairs in the measured order.
+    """
     rows = []
     for score in scores:
         found = [score.memory_ranks, score.throughput_ranks]
         if any(found):
-            cells = [cell for each in found for cell in ((f"{each.n_pairs:,}", percent(each.share)) if each else ("", ""))]
+            cells = [
+                cell
+                for each in found
+                for cell in ((f"{each.n_pairs:,}", percent(each.share)) if each else ("", ""))
+            ]
             rows.append(Row((score.source, *cells), "strong" if score is scores[-1] else "plain"))
     titles = ("pairs by memory", "in order", "pairs by speed", "in order")
     note = Note("Pairs of one document whose measurements lie more than 10 % apart.", "dim")
@@ -121,8 +145,8 @@ def _order(scores: Sequence[SourceScore]) -> Section:
 def _bounds(scores: Sequence[SourceScore]) -> Section:
     notes = tuple(
         Note(
-            f"{score.source}: {bound.ok} of {bound.n} predictions are within the installed memory; largest excess "
-            f"{percent(bound.max_excess)} ({bound.worst_row})"
+            f"{score.source}: {bound.ok} of {bound.n} predictions are within the installed memory; largest "
+            f"excess {percent(bound.max_excess)} ({bound.worst_row})"
         )
         for score in scores[:-1]
         if (bound := score.host_bound) is not None
@@ -133,11 +157,22 @@ def _bounds(scores: Sequence[SourceScore]) -> Section:
 def _verdicts(scores: Sequence[SourceScore]) -> Section:
     if not scores[-1].n_rows:
         return Section("", ())
-    columns = (Column("source"), *(Column(title, "right", wide_only=title in _WIDE_TITLES) for title in _OOM_TITLES))
+    columns = (
+        Column("source"),
+        *(Column(title, "right", wide_only=title in _WIDE_TITLES) for title in _OOM_TITLES),
+    )
     rows = []
     for score in scores:
         oom = score.oom
-        counts = (oom.n_ok, oom.n_oom, oom.false_fit, oom.false_oom, oom.uncertain_ok, oom.uncertain_oom, oom.no_verdict)
+        counts = (
+            oom.n_ok,
+            oom.n_oom,
+            oom.false_fit,
+            oom.false_oom,
+            oom.uncertain_ok,
+            oom.uncertain_oom,
+            oom.no_verdict,
+        )
         rows.append(Row((score.source, *map(str, counts)), "strong" if score is scores[-1] else "plain"))
     return Section("Verdict on GPU memory", (Grid(columns, tuple(rows)),))
 
@@ -145,7 +180,8 @@ def _verdicts(scores: Sequence[SourceScore]) -> Section:
 def doubtful_section(rows: Sequence[LeftOut]) -> Section:
     """Rows with something wrong, which are scored all the same: the rule and the reason."""
     grid = Grid(
-        (Column("row"), Column("rule"), Column("why")), tuple(Row((each.record_id, each.rule, each.reason)) for each in rows)
+        (Column("row"), Column("rule"), Column("why")),
+        tuple(Row((each.record_id, each.rule, each.reason)) for each in rows),
     )
     return Section("Doubtful rows, scored all the same", (grid,) if rows else ())
 
@@ -153,7 +189,10 @@ def doubtful_section(rows: Sequence[LeftOut]) -> Section:
 def _left_out(title: str, rows: Sequence[RowScore], reason: Callable[[RowScore], str]) -> Section:
     if not rows:
         return Section(title, ())
-    return Section(title, (Grid((Column("row"), Column("why")), tuple(Row((row.record.id, reason(row))) for row in rows)),))
+    return Section(
+        title,
+        (Grid((Column("row"), Column("why")), tuple(Row((row.record.id, reason(row))) for row in rows)),),
+    )
 
 
 def _rows(rows: Sequence[RowScore], name: str, title: str, unit: str) -> Section:
@@ -193,7 +232,14 @@ def _phase(row: RowScore) -> str:
 def _verdict_rows(rows: Sequence[RowScore]) -> Section:
     """Rows that ran out, and rows whose verdict was not right."""
     found = [
-        Row((row.record.id, f"{row.record.model} {recipe_label(row)}", row.record.outcome, _VERDICT_WORDS[row.oom]))
+        Row(
+            (
+                row.record.id,
+                f"{row.record.model} {recipe_label(row)}",
+                row.record.outcome,
+                _VERDICT_WORDS[row.oom],
+            )
+        )
         for row in rows
         if row.oom is not None and (row.oom != "right" or row.record.outcome == "oom")
     ]

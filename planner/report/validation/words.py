@@ -9,7 +9,9 @@ from planner.report.render.numbers import duration, gib, rate
 
 
 def recipe_label(row: RowScore) -> str:
-    """The recipe of a row in short: ``qlora nf4 r=64 zero3 offload:opt+par 2x rtx4090 4x1024`` (micro-batch x length)."""
+    """The recipe of a row in short:
+    ``qlora nf4 r=64 zero3 offload:opt+par 2x rtx4090 4x1024`` (micro-batch x length).
+    """
     return job_cell(row.scenario) if row.scenario else _record_label(row.record)
 
 
@@ -37,7 +39,9 @@ def signed_percent(fraction: float) -> str:
 
 
 def compared_label(row: RowScore, comparison: Comparison) -> str:
-    """What was compared, with what the reading suffers from: ``driver full``, ``driver x4`` (a total), ``driver assumed``."""
+    """What was compared, with what the reading suffers from: ``driver full``,
+    ``driver x4`` (a total), ``driver assumed``.
+    """
     note = comparison.note.replace("of ", "x").replace(" GPUs", "")
     full = "full" if row.record.censored and row.memory is comparison else ""
     return " ".join(part for part in (quantity_label(comparison.quantity), note, full) if part)

@@ -18,16 +18,23 @@ from planner.intake.resolve import resolve
 
 Widths = Literal["small", "real"]
 METHODS = ("full", "lora", "qlora", "int8")
-# Batch and length: a long sample shows what grows with its square, a batch of four what is copied only for several samples.
+# Batch and length: a long sample shows what grows with its square,
+# a batch of four what is copied only for several samples.
 _LONG, _SEVERAL = (1, 2048), (4, 512)
-SHAPES = {("real", "sdpa"): (_SEVERAL, _LONG), ("small", "sdpa"): (_SEVERAL, _LONG), ("small", "eager"): (_LONG,)}
+SHAPES = {
+    ("real", "sdpa"): (_SEVERAL, _LONG),
+    ("small", "sdpa"): (_SEVERAL, _LONG),
+    ("small", "eager"): (_LONG,),
+}
 # Position tables that end below the longer length.
 _SHORT = {"gpt2-large": 1024}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One job.  ``priority`` 0 is the part of the matrix that is run first and alone shows every mechanism."""
+    """One job.  ``priority`` 0 is the part of the matrix that is run first and alone shows every
+    mechanism.
+    """
 
     priority: int
     widths: Widths
@@ -46,7 +53,9 @@ class Cell:
 
 
 def all_cells() -> list[Cell]:
-    """The whole matrix, in the order in which it is run: shuffled, so that a run that is stopped leaves a fair sample."""
+    """The whole matrix, in the order in which it is run: shuffled,
+    so that a run that is stopped leaves a fair sample.
+    """
     return sorted(_cells(), key=lambda cell: (cell.priority, crc32(" ".join(cell.key).encode())))
 
 

@@ -10,8 +10,9 @@ from planner.domain.coefficients import Coefficients
 from planner.memory.replayed import replayed_phases
 from planner.program.job import job_of
 
-# Terms that are compared together, because the border between them is where each instrument draws it: what the graph keeps and
-# what one block adds to it; a weight's copy, expanded or cast, and the product that needs it.
+# Terms that are compared together, because the border between them is where each instrument draws it: what
+# the graph keeps and what one block adds to it; a weight's copy, expanded or cast, and the product that needs
+# it.
 GROUPS: dict[str, tuple[str, ...]] = {
     "weights": ("weights", "quantization_constants", "adapters", "master_weights"),
     "optimizer_states": ("optimizer_states",),
@@ -41,7 +42,9 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the step program says of a cell.  ``terms`` are those at its peak in the phase that the trace peaks in."""
+    """What the step program says of a cell.
+    ``terms`` are those at its peak in the phase that the trace peaks in.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
@@ -84,7 +87,10 @@ def worst_phase(plan: Mapping[str, int], trace: Mapping[str, int], peak_bytes: i
 
 def worst_group(plan: Mapping[str, int], trace: Mapping[str, int], peak_bytes: int) -> tuple[str, float]:
     """(group of terms, percent of the peak) with the largest difference of the program from the trace."""
-    differ = {group: sum(plan.get(name, 0) - trace.get(name, 0) for name in names) for group, names in GROUPS.items()}
+    differ = {
+        group: sum(plan.get(name, 0) - trace.get(name, 0) for name in names)
+        for group, names in GROUPS.items()
+    }
     return _worst(differ, peak_bytes)
 
 

@@ -1,4 +1,6 @@
-"""The models of the matrix: one or more catalog entries of every architecture that Transformers ships, whole and scaled down."""
+"""The models of the matrix: one or more catalog entries of every architecture that Transformers ships,
+whole and scaled down.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 
 from planner.catalog.models import model_entry
 
-# Every model_type of the catalog that ships with Transformers, with the variants whose code takes another path.
+# Every model_type of the catalog that ships with Transformers,
+# with the variants whose code takes another path.
 MODELS: tuple[str, ...] = (
     "llama-3.1-8b",
     "llama-2-7b",
@@ -111,7 +114,9 @@ _SMALL_OVERRIDES: dict[str, dict[str, Any]] = {
 
 
 def small_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """A ``config.json`` scaled down: widths and heads to a quarter (heads keep their size), few layers, a short vocabulary."""
+    """A ``config.json`` scaled down: widths and heads to a quarter (heads keep their size), few layers,
+    a short vocabulary.
+    """
     # Padding tokens of the configuration classes may lie beyond the short vocabulary.
     return {"pad_token_id": 0, **{name: _small(name, value, fields) for name, value in fields.items()}}
 
@@ -134,7 +139,9 @@ def _small(name: str, value: Any, fields: dict[str, Any]) -> Any:
 
 
 def text_fields(model: str) -> dict[str, Any]:
-    """The ``config.json`` of a catalog model's language model: vision towers are no part of either instrument's answer."""
+    """The ``config.json`` of a catalog model's language model:
+    vision towers are no part of either instrument's answer.
+    """
     fields = model_entry(model).config_fields()
     text: dict[str, Any] = fields.get("text_config", fields)
     return text if text is fields or "torch_dtype" in text else {"torch_dtype": fields["torch_dtype"], **text}

@@ -40,7 +40,9 @@ def folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Rows by the key of their cell: compared ones, and the reason of those that neither instrument can be asked for."""
+    """Rows by the key of their cell: compared ones,
+    and the reason of those that neither instrument can be asked for.
+    """
 
     rows: dict[Key, Row]
     missing: dict[Key, str]
@@ -48,7 +50,13 @@ class Tables:
 
 def row_of(cell: Cell, trace: Traced) -> Row:
     """The row of a cell that was traced."""
-    amounts = (trace.allocated_bytes, trace.phase, trace.reserved_bytes, _packed(trace.terms), _packed(trace.phases))
+    amounts = (
+        trace.allocated_bytes,
+        trace.phase,
+        trace.reserved_bytes,
+        _packed(trace.terms),
+        _packed(trace.phases),
+    )
     return dict(zip(COLUMNS, (*cell.key, *map(str, amounts)), strict=True))
 
 
@@ -56,8 +64,9 @@ def row_of(cell: Cell, trace: Traced) -> Row:
 class Apart:
     """How far the step program is from the trace of one row, in percent of the trace.
 
-    ``phase``: of the phase that differs most; ``terms``: of the group of terms that differs most in the phase of the trace's
-    peak.  Both are in percent of the trace's peak; ``worst_phase`` and ``worst_terms`` are their names.
+    ``phase``: of the phase that differs most; ``terms``: of the group of terms that differs most in the phase
+    of the trace's peak.  Both are in percent of the trace's peak; ``worst_phase`` and ``worst_terms`` are
+    their names.
     """
 
     row: Row
@@ -72,7 +81,9 @@ class Apart:
 def compared(rows: Mapping[Key, Row]) -> dict[Key, Apart]:
     """The step program as it is now beside the stored traces."""
     cells = {cell.key: cell for cell in all_cells()}
-    return {key: _apart(row, planned(cells[key], row["trace_phase"]), trace_of(row)) for key, row in rows.items()}
+    return {
+        key: _apart(row, planned(cells[key], row["trace_phase"]), trace_of(row)) for key, row in rows.items()
+    }
 
 
 def _apart(row: Row, plan: Planned, trace: Traced) -> Apart:
@@ -107,7 +118,9 @@ def _unpacked(text: str) -> dict[str, int]:
 def read_tables(where: Path) -> Tables:
     """The stored tables; empty ones where there are none."""
     rows = {tuple(row[name] for name in _KEY_COLUMNS): row for row in _read(where / "matrix.csv")}
-    missing = {tuple(row[name] for name in _KEY_COLUMNS): row["reason"] for row in _read(where / "not_compared.csv")}
+    missing = {
+        tuple(row[name] for name in _KEY_COLUMNS): row["reason"] for row in _read(where / "not_compared.csv")
+    }
     return Tables(rows, missing)
 
 
@@ -129,9 +142,15 @@ def _read(path: Path) -> list[Row]:
 def write_tables(where: Path, tables: Tables, order: Sequence[Cell]) -> None:
     """Write both tables, rows in the order of the cells."""
     where.mkdir(parents=True, exist_ok=True)
-    keys = [cell.key for cell in sorted(order, key=lambda cell: (cell.widths != "real", cell.model, cell.key))]
+    keys = [
+        cell.key for cell in sorted(order, key=lambda cell: (cell.widths != "real", cell.model, cell.key))
+    ]
     _write(where / "matrix.csv", COLUMNS, (tables.rows[key] for key in keys if key in tables.rows))
-    missing = (dict(zip(MISSING_COLUMNS, (*key, tables.missing[key]), strict=True)) for key in keys if key in tables.missing)
+    missing = (
+        dict(zip(MISSING_COLUMNS, (*key, tables.missing[key]), strict=True))
+        for key in keys
+        if key in tables.missing
+    )
     _write(where / "not_compared.csv", MISSING_COLUMNS, missing)
 
 
@@ -156,7 +175,9 @@ def summary_line(percentages: Iterable[float]) -> str:
 
 
 def summary_table(some: Iterable[Apart]) -> str:
-    """The comparison in a few lines of markdown: one line for each widths, method and kind of checkpointing."""
+    """The comparison in a few lines of markdown: one line for each widths,
+    method and kind of checkpointing.
+    """
     groups: dict[tuple[str, str, str], list[Apart]] = {}
     for each in some:
         kept = "checkpointing" if each.row["checkpointing"] == "true" else "all kept"
@@ -167,6 +188,9 @@ def summary_table(some: Iterable[Apart]) -> str:
         "|---|---|---|--:|--:|--:|",
     ]
     for key, apart in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] == "all", group[0])):
-        sizes = [summary_line(each.allocated for each in apart), summary_line(each.reserved for each in apart)]
+        sizes = [
+            summary_line(each.allocated for each in apart),
+            summary_line(each.reserved for each in apart),
+        ]
         lines.append(f"| {' | '.join((*key, str(len(apart)), *sizes))} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""A training script as people write one: a model of Transformers, PEFT or bitsandbytes where asked for, and a plain loop."""
+"""A training script as people write one: a model of Transformers, PEFT or bitsandbytes where asked for,
+and a plain loop.
+"""
 
 import argparse
 
@@ -18,12 +20,17 @@ args = parser.parse_args()
 options = {}
 if args.method == "qlora":
     options["quantization_config"] = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
     )
 if args.method == "int8":
     options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
 full_in_fp32 = args.method == "full" and args.mixed
-model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32 if full_in_fp32 else torch.bfloat16, **options)
+model = AutoModelForCausalLM.from_pretrained(
+    args.model, dtype=torch.float32 if full_in_fp32 else torch.bfloat16, **options
+)
 model.config.use_cache = False
 again = {"use_reentrant": args.checkpointing == "reentrant"}
 if args.method in ("qlora", "int8"):
@@ -35,7 +42,9 @@ if args.method in ("qlora", "int8"):
 if args.method != "full":
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=8, lora_alpha=16, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
     model = get_peft_model(model, config)
 if args.checkpointing:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)

@@ -1,6 +1,7 @@
 """Programs that were dry-run as they are: this script writes ``programs.csv`` beside it.
 
-Run it by the interpreter of ``make env-trl``: ``.venv-trl/bin/python -m tests.against_libraries.programs.table``.
+Run it by the interpreter of ``make env-trl``:
+``.venv-trl/bin/python -m tests.against_libraries.programs.table``.
 """
 
 from __future__ import annotations
@@ -31,19 +32,32 @@ COLUMNS = (
 LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "triton")
 # A plain loop, and the same job in words of the trace.
 STEP = ("--model", "Qwen/Qwen2.5-0.5B", "--seq", "512")
-TRACED = ("--model", "qwen2.5-0.5b", "--seq", "512", "--batch", "2", "--optimizer", "adamw_torch", "--all-layers")
+TRACED = (
+    "--model",
+    "qwen2.5-0.5b",
+    "--seq",
+    "512",
+    "--batch",
+    "2",
+    "--optimizer",
+    "adamw_torch",
+    "--all-layers",
+)
 MIXED = ("--precision", "bf16-mixed", "--load-dtype", "bf16")
 ADAPTED = ("--lora-rank", "8", *MIXED)
 AGAIN = "--gradient-checkpointing"
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
     ("step.py", *STEP, "--checkpointing=not"): ("--method=full", "--precision=bf16", AGAIN),
-    ("step.py", *STEP, "--method=lora", "--mixed"): ("--method=lora", *ADAPTED, "--no-gradient-checkpointing"),
+    ("step.py", *STEP, "--method=lora", "--mixed"): ("--method=lora", *ADAPTED,
+    "--no-gradient-checkpointing"),
     ("step.py", *STEP, "--method=lora", "--mixed", "--checkpointing=reentrant"): (
         "--method=lora", *ADAPTED, AGAIN, "--checkpoint-reentrant",
     ),
-    ("step.py", *STEP, "--method=qlora", "--mixed", "--checkpointing=not"): ("--method=qlora", "--lora-rank=8", AGAIN),
-    ("step.py", *STEP, "--method=int8", "--mixed", "--checkpointing=not"): ("--method=int8", "--lora-rank=8", AGAIN),
+    ("step.py", *STEP, "--method=qlora", "--mixed", "--checkpointing=not"): ("--method=qlora",
+    "--lora-rank=8", AGAIN),
+    ("step.py", *STEP, "--method=int8", "--mixed", "--checkpointing=not"): ("--method=int8", "--lora-rank=8",
+    AGAIN),
     **{("adapter.py", name): () for name in ("lora", "dora", "oft", "vera")},
     **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
     **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
@@ -52,7 +66,9 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
 
 def main() -> None:
     """Run what has no row yet, and write after each."""
-    rows = {row["program"]: row for row in csv.DictReader(PATH.open(encoding="utf-8"))} if PATH.exists() else {}
+    rows = (
+        {row["program"]: row for row in csv.DictReader(PATH.open(encoding="utf-8"))} if PATH.exists() else {}
+    )
     for program, traced in PROGRAMS.items():
         name = " ".join(program)
         if name in rows:
@@ -77,7 +93,10 @@ def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...]) -> dict[s
     if done.returncode not in (0, 3):
         return row | {"says": done.stderr.strip().splitlines()[-1][:200]}
     document = json.loads(done.stdout)
-    row |= {"allocated_bytes": document["allocated_peak_bytes"], "reserved_bytes": document["reserved_peak_bytes"]}
+    row |= {
+        "allocated_bytes": document["allocated_peak_bytes"],
+        "reserved_bytes": document["reserved_peak_bytes"],
+    }
     row |= {"largest_phase": document["peak"]["phase"], "assumed": len(document["assumptions"])}
     if beside is not None and beside.returncode in (0, 3):
         row["trace_bytes"] = json.loads(beside.stdout)["allocated_peak_bytes"]
@@ -92,7 +111,8 @@ def _trace(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
 def _sample(number: int) -> dict[str, object]:
     words = [f"w{(number * 7 + each) % 1000}" for each in range(512)]
     half = " ".join(words[256:])
-    return {"text": " ".join(words), "prompt": " ".join(words[:256]), "completion": half, "chosen": half, "rejected": half,
+    return {"text": " ".join(words), "prompt": " ".join(words[:256]), "completion": half, "chosen": half,
+        "rejected": half,
             "label": number % 2 == 0}  # fmt: skip
 
 

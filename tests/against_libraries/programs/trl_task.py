@@ -28,7 +28,9 @@ else:
     from trl.experimental.orpo import ORPOConfig as Config
     from trl.experimental.orpo import ORPOTrainer as Trainer
 columns = {"sft": ["text"], "reward": ["chosen", "rejected"], "kto": ["prompt", "completion", "label"]}
-rows = load_dataset("a-data-set-of-the-hub", split="train").select_columns(columns.get(task, ["prompt", "chosen", "rejected"]))
+rows = load_dataset("a-data-set-of-the-hub", split="train").select_columns(
+    columns.get(task, ["prompt", "chosen", "rejected"])
+)
 tokenizer = AutoTokenizer.from_pretrained(model)
 args = Config(output_dir="out", per_device_train_batch_size=2, max_length=512, bf16=True, report_to="none")
 peft_config = LoraConfig(r=8, target_modules="all-linear") if adapters else None

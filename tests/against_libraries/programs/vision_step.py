@@ -1,4 +1,6 @@
-"""Two steps of a small vision-language model with the Trainer: ``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING``."""
+"""Two steps of a small vision-language model with the Trainer:
+``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING``.
+"""
 
 import json
 import sys
@@ -43,7 +45,9 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     kinds = torch.zeros((1, SEQ), dtype=torch.int32)
     for number in range(IMAGES):
         start = 2 + number * tokens
-        ids[0, start : start + tokens] = config.image_token_index if config.model_type == "llava" else config.image_token_id
+        ids[0, start : start + tokens] = (
+            config.image_token_index if config.model_type == "llava" else config.image_token_id
+        )
         kinds[0, start : start + tokens] = 1
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     if config.model_type == "gemma3":

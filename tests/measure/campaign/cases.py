@@ -30,4 +30,6 @@ def case(number: int = 0, **values: object) -> PlannedCase:
 def finished(outcome: str, error: str | None = None) -> tuple[str, Any]:
     """A case that ended so."""
     record = SimpleNamespace(outcome=outcome, peak_memory_mib=None, step_time_s=None)
-    return "case", SimpleNamespace(record=record, attachments={"raw": {"error": error}, "quality": {"verdict": "doubtful"}})
+    return "case", SimpleNamespace(
+        record=record, attachments={"raw": {"error": error}, "quality": {"verdict": "doubtful"}}
+    )

@@ -12,7 +12,9 @@ from tests.measure.campaign.cases import CASE, HEAD, written
 
 
 def test_a_grid_is_every_combination_over_the_defaults(tmp_path: Path) -> None:
-    """Two methods and two lengths are four cases; a repeat makes second ones; options and job are told apart."""
+    """Two methods and two lengths are four cases; a repeat makes second ones;
+    options and job are told apart.
+    """
     grid = '[[grid]]\nmodel = "qwen2.5-0.5b"\nmethod = ["lora", "full"]\nseq = [64, 128]\nrepeat = 2\n'
     text = HEAD + "[defaults]\nsteps = 7\nbatch = 2\n" + grid
     cases = read_campaign(written(tmp_path, text)).cases

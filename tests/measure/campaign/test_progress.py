@@ -25,8 +25,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "file"])
-def test_each_case_is_shown_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    """Case, outcome, reserved memory, step, quality and the time that is left, in both; control codes on a terminal only."""
+def test_each_case_is_shown_with_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Case, outcome, reserved memory, step, quality and the time that is left, in both;
+    control codes on a terminal only.
+    """
     stream = Terminal(terminal)
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "120")

@@ -30,7 +30,9 @@ def test_shares_are_disjoint_and_whole() -> None:
 
 
 def test_a_job_keeps_the_environment_that_its_scheduler_gives_it(tmp_path: Path) -> None:
-    """Which cards are the job's own is said there: the command adds where the package is, and nothing else."""
+    """Which cards are the job's own is said there: the command adds where the package is,
+    and nothing else.
+    """
     command = share_command(Path("a.toml"), tmp_path, "2/4", Submission("slurm", 4, None, None))
     assert command[0] == "env"
     assert command[1].startswith("PYTHONPATH=")
@@ -38,10 +40,14 @@ def test_a_job_keeps_the_environment_that_its_scheduler_gives_it(tmp_path: Path)
 
 
 def test_jobs_on_this_machine_have_a_card_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """submitit's local executor hides all cards; jobs run at once, so more of them than cards would measure each other."""
+    """submitit's local executor hides all cards; jobs run at once,
+    so more of them than cards would measure each other.
+    """
     submitted: list[list[str]] = []
     submitit = import_or_skip("submitit")
-    executor: Any = SimpleNamespace(update_parameters=lambda **_: None, submit=lambda wrapped: submitted.append(wrapped.command))
+    executor: Any = SimpleNamespace(
+        update_parameters=lambda **_: None, submit=lambda wrapped: submitted.append(wrapped.command)
+    )
     monkeypatch.setattr(submitit, "AutoExecutor", lambda **_: executor)
     cards = tuple(Gpu(index, "NVIDIA H200", "0" * 12, 143771 * MIB, "580.1", "13.0") for index in (2, 3))
     monkeypatch.setattr(remote, "look_for_gpus", lambda: (None, cards, None))

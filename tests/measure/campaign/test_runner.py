@@ -48,22 +48,37 @@ def test_shipped_campaigns_resolve(path: Path) -> None:
 def test_a_campaign_for_a_gpu_does_not_fall_back_to_the_cpu() -> None:
     """Large models would fill the host: a case runs on the CPU only where the file says so."""
     campaign = read_campaign(data_dir() / "campaigns" / "first.toml")
-    agenda = plan_agenda(campaign, Machine(None, (), None, {"machine": "x"}), Store(Path("/nowhere")), force=False)
+    agenda = plan_agenda(
+        campaign, Machine(None, (), None, {"machine": "x"}), Store(Path("/nowhere")), force=False
+    )
     assert agenda.queue == ()
-    assert {each.reason for each in agenda.refused} == {"no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"}
+    assert {each.reason for each in agenda.refused} == {
+        "no GPU is here; a case runs on the CPU only where it says gpu = 'cpu'"
+    }
 
 
 @needs("psutil")
 def test_what_failed_is_run_again_where_that_is_asked(tmp_path: Path) -> None:
-    """A recorded crash counts as recorded; with --retry crash its case is on the agenda once more, and an ok one is not."""
-    campaign = read_campaign(written(tmp_path, HEAD + CASE + 'gpu = "cpu"\n' + CASE.replace("64", "128") + 'gpu = "cpu"\n'))
+    """A recorded crash counts as recorded; with --retry crash its case is on the agenda once more,
+    and an ok one is not.
+    """
+    campaign = read_campaign(
+        written(tmp_path, HEAD + CASE + 'gpu = "cpu"\n' + CASE.replace("64", "128") + 'gpu = "cpu"\n')
+    )
     machine, store = Machine(None, (), None, collect_environment(None, ())), Store(tmp_path / "out")
     store.prepare()
     crashed, fine = plan_agenda(campaign, machine, store, force=False).queue
     for queued, outcome in ((crashed, "crash"), (fine, "ok")):
         key = case_key(queued.prepared.case, queued.prepared.scenario)
         record = RunRecord(
-            id=f"run-{key}", source="s", source_group="g", model="m", gpu="cpu", method="lora", seq_len=8, outcome=outcome
+            id=f"run-{key}",
+            source="s",
+            source_group="g",
+            model="m",
+            gpu="cpu",
+            method="lora",
+            seq_len=8,
+            outcome=outcome,
         )
         run = {
             "started_at": "2026-01-01",
@@ -96,8 +111,12 @@ class Clock:
         return self.now_s
 
 
-def test_the_first_start_is_no_part_of_the_first_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute of imports, then cases of five seconds: the estimate of the rest counts cases only, and the minute is said."""
+def test_the_first_start_is_no_part_of_the_first_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute of imports, then cases of five seconds: the estimate of the rest counts cases only,
+    and the minute is said.
+    """
     clock, left = Clock(), []
 
     def spend(seconds: float, answer: Any = None) -> Any:

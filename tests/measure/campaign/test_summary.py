@@ -19,11 +19,16 @@ def test_each_reason_is_said_once_with_its_cases(tmp_path: Path) -> None:
     agenda = plan_agenda(campaign, Machine(None, (), None, {"machine": "x"}), Store(tmp_path), force=False)
     said = tally_text("title", agenda, Tally(), tmp_path).splitlines()
     assert said[1].startswith("not possible here (2): no GPU is here")
-    assert sorted(said[2:4]) == ["   -  qwen2.5-0.5b full seq 64 batch 1, sharding ddp", "   -  qwen2.5-0.5b lora seq 64 batch 1"]
+    assert sorted(said[2:4]) == [
+        "   -  qwen2.5-0.5b full seq 64 batch 1, sharding ddp",
+        "   -  qwen2.5-0.5b lora seq 64 batch 1",
+    ]
 
 
 def test_cases_that_all_crash_alike_are_the_machines_fault(tmp_path: Path) -> None:
-    """Five of five with one message stop a campaign, with what to do; one that ran, or another message, does not."""
+    """Five of five with one message stop a campaign, with what to do; one that ran, or another message,
+    does not.
+    """
     alike = [finished("crash", "no CUDA device")] * 5
     tally = Tally(measured=alike, left=79)
     assert tally.same_crash == "no CUDA device"

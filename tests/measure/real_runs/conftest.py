@@ -64,11 +64,20 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture(scope="package")
 def measure(config: str, machine: Machine, launcher: Launcher) -> Measure:
-    """``measure(method=..., workload=..., ...)``: run one small case, with few steps unless more are asked for."""
+    """``measure(method=..., workload=..., ...)``: run one small case,
+    with few steps unless more are asked for.
+    """
 
     def run(*, options: dict[str, Any] | None = None, **values: Any) -> MeasuredRecord:
         said = {"model": config, "method": "lora", "seq": 32, "batch": 2, **values}
-        chosen = {"workload": "loop", "warmup": 1, "steps": 2, "max_steps": 2, "timeout_s": 240.0, **(options or {})}
+        chosen = {
+            "workload": "loop",
+            "warmup": 1,
+            "steps": 2,
+            "max_steps": 2,
+            "timeout_s": 240.0,
+            **(options or {}),
+        }
         return run_prepared(prepare(said, RunOptions(**chosen), machine, force=False), machine, launcher)
 
     return run

@@ -1,7 +1,8 @@
-"""The whole way of a run on a card, in the real processes, on a double of the card (``card/sitecustomize.py``).
+"""The whole way of a run on a card, in the real processes, on a double of the card
+(``card/sitecustomize.py``).
 
-What no double can show is left to the tests marked ``gpu``; here every branch that a card switches on is gone through once, from
-the driver to the record.
+What no double can show is left to the tests marked ``gpu``; here every branch that a card switches on is gone
+through once, from the driver to the record.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Card:
     def call(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """One command."""
         command = [sys.executable, "-m", "measure", *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=self.variables)
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, env=self.variables
+        )
         assert done.returncode == code, done.stderr + done.stdout
         return done
 
@@ -74,7 +77,9 @@ def phase(raw: RawReadings, name: str) -> Any:
 
 
 def test_a_run_on_a_card_has_every_level(card: Card) -> None:
-    """The Trainer in a fork, under a limit and with its history: allocator, driver, context, cap, slowed clocks, and a replay."""
+    """The Trainer in a fork, under a limit and with its history: allocator, driver, context, cap,
+    slowed clocks, and a replay.
+    """
     (card.folder / "reasons").write_text(str(0x8))
     steps = ["--steps", "1", "--max-steps", "1", "--warmup", "1"]
     done = card.run("--seq", "16", "--batch", "2", *steps, "--memory-limit", "4090", "--history", "--json")
@@ -96,7 +101,11 @@ def test_a_run_on_a_card_has_every_level(card: Card) -> None:
         "outside_bytes": CONTEXT,
         "allowed_bytes": record["memory_limit_mib"] * MIB - CONTEXT,
     }
-    assert (rank.counters.retries, rank.counters.out_of_memory, rank.counters.pinned_peak_bytes) == (0, 0, 5 * MIB)
+    assert (rank.counters.retries, rank.counters.out_of_memory, rank.counters.pinned_peak_bytes) == (
+        0,
+        0,
+        5 * MIB,
+    )
     assert all(0 < step.device_s <= step.wall_s for step in raw.steps)
     assert (raw.devices[0].baseline_bytes, raw.devices[0].peak_bytes) == (BEFORE, BEFORE + CONTEXT + held)
     assert (raw.devices[0].held_before_bytes, raw.devices[0].other_processes) == (0, 0)
@@ -121,8 +130,12 @@ def check_shortage(record: RunRecord, extra: Mapping[str, Any]) -> None:
 
 
 def test_a_shortage_is_told_by_the_child(card: Card) -> None:
-    """3 GiB less the context leave 35 tokens, so that 40 do not fit: exit code 3, the phase, a good record and its history."""
-    done = card.run("--seq", "8", "--batch", "5", "--workload", "loop", "--memory-limit", "3GiB", "--history", code=3)
+    """3 GiB less the context leave 35 tokens, so that 40 do not fit: exit code 3, the phase,
+    a good record and its history.
+    """
+    done = card.run(
+        "--seq", "8", "--batch", "5", "--workload", "loop", "--memory-limit", "3GiB", "--history", code=3
+    )
     assert "outcome: oom in phase forward" in done.stdout
     records = read_records([str(card.out / "*.jsonl")])
     check_shortage(records.records[0], records.attachments[records.records[0].id])
@@ -131,8 +144,12 @@ def test_a_shortage_is_told_by_the_child(card: Card) -> None:
 
 @pytest.mark.slow
 def test_the_boundary_of_a_smaller_card_is_found(card: Card) -> None:
-    """Four samples of eight tokens run within 3 GiB and five do not; every probe is a process of its own and on the record."""
-    done = card.run("--seq", "8", "--batch", "4", "--workload", "loop", "--memory-limit", "3GiB", "--solve", "batch")
+    """Four samples of eight tokens run within 3 GiB and five do not;
+    every probe is a process of its own and on the record.
+    """
+    done = card.run(
+        "--seq", "8", "--batch", "4", "--workload", "loop", "--memory-limit", "3GiB", "--solve", "batch"
+    )
     assert "largest micro-batch that runs: 4; 5 does not run" in done.stdout
     records = read_records([str(card.out / "*.jsonl")])
     short = [record for record in records.records if record.outcome != "ok"]
@@ -143,10 +160,15 @@ def test_the_boundary_of_a_smaller_card_is_found(card: Card) -> None:
 
 @pytest.mark.slow
 def test_the_first_hour_on_a_card(card: Card, tmp_path: Path) -> None:
-    """One call says everything and packs it; another one on a bare machine unpacks that, and has nothing left to run."""
+    """One call says everything and packs it; another one on a bare machine unpacks that,
+    and has nothing left to run.
+    """
     file = tmp_path / "campaign.toml"
     defaults = f'model = "{card.config}"\nworkload = "loop"\nwarmup = 1\nsteps = 1\nmax_steps = 1\n'
-    grid = '[[grid]]\nmethod = ["lora", "full"]\nseq = 8\n[[case]]\nmethod = "lora"\nseq = 16\nbatch = 8\nmemory_limit = "4GiB"\n'
+    grid = (
+        '[[grid]]\nmethod = ["lora", "full"]\nseq = 8\n[[case]]\nmethod = "lora"\nseq = 16\nbatch = '
+        '8\nmemory_limit = "4GiB"\n'
+    )
     file.write_text(f"schema = 1\n[defaults]\n{defaults}{grid}", encoding="utf-8")
 
     def first_hour(work: str) -> str:

@@ -1,4 +1,6 @@
-"""Real training steps on the CPU with the real libraries: what runs, what is recorded, how failures are told."""
+"""Real training steps on the CPU with the real libraries: what runs, what is recorded,
+how failures are told.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_a_lora_step_is_measured_phase_by_phase(measure: Any, workload: str) -> 
 
 
 def test_the_number_of_parameters_is_that_of_the_model(measure: Any) -> None:
-    """Random weights are made for every parameter of the configuration, and full fine-tuning trains all of them."""
+    """Random weights are made for every parameter of the configuration,
+    and full fine-tuning trains all of them.
+    """
     done = measure(method="full", optimizer="adamw_torch")
     hidden, ffn, vocabulary, key = 64, 192, 256, 32
     layer = 2 * hidden * hidden + 2 * hidden * key + 3 * hidden * ffn + 2 * hidden
@@ -76,7 +80,10 @@ def test_quantised_bases_run(measure: Any, values: dict[str, Any], options: dict
     done = measure(**values, options=options)
     assert done.record.outcome == "ok", raw(done).error
     assert raw(done).params > raw(done).trained_params > 0
-    assert raw(done).params - raw(done).trained_params == 2 * 256 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192 + 128) + 64
+    assert (
+        raw(done).params - raw(done).trained_params
+        == 2 * 256 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192 + 128) + 64
+    )
     assert raw(done).steps[0].real_tokens == 64 * values.get("grad_accum", 1)
 
 
@@ -97,15 +104,21 @@ def test_quantised_bases_run(measure: Any, values: dict[str, Any], options: dict
     ],
     ids=lambda values: "-".join(str(value) for value in values.values()),
 )
-def test_every_method_and_option_runs_in_both_workloads(measure: Any, workload: str, values: dict[str, Any]) -> None:
+def test_every_method_and_option_runs_in_both_workloads(
+    measure: Any, workload: str, values: dict[str, Any]
+) -> None:
     """What the scenario can say about one device is what the libraries are told, and they run it."""
     done = measure(**values, options={"workload": workload})
     assert done.record.outcome == "ok", raw(done).error
 
 
 @pytest.mark.slow
-def test_four_bit_rows_that_are_no_whole_blocks_are_evaluated(measure: Any, config: str, tmp_path: Path) -> None:
-    """A width of 80 is one block of 64 and a quarter: bitsandbytes' packed layout for CPUs cannot hold it, the plain one can."""
+def test_four_bit_rows_that_are_no_whole_blocks_are_evaluated(
+    measure: Any, config: str, tmp_path: Path
+) -> None:
+    """A width of 80 is one block of 64 and a quarter:
+    bitsandbytes' packed layout for CPUs cannot hold it, the plain one can.
+    """
     path = tmp_path / "config.json"
     fields = json.loads(Path(config).read_text(encoding="utf-8"))
     path.write_text(json.dumps({**fields, "intermediate_size": 80}), encoding="utf-8")
@@ -115,8 +128,12 @@ def test_four_bit_rows_that_are_no_whole_blocks_are_evaluated(measure: Any, conf
 
 
 def test_samples_of_different_length_start_with_the_worst_batch(measure: Any) -> None:
-    """The longest sample comes in the first step, so that the peak of an epoch is seen; padding counts apart from tokens."""
-    done = measure(padding="longest", options={"workload": "trainer", "lengths": (4, 10, 31), "steps": 4, "max_steps": 4})
+    """The longest sample comes in the first step, so that the peak of an epoch is seen;
+    padding counts apart from tokens.
+    """
+    done = measure(
+        padding="longest", options={"workload": "trainer", "lengths": (4, 10, 31), "steps": 4, "max_steps": 4}
+    )
     steps = raw(done).steps
     assert steps[0].padded_tokens == 62
     assert max(step.padded_tokens for step in steps) == 62
@@ -127,7 +144,9 @@ def test_samples_of_different_length_start_with_the_worst_batch(measure: Any) ->
 def test_a_timeout_is_an_outcome_with_the_phase_reached(measure: Any) -> None:
     """A case that takes too long is killed, the launcher lives on, and the record says how far it came."""
     for timeout_s in (4.0, 16.0, 64.0):
-        done = measure(options={"timeout_s": timeout_s, "steps": 10_000, "max_steps": 10_000, "budget_s": 1000.0})
+        done = measure(
+            options={"timeout_s": timeout_s, "steps": 10_000, "max_steps": 10_000, "budget_s": 1000.0}
+        )
         assert done.record.outcome == "timeout"
         # A busy machine may not even have imported the libraries by then.
         if done.record.phase_reached is not None:
@@ -165,10 +184,37 @@ def test_a_crash_is_told_by_the_worker(measure: Any) -> None:
 
 
 def test_the_command_records_what_validate_reads(config: str, tmp_path: Path) -> None:
-    """One call: CPU said plainly on standard error, a record on the disk, and the planner reads it without a comparison."""
+    """One call: CPU said plainly on standard error, a record on the disk,
+    and the planner reads it without a comparison.
+    """
     out = tmp_path / "records"
-    command = [sys.executable, "-m", "measure", "run", "--model", config, "--method", "lora", "--seq", "32", "--batch", "2"]
-    more = ["--gpu", "cpu", "--workload", "loop", "--steps", "2", "--max-steps", "2", "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "measure",
+        "run",
+        "--model",
+        config,
+        "--method",
+        "lora",
+        "--seq",
+        "32",
+        "--batch",
+        "2",
+    ]
+    more = [
+        "--gpu",
+        "cpu",
+        "--workload",
+        "loop",
+        "--steps",
+        "2",
+        "--max-steps",
+        "2",
+        "--out",
+        str(out),
+        "--json",
+    ]
     done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "CPU" in done.stderr
@@ -225,7 +271,9 @@ def test_a_chunked_loss_runs_and_has_its_phase(measure: Any) -> None:
 
 
 def test_memory_that_runs_out_on_the_host_is_told_by_the_worker(measure: Any) -> None:
-    """A cap on the private memory of the worker ends a large batch as ``host_oom`` with its phase, never as GPU memory."""
+    """A cap on the private memory of the worker ends a large batch as ``host_oom`` with its phase,
+    never as GPU memory.
+    """
     # So large that torch's own allocator is refused first: native code that is refused may just die.
     done = measure(batch=131_072, options={"memory_limit_bytes": 1_000_000_000})
     assert done.record.outcome == "host_oom", raw(done).error
@@ -240,10 +288,37 @@ def test_solve_finds_the_largest_batch_within_a_limit(config: str, tmp_path: Pat
     """The largest batch runs, the next does not, and every probe is a record of one series."""
     # Logits are most of the memory, so that torch's own allocator is refused and few samples are enough.
     wide = tmp_path / "wide.json"
-    wide.write_text(json.dumps({**json.loads(Path(config).read_text(encoding="utf-8")), "vocab_size": 65_536}), encoding="utf-8")
+    wide.write_text(
+        json.dumps({**json.loads(Path(config).read_text(encoding="utf-8")), "vocab_size": 65_536}),
+        encoding="utf-8",
+    )
     out = tmp_path / "records"
-    command = [sys.executable, "-m", "measure", "run", "--model", str(wide), "--method", "lora", "--seq", "32", "--gpu", "cpu"]
-    more = ["--workload", "loop", "--solve", "batch", "--batch", "16", "--memory-limit", "1.5GB", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "measure",
+        "run",
+        "--model",
+        str(wide),
+        "--method",
+        "lora",
+        "--seq",
+        "32",
+        "--gpu",
+        "cpu",
+    ]
+    more = [
+        "--workload",
+        "loop",
+        "--solve",
+        "batch",
+        "--batch",
+        "16",
+        "--memory-limit",
+        "1.5GB",
+        "--out",
+        str(out),
+    ]
     done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (file,) = out.iterdir()
@@ -255,7 +330,9 @@ def test_solve_finds_the_largest_batch_within_a_limit(config: str, tmp_path: Pat
     assert len({extra["raw"]["probe_of"] for extra in records.attachments.values()}) == 1
 
 
-def test_solve_on_a_cpu_needs_a_limit(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_solve_on_a_cpu_needs_a_limit(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a limit the search would fill the host."""
     job = ["run", "--model", config, "--method", "lora", "--seq", "32", "--gpu", "cpu"]
     assert main([*job, "--solve", "batch", "--out", str(tmp_path)]) == 2

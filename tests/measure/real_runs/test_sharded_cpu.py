@@ -1,4 +1,6 @@
-"""Two ranks on the CPU with the real engines; each test asserts which engine class ran, because libraries fall back silently."""
+"""Two ranks on the CPU with the real engines; each test asserts which engine class ran,
+because libraries fall back silently.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +53,24 @@ def check_ranks(done: MeasuredRecord) -> None:
     ],
 )
 def test_zero_runs_in_deepspeeds_engine(measure: Any, stage: int, offload: str, method: str) -> None:
-    """The stage that was asked for runs, with its own optimizer class, and the record keeps the configuration."""
+    """The stage that was asked for runs, with its own optimizer class,
+    and the record keeps the configuration.
+    """
     done = measure(**{**TWO, "method": method}, sharding=f"zero{stage}", offload=offload)
     check_ranks(done)
     assert raw(done).engine_class == "deepspeed.runtime.engine.DeepSpeedEngine"
     zero = raw(done).configs["deepspeed"]["zero_optimization"]
-    assert (zero["stage"], zero.get("offload_optimizer", {}).get("device")) == (stage, None if offload == "none" else "cpu")
+    assert (zero["stage"], zero.get("offload_optimizer", {}).get("device")) == (
+        stage,
+        None if offload == "none" else "cpu",
+    )
     stepping = "DeepSpeedZeroOptimizer_Stage3" if stage == 3 else "DeepSpeedZeroOptimizer"
     assert raw(done).configs["optimizer_class"] == stepping
 
 
-@pytest.mark.parametrize(("sharding", "method"), [("fsdp", "full"), pytest.param("fsdp-grad-op", "lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("sharding", "method"), [("fsdp", "full"), pytest.param("fsdp-grad-op", "lora", marks=pytest.mark.slow)]
+)
 def test_fsdp2_runs(measure: Any, sharding: str, method: str) -> None:
     """``fully_shard`` turns the class of the model itself into a sharded one."""
     done = measure(**{**TWO, "method": method}, sharding=sharding)
@@ -80,7 +89,9 @@ def test_ddp_runs(measure: Any) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_makes_the_job_run_once_more(measure: Any) -> None:
-    """torchrun tells of a killed rank by its status alone, and the other rank says that it lost it: the case is not to blame."""
+    """torchrun tells of a killed rank by its status alone, and the other rank says that it lost it:
+    the case is not to blame.
+    """
     killed: list[int] = []
 
     def kill_a_rank() -> None:
@@ -104,7 +115,9 @@ def test_a_rank_that_is_killed_makes_the_job_run_once_more(measure: Any) -> None
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job(measure: Any) -> None:
-    """Memory that runs out on a rank is the outcome of the job, and nobody waits for the other until the timeout."""
+    """Memory that runs out on a rank is the outcome of the job,
+    and nobody waits for the other until the timeout.
+    """
     done = measure(**{**TWO, "batch": 131_072}, sharding="ddp", options={"memory_limit_bytes": 1_000_000_000})
     assert done.record.outcome == "host_oom", raw(done).error
 
@@ -115,7 +128,9 @@ def test_a_rank_that_fails_ends_the_job(measure: Any) -> None:
     [("fsdp", "bf16"), ("fsdp", None), ("zero3", "bf16"), ("zero2", None)],
 )
 def test_four_bit_bases_run_under_every_engine(measure: Any, sharding: str, storage: str | None) -> None:
-    """Bytes in bf16 are divided by FSDP2 and ZeRO-3; bytes as integers stay whole on each rank under FSDP2 and ZeRO-2."""
+    """Bytes in bf16 are divided by FSDP2 and ZeRO-3;
+    bytes as integers stay whole on each rank under FSDP2 and ZeRO-2.
+    """
     said = {**TWO, "method": "qlora", "sharding": sharding} | ({"quant_storage": storage} if storage else {})
     done = measure(**said)
     check_ranks(done)
@@ -127,7 +142,9 @@ def test_a_checkpoint_is_divided_as_it_is_read(measure: Any, config: str, tmp_pa
     """Real weights under ZeRO-3: the parameters are those of the file, and DeepSpeed holds them."""
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(str(Path(config).parent)))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(str(Path(config).parent))
+    )
     model.save_pretrained(tmp_path / "weights")
     done = measure(**TWO, sharding="zero3", options={"checkpoint": str(tmp_path / "weights")})
     check_ranks(done)
@@ -137,7 +154,9 @@ def test_a_checkpoint_is_divided_as_it_is_read(measure: Any, config: str, tmp_pa
 
 @pytest.mark.slow
 def test_the_trainer_runs_ddp(measure: Any) -> None:
-    """The one kind of several ranks that the Trainer does on a CPU; ranks take the planned batches in turn and stop together."""
+    """The one kind of several ranks that the Trainer does on a CPU;
+    ranks take the planned batches in turn and stop together.
+    """
     done = measure(
         **{**TWO, "method": "lora", "batch": 2},
         sharding="ddp",
@@ -146,22 +165,54 @@ def test_the_trainer_runs_ddp(measure: Any) -> None:
     )
     assert done.record.outcome == "ok", raw(done).error
     assert raw(done).engine_class.endswith("DistributedDataParallel")
-    assert [each.phase for each in raw(done).ranks[0].phases] == [each.phase for each in raw(done).ranks[1].phases]
+    assert [each.phase for each in raw(done).ranks[0].phases] == [
+        each.phase for each in raw(done).ranks[1].phases
+    ]
     assert raw(done).steps[0].padded_tokens == 62
 
 
 @pytest.mark.slow
 def test_two_nodes_meet_and_one_writes_the_record(config: str, tmp_path: Path) -> None:
-    """The same command twice, as on two nodes: two ranks in one job, hsdp's copies, and one record between them."""
+    """The same command twice, as on two nodes: two ranks in one job, hsdp's copies,
+    and one record between them.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    job = ["--model", config, "--method", "full", "--optimizer", "adamw_torch", "--seq", "32", "--gpu", "cpu", "--nodes", "2"]
-    how = ["--sharding", "hsdp", "--workload", "loop", "--steps", "2", "--max-steps", "2", "--rendezvous", f"127.0.0.1:{port}"]
+    job = [
+        "--model",
+        config,
+        "--method",
+        "full",
+        "--optimizer",
+        "adamw_torch",
+        "--seq",
+        "32",
+        "--gpu",
+        "cpu",
+        "--nodes",
+        "2",
+    ]
+    how = [
+        "--sharding",
+        "hsdp",
+        "--workload",
+        "loop",
+        "--steps",
+        "2",
+        "--max-steps",
+        "2",
+        "--rendezvous",
+        f"127.0.0.1:{port}",
+    ]
     command = [sys.executable, "-m", "measure", "run", *job, *how]
     nodes = [
         subprocess.Popen(
-            [*command, "--out", str(tmp_path / str(number))], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--out", str(tmp_path / str(number))],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number in range(2)
     ]

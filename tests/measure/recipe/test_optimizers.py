@@ -18,16 +18,28 @@ import_or_skip("transformers")
 
 
 # LLaMA-Factory, torchao and APOLLO have code of their own for these, which is not installed here.
-NOT_MADE = ("unheard_of", "adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", "apollo_adamw", "apollo_adamw_layerwise")
+NOT_MADE = (
+    "unheard_of",
+    "adam_mini",
+    "muon",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "apollo_adamw",
+    "apollo_adamw_layerwise",
+)
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS, *NOT_MADE}))
 def test_the_name_decides_what_is_made(optimizer: str) -> None:
-    """The class has the name of its family; an unknown name is refused instead of becoming another optimizer."""
+    """The class has the name of its family;
+    an unknown name is refused instead of becoming another optimizer.
+    """
     from measure.recipe.optimizers import optimizer_over
 
     model = torch.nn.Linear(4, 4)
-    recipe = resolve(from_flags({"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "64"})).recipe
+    recipe = resolve(
+        from_flags({"model": "qwen2.5-0.5b", "method": "full", "gpu": "h100-sxm", "seq": "64"})
+    ).recipe
     recipe = replace(recipe, optimizer=optimizer)  # type: ignore[arg-type]
     groups = [{"params": list(model.parameters())}]
     if optimizer in NOT_MADE:

@@ -1,4 +1,6 @@
-"""What libraries compile on first use: tools that are missing, locks that stay behind, and whose memory that is."""
+"""What libraries compile on first use: tools that are missing, locks that stay behind,
+and whose memory that is.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ def lock(folder: Path, age_s: float) -> Path:
 def test_a_lock_of_a_killed_compilation_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old lock in whose folder nobody works goes; a new one and one of a compilation that runs stay."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    abandoned, new, used = lock(tmp_path / "cpu_adam", 90), lock(tmp_path / "py311" / "new", 1), lock(tmp_path / "used", 90)
+    abandoned, new, used = (
+        lock(tmp_path / "cpu_adam", 90),
+        lock(tmp_path / "py311" / "new", 1),
+        lock(tmp_path / "used", 90),
+    )
     with subprocess.Popen(["sleep", "60"], cwd=used.parent) as compiling:
         assert remove_abandoned_locks() == (abandoned,)
         compiling.kill()
@@ -52,10 +58,13 @@ def test_a_lock_of_a_killed_compilation_is_removed(tmp_path: Path, monkeypatch: 
 def test_a_lock_that_others_may_hold_stays_until_all_is_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounts: dict[str, str], shared: bool
 ) -> None:
-    """Another node of a cluster compiles unseen: where the folder is shared, a lock goes only after a quarter of an hour."""
+    """Another node of a cluster compiles unseen: where the folder is shared,
+    a lock goes only after a quarter of an hour.
+    """
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     partitions = [
-        SimpleNamespace(mountpoint=str(tmp_path) if place == "FOLDER" else place, fstype=kind) for place, kind in mounts.items()
+        SimpleNamespace(mountpoint=str(tmp_path) if place == "FOLDER" else place, fstype=kind)
+        for place, kind in mounts.items()
     ]
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: partitions)
     path = lock(tmp_path / "cpu_adam", 90)
@@ -89,11 +98,18 @@ def test_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compilers_are_no_part_of_the_memory_of_a_job() -> None:
-    """Processes under a job that run another program, such as a compiler, are not counted; workers of the same Python are."""
+    """Processes under a job that run another program, such as a compiler, are not counted;
+    workers of the same Python are.
+    """
     from measure.run.readings.host import _tree
 
-    script = "import subprocess, sys; subprocess.Popen(['sleep', '60']); subprocess.run([sys.executable, '-c', 'input()'])"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, start_new_session=True) as job:
+    script = (
+        "import subprocess, sys; subprocess.Popen(['sleep', '60']); subprocess.run([sys.executable, "
+        "'-c', 'input()'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, start_new_session=True
+    ) as job:
         process = psutil.Process(job.pid)
         end_s = time.monotonic() + 20
         while len(process.children()) < 2 and time.monotonic() < end_s:

@@ -1,4 +1,6 @@
-"""Temporary folders of cases: gone at the end, and those of a killed parent at the next start; nobody else's."""
+"""Temporary folders of cases: gone at the end, and those of a killed parent at the next start;
+nobody else's.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def owner() -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Another process with a folder of its own, an hour old."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
+    ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         make_old(folder)
@@ -93,5 +97,9 @@ def test_what_is_not_ours_stays(
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert remove_abandoned_folders() == (others,)
-    assert sorted(each.name for each in temporary.iterdir()) == ["measure-link", "measure-linked", "measure-plain"]
+    assert sorted(each.name for each in temporary.iterdir()) == [
+        "measure-link",
+        "measure-linked",
+        "measure-plain",
+    ]
     assert (elsewhere / "owner").exists()

@@ -88,7 +88,11 @@ def test_who_is_killed_holds_nothing(tmp_path: Path) -> None:
 def test_the_second_waits_where_that_is_asked(tmp_path: Path) -> None:
     """It says for whom, and goes on when the first has ended."""
     with holder(tmp_path) as first:
-        call = [sys.executable, "-c", HOLDER.replace("say=print", "wait=True, say=lambda text: print(text, flush=True)")]
+        call = [
+            sys.executable,
+            "-c",
+            HOLDER.replace("say=print", "wait=True, say=lambda text: print(text, flush=True)"),
+        ]
         with subprocess.Popen(
             [*call, str(tmp_path), ""], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as second:
@@ -105,8 +109,12 @@ def test_the_second_waits_where_that_is_asked(tmp_path: Path) -> None:
     ("first", "second", "refused"),
     [("1/2", "2/2", False), ("1/2", "1/2", True), ("1/2", "", True), ("", "1/2", True)],
 )
-def test_shares_keep_the_same_cases_apart_only(first: str, second: str, refused: bool, tmp_path: Path) -> None:
-    """Different shares have different cases; a share stands in the way of itself and of a campaign of all cases."""
+def test_shares_keep_the_same_cases_apart_only(
+    first: str, second: str, refused: bool, tmp_path: Path
+) -> None:
+    """Different shares have different cases;
+    a share stands in the way of itself and of a campaign of all cases.
+    """
     with holder(tmp_path, first) as process:
         if not refused:
             assert take(tmp_path, second or None) == []
@@ -116,8 +124,12 @@ def test_shares_keep_the_same_cases_apart_only(first: str, second: str, refused:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_disk_without_locks_is_said_and_used(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lustre without -o flock, NFS without a lock daemon: a campaign there is not forbidden, and nobody is told it is safe."""
+def test_a_disk_without_locks_is_said_and_used(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre without -o flock, NFS without a lock daemon: a campaign there is not forbidden,
+    and nobody is told it is safe.
+    """
 
     def refuse(*_: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -137,7 +149,9 @@ def test_a_lock_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 @needs_extra
 def test_a_second_campaign_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and one sentence, before anything is started; the order of the cases may be looked at all the while."""
+    """Exit code 2 and one sentence, before anything is started;
+    the order of the cases may be looked at all the while.
+    """
     file = str(data_dir() / "campaigns" / "cpu.toml")
     with holder(tmp_path) as first:
         assert main(["campaign", file, "--out", str(tmp_path)]) == 2
@@ -149,7 +163,9 @@ def test_a_second_campaign_measures_nothing(tmp_path: Path, capsys: pytest.Captu
 
 
 @needs_extra
-def test_a_campaign_that_waited_looks_at_the_records_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_that_waited_looks_at_the_records_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the first recorded while the second waited is not measured again."""
     read: list[bool] = []
     file = str(data_dir() / "campaigns" / "cpu.toml")

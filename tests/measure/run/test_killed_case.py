@@ -1,4 +1,6 @@
-"""A case that somebody killed is run once more; one that ended otherwise, or that the kernel killed for memory, is not."""
+"""A case that somebody killed is run once more; one that ended otherwise,
+or that the kernel killed for memory, is not.
+"""
 
 from __future__ import annotations
 
@@ -85,10 +87,20 @@ def test_a_case_that_is_killed_again_is_recorded_so(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("ending", "outcome"),
-    [(("", SEGV), "crash"), (("", "0"), "crash"), ((OUT_OF_MEMORY, KILL), "oom"), ((LOST, "0"), "crash"), ((DONE, KILL), "ok")],
+    [
+        (("", SEGV), "crash"),
+        (("", "0"), "crash"),
+        ((OUT_OF_MEMORY, KILL), "oom"),
+        ((LOST, "0"), "crash"),
+        ((DONE, KILL), "ok"),
+    ],
 )
-def test_what_ended_by_itself_is_not_run_again(ending: tuple[str, str], outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A native death, a silent end, a shortage that was said: findings of the case; one that was done before it died is ok."""
+def test_what_ended_by_itself_is_not_run_again(
+    ending: tuple[str, str], outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A native death, a silent end, a shortage that was said: findings of the case;
+    one that was done before it died is ok.
+    """
     done, started = run(monkeypatch, ending, (DONE, "0"))
     assert (done.outcome, started) == (outcome, 1)
 
@@ -97,7 +109,9 @@ def test_what_ended_by_itself_is_not_run_again(ending: tuple[str, str], outcome:
 def test_the_kernel_that_kills_for_memory_is_host_memory_and_is_not_tempted_again(
     said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The count of kills has grown; what other ranks said when they lost the one that was killed does not hide it."""
+    """The count of kills has grown;
+    what other ranks said when they lost the one that was killed does not hide it.
+    """
     done, started = run(monkeypatch, (said, KILL), (DONE, "0"), kills=(3, 4))
     assert (done.outcome, started) == ("host_oom", 1)
 
@@ -132,6 +146,8 @@ def test_kills_are_counted_in_the_group_of_the_process(tmp_path: Path) -> None:
     assert cgroup_kills(root, own) == 2
     own.write_text("9:name=systemd:/a\n8:cpu,memory:/slurm/job_7\n", encoding="utf-8")
     (root / "memory" / "slurm" / "job_7").mkdir(parents=True)
-    (root / "memory" / "slurm" / "job_7" / "memory.oom_control").write_text("under_oom 0\noom_kill 3\n", encoding="ascii")
+    (root / "memory" / "slurm" / "job_7" / "memory.oom_control").write_text(
+        "under_oom 0\noom_kill 3\n", encoding="ascii"
+    )
     assert cgroup_kills(root, own) == 3
     assert cgroup_kills(root, tmp_path / "none") is None

@@ -43,7 +43,9 @@ class Parent:
 def test_a_parent_that_opened_the_device_is_replaced_by_one_that_imports_less(
     monkeypatch: pytest.MonkeyPatch, opens_always: bool
 ) -> None:
-    """Children of the second one fork where it left the device alone; one that opens it all the same is not tried again."""
+    """Children of the second one fork where it left the device alone;
+    one that opens it all the same is not tried again.
+    """
     parent: Any = type("Parent", (Parent,), {"started": [], "opens_always": opens_always})
     monkeypatch.setattr(measure.run.launcher, "Zygote", parent)
     with Launcher() as launcher:
@@ -55,8 +57,12 @@ def test_a_parent_that_opened_the_device_is_replaced_by_one_that_imports_less(
 
 
 @pytest.mark.parametrize(("limit_bytes", "told"), [(None, False), (10**9, True)])
-def test_a_native_death_under_a_memory_limit_names_the_limit(tmp_path: Path, limit_bytes: int | None, told: bool) -> None:
-    """A library that does not look whether it got memory dies by a signal: a crash still, with the limit named."""
+def test_a_native_death_under_a_memory_limit_names_the_limit(
+    tmp_path: Path, limit_bytes: int | None, told: bool
+) -> None:
+    """A library that does not look whether it got memory dies by a signal: a crash still,
+    with the limit named.
+    """
     case = RunCase({"gpu": "cpu"}, RunOptions(memory_limit_bytes=limit_bytes))
     outcome, message = _verdict([[]], _End(-signal.SIGSEGV, False, False, tmp_path / "none"), case)
     assert outcome == "crash"
@@ -82,7 +88,12 @@ def ended(how: str, *events: str) -> RunResult:
     ],
 )
 def test_a_fork_that_opens_no_device_is_tried_as_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, gpu: str, forked: tuple[str, ...], spawned: tuple[str, ...], ways: list[str], forks_on: bool
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: str,
+    forked: tuple[str, ...],
+    spawned: tuple[str, ...],
+    ways: list[str],
+    forks_on: bool,
 ) -> None:
     """Whatever the reason: where only a spawned worker comes to its device, no later case is forked."""
     tried: list[str] = []
@@ -99,17 +110,27 @@ def test_a_fork_that_opens_no_device_is_tried_as_a_process_of_its_own(
 
 
 def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the interpreter wrote last is in the sentence: on a foreign machine it is all that there is to go by."""
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8")
+    """What the interpreter wrote last is in the sentence:
+    on a foreign machine it is all that there is to go by.
+    """
+    (tmp_path / "torch.py").write_text(
+        "raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8"
+    )
     root = str(Path(__file__).resolve().parents[3])
-    monkeypatch.setattr(measure.run.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"})
-    with pytest.raises(ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"):
+    monkeypatch.setattr(
+        measure.run.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"}
+    )
+    with pytest.raises(
+        ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"
+    ):
         Zygote()
 
 
 @needs("psutil")
 def test_a_fork_that_hangs_before_its_device_is_open_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that it inherited would hold it until the timeout, and every case after it: it is killed early, which is a crash."""
+    """A lock that it inherited would hold it until the timeout, and every case after it:
+    it is killed early, which is a crash.
+    """
     killed: list[int] = []
     child = SimpleNamespace(pid=2**22 + 1, status=lambda: -signal.SIGKILL if killed else None)
     monkeypatch.setattr(measure.run.launcher, "_OPENING_S", 0.0)

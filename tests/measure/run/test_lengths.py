@@ -10,7 +10,9 @@ from planner.domain.recipe import Batch
 
 def batch(**changes: object) -> Batch:
     """Four rows of 1,000 tokens."""
-    return replace(Batch(micro_batch=4, grad_accum=1, seq_len=1000, padding="longest", tokens_per_sample=1000), **changes)
+    return replace(
+        Batch(micro_batch=4, grad_accum=1, seq_len=1000, padding="longest", tokens_per_sample=1000), **changes
+    )
 
 
 def test_full_samples_need_one_micro_batch() -> None:

@@ -1,4 +1,6 @@
-"""Numbers that say how to measure: what is given counts, 0 too, and what cannot be meant is refused in one sentence."""
+"""Numbers that say how to measure: what is given counts, 0 too,
+and what cannot be meant is refused in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ needs_extra = pytest.mark.skipif(
         ("--max-steps", "0"),
         ("--max-steps", "4"),
         ("--seed", "-1"),
-        *((flag, value) for flag in ("--timeout", "--budget") for value in ("0", "-1", "nan", "inf", "1e999")),
+        *(
+            (flag, value)
+            for flag in ("--timeout", "--budget")
+            for value in ("0", "-1", "nan", "inf", "1e999")
+        ),
         ("--lengths", "0,64"),
         ("--lengths", "1.5"),
         ("--memory-limit", "0GiB"),
@@ -111,7 +117,13 @@ def test_more_counted_steps_than_the_limit_raise_the_limit() -> None:
 
 def test_times_are_read_with_their_units() -> None:
     """Hours, minutes, seconds and bare seconds."""
-    assert [duration_s("--time-budget", text) for text in ("9m", "90", "1h30m", "45s", "1m30s")] == [540, 90, 5400, 45, 90]
+    assert [duration_s("--time-budget", text) for text in ("9m", "90", "1h30m", "45s", "1m30s")] == [
+        540,
+        90,
+        5400,
+        45,
+        90,
+    ]
     for text in ("", "0", "soon", "-5m"):
         with pytest.raises(UsageError, match="must be a time"):
             duration_s("--time-budget", text)

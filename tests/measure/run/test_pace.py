@@ -9,7 +9,9 @@ from measure.run.pace import Pace, interquartile_range, relative_spread
 
 
 def test_the_pace_stops_when_times_settle() -> None:
-    """Warm-up is not counted; steady times stop at the least number of steps, spread ones go on to the limit."""
+    """Warm-up is not counted; steady times stop at the least number of steps,
+    spread ones go on to the limit.
+    """
     options = RunOptions(warmup=2, steps=5, max_steps=20, budget_s=100.0)
     steady, spread = Pace(options), Pace(options)
     for number in range(30):

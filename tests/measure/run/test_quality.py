@@ -9,7 +9,9 @@ import pytest
 from measure.run.quality import Evidence, drift, is_censored, judge
 from planner.units import GIB
 
-GOOD = Evidence(warmup_steps=3, counted_s=[1.0, 1.01, 0.99, 1.0, 1.0, 1.0], device_peak_bytes=50, device_bytes=100)
+GOOD = Evidence(
+    warmup_steps=3, counted_s=[1.0, 1.01, 0.99, 1.0, 1.0, 1.0], device_peak_bytes=50, device_bytes=100
+)
 
 
 def test_a_clean_run_is_good() -> None:
@@ -28,8 +30,14 @@ def test_a_clean_run_is_good() -> None:
         ({"retries": 2}, "2 times"),
         ({"throttled": ("hardware slowdown",)}, "throttled: hardware slowdown"),
         ({"other_processes": 1}, "1 other processes on the device"),
-        ({"other_processes": 1, "held_before_bytes": 2 * GIB}, "1 other processes on the device; 2.00 GiB were in use"),
-        ({"other_processes": None, "held_before_bytes": 2 * GIB}, "whom the driver does not name; 2.00 GiB were in use"),
+        (
+            {"other_processes": 1, "held_before_bytes": 2 * GIB},
+            "1 other processes on the device; 2.00 GiB were in use",
+        ),
+        (
+            {"other_processes": None, "held_before_bytes": 2 * GIB},
+            "whom the driver does not name; 2.00 GiB were in use",
+        ),
         ({"driver_asked": False}, "the driver said nothing"),
         ({"device_peak_bytes": 94}, "nearly full"),
     ],

@@ -1,4 +1,6 @@
-"""What ``measure run`` prints: a phase that runs once a step says how often it ran, because its time is that of all steps."""
+"""What ``measure run`` prints: a phase that runs once a step says how often it ran,
+because its time is that of all steps.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def finished(visits: int, wall_s: float) -> Any:
     }
     record = SimpleNamespace(outcome="ok", phase_reached=None, host_memory_mib=1024.0, id="a-run")
     attachments = {"raw": raw, "quality": {"verdict": "good", "reasons": []}}
-    return SimpleNamespace(label="a job", measured=SimpleNamespace(record=record, attachments=attachments), path="records.jsonl")
+    return SimpleNamespace(
+        label="a job", measured=SimpleNamespace(record=record, attachments=attachments), path="records.jsonl"
+    )
 
 
 def test_the_time_of_a_phase_comes_with_how_often_it_ran() -> None:

@@ -10,7 +10,9 @@ from measure.run.solve import bisect
 @pytest.mark.parametrize("boundary", [1, 2, 3, 7, 8, 100])
 @pytest.mark.parametrize("start", [1, 4, 64])
 def test_bisection_finds_the_last_that_runs(boundary: int, start: int) -> None:
-    """Wherever it starts, neighbours on both sides of the boundary are found, in few probes and none twice."""
+    """Wherever it starts, neighbours on both sides of the boundary are found,
+    in few probes and none twice.
+    """
     asked: list[int] = []
 
     def runs(value: int) -> bool:

@@ -1,4 +1,6 @@
-"""Where records go when the disk, the folder or a file there is not as it should be: one sentence, nothing half-written."""
+"""Where records go when the disk, the folder or a file there is not as it should be: one sentence,
+nothing half-written.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,18 @@ needs_libraries = needs("torch", "transformers", "peft", "accelerate")
 def measured(number: int, history: bytes | None = None) -> MeasuredRecord:
     """A record with its environment."""
     record = RunRecord(
-        id=f"run-{number}", source="s", source_group="g", model="qwen2.5-0.5b", gpu="cpu", method="lora", seq_len=8, outcome="ok"
+        id=f"run-{number}",
+        source="s",
+        source_group="g",
+        model="qwen2.5-0.5b",
+        gpu="cpu",
+        method="lora",
+        seq_len=8,
+        outcome="ok",
     )
-    return MeasuredRecord(record, {"environment": collect_environment(None, ()), "raw": {}} if history else _plain(), history)
+    return MeasuredRecord(
+        record, {"environment": collect_environment(None, ()), "raw": {}} if history else _plain(), history
+    )
 
 
 def _plain() -> dict[str, Any]:
@@ -47,7 +58,9 @@ def _plain() -> dict[str, Any]:
 
 @pytest.fixture
 def small_files() -> Iterator[int]:
-    """No file of this process may grow beyond 4096 bytes: the write that would cross it fails, as on a full disk."""
+    """No file of this process may grow beyond 4096 bytes: the write that would cross it fails,
+    as on a full disk.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -58,7 +71,9 @@ def small_files() -> Iterator[int]:
 
 @needs_psutil
 def test_a_disk_that_fills_up_keeps_every_whole_record(tmp_path: Path, small_files: int) -> None:
-    """The record that does not fit is refused in a sentence; all before it stay readable, and so does the file."""
+    """The record that does not fit is refused in a sentence; all before it stay readable,
+    and so does the file.
+    """
     store = Store(tmp_path)
     line_bytes = store.add(measured(0)).stat().st_size
     fitting = small_files // line_bytes
@@ -83,15 +98,21 @@ def test_a_full_device_is_named(tmp_path: Path) -> None:
         store.add(measured(2))
 
 
-def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_nearly_full_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Less than what a few records take is left: nothing is measured for nothing."""
-    monkeypatch.setattr("measure.run.store.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1000})())
+    monkeypatch.setattr(
+        "measure.run.store.shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1000})()
+    )
     with pytest.raises(UsageError, match="is full: 1000 B"):
         Store(tmp_path).prepare()
 
 
 @needs_psutil
-def test_a_history_on_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_on_a_full_disk_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that fills up in the middle leaves neither a piece of the history nor a record that names it."""
 
     def full(_: int) -> None:
@@ -113,7 +134,9 @@ def test_a_history_that_cannot_be_written_leaves_no_record(tmp_path: Path) -> No
 
 
 @needs_libraries
-def test_a_folder_that_cannot_be_written_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_ends_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file in the place of the folder: exit code 2 and one sentence, before the run."""
     blocked = tmp_path / "file"
     blocked.write_text("", encoding="utf-8")
@@ -125,7 +148,9 @@ def test_a_folder_that_cannot_be_written_ends_the_command(tmp_path: Path, capsys
 
 
 @needs_libraries
-def test_records_of_a_newer_schema_stop_a_campaign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_of_a_newer_schema_stop_a_campaign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What cannot be read cannot be skipped either: nothing runs, and the file stays as it is."""
     newer = tmp_path / "cpu.jsonl"
     newer.write_text('{"schema": "planner/record@99"}\n', encoding="utf-8")
@@ -143,7 +168,11 @@ def test_records_of_a_newer_schema_stop_a_campaign(tmp_path: Path, capsys: pytes
     [
         ({"method": "qlora"}, "bitsandbytes", "measure extra"),
         ({"method": "full", "optimizer": "adamw_8bit"}, "bitsandbytes", "measure extra"),
-        ({"method": "full", "sharding": "zero2", "gpus": 2, "optimizer": "adamw_torch"}, "deepspeed", "measure extra"),
+        (
+            {"method": "full", "sharding": "zero2", "gpus": 2, "optimizer": "adamw_torch"},
+            "deepspeed",
+            "measure extra",
+        ),
         ({"method": "lora", "attention": "flash2"}, "flash_attn", "pip install flash-attn"),
     ],
 )
@@ -160,6 +189,9 @@ def test_a_library_that_a_job_needs_is_named(
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     """Output into a closed pipe ends without a Python traceback."""
-    command = f"{sys.executable} -m measure campaign data/campaigns/first.toml --dry-run --out {tmp_path} | head -c 10"
+    command = (
+        f"{sys.executable} -m measure campaign data/campaigns/first.toml --dry-run --out "
+        f"{tmp_path} | head -c 10"
+    )
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr

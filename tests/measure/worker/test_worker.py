@@ -34,9 +34,17 @@ def test_what_counts_as_full_device_memory(error: BaseException, outcome: str) -
 
 
 @pytest.mark.parametrize(("free_bytes", "outcome"), [(100 * MIB, "oom"), (60 * GIB, "host_oom")])
-def test_page_locked_memory_that_is_refused_is_the_hosts(monkeypatch: pytest.MonkeyPatch, free_bytes: int, outcome: str) -> None:
-    """CUDA calls both shortages alike, and its allocator's have torch's own name: a card with room has not run out."""
+def test_page_locked_memory_that_is_refused_is_the_hosts(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int, outcome: str
+) -> None:
+    """CUDA calls both shortages alike, and its allocator's have torch's own name:
+    a card with room has not run out.
+    """
     from measure.worker.worker import _outcome
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", create_autospec(torch.cuda.mem_get_info, return_value=(free_bytes, 80 * GIB)))
+    monkeypatch.setattr(
+        torch.cuda,
+        "mem_get_info",
+        create_autospec(torch.cuda.mem_get_info, return_value=(free_bytes, 80 * GIB)),
+    )
     assert _outcome(RuntimeError("CUDA error: out of memory")) == outcome

@@ -1,4 +1,6 @@
-"""The model of the CUDA caching allocator: each rule with numbers worked out by hand, and everything around the replay."""
+"""The model of the CUDA caching allocator: each rule with numbers worked out by hand,
+and everything around the replay.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,23 @@ from typing import Any
 import pytest
 
 from planner.allocator.caching_allocator import CachingAllocator
-from planner.allocator.events import EVENTS_SCHEMA_ID, AllocEvent, allocated_timeline, phases_of, read_jsonl, write_jsonl
+from planner.allocator.events import (
+    EVENTS_SCHEMA_ID,
+    AllocEvent,
+    allocated_timeline,
+    phases_of,
+    read_jsonl,
+    write_jsonl,
+)
 from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
 from planner.allocator.replay import replay
-from planner.allocator.settings import AllocatorSettings, parse_settings, rounded_bytes, roundup_divisions, segment_bytes
+from planner.allocator.settings import (
+    AllocatorSettings,
+    parse_settings,
+    rounded_bytes,
+    roundup_divisions,
+    segment_bytes,
+)
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.units import GIB, KIB, MIB
 
@@ -29,10 +44,13 @@ def mib(allocator: CachingAllocator) -> tuple[float, float]:
 
 def stream_of(*steps: tuple[Any, ...], phase: str = "forward") -> list[AllocEvent]:
     """Events from ``("alloc", id, MiB)`` and ``("free", id)``."""
-    return [AllocEvent(step[0], step[1], int(step[2] * MIB) if len(step) > 2 else 0, phase=phase) for step in steps]
+    return [
+        AllocEvent(step[0], step[1], int(step[2] * MIB) if len(step) > 2 else 0, phase=phase)
+        for step in steps
+    ]
 
 
-# --- sizes -----------------------------------------------------------------------------------------------------------------
+# --- sizes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,8 +68,12 @@ def stream_of(*steps: tuple[Any, ...], phase: str = "forward") -> list[AllocEven
         (GIB, GIB, GIB),
     ],
 )
-def test_a_request_is_rounded_and_gets_a_segment_by_its_size(n_bytes: int, rounded: int, segment: int) -> None:
-    """Blocks are multiples of 512 bytes; segments are 2 MiB, 20 MiB or a multiple of 2 MiB; the first request reserves one."""
+def test_a_request_is_rounded_and_gets_a_segment_by_its_size(
+    n_bytes: int, rounded: int, segment: int
+) -> None:
+    """Blocks are multiples of 512 bytes; segments are 2 MiB, 20 MiB or a multiple of 2 MiB;
+    the first request reserves one.
+    """
     assert rounded_bytes(n_bytes) == rounded
     assert segment_bytes(rounded) == segment
     allocator = CachingAllocator()
@@ -61,13 +83,21 @@ def test_a_request_is_rounded_and_gets_a_segment_by_its_size(n_bytes: int, round
 
 
 def test_large_segment_size_replaces_the_20_mib() -> None:
-    """``large_segment_size_mb`` sets what a request between 1 and 10 MiB reserves, and leaves the others alone."""
+    """``large_segment_size_mb`` sets what a request between 1 and 10 MiB reserves,
+    and leaves the others alone.
+    """
     settings = AllocatorSettings(large_segment_bytes=12 * MIB)
-    assert [segment_bytes(size, settings) for size in (MIB, 2 * MIB, 10 * MIB)] == [2 * MIB, 12 * MIB, 10 * MIB]
+    assert [segment_bytes(size, settings) for size in (MIB, 2 * MIB, 10 * MIB)] == [
+        2 * MIB,
+        12 * MIB,
+        10 * MIB,
+    ]
 
 
 def test_powers_of_two_are_divided_for_rounding() -> None:
-    """With 4 divisions 1200 goes to 1280, the first of 1024, 1280, 1536, 1792 above it (the example in the PyTorch source)."""
+    """With 4 divisions 1200 goes to 1280, the first of 1024, 1280, 1536,
+    1792 above it (the example in the PyTorch source).
+    """
     settings = AllocatorSettings(roundup_divisions=(4,) * 16)
     assert rounded_bytes(1200 * MIB, settings) == 1280 * MIB
     assert rounded_bytes(1280 * MIB, settings) == 1280 * MIB
@@ -85,7 +115,7 @@ def test_small_requests_are_not_divided() -> None:
     assert rounded_bytes(1200 * MIB + 1, AllocatorSettings(roundup_divisions=(1,) * 16)) == 1200 * MIB + 512
 
 
-# --- settings --------------------------------------------------------------------------------------------------------------
+# --- settings -----------------------------------------------------------------------------------------------
 
 
 def test_settings_are_read_as_pytorch_reads_them() -> None:
@@ -103,7 +133,9 @@ def test_settings_are_read_as_pytorch_reads_them() -> None:
 
 
 def test_sizes_between_the_named_ones_are_not_divided() -> None:
-    """Another text of PyTorch's test: 1024 MiB is not named, so it stays off; below the first and above the last are filled."""
+    """Another text of PyTorch's test: 1024 MiB is not named, so it stays off;
+    below the first and above the last are filled.
+    """
     settings = parse_settings("roundup_power2_divisions:[128:8,256:16,512:1,2048:8,>:2]")
     sizes = (64, 128, 256, 512, 1024, 2048, 4096)
     assert [roundup_divisions(size * MIB, settings) for size in sizes] == [8, 8, 16, 1, 0, 8, 2]
@@ -112,8 +144,14 @@ def test_sizes_between_the_named_ones_are_not_divided() -> None:
 
 
 def test_no_text_means_the_defaults() -> None:
-    """An empty text, and keys that do not move device memory, leave the defaults; the slack follows the large segment size."""
-    assert parse_settings("") == parse_settings("backend:native,pinned_num_register_threads:8,") == AllocatorSettings()
+    """An empty text, and keys that do not move device memory, leave the defaults;
+    the slack follows the large segment size.
+    """
+    assert (
+        parse_settings("")
+        == parse_settings("backend:native,pinned_num_register_threads:8,")
+        == AllocatorSettings()
+    )
     assert parse_settings("large_segment_size_mb:32").oversize_slack_bytes == 32 * MIB
     assert parse_settings("per_process_memory_fraction:0.9").memory_fraction == 0.9
 
@@ -146,7 +184,9 @@ def test_settings_that_pytorch_refuses_are_refused(text: str) -> None:
 
 
 def test_unknown_settings_are_not_guessed() -> None:
-    """An unknown key names the nearest known one; another backend is another allocator, which is not modelled."""
+    """An unknown key names the nearest known one; another backend is another allocator,
+    which is not modelled.
+    """
     with pytest.raises(UnknownNameError, match="max_split_size_mb"):
         parse_settings("max_split_size:40")
     with pytest.raises(NotModelledError, match="cudaMallocAsync"):
@@ -159,11 +199,13 @@ def test_a_list_of_divisions_has_one_per_power_of_two() -> None:
         AllocatorSettings(roundup_divisions=(4, 4))
 
 
-# --- splitting, best fit, merging ------------------------------------------------------------------------------------------
+# --- splitting, best fit, merging ---------------------------------------------------------------------------
 
 
 def test_small_requests_share_a_segment() -> None:
-    """1 MiB and 1 MiB - 512 leave exactly 512 bytes of a 2 MiB segment, which is split off and serves a third request."""
+    """1 MiB and 1 MiB - 512 leave exactly 512 bytes of a 2 MiB segment,
+    which is split off and serves a third request.
+    """
     allocator = CachingAllocator()
     for n_bytes in (MIB, MIB - 512, 1):
         allocator.malloc(n_bytes)
@@ -173,7 +215,9 @@ def test_small_requests_share_a_segment() -> None:
 
 
 def test_a_large_remainder_is_split_off_only_above_1_mib() -> None:
-    """In a 12 MiB segment 10 MiB + 512 leave a usable block; 11 MiB leave exactly 1 MiB, which counts as allocated."""
+    """In a 12 MiB segment 10 MiB + 512 leave a usable block; 11 MiB leave exactly 1 MiB,
+    which counts as allocated.
+    """
     split, kept = CachingAllocator(), CachingAllocator()
     split.malloc(10 * MIB + 1)
     kept.malloc(11 * MIB)
@@ -220,7 +264,9 @@ def test_between_equal_blocks_the_lowest_address_is_taken() -> None:
 
 
 def test_free_neighbours_merge() -> None:
-    """Four blocks of 5 MiB fill a 20 MiB segment; freed in any order they are one block again, which serves 20 MiB."""
+    """Four blocks of 5 MiB fill a 20 MiB segment; freed in any order they are one block again,
+    which serves 20 MiB.
+    """
     for order in ((0, 2, 1, 3), (3, 2, 1, 0), (1, 2, 0, 3)):
         allocator = CachingAllocator()
         blocks = [block for block in (allocator.malloc(5 * MIB) for _ in range(4)) if block]
@@ -241,7 +287,9 @@ def test_segments_never_merge() -> None:
 
 
 def test_an_orphaned_16_bit_block_cannot_serve_the_32_bit_copy() -> None:
-    """Weights cast from 16 to 32 bits one by one leave every 16-bit block behind; only half-sized ones can use them."""
+    """Weights cast from 16 to 32 bits one by one leave every 16-bit block behind;
+    only half-sized ones can use them.
+    """
     allocator = CachingAllocator()
     half = allocator.malloc(12 * MIB)
     allocator.malloc(24 * MIB)
@@ -265,7 +313,7 @@ def test_each_stream_has_its_own_pools() -> None:
     assert mib(allocator) == (60, 60)
 
 
-# --- max_split_size --------------------------------------------------------------------------------------------------------
+# --- max_split_size -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -273,7 +321,9 @@ def test_each_stream_has_its_own_pools() -> None:
     [(30, False), (39, False), (60, False), (80, False), (81, True), (100, True)],
 )
 def test_an_oversize_block_serves_only_requests_near_its_size(request_mib: int, reuses: bool) -> None:
-    """Limit 40 MiB, cached block 100 MiB: smaller requests never use it, oversize ones only from 100 - 20 MiB (exclusive) up."""
+    """Limit 40 MiB, cached block 100 MiB: smaller requests never use it,
+    oversize ones only from 100 - 20 MiB (exclusive) up.
+    """
     allocator = CachingAllocator(OVERSIZE)
     block = allocator.malloc(100 * MIB)
     assert block is not None
@@ -298,7 +348,9 @@ def test_a_block_of_the_limit_is_oversize() -> None:
 
 
 def test_a_full_card_gives_back_just_enough_oversize_blocks() -> None:
-    """60 MiB beside cached 100 and 120 MiB on a card of 260: the 100 goes back, the 120 stays, and no retry is counted."""
+    """60 MiB beside cached 100 and 120 MiB on a card of 260: the 100 goes back, the 120 stays,
+    and no retry is counted.
+    """
     allocator = CachingAllocator(OVERSIZE, limit_bytes=260 * MIB)
     for block in [block for block in (allocator.malloc(size * MIB) for size in (100, 120)) if block]:
         allocator.free(block)
@@ -317,11 +369,13 @@ def test_a_full_card_gives_back_several_oversize_blocks_from_the_largest() -> No
     assert allocator.n_retries == 0
 
 
-# --- a full card -----------------------------------------------------------------------------------------------------------
+# --- a full card --------------------------------------------------------------------------------------------
 
 
 def test_a_full_card_gives_the_cache_back_and_goes_on() -> None:
-    """12 MiB freed, then 24 MiB: 36 fit without a retry; on 30 the 12 are given back first; on 23 nothing helps."""
+    """12 MiB freed, then 24 MiB: 36 fit without a retry; on 30 the 12 are given back first;
+    on 23 nothing helps.
+    """
     events = stream_of(("alloc", 0, 12), ("free", 0), ("alloc", 1, 24))
     assert replay(events, limit_bytes=36 * MIB).outcome == "fits"
     tight = replay(events, limit_bytes=30 * MIB)
@@ -340,15 +394,26 @@ def test_out_of_memory_says_where_and_how_much() -> None:
     result = replay(events, limit_bytes=20 * MIB)
     failure = result.out_of_memory
     assert failure is not None
-    assert (failure.event, failure.phase, failure.op, failure.module) == (1, "loss", "aten::mm", "model.lm_head")
+    assert (failure.event, failure.phase, failure.op, failure.module) == (
+        1,
+        "loss",
+        "aten::mm",
+        "model.lm_head",
+    )
     assert (failure.requested_bytes, failure.attempted_bytes) == (10 * MIB + 1, 12 * MIB)
-    assert (failure.allocated_bytes, failure.reserved_bytes, failure.limit_bytes) == (12 * MIB, 12 * MIB, 20 * MIB)
+    assert (failure.allocated_bytes, failure.reserved_bytes, failure.limit_bytes) == (
+        12 * MIB,
+        12 * MIB,
+        20 * MIB,
+    )
     assert len(result.reserved_timeline) == 1, "nothing is counted after the failure"
     assert [peak.phase for peak in result.phases] == ["load", "loss"]
 
 
 def test_a_segment_in_partial_use_cannot_be_given_back() -> None:
-    """5 MiB keep 20 MiB reserved, so that 30 MiB do not fit on 40 although 35 are free; with expandable segments they do."""
+    """5 MiB keep 20 MiB reserved, so that 30 MiB do not fit on 40 although 35 are free;
+    with expandable segments they do.
+    """
     events = stream_of(("alloc", 0, 5), ("alloc", 1, 5), ("free", 0), ("alloc", 2, 30))
     failure = replay(events, limit_bytes=40 * MIB).out_of_memory
     assert failure is not None
@@ -363,13 +428,23 @@ def test_a_negative_limit_is_refused() -> None:
     assert replay(stream_of(("alloc", 0, 1)), limit_bytes=0).outcome == "out_of_memory"
 
 
-# --- garbage collection ----------------------------------------------------------------------------------------------------
+# --- garbage collection -------------------------------------------------------------------------------------
 
 
 def test_garbage_collection_frees_what_was_cached_longest() -> None:
-    """Threshold 100 MiB of 200 allowed, reserved 110: at 70 MiB more the 60 cached first go back, the 40 cached last stay."""
+    """Threshold 100 MiB of 200 allowed, reserved 110: at 70 MiB more the 60 cached first go back,
+    the 40 cached last stay.
+    """
     settings = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.5)
-    steps = (("alloc", 0, 60), ("alloc", 1, 40), ("alloc", 2, 10), ("free", 0), ("free", 2), ("alloc", 3, 10), ("free", 1))
+    steps = (
+        ("alloc", 0, 60),
+        ("alloc", 1, 40),
+        ("alloc", 2, 10),
+        ("free", 0),
+        ("free", 2),
+        ("alloc", 3, 10),
+        ("free", 1),
+    )
     events = stream_of(*steps, ("alloc", 4, 70))
     collected = replay(events, settings, limit_bytes=400 * MIB)
     assert collected.reserved_timeline[-2:].tolist() == [110 * MIB, 120 * MIB]
@@ -377,7 +452,9 @@ def test_garbage_collection_frees_what_was_cached_longest() -> None:
 
 
 def test_only_searches_for_large_blocks_make_cached_ones_older() -> None:
-    """Small requests between the two frees do not count, so both blocks are of one age and go back together."""
+    """Small requests between the two frees do not count,
+    so both blocks are of one age and go back together.
+    """
     settings = AllocatorSettings(garbage_collection_threshold=0.5, memory_fraction=0.5)
     cached = [("alloc", 9, 0.5), ("alloc", 0, 60), ("alloc", 1, 50), ("free", 0)]
     small = [("alloc", 10, 0.5), ("alloc", 11, 0.5), ("free", 10)]
@@ -398,15 +475,19 @@ def test_garbage_collection_needs_a_memory_fraction() -> None:
 
 def test_a_memory_fraction_is_a_limit() -> None:
     """Half of 100 MiB does not hold 60, and the cache is given back before that is said."""
-    result = replay(stream_of(("alloc", 0, 60)), AllocatorSettings(memory_fraction=0.5), limit_bytes=100 * MIB)
+    result = replay(
+        stream_of(("alloc", 0, 60)), AllocatorSettings(memory_fraction=0.5), limit_bytes=100 * MIB
+    )
     assert (result.outcome, result.n_retries) == ("out_of_memory", 1)
 
 
-# --- expandable segments ---------------------------------------------------------------------------------------------------
+# --- expandable segments ------------------------------------------------------------------------------------
 
 
 def test_an_expandable_segment_grows_by_pages() -> None:
-    """5 MiB map one page of 20; 30 more use the other 15 and map one more, where plain segments would hold 20 + 30."""
+    """5 MiB map one page of 20; 30 more use the other 15 and map one more,
+    where plain segments would hold 20 + 30.
+    """
     allocator = CachingAllocator(EXPANDABLE)
     first, second = allocator.malloc(5 * MIB), allocator.malloc(30 * MIB)
     assert mib(allocator) == (35, 40)
@@ -425,7 +506,9 @@ def test_expandable_blocks_are_split_down_to_512_bytes() -> None:
 
 
 def test_whole_pages_inside_a_free_block_are_given_back_and_filled_again() -> None:
-    """Of 60 MiB in use 10 + 40 + 10, freeing the 40 lets only the middle page go; the next large request fills the gap."""
+    """Of 60 MiB in use 10 + 40 + 10, freeing the 40 lets only the middle page go;
+    the next large request fills the gap.
+    """
     allocator = CachingAllocator(EXPANDABLE)
     blocks = [block for block in (allocator.malloc(size * MIB) for size in (10, 40, 10)) if block]
     start = blocks[0].address
@@ -444,7 +527,9 @@ def test_whole_pages_inside_a_free_block_are_given_back_and_filled_again() -> No
 
 
 def test_holes_are_filled_before_the_end_of_the_segment() -> None:
-    """11 MiB fit best into the last 12 MiB, but those can grow, so the hole of 15 MiB before them is taken."""
+    """11 MiB fit best into the last 12 MiB, but those can grow,
+    so the hole of 15 MiB before them is taken.
+    """
     allocator = CachingAllocator(EXPANDABLE)
     blocks = [block for block in (allocator.malloc(size * MIB) for size in (5, 15, 8)) if block]
     assert allocator.reserved_bytes == 40 * MIB
@@ -468,9 +553,17 @@ def test_between_equal_holes_the_lowest_address_is_taken() -> None:
 
 
 def test_an_expandable_segment_on_a_full_card_moves_its_pages() -> None:
-    """Cached pages of the small pool are given back when the large pool needs room, and what stays mapped is not lost."""
-    events = [AllocEvent("alloc", index, MIB) for index in range(20)] + [AllocEvent("free", index, 0) for index in range(20)]
-    events += [AllocEvent("alloc", 100, 5 * MIB), AllocEvent("alloc", 101, 15 * MIB), AllocEvent("alloc", 102, MIB)]
+    """Cached pages of the small pool are given back when the large pool needs room,
+    and what stays mapped is not lost.
+    """
+    events = [AllocEvent("alloc", index, MIB) for index in range(20)] + [
+        AllocEvent("free", index, 0) for index in range(20)
+    ]
+    events += [
+        AllocEvent("alloc", 100, 5 * MIB),
+        AllocEvent("alloc", 101, 15 * MIB),
+        AllocEvent("alloc", 102, MIB),
+    ]
     result = replay(events, EXPANDABLE, limit_bytes=22 * MIB)
     assert result.outcome == "fits_after_retry"
     assert result.reserved_timeline[-3:].tolist() == [20 * MIB, 20 * MIB, 22 * MIB]
@@ -484,12 +577,16 @@ def test_an_expandable_request_larger_than_the_card_fails_cleanly() -> None:
     assert mib(allocator) == (30, 40)
 
 
-# --- other streams ---------------------------------------------------------------------------------------------------------
+# --- other streams ------------------------------------------------------------------------------------------
 
 
 def test_memory_that_another_stream_uses_is_not_reused() -> None:
-    """After ``free_requested`` the block is active but not allocated; only the ``free`` that follows makes it reusable."""
-    events = stream_of(("alloc", 0, 30), ("free_requested", 0), ("alloc", 1, 30), ("free", 0), ("alloc", 2, 30))
+    """After ``free_requested`` the block is active but not allocated;
+    only the ``free`` that follows makes it reusable.
+    """
+    events = stream_of(
+        ("alloc", 0, 30), ("free_requested", 0), ("alloc", 1, 30), ("free", 0), ("alloc", 2, 30)
+    )
     result = replay(events)
     assert [n // MIB for n in result.allocated_timeline] == [30, 0, 30, 30, 60]
     assert [n // MIB for n in result.reserved_timeline] == [30, 30, 60, 60, 60]
@@ -497,19 +594,25 @@ def test_memory_that_another_stream_uses_is_not_reused() -> None:
 
 
 def test_a_full_card_waits_for_the_other_stream() -> None:
-    """On 40 MiB the allocator waits, gives the 30 back and goes on; the ``free`` that comes later has nothing left to do."""
-    events = stream_of(("alloc", 0, 30), ("free_requested", 0), ("alloc", 1, 30), ("free", 0), ("free", 1), ("alloc", 0, 30))
+    """On 40 MiB the allocator waits, gives the 30 back and goes on;
+    the ``free`` that comes later has nothing left to do.
+    """
+    events = stream_of(
+        ("alloc", 0, 30), ("free_requested", 0), ("alloc", 1, 30), ("free", 0), ("free", 1), ("alloc", 0, 30)
+    )
     result = replay(events, limit_bytes=40 * MIB)
     assert (result.outcome, result.n_retries) == ("fits_after_retry", 1)
     assert [n // MIB for n in result.allocated_timeline] == [30, 0, 30, 30, 0, 30]
     assert [n // MIB for n in result.reserved_timeline] == [30, 30, 30, 30, 30, 30]
 
 
-# --- the replay ------------------------------------------------------------------------------------------------------------
+# --- the replay ---------------------------------------------------------------------------------------------
 
 
 def test_peaks_by_phase_start_from_what_is_held() -> None:
-    """Each phase counts what it began with; a phase that comes again keeps its higher peak; phases are in order of time."""
+    """Each phase counts what it began with; a phase that comes again keeps its higher peak;
+    phases are in order of time.
+    """
     events = [
         *stream_of(("alloc", 0, 30), phase="load"),
         *stream_of(("alloc", 1, 20), ("free", 1), phase="forward"),
@@ -517,8 +620,11 @@ def test_peaks_by_phase_start_from_what_is_held() -> None:
         *stream_of(("alloc", 3, 14), phase="forward"),
     ]
     result = replay(events)
-    # Best fit splits the 12 MiB off the cached 20, so the 14 MiB after them come off the cached 30 and nothing is reserved.
-    assert [(peak.phase, peak.allocated_bytes // MIB, peak.reserved_bytes // MIB) for peak in result.phases] == [
+    # Best fit splits the 12 MiB off the cached 20,
+    # so the 14 MiB after them come off the cached 30 and nothing is reserved.
+    assert [
+        (peak.phase, peak.allocated_bytes // MIB, peak.reserved_bytes // MIB) for peak in result.phases
+    ] == [
         ("load", 30, 30),
         ("forward", 50, 50),
         ("backward", 30, 50),
@@ -562,8 +668,14 @@ def test_terms_at_an_event_add_up_to_what_is_allocated() -> None:
         (stream_of(("free", 3)), "event 0: block 3 is freed but not allocated"),
         (stream_of(("alloc", 3, 1), ("alloc", 3, 1)), "event 1: block 3 is allocated twice"),
         (stream_of(("alloc", 3, 1), ("free", 3), ("free", 3)), "event 2: block 3 is freed but not allocated"),
-        (stream_of(("alloc", 3, 1), ("free_requested", 3), ("alloc", 3, 1)), "event 2: block 3 is allocated twice"),
-        (stream_of(("alloc", 3, 1), ("free_requested", 3), ("free_requested", 3)), "event 2: block 3 is freed but not allocated"),
+        (
+            stream_of(("alloc", 3, 1), ("free_requested", 3), ("alloc", 3, 1)),
+            "event 2: block 3 is allocated twice",
+        ),
+        (
+            stream_of(("alloc", 3, 1), ("free_requested", 3), ("free_requested", 3)),
+            "event 2: block 3 is freed but not allocated",
+        ),
     ],
 )
 def test_an_impossible_stream_is_refused(events: list[AllocEvent], message: str) -> None:
@@ -598,12 +710,15 @@ def test_two_hundred_thousand_events_a_second() -> None:
     assert len(events) / min(seconds) > 200_000
 
 
-# --- events as files -------------------------------------------------------------------------------------------------------
+# --- events as files ----------------------------------------------------------------------------------------
 
 
 def test_events_survive_a_file(tmp_path: Path) -> None:
     """What is written is read back unchanged, text in any script included, and no temporary file stays."""
-    events = [AllocEvent("alloc", 1, 513, 2, "forward", "weights", "aten::mm", 'läyer"0\n'), AllocEvent("free", 1, 513)]
+    events = [
+        AllocEvent("alloc", 1, 513, 2, "forward", "weights", "aten::mm", 'läyer"0\n'),
+        AllocEvent("free", 1, 513),
+    ]
     write_jsonl(tmp_path / "events.jsonl", events)
     assert read_jsonl(tmp_path / "events.jsonl") == events
     assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
@@ -611,7 +726,12 @@ def test_events_survive_a_file(tmp_path: Path) -> None:
 
 def test_requested_bytes_over_time() -> None:
     """The walk counts requested bytes; memory that waits for another stream no longer counts."""
-    events = [AllocEvent("alloc", 0, 5), AllocEvent("alloc", 1, 7), AllocEvent("free_requested", 0, 5), AllocEvent("free", 0, 5)]
+    events = [
+        AllocEvent("alloc", 0, 5),
+        AllocEvent("alloc", 1, 7),
+        AllocEvent("free_requested", 0, 5),
+        AllocEvent("free", 0, 5),
+    ]
     assert allocated_timeline([*events, AllocEvent("free", 1, 7)]) == [5, 12, 7, 7, 0]
 
 
@@ -639,7 +759,9 @@ def test_a_bad_line_names_its_place(tmp_path: Path, line: str, message: str) -> 
     assert str(caught.value).startswith(f"{path}:3: ")
 
 
-@pytest.mark.parametrize("content", ["", "[]\n", '{"schema": "other/1"}\n', json.dumps({"schema": EVENTS_SCHEMA_ID}) + "\n"])
+@pytest.mark.parametrize(
+    "content", ["", "[]\n", '{"schema": "other/1"}\n', json.dumps({"schema": EVENTS_SCHEMA_ID}) + "\n"]
+)
 def test_a_file_without_the_header_is_refused(tmp_path: Path, content: str) -> None:
     """The first line must name the schema and the fields; an empty file is no stream."""
     path = tmp_path / "events.jsonl"
@@ -671,13 +793,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["events.jsonl"]
 
 
-# --- recorded histories ----------------------------------------------------------------------------------------------------
+# --- recorded histories -------------------------------------------------------------------------------------
 
 
 def entry(action: str, address: int, n_bytes: int, time_us: int, stream: int = 0) -> dict[str, Any]:
     """One entry of a history as PyTorch writes it."""
     frames = [{"filename": "model.py", "line": 3, "name": "forward"}] if action == "alloc" else []
-    return {"action": action, "addr": address, "size": n_bytes, "stream": stream, "time_us": time_us, "frames": frames}
+    return {
+        "action": action,
+        "addr": address,
+        "size": n_bytes,
+        "stream": stream,
+        "time_us": time_us,
+        "frames": frames,
+    }
 
 
 def small_history() -> dict[str, Any]:
@@ -700,11 +829,17 @@ def small_history() -> dict[str, Any]:
         entry("snapshot", 0, 0, 70),
     ]
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "expandable_segments": False}
-    return {"segments": [{"segment_pool_id": [0, 0]}], "device_traces": [[], trace], "allocator_settings": settings}
+    return {
+        "segments": [{"segment_pool_id": [0, 0]}],
+        "device_traces": [[], trace],
+        "allocator_settings": settings,
+    }
 
 
 def test_a_history_becomes_events() -> None:
-    """Requests stay, the allocator's own moves go; a free that waits is two events, streams and blocks get small numbers."""
+    """Requests stay, the allocator's own moves go; a free that waits is two events,
+    streams and blocks get small numbers.
+    """
     events = events_from_history(small_history(), device=1, phase_marks=[(0, "load"), (30, "forward")])
     assert [(event.action, event.block, event.n_bytes, event.stream, event.phase) for event in events] == [
         ("alloc", 1, 1, 0, "load"),
@@ -754,7 +889,9 @@ def test_a_history_that_cannot_be_is_refused(trace: list[Any], message: str) -> 
 
 
 def test_what_is_no_history_is_refused() -> None:
-    """No traces, a device that is not there, segments freed that never were, settings that are missing, marks out of order."""
+    """No traces, a device that is not there, segments freed that never were, settings that are missing,
+    marks out of order.
+    """
     with pytest.raises(UsageError, match="no device_traces"):
         events_from_history({"segments": []})
     with pytest.raises(UsageError, match="no device 2"):
@@ -768,7 +905,9 @@ def test_what_is_no_history_is_refused() -> None:
 
 
 def test_private_pools_are_refused() -> None:
-    """CUDA graphs keep memory in pools of their own, which are not modelled: no number is better than a wrong one."""
+    """CUDA graphs keep memory in pools of their own, which are not modelled:
+    no number is better than a wrong one.
+    """
     history = small_history()
     history["segments"] = [{"segment_pool_id": [1, 0]}]
     with pytest.raises(NotModelledError, match="private memory pools"):

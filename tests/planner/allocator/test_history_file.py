@@ -20,7 +20,14 @@ from planner.units import MIB
 
 def entry(action: str, address: int, n_bytes: int, time_us: int) -> dict[str, Any]:
     """One entry as torch's snapshot has it, with frames that are not kept."""
-    return {"action": action, "addr": address, "size": n_bytes, "stream": 0, "time_us": time_us, "frames": [{"name": "f"}]}
+    return {
+        "action": action,
+        "addr": address,
+        "size": n_bytes,
+        "stream": 0,
+        "time_us": time_us,
+        "frames": [{"name": "f"}],
+    }
 
 
 SNAPSHOT = {
@@ -39,7 +46,9 @@ MARKS = [(5, "load"), (20, "forward")]
 
 
 def test_a_history_comes_back(tmp_path: Path) -> None:
-    """Entries, settings and phases of one device survive the file, as device 0; the same history gives the same bytes."""
+    """Entries, settings and phases of one device survive the file, as device 0;
+    the same history gives the same bytes.
+    """
     path = tmp_path / "h.jsonl.gz"
     packed = pack_history(SNAPSHOT, 1, MARKS)
     assert packed == pack_history(SNAPSHOT, 1, MARKS)
@@ -54,7 +63,9 @@ def test_a_history_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_command_compares_replay_and_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One allocation of 5 MiB takes a segment of 20 MiB in the model, as it did in the recording; in 10 MiB it does not fit."""
+    """One allocation of 5 MiB takes a segment of 20 MiB in the model, as it did in the recording;
+    in 10 MiB it does not fit.
+    """
     path = tmp_path / "h.jsonl.gz"
     path.write_bytes(pack_history(SNAPSHOT, 1, MARKS))
     assert main(["replay", str(path)]) == 0
@@ -80,8 +91,14 @@ def packed(header: object, *entries: object) -> bytes:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (packed({name: value for name, value in HEADER.items() if name != "phase_marks"}), ":1: missing key 'phase_marks'"),
-        (packed({name: value for name, value in HEADER.items() if name != "allocator_settings"}), ":1: missing key 'allocator_s"),
+        (
+            packed({name: value for name, value in HEADER.items() if name != "phase_marks"}),
+            ":1: missing key 'phase_marks'",
+        ),
+        (
+            packed({name: value for name, value in HEADER.items() if name != "allocator_settings"}),
+            ":1: missing key 'allocator_s",
+        ),
         (packed(HEADER | {"phase_marks": 5}), ":1: key 'phase_marks'"),
         (packed(HEADER | {"phase_marks": [[5]]}), ":1: missing key 'phase_marks.0.1'"),
         (packed(HEADER | {"phase_marks": [[-1, "load"]]}), ":1: key 'phase_marks.0.0'"),
@@ -108,7 +125,9 @@ def packed(header: object, *entries: object) -> bytes:
     # Packed bytes are no name: workers would not agree on it.
     ids=lambda value: "history" if isinstance(value, bytes) else value,
 )
-def test_each_line_is_checked(tmp_path: Path, content: bytes, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_line_is_checked(
+    tmp_path: Path, content: bytes, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The command ends with 2 and one sentence that names the line; nothing is an internal error."""
     path = tmp_path / "h.jsonl.gz"
     path.write_bytes(content)
@@ -144,7 +163,9 @@ def test_a_history_has_at_most_so_many_entries(tmp_path: Path, monkeypatch: pyte
         gzip.compress(b"[1, 2]\n", mtime=0),
         pack_history(SNAPSHOT, 1, MARKS)[:-9],
         gzip.compress(
-            b'{"schema": "finetune-planner/alloc-history/1", "allocator_settings": {}, "phase_marks": []}\n[1]\n', mtime=0
+            b'{"schema": "finetune-planner/alloc-history/1", "allocator_settings": {}, '
+            b'"phase_marks": []}\n[1]\n',
+            mtime=0,
         ),
     ],
     ids=["no gzip", "empty", "other schema", "no header", "torn", "short entry"],

@@ -1,4 +1,6 @@
-"""The replay in one loop against the model of the allocator made of objects, and its answers under a limit."""
+"""The replay in one loop against the model of the allocator made of objects,
+and its answers under a limit.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,24 @@ def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, 
         if event >= 0 and program.sizes[event]:
             block = allocator.malloc(program.sizes[event], program.streams[event])
             if block is None:
-                return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, event
+                return (
+                    allocator.peak_allocated_bytes,
+                    allocator.peak_reserved_bytes,
+                    allocator.n_retries,
+                    event,
+                )
             live[event] = block
         elif event < 0 and ~event in live:
             allocator.free(live.pop(~event))
     return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.n_retries, None
 
 
-LOOPS = ["python", pytest.param("compiled", marks=pytest.mark.skipif(not is_compiled(), reason="installed without a compiler"))]
+LOOPS = [
+    "python",
+    pytest.param(
+        "compiled", marks=pytest.mark.skipif(not is_compiled(), reason="installed without a compiler")
+    ),
+]
 
 
 @pytest.fixture(params=LOOPS)
@@ -65,11 +77,15 @@ def loop(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(), limit_bytes=st.one_of(st.none(), st.integers(2 * MIB, 800 * MIB)))
-def test_either_loop_does_what_the_objects_do(loop: str, program: SlotEvents, limit_bytes: int | None) -> None:
+def test_either_loop_does_what_the_objects_do(
+    loop: str, program: SlotEvents, limit_bytes: int | None
+) -> None:
     """The same peaks, retries and failed request, with and without a limit."""
     done = replay_slots(program, limit_bytes)
     failed = None if done.failure is None else program.events[done.failure.event]
-    assert (done.allocated_bytes, done.reserved_bytes, done.n_retries, failed) == by_objects(program, limit_bytes)
+    assert (done.allocated_bytes, done.reserved_bytes, done.n_retries, failed) == by_objects(
+        program, limit_bytes
+    )
 
 
 @pytest.mark.skipif(not is_compiled(), reason="installed without a compiler")
@@ -84,7 +100,9 @@ def test_both_loops_say_the_same(program: SlotEvents, limit_bytes: int | None) -
 
 def test_numbers_beyond_the_machines_are_replayed_in_python() -> None:
     """Sizes whose sum has more than 60 bits."""
-    assert replay_slots(SlotEvents([0, 1], [1 << 60, 1 << 70], (), [0])).allocated_bytes == (1 << 60) + (1 << 70)
+    assert replay_slots(SlotEvents([0, 1], [1 << 60, 1 << 70], (), [0])).allocated_bytes == (1 << 60) + (
+        1 << 70
+    )
 
 
 @given(programs())
@@ -105,7 +123,9 @@ def test_the_peak_of_a_phase_is_found_at_its_event() -> None:
 
 
 def test_a_failure_tells_what_was_asked_and_what_was_free() -> None:
-    """30 MiB are cached in two pieces with something between them, so 20 MiB more find no room under 60 MiB."""
+    """30 MiB are cached in two pieces with something between them,
+    so 20 MiB more find no room under 60 MiB.
+    """
     sizes = [12 * MIB, 12 * MIB, 12 * MIB, 30 * MIB]
     failure = replay_slots(SlotEvents([0, 1, 2, ~0, ~2, 3], sizes, (), [0]), 40 * MIB).failure
     assert failure is not None

@@ -7,7 +7,13 @@ import statistics
 import pytest
 
 from measure.run.lengths import plan_batches
-from planner.anatomy.natural_lengths import cut_law, expected_longest, lengths_vary, mean_tokens, unlike_samples
+from planner.anatomy.natural_lengths import (
+    cut_law,
+    expected_longest,
+    lengths_vary,
+    mean_tokens,
+    unlike_samples,
+)
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Batch
 
@@ -22,7 +28,8 @@ BYTES_LESS_SECONDS = {
     16: (0.000, -0.023, 0.046, 0.020, 0.007),
     64: (-0.001, -0.050, 0.015, 0.005, 0.002),
 }
-# The same by the law of seconds less by the samples of a run without a table of lengths, which lie evenly around their mean.
+# The same by the law of seconds less by the samples of a run without a table of lengths,
+# which lie evenly around their mean.
 SECONDS_LESS_RUN = {
     2: (0.007, 0.017, 0.000, 0.024, 0.014),
     8: (0.059, 0.149, 0.000, 0.016, 0.008),
@@ -56,7 +63,9 @@ def test_bytes_and_seconds_agree_this_far(draws: int) -> None:
 
 @pytest.mark.parametrize("draws", SECONDS_LESS_RUN)
 def test_a_run_without_a_table_of_lengths_is_fed_with_shorter_ones(draws: int) -> None:
-    """A run draws evenly around the mean: its longest is never above what is predicted, and up to 15 % of the cap below."""
+    """A run draws evenly around the mean: its longest is never above what is predicted,
+    and up to 15 % of the cap below.
+    """
     for share, expected in zip(SHARES, SECONDS_LESS_RUN[draws], strict=True):
         batch = batch_of(share, draws)
         # The first two batches of a plan are chosen for their width.

@@ -20,7 +20,9 @@ ONE = Matrices(4_096 * 1_024, 1_024, 4_096, 1)
     ("int8", Packing(), 4_194_304, [4 * 1_024]),
     ("none", Packing(), 0, []),
 ])  # fmt: skip
-def test_what_each_kind_holds(quantization: Quantization, packing: Packing, packed: int, constants: list[int]) -> None:
+def test_what_each_kind_holds(
+    quantization: Quantization, packing: Packing, packed: int, constants: list[int]
+) -> None:
     """Packed elements, then scales, zeros and what else unpacking reads."""
     numerics = Numerics("fp16", "fp16-mixed", quantization, packing=packing)
     assert packed_bytes(numerics, ONE.elements) == packed

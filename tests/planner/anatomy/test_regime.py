@@ -19,6 +19,8 @@ from planner.intake.resolve import resolve
     ],
 )
 def test_deepspeed_casts_adapters_of_a_model_that_it_finds_whole(flags: dict[str, str], adapter: int) -> None:
-    """Transformers loads a k-bit model without zero.Init, so that DeepSpeed casts it; PEFT's fp32 adapters stay over others."""
+    """Transformers loads a k-bit model without zero.Init, so that DeepSpeed casts it;
+    PEFT's fp32 adapters stay over others.
+    """
     base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "gpus": "4", "seq": "1024", "stack": "hf-trainer@5"}
     assert regime_of(resolve(from_flags({**base, **flags}))).adapter == adapter

@@ -1,4 +1,6 @@
-"""Which calibration answers a job: a personal one where the job would run on its machine, else the one that ships."""
+"""Which calibration answers a job: a personal one where the job would run on its machine,
+else the one that ships.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def keep(name: str, environment: Environment | None = HERE) -> Path:
     """A personal calibration of that name, with the numbers of the one that ships."""
     shipped = read_calibration(data_dir() / "calibration" / "default.json")
-    return write_calibration(replace(shipped, name=name, machine=name, environment=environment), personal_dir())
+    return write_calibration(
+        replace(shipped, name=name, machine=name, environment=environment), personal_dir()
+    )
 
 
 def ask(capsys: Captured, *more: str) -> Answer:
@@ -48,7 +52,9 @@ def ask(capsys: Captured, *more: str) -> Answer:
 
 
 def test_the_machine_of_the_job_is_found_by_itself(capsys: Captured) -> None:
-    """GPU and stack match one personal calibration: it is used, and the assumptions say so with what it was measured on."""
+    """GPU and stack match one personal calibration: it is used,
+    and the assumptions say so with what it was measured on.
+    """
     keep("my-lab")
     answer = ask(capsys)
     assert answer.calibration == "my-lab"
@@ -102,10 +108,14 @@ def test_two_matches_are_named_and_neither_is_used(capsys: Captured) -> None:
 
 @pytest.mark.parametrize("damage", ["formulas", "text"])
 def test_a_match_that_cannot_be_used_is_said(capsys: Captured, damage: str) -> None:
-    """Older formulas, or no calibration at all: the one that ships answers, and a warning names the file and the way out."""
+    """Older formulas, or no calibration at all: the one that ships answers,
+    and a warning names the file and the way out.
+    """
     path = keep("my-lab")
     if damage == "formulas":
-        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"formulas": "0-old"}), encoding="utf-8")
+        path.write_text(
+            json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"formulas": "0-old"}), encoding="utf-8"
+        )
     else:
         path.write_text("{", encoding="utf-8")
     answer = ask(capsys)

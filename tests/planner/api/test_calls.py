@@ -26,21 +26,50 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "--model mistral-small-24b --method qlora --gpu 4090 --seq 4096 --samples 1000 --price 0.4",
-        {"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": 4096, "samples": 1000, "price": 0.4},
+        {
+            "model": "mistral-small-24b",
+            "method": "qlora",
+            "gpu": "4090",
+            "seq": 4096,
+            "samples": 1000,
+            "price": 0.4,
+        },
     ),
     (
-        "--model 70b --method full --gpu h100-sxm:8 --nodes 2 --sharding fsdp --seq 4096 --gradient-checkpointing",
+        (
+            "--model 70b --method full --gpu h100-sxm:8 --nodes 2 --sharding fsdp --seq 4096 "
+            "--gradient-checkpointing"
+        ),
         {"model": "70b", "method": "full", "gpu": "h100-sxm:8", "nodes": 2, "sharding": "fsdp", "seq": 4096}
         | {"gradient_checkpointing": True},
     ),
     (
-        "--model 7b --method lora --gpu-memory 17179869184B --seq 512 --no-gradient-checkpointing --lora-targets q_proj;v_proj",
-        {"model": "7b", "method": "lora", "gpu_memory": 16 * 2**30, "seq": 512, "gradient_checkpointing": False}
+        (
+            "--model 7b --method lora --gpu-memory 17179869184B --seq 512 --no-gradient-checkpointing "
+            "--lora-targets q_proj;v_proj"
+        ),
+        {
+            "model": "7b",
+            "method": "lora",
+            "gpu_memory": 16 * 2**30,
+            "seq": 512,
+            "gradient_checkpointing": False,
+        }
         | {"lora_targets": ["q_proj", "v_proj"]},
     ),
     (
-        "--model 7b --method full --gpu 4090 --seq 512 --sharding zero2 --offload optimizer --host-memory 9GB --calibration none",
-        {"model": "7b", "method": "full", "gpu": "4090", "seq": 512, "sharding": "zero2", "offload": "optimizer"}
+        (
+            "--model 7b --method full --gpu 4090 --seq 512 --sharding zero2 --offload optimizer "
+            "--host-memory 9GB --calibration none"
+        ),
+        {
+            "model": "7b",
+            "method": "full",
+            "gpu": "4090",
+            "seq": 512,
+            "sharding": "zero2",
+            "offload": "optimizer",
+        }
         | {"host_memory": "9GB", "calibration": "none"},
     ),
 ]
@@ -82,7 +111,10 @@ def test_an_estimate_is_what_the_command_line_says(words: str, flags: dict[str, 
     assert answer.host.needs_bytes == document["host"]["required_per_node_bytes"]
     assert answer.host.available_bytes == document["host"]["available_bytes"]
     time = document["time"]
-    assert (answer.step and answer.step.seconds, answer.tokens_per_s) == (time and time["step_s"], time and time["tokens_per_s"])
+    assert (answer.step and answer.step.seconds, answer.tokens_per_s) == (
+        time and time["step_s"],
+        time and time["tokens_per_s"],
+    )
     if answer.run is not None:
         assert (answer.run.seconds, answer.run.cost_usd) == (time["run_time_s"], time["cost_usd"])
     assert (answer.run is None) == ("samples" not in flags)
@@ -92,7 +124,9 @@ def test_an_estimate_is_what_the_command_line_says(words: str, flags: dict[str, 
     assert answer.warnings == tuple(document["warnings"])
 
 
-def test_an_answer_prints_the_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_prints_the_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``str()`` and ``render()`` draw what ``plan`` prints at that width."""
     monkeypatch.setenv("COLUMNS", "80")
     words, flags = JOBS[0]
@@ -130,7 +164,10 @@ def test_levers_are_there_where_a_job_is_short() -> None:
         ({"model": "7b", "method": "qlora", "gpu": "4091", "seq": 1}, ("4091", "4090")),
         ({"model": "7b", "method": "qlora", "gpu": "4090"}, ("seq",)),
         ({"model": object(), "method": "qlora", "gpu": "4090", "seq": 8}, ("model",)),
-        ({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 8, "tensor_parallel": 2}, ("tensor_parallel",)),
+        (
+            {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 8, "tensor_parallel": 2},
+            ("tensor_parallel",),
+        ),
     ],
     ids=["keyword", "negative", "card", "missing", "object", "not-modelled"],
 )
@@ -187,7 +224,9 @@ def test_one_bad_file_raises_and_among_several_does_not(tmp_path: Path) -> None:
 
 def test_a_search_is_what_the_command_line_finds(said: Said) -> None:
     """The same document; the keywords of a row ask for the same recipe again."""
-    found = planner.search(model="8b", method="qlora", gpu=["3090", "4090"], seq=1024, top=2, gradient_checkpointing=True)
+    found = planner.search(
+        model="8b", method="qlora", gpu=["3090", "4090"], seq=1024, top=2, gradient_checkpointing=True
+    )
     words = "search --model 8b --method qlora --gpu 3090,4090 --seq 1024 --top 2 --gradient-checkpointing"
     document = said(*words.split())
     assert found.exit_code == document.pop("code")

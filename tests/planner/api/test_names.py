@@ -69,7 +69,9 @@ def test_importing_costs_nothing() -> None:
 
 
 def test_every_public_name_is_there_and_says_what_it_is() -> None:
-    """``__all__``, ``dir()`` and attributes agree, and each name has a docstring; an unknown one is an AttributeError."""
+    """``__all__``, ``dir()`` and attributes agree, and each name has a docstring;
+    an unknown one is an AttributeError.
+    """
     needs_transformers = {"Measured", "PrecheckCallback"}
     here = importlib.util.find_spec("transformers") is not None
     for name in planner.__all__:

@@ -39,14 +39,18 @@ def test_the_page_has_a_check_for_a_queue_for_ci_and_for_a_commit() -> None:
 
 
 @pytest.mark.parametrize("command", _checks())
-def test_every_check_on_the_page_answers(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_on_the_page_answers(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command reads a config and ends with a verdict, not with a complaint about its flags."""
     monkeypatch.chdir(tmp_path)
     Path("configs").mkdir()
     for name in ("train.yaml", "configs/train.yaml"):
         Path(name).write_text(CONFIG.read_text(encoding="utf-8"), encoding="utf-8")
     words = [
-        str(found) for word in shlex.split(command)[1:] for found in (sorted(tmp_path.glob(word)) if "*" in word else [word])
+        str(found)
+        for word in shlex.split(command)[1:]
+        for found in (sorted(tmp_path.glob(word)) if "*" in word else [word])
     ]
     assert main(words) in (0, 3, 4, 5)
 
@@ -61,7 +65,13 @@ def test_the_trainer_script_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if not torch.cuda.is_available():
         script = script.replace("PrecheckCallback(seq=1024)", 'PrecheckCallback(seq=1024, gpu="4090")')
         script = script.replace('"out", ', '"out", use_cpu=True, save_strategy="no", report_to=[], ')
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+    }
     sample = {"input_ids": torch.arange(8), "labels": torch.arange(8)}
     names: dict[str, Any] = {
         "model": transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)),

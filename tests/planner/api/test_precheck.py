@@ -1,4 +1,6 @@
-"""``planner.precheck`` and its callback read a Trainer's own objects; real Trainers on the CPU where they are installed."""
+"""``planner.precheck`` and its callback read a Trainer's own objects;
+real Trainers on the CPU where they are installed.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,13 @@ class Lora(types.SimpleNamespace):
     """Stands for PEFT's LoraConfig."""
 
     def __init__(self, **said: Any) -> None:
-        rest = {"peft_type": "LORA", "r": 16, "lora_dropout": 0.05, "target_modules": "all-linear", "modules_to_save": None}
+        rest = {
+            "peft_type": "LORA",
+            "r": 16,
+            "lora_dropout": 0.05,
+            "target_modules": "all-linear",
+            "modules_to_save": None,
+        }
         super().__init__(**(rest | said))
 
 
@@ -86,7 +94,9 @@ def test_arguments_alone_say_what_the_flags_would() -> None:
             "bnb_4bit_use_double_quant": True,
         }
     }
-    args = SFTConfig(per_device_train_batch_size=4, bf16=True, gradient_checkpointing=True, max_length=2048, packing=True)
+    args = SFTConfig(
+        per_device_train_batch_size=4, bf16=True, gradient_checkpointing=True, max_length=2048, packing=True
+    )
     lora = Lora(target_modules={"q_proj", "v_proj"})
     answer = planner.precheck(args, model_config=quantised, peft_config=lora, gpu="4090")
     same = planner.estimate(
@@ -128,7 +138,11 @@ def test_flags_win_and_the_length_of_sft_is_read() -> None:
         (TrainingArguments(bf16=True), {"gpu": "4090", "seq": 64, "model_config": None}, ("missing model",)),
         (TrainingArguments(), {"gpu": "4090", "seq": 64}, ("precision=",)),
         (TrainingArguments(bf16=True), {"gpu": "4090", "seqq": 64}, ("seqq", "seq")),
-        (TrainingArguments(bf16=True), {"gpu": "4090", "seq": 64, "peft_config": Lora(target_modules=None)}, ("target_modules",)),
+        (
+            TrainingArguments(bf16=True),
+            {"gpu": "4090", "seq": 64, "peft_config": Lora(target_modules=None)},
+            ("target_modules",),
+        ),
         (object(), {"gpu": "4090"}, ("Trainer",)),
     ],
     ids=["length", "model", "precision", "keyword", "targets", "no trainer"],
@@ -163,7 +177,8 @@ def test_what_is_not_modelled_gets_no_number(args: Any, peft: Any, word: str) ->
 def test_other_quantisations_are_read_from_the_config_or_not_modelled() -> None:
     """A base that came packed is counted as it is stored; one of another library gets no number."""
     packed, other = (
-        LLAMA | {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 32}} for method in ("gptq", "hqq")
+        LLAMA | {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 32}}
+        for method in ("gptq", "hqq")
     )
     args = TrainingArguments(bf16=True)
     answer = planner.precheck(args, model_config=packed, peft_config=Lora(), gpu="4090", seq=64)
@@ -178,7 +193,9 @@ def test_the_launcher_says_how_many_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
     args = TrainingArguments(bf16=True, world_size=8)
     said = origin_of(planner.precheck(args, model_config=LLAMA, gpu="4090", seq=64))
     assert (said["gpus"], said["nodes"], said["sharding"]) == ("4", "2", "ddp")
-    zero = TrainingArguments(bf16=True, world_size=8, deepspeed={"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}})
+    zero = TrainingArguments(
+        bf16=True, world_size=8, deepspeed={"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}
+    )
     assert origin_of(planner.precheck(zero, model_config=LLAMA, gpu="4090", seq=64))["sharding"] == "zero3"
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(planner.UsageError, match="FSDP"):
@@ -202,11 +219,17 @@ def test_what_accelerate_was_told_is_read_from_the_trainer() -> None:
 
 
 def test_the_card_is_the_one_that_torch_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``gpu=`` the card of this process is asked for its name and memory; without one, the answer is a question."""
+    """Without ``gpu=`` the card of this process is asked for its name and memory; without one,
+    the answer is a question.
+    """
     args, seen = TrainingArguments(bf16=True), 23 * 2**30
     properties = types.SimpleNamespace(name="NVIDIA GeForce RTX 4090", total_memory=seen)
-    cuda = types.SimpleNamespace(is_available=lambda: True, current_device=lambda: 0, get_device_properties=lambda _: properties)
-    monkeypatch.setitem(planner.precheck.__globals__["sys"].modules, "torch", types.SimpleNamespace(cuda=cuda))
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True, current_device=lambda: 0, get_device_properties=lambda _: properties
+    )
+    monkeypatch.setitem(
+        planner.precheck.__globals__["sys"].modules, "torch", types.SimpleNamespace(cuda=cuda)
+    )
     answer = planner.precheck(args, model_config=LLAMA, seq=64)
     assert origin_of(answer)["gpu"] == "rtx4090"
     assert answer.limit_bytes == seen
@@ -239,8 +262,20 @@ def test_a_real_trainer_is_read(real: Any, tmp_path: Path) -> None:
     model.gradient_checkpointing_enable()
     trainer = real.trainer(model, tmp_path, per_device_train_batch_size=2, num_train_epochs=2)
     said = origin_of(planner.precheck(trainer, gpu="4090", seq=16))
-    expected = {"method": "full", "batch": "2", "samples": "4", "epochs": "2.0", "precision": "fp32", "load_dtype": "fp32"}
-    expected |= {"attention": "sdpa", "gradient_checkpointing": "true", "stack": "hf-trainer@5", "sharding": "none"}
+    expected = {
+        "method": "full",
+        "batch": "2",
+        "samples": "4",
+        "epochs": "2.0",
+        "precision": "fp32",
+        "load_dtype": "fp32",
+    }
+    expected |= {
+        "attention": "sdpa",
+        "gradient_checkpointing": "true",
+        "stack": "hf-trainer@5",
+        "sharding": "none",
+    }
     assert {name: said[name] for name in expected} == expected
 
 
@@ -255,17 +290,28 @@ def test_a_frozen_part_without_adapters_is_not_modelled(real: Any, tmp_path: Pat
 def test_a_real_peft_model_is_read(real: Any, tmp_path: Path) -> None:
     """Rank, matrices and dtype come from PEFT; the count of trained parameters agrees, or is warned about."""
     peft = import_or_skip("peft")
-    lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"])
+    lora = peft.LoraConfig(
+        r=4, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"]
+    )
     trainer = real.trainer(peft.get_peft_model(real.model(), lora), tmp_path, bf16=True)
     answer = planner.precheck(trainer, gpu="4090", seq=16)
     said = origin_of(answer)
-    assert (said["method"], said["lora_rank"], said["modules_to_save"], said["adapter_dtype"]) == ("lora", "4", "lm_head", "fp32")
+    assert (said["method"], said["lora_rank"], said["modules_to_save"], said["adapter_dtype"]) == (
+        "lora",
+        "4",
+        "lm_head",
+        "fp32",
+    )
     assert not any("parameters" in warning for warning in answer.warnings)
-    next(value for name, value in trainer.model.named_parameters() if ".modules_to_save." in name).requires_grad_(False)
+    next(
+        value for name, value in trainer.model.named_parameters() if ".modules_to_save." in name
+    ).requires_grad_(False)
     assert any("trains" in warning for warning in planner.precheck(trainer, gpu="4090", seq=16).warnings)
 
 
-def test_the_callback_says_what_it_expects_and_compares(real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callback_says_what_it_expects_and_compares(
+    real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first step the expected peak is said, after the last the measured one."""
     said: list[str] = []
     callback = planner.PrecheckCallback(gpu="4090", seq=16, say=said.append)
@@ -278,7 +324,11 @@ def test_the_callback_says_what_it_expects_and_compares(real: Any, tmp_path: Pat
     assert "fits" in said[0]
     assert "no peak was measured" in said[-1]
     cuda = real.torch.cuda
-    for name, value in (("is_available", True), ("max_memory_allocated", 2**30), ("max_memory_reserved", 2**31)):
+    for name, value in (
+        ("is_available", True),
+        ("max_memory_allocated", 2**30),
+        ("max_memory_reserved", 2**31),
+    ):
         monkeypatch.setattr(cuda, name, lambda value=value: value)
     callback.on_train_end(None, types.SimpleNamespace(is_world_process_zero=True), None)
     assert callback.measured == planner.Measured(2**30, 2**31)

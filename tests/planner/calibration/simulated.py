@@ -38,8 +38,12 @@ def blank(group: str, gpu: str, method: str, shape: tuple[int, int]) -> RunRecor
     )
 
 
-def simulate(record: RunRecord, truth: Coefficients, noise: float, generator: np.random.Generator) -> RunRecord:
-    """``record`` with the memory and step time that ``truth`` predicts, each with log-normal noise of ``noise``."""
+def simulate(
+    record: RunRecord, truth: Coefficients, noise: float, generator: np.random.Generator
+) -> RunRecord:
+    """``record`` with the memory and step time that ``truth`` predicts,
+    each with log-normal noise of ``noise``.
+    """
     prediction = estimate(resolve(from_record(record), force=True), truth)
     assert prediction.time is not None
     memory, step = (float(np.exp(generator.normal(0.0, noise))) for _ in range(2))
@@ -51,7 +55,10 @@ def simulate(record: RunRecord, truth: Coefficients, noise: float, generator: np
 
 
 def simulated(
-    truths: Mapping[str, Coefficients], noise: float = 0.01, seed: int = 7, shapes: Sequence[tuple[int, int]] = SHAPES
+    truths: Mapping[str, Coefficients],
+    noise: float = 0.01,
+    seed: int = 7,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
 ) -> list[RunRecord]:
     """Records of all machines that ``truths`` names, each under its own coefficients."""
     generator = np.random.default_rng(seed)

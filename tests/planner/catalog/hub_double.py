@@ -19,7 +19,9 @@ import pytest
 
 @dataclass
 class Double:
-    """A server, its address, and what it was asked: path, Authorization and Proxy-Authorization of each request."""
+    """A server, its address, and what it was asked: path,
+    Authorization and Proxy-Authorization of each request.
+    """
 
     address: str
     port: int
@@ -55,7 +57,9 @@ def gated(text: str, authorization: str) -> Callable[[BaseHTTPRequestHandler], N
     """An answer for those who send ``authorization``, and 401 for all others."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        content(text)(handler) if handler.headers["Authorization"] == authorization else content("", 401)(handler)
+        content(text)(handler) if handler.headers["Authorization"] == authorization else content("", 401)(
+            handler
+        )
 
     return answer
 
@@ -66,7 +70,9 @@ def hub_double(certificate: Path | None) -> Iterator[Double]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            double.asked.append((self.path, self.headers["Authorization"], self.headers["Proxy-Authorization"]))
+            double.asked.append(
+                (self.path, self.headers["Authorization"], self.headers["Proxy-Authorization"])
+            )
             double.answers.get(self.path, content("", 404))(self)
 
         def log_message(self, *_: object) -> None:
@@ -99,7 +105,9 @@ def proxy_double(status: int = 200) -> Iterator[Double]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_CONNECT(self) -> None:
-            double.asked.append((self.path, self.headers["Authorization"], self.headers["Proxy-Authorization"]))
+            double.asked.append(
+                (self.path, self.headers["Authorization"], self.headers["Proxy-Authorization"])
+            )
             self.send_response(status)
             self.end_headers()
             if status == 200:
@@ -139,8 +147,28 @@ def make_certificate(folder: Path) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     file, key = folder / "localhost.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(file)]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(file),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     file.write_text(key.read_text() + file.read_text())
     return file

@@ -34,12 +34,17 @@ TWO_DEVICE_BOARDS = {"mi250", "mi250x"}
 NOT_PER_DEVICE = {"pcie_gen", "pcie_lanes"}
 
 
-# --- the entries ---------------------------------------------------------------------------------------------------------------
+# --- the entries --------------------------------------------------------------------------------------------
 
 
 def test_catalog_holds_the_cards_that_people_have() -> None:
-    """Desktop and laptop GeForce cards of four generations, workstation and data-centre cards, and names of other makers."""
-    geforce = "2080 Ti, 3080-10g, 3080-12g, 4060 laptop, 4070, RTX 4070 SUPER, 4090 laptop, 5060ti-16g, 5070 Ti, 5090 laptop"
+    """Desktop and laptop GeForce cards of four generations, workstation and data-centre cards,
+    and names of other makers.
+    """
+    geforce = (
+        "2080 Ti, 3080-10g, 3080-12g, 4060 laptop, 4070, RTX 4070 SUPER, 4090 laptop, 5060ti-16g, 5070 "
+        "Ti, 5090 laptop"
+    )
     others = "L20, A4000, RTX 5000 Ada, rtx-pro-4000, DGX Spark, H100 96GB, P100, gb300, cpu"
     ids = {load_gpu(name.strip()).id for name in f"{geforce}, {others}".split(",")}
     assert len(ids) == 19
@@ -60,14 +65,19 @@ def test_visible_memory_is_below_the_nvidia_smi_total_which_is_below_the_label(g
     """The wall a job hits is never above what the driver shows, nor that above what is sold."""
     entry = gpu_entry(gpu_id)
     sizes_mib = [entry.visible_memory_mib, entry.nvidia_smi_total_mib]
-    sizes_mib.append(None if entry.marketing_memory_gib is None else round(entry.marketing_memory_gib * GIB / MIB))
+    sizes_mib.append(
+        None if entry.marketing_memory_gib is None else round(entry.marketing_memory_gib * GIB / MIB)
+    )
     known = [size for size in sizes_mib if size is not None]
     assert known == sorted(known)
 
 
 @pytest.mark.parametrize("gpu_id", gpu_ids())
-def test_an_assumed_wall_is_not_above_the_nvidia_smi_total_less_3_percent_unless_taken_from_a_like_card(gpu_id: str) -> None:
-    """Without a reading, visible memory is the total less 3 %, or that of a card with the same memory, and says so.
+def test_an_assumed_wall_is_not_above_the_nvidia_smi_total_less_3_percent_unless_taken_from_a_like_card(
+    gpu_id: str,
+) -> None:
+    """Without a reading, visible memory is the total less 3 %, or that of a card with the same memory,
+    and says so.
 
     The total is nvidia-smi's where that is known, else what is sold.
     """
@@ -95,7 +105,9 @@ def test_only_cuda_devices_have_a_memory_wall(gpu_id: str) -> None:
 
 @pytest.mark.parametrize("gpu_id", gpu_ids())
 def test_bf16_is_absent_before_ampere_and_present_from_it(gpu_id: str) -> None:
-    """Volta and older cards and Turing have no bf16 matrix units; every later one has, also where nobody states the rate."""
+    """Volta and older cards and Turing have no bf16 matrix units; every later one has,
+    also where nobody states the rate.
+    """
     spec = load_gpu(gpu_id)
     if spec.vendor != "none":
         assert spec.supports_bf16 is (spec.generation not in {"pascal", "volta", "turing"})
@@ -114,7 +126,9 @@ def test_bf16_is_absent_before_ampere_and_present_from_it(gpu_id: str) -> None:
     ],
 )
 def test_rates_are_dense_with_fp32_accumulation(gpu_id: str, tflop_per_s: float) -> None:
-    """The rate is the dense one, not the sparse double and not the fp16-accumulation double of GeForce cards."""
+    """The rate is the dense one, not the sparse double and not the fp16-accumulation double of GeForce
+    cards.
+    """
     assert load_gpu(gpu_id).bf16_flop_per_s == pytest.approx(tflop_per_s * TERA)
 
 
@@ -144,14 +158,18 @@ def test_titan_rtx_runs_fp16_at_the_full_rate_and_no_bf16() -> None:
     ],
 )
 def test_visible_memory_is_the_low_end_of_what_torch_reported(gpu_id: str, visible_gib: float) -> None:
-    """Where torch messages exist, the lowest total they state is the wall, rounded down to a MiB, and is a measurement."""
+    """Where torch messages exist, the lowest total they state is the wall, rounded down to a MiB,
+    and is a measurement.
+    """
     spec = load_gpu(gpu_id)
     assert spec.visible_memory_bytes == int(visible_gib * GIB / MIB) * MIB
     assert spec.origin_of("visible_memory_bytes") == "measured"
 
 
 def test_base_units_and_origins_of_one_card() -> None:
-    """A loaded card is in bytes, bytes per second and FLOP per second, with origins under the field names of the type."""
+    """A loaded card is in bytes, bytes per second and FLOP per second,
+    with origins under the field names of the type.
+    """
     spec = load_gpu("h100-sxm")
     assert spec.marketing_memory_bytes == 80 * GIB
     assert spec.memory_bandwidth_bytes_per_s == 3350 * GIGA
@@ -164,20 +182,29 @@ def test_base_units_and_origins_of_one_card() -> None:
 
 
 def test_origins_follow_the_source_text() -> None:
-    """Figures that the source calls unsourced or derived are shown as such, also where neighbours come from a datasheet."""
+    """Figures that the source calls unsourced or derived are shown as such,
+    also where neighbours come from a datasheet.
+    """
     assert gpu_entry("rtx3060-12g").origins["bf16_tflop_per_s"] == "derived"
     assert gpu_entry("rtx3060-12g").origins["memory_bandwidth_gb_per_s"] == "unsourced"
     assert gpu_entry("rtx3090").origins["int8_top_per_s"] == "unsourced"
     assert gpu_entry("rtx4090").origins["fp8_tflop_per_s"] == "datasheet"
     assert gpu_entry("rtx4090").origins["nvidia_smi_total_mib"] == "measured"
-    for name, origin in (("2080 Ti", "datasheet"), ("2080 SUPER", "derived"), ("2070 SUPER", "derived"), ("a5000", "unsourced")):
+    for name, origin in (
+        ("2080 Ti", "datasheet"),
+        ("2080 SUPER", "derived"),
+        ("2070 SUPER", "derived"),
+        ("a5000", "unsourced"),
+    ):
         assert gpu_entry(name).origins["interconnect_gb_per_s"] == origin
     contested = ("bf16_tflop_per_s", "int8_top_per_s", "memory_bandwidth_gb_per_s")
     assert {gpu_entry("ascend-910b").origins[key] for key in contested} == {"unsourced"}
 
 
 def test_cards_that_documents_do_not_name_fully_say_what_is_unknown() -> None:
-    """An A100 without a size has rates and no memory wall; the rented vGPU says its chip is not stated; a CPU has no number."""
+    """An A100 without a size has rates and no memory wall; the rented vGPU says its chip is not stated;
+    a CPU has no number.
+    """
     a100, vgpu, cpu = load_gpu("a100-unknown"), load_gpu("vGPU-32GB"), load_gpu("cpu")
     assert (a100.marketing_memory_bytes, a100.visible_memory_bytes) == (None, None)
     assert a100.bf16_flop_per_s == 312 * TERA
@@ -196,7 +223,11 @@ def test_every_value_of_the_table_is_carried_unchanged() -> None:
     assert len(rows) == 49
     for row in rows:
         entry = gpu_entry(row["id"])
-        assert (entry.id, entry.vendor, entry.compute_capability) == (row["id"], row["vendor"], row["compute_capability"])
+        assert (entry.id, entry.vendor, entry.compute_capability) == (
+            row["id"],
+            row["vendor"],
+            row["compute_capability"],
+        )
         assert entry.interconnect == row["interconnect"]
         for column, key in CSV_KEYS.items():
             value = getattr(entry, key)
@@ -208,14 +239,16 @@ def test_every_value_of_the_table_is_carried_unchanged() -> None:
 
 
 def test_two_device_boards_carry_one_device() -> None:
-    """MI250 and MI250X show two devices: memory, bandwidth and rates are those of one, and the source says so."""
+    """MI250 and MI250X show two devices: memory, bandwidth and rates are those of one,
+    and the source says so.
+    """
     spec = load_gpu("mi250")
     assert spec.marketing_memory_bytes == 64 * GIB
     assert spec.bf16_flop_per_s == pytest.approx(181.05 * TERA)
     assert "half of the board" in spec.source
 
 
-# --- names ---------------------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +290,9 @@ def test_a_card_is_found_by_any_usual_spelling(name: str, gpu_id: str) -> None:
         ("5060 Ti", ("rtx5060ti-8g", "rtx5060ti-16g")),
     ],
 )
-def test_a_name_that_several_cards_share_is_refused_with_the_list(name: str, variants: tuple[str, ...]) -> None:
+def test_a_name_that_several_cards_share_is_refused_with_the_list(
+    name: str, variants: tuple[str, ...]
+) -> None:
     """No card is picked silently where memory or speed would depend on it; the message lists the choices."""
     with pytest.raises(UsageError, match="several cards") as caught:
         load_gpu(name)

@@ -11,4 +11,9 @@ def test_every_host_has_a_source() -> None:
         assert load_host(host_id.upper()).id == host_id
         assert load_host(host_id).source
     unknown = load_host("unknown")
-    assert (unknown.cores, unknown.memory_bytes, unknown.memory_bandwidth_bytes_per_s, unknown.pcie_generation) == (None,) * 4
+    assert (
+        unknown.cores,
+        unknown.memory_bytes,
+        unknown.memory_bandwidth_bytes_per_s,
+        unknown.pcie_generation,
+    ) == (None,) * 4

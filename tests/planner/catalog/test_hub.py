@@ -1,4 +1,6 @@
-"""Models that the catalog does not have are read from the Hub: over HTTPS, within one deadline, and failing in one sentence."""
+"""Models that the catalog does not have are read from the Hub: over HTTPS, within one deadline,
+and failing in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,52 @@ import pytest
 from planner.catalog import hub
 from planner.catalog.models import load_model
 from planner.errors import InputFileError, PlannerError, UsageError
-from tests.planner.catalog.hub_double import Double, content, gated, hub_double, make_certificate, proxy_double, redirect
+from tests.planner.catalog.hub_double import (
+    Double,
+    content,
+    gated,
+    hub_double,
+    make_certificate,
+    proxy_double,
+    redirect,
+)
 
-TINY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 TINY |= {"vocab_size": 100}
 TINY_PARAMS = 2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 CONFIG = "/someone/Tiny-Llama/resolve/main/config.json"
 TOKEN = "hf_verysecrettoken"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SETTINGS = ("HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
-SETTINGS += ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "XDG_CACHE_HOME")
-PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
+SETTINGS = (
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HF_TOKEN_PATH",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+)
+SETTINGS += (
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "XDG_CACHE_HOME",
+)
+PROXIES = (
+    "HTTPS_PROXY",
+    "https_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +73,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A Hugging Face folder that is empty, and no setting of whoever runs the tests; an endpoint where nobody listens."""
+    """A Hugging Face folder that is empty, and no setting of whoever runs the tests;
+    an endpoint where nobody listens.
+    """
     for name in (*SETTINGS, *PROXIES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -63,11 +102,17 @@ def refused(name: str = "someone/Tiny-Llama") -> str:
 
 
 def test_hub_id_is_fetched(server: Double) -> None:
-    """A Hub id that the catalog does not have is read from the Hub, the note says so, and no token is sent unasked."""
+    """A Hub id that the catalog does not have is read from the Hub, the note says so,
+    and no token is sent unasked.
+    """
     os.environ["HF_TOKEN"] = TOKEN
     resolved = load_model("someone/Tiny-Llama")
     assert server.asked == [(CONFIG, None, None)]
-    assert (resolved.how, resolved.spec.id, resolved.spec.hub_id) == ("hub", "tiny-llama", "someone/Tiny-Llama")
+    assert (resolved.how, resolved.spec.id, resolved.spec.hub_id) == (
+        "hub",
+        "tiny-llama",
+        "someone/Tiny-Llama",
+    )
     assert resolved.spec.param_count == TINY_PARAMS
     assert "fetched from localhost" in resolved.note
     assert resolved.spec.source == f"{server.address}{CONFIG}"
@@ -88,7 +133,10 @@ def test_catalog_comes_before_the_hub() -> None:
 
 def test_no_network_names_the_way_out() -> None:
     """Without a network the message says what to do instead."""
-    assert "localhost cannot be reached (Connection refused): download its config.json and pass the path" in refused()
+    assert (
+        "localhost cannot be reached (Connection refused): download its config.json and pass the path"
+        in refused()
+    )
 
 
 def test_a_name_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +158,8 @@ def test_offline_switch_is_obeyed(switch: str, server: Double, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(401, "gated, private"), (403, "gated, private"), (404, "not on localhost"), (503, "503")]
+    ("status", "said"),
+    [(401, "gated, private"), (403, "gated, private"), (404, "not on localhost"), (503, "503")],
 )
 def test_hub_refusals_are_explained(status: int, said: str, server: Double) -> None:
     """Gated and missing models are told apart from a network that does not work."""
@@ -120,7 +169,8 @@ def test_hub_refusals_are_explained(status: int, said: str, server: Double) -> N
 
 
 @pytest.mark.parametrize(
-    "answer", [b"<html>", b"[]", b"\xff\xfe", b"{" * 10, b'"' + b"a" * 2_000_000 + b'"', b'{"model_type": "llama"}']
+    "answer",
+    [b"<html>", b"[]", b"\xff\xfe", b"{" * 10, b'"' + b"a" * 2_000_000 + b'"', b'{"model_type": "llama"}'],
 )
 def test_hostile_answers_end_in_one_sentence(answer: bytes, server: Double) -> None:
     """What the Hub answers is as untrusted as a file."""
@@ -161,7 +211,9 @@ def _circle(handler: BaseHTTPRequestHandler) -> None:
 
 @pytest.mark.parametrize("slow", [_drip, _drip_headers, _circle, lambda _: time.sleep(3)])
 def test_one_deadline_for_the_whole(slow: object, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that drips, redirects slowly or never answers takes no longer than the deadline; other ids do not wait again."""
+    """A server that drips, redirects slowly or never answers takes no longer than the deadline;
+    other ids do not wait again.
+    """
     monkeypatch.setattr(hub, "DEADLINE_S", 0.6)
     if slow is _circle:
         server.answers |= dict.fromkeys([CONFIG + "x" * n for n in range(20)], _circle)
@@ -199,7 +251,9 @@ def test_a_failure_is_forgotten_after_a_while(server: Double, monkeypatch: pytes
     assert server.paths.count("/someone/other/resolve/main/config.json") == 2
 
 
-@pytest.mark.parametrize("target", ["http://localhost:9/x", "HTTP://localhost:9/x", "ftp://localhost/x", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "target", ["http://localhost:9/x", "HTTP://localhost:9/x", "ftp://localhost/x", "file:///etc/passwd"]
+)
 def test_redirects_stay_on_https(target: str, server: Double) -> None:
     """A redirect to anything but HTTPS is refused."""
     server.answers[CONFIG] = redirect(target)
@@ -213,11 +267,15 @@ def test_a_token_opens_a_gated_model(status: int, server: Double, monkeypatch: p
     server.answers["/gated"] = gated(json.dumps(TINY), f"Bearer {TOKEN}")
     server.answers[CONFIG] = redirect("/gated", status)
     assert load_model("someone/Tiny-Llama").spec.param_count == TINY_PARAMS
-    assert server.asked == [(path, token, None) for token in (None, f"Bearer {TOKEN}") for path in (CONFIG, "/gated")]
+    assert server.asked == [
+        (path, token, None) for token in (None, f"Bearer {TOKEN}") for path in (CONFIG, "/gated")
+    ]
 
 
 @pytest.mark.parametrize("place", ["HF_HOME", "HF_TOKEN_PATH"])
-def test_the_token_of_a_login_is_used(place: str, home: Path, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_of_a_login_is_used(
+    place: str, home: Path, server: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file that hf auth login writes is where the libraries look for it."""
     file = home / "token" if place == "HF_HOME" else home / "elsewhere"
     file.parent.mkdir()
@@ -228,7 +286,9 @@ def test_the_token_of_a_login_is_used(place: str, home: Path, server: Double, mo
     assert load_model("someone/Tiny-Llama").how == "hub"
 
 
-def test_a_token_never_goes_to_another_host(certificate: Path, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_never_goes_to_another_host(
+    certificate: Path, server: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A redirect to another port of the machine is followed without it."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with hub_double(certificate) as other:
@@ -279,7 +339,14 @@ def test_a_mirror_with_a_path_and_a_password(server: Double, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "address",
-    ["http://localhost:1", "localhost", "user:secret@localhost", "https://", "https://user:secret@host:x", "https://a b"],
+    [
+        "http://localhost:1",
+        "localhost",
+        "user:secret@localhost",
+        "https://",
+        "https://user:secret@host:x",
+        "https://a b",
+    ],
 )
 def test_an_endpoint_must_be_https(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing goes in the clear, and the sentence does not repeat what may hold a password."""
@@ -326,7 +393,9 @@ def test_a_redirect_past_the_proxy_carries_no_password(
         assert other.asked == [("/there", None, None)]
 
 
-@pytest.mark.parametrize("address", ["http://user:secret@localhost:9", "http:user:secret@x", "user:secret@localhost:x", "//"])
+@pytest.mark.parametrize(
+    "address", ["http://user:secret@localhost:9", "http:user:secret@x", "user:secret@localhost:x", "//"]
+)
 def test_no_message_repeats_a_proxy(address: str, server: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that is down or no address at all."""
     monkeypatch.setenv("HTTPS_PROXY", address)
@@ -357,7 +426,9 @@ def _cached(home: Path, text: str) -> Path:
     return snapshot / "config.json"
 
 
-def test_the_cache_of_the_libraries_comes_before_the_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_the_libraries_comes_before_the_network(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was downloaded once works offline."""
     file = _cached(home, json.dumps(TINY))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -384,7 +455,9 @@ def test_a_cache_that_leads_elsewhere_is_passed_over(home: Path) -> None:
     assert "cannot be reached" in refused()
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "../etc", "a/..", "a b/c", "-a/b", "a/", "/a", "a/b?x=1", "a/b#c", "a" * 200 + "/b"])
+@pytest.mark.parametrize(
+    "name", ["a/b/c", "../etc", "a/..", "a b/c", "-a/b", "a/", "/a", "a/b?x=1", "a/b#c", "a" * 200 + "/b"]
+)
 def test_only_plain_hub_ids_are_asked_for(name: str) -> None:
     """Nothing but owner/model reaches the address."""
     assert not hub.is_hub_id(name)
@@ -399,7 +472,9 @@ def test_files_behind_a_black_hole_wait_once(
     monkeypatch.setattr(hub, "DEADLINE_S", 0.4)
     files = [tmp_path / f"{number}.json" for number in range(4)]
     for number, file in enumerate(files):
-        file.write_text(json.dumps({"model_name_or_path": f"someone/model-{number}", "output_dir": "x", "use_peft": True}))
+        file.write_text(
+            json.dumps({"model_name_or_path": f"someone/model-{number}", "output_dir": "x", "use_peft": True})
+        )
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"https://127.0.0.1:{silent.getsockname()[1]}")
         words = ["check", *map(str, files), "--tool", "trl", "--gpu", "4090", "--seq", "512"]

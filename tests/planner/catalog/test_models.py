@@ -1,4 +1,6 @@
-"""The model catalog and the four ways to name a model; files and answers that cannot be used end in one sentence."""
+"""The model catalog and the four ways to name a model;
+files and answers that cannot be used end in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,22 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.index import INDEX_NAME, build_index, format_index
 from planner.catalog.location import data_dir
 from planner.catalog.models import load_model, model_entry, model_ids, model_sizes
-from planner.errors import ExitCode, InputFileError, NotModelledError, PlannerError, UnknownNameError, UsageError
+from planner.errors import (
+    ExitCode,
+    InputFileError,
+    NotModelledError,
+    PlannerError,
+    UnknownNameError,
+    UsageError,
+)
 
-TINY = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 TINY |= {"vocab_size": 100, "torch_dtype": "bfloat16"}
 TINY_PARAMS = 2 * 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 
@@ -29,7 +44,7 @@ def _config_file(folder: Path, content: bytes | str | dict[str, Any]) -> Path:
     return file
 
 
-# --- the entries ---------------------------------------------------------------------------------------------------------------
+# --- the entries --------------------------------------------------------------------------------------------
 
 
 def test_index_is_what_the_entries_say() -> None:
@@ -47,7 +62,9 @@ def test_every_entry_loads_and_says_where_it_comes_from(model_id: str) -> None:
     assert resolved.spec.published_params == entry.published_params
     assert entry.params_source.strip()
     # Without a place on the Hub the shapes come from the code of the project that trained the model.
-    assert entry.config_source.startswith("https://huggingface.co/" if entry.hub_id else "https://github.com/")
+    assert entry.config_source.startswith(
+        "https://huggingface.co/" if entry.hub_id else "https://github.com/"
+    )
     assert not entry.hub_id or load_model(entry.hub_id).spec == resolved.spec
 
 
@@ -63,7 +80,7 @@ def test_every_architecture_in_the_table_has_a_reader() -> None:
     assert reader_for("no-such-architecture") is None
 
 
-# --- names ---------------------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "model_id"), [
@@ -107,7 +124,8 @@ def test_lookup_reads_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("lama-2-7b", "llama-2-7b"), ("qwen2.5-14", "qwen2.5-14b"), ("gema-2-9b", "gemma-2-9b")]
+    ("name", "nearest"),
+    [("lama-2-7b", "llama-2-7b"), ("qwen2.5-14", "qwen2.5-14b"), ("gema-2-9b", "gemma-2-9b")],
 )
 def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
     """A name that nothing knows is refused with what could have been meant."""
@@ -117,7 +135,9 @@ def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize("name", ["", "   ", "\0", "~no-such-user/x", "7bb", "x" * 10_000, "a b", "owner/../config"])
+@pytest.mark.parametrize(
+    "name", ["", "   ", "\0", "~no-such-user/x", "7bb", "x" * 10_000, "a b", "owner/../config"]
+)
 def test_strange_names_are_refused_in_one_sentence(name: str) -> None:
     """Empty, endless and malformed names are a usage error, never a traceback, and are not echoed whole."""
     with pytest.raises(UsageError) as caught:
@@ -127,13 +147,17 @@ def test_strange_names_are_refused_in_one_sentence(name: str) -> None:
 
 def test_omitted_parts_are_said() -> None:
     """A multimodal checkpoint without what describes its tower is its text decoder, and the note says so."""
-    fields = {name: value for name, value in model_entry("gemma-3-4b").config_fields().items() if name != "vision_config"}
+    fields = {
+        name: value
+        for name, value in model_entry("gemma-3-4b").config_fields().items()
+        if name != "vision_config"
+    }
     assert "vision tower" in model_from_config(fields, "config.json").omits
     assert load_model("gemma-3-4b").note == ""
     assert load_model("llama-2-7b").note == ""
 
 
-# --- sizes ---------------------------------------------------------------------------------------------------------------------
+# --- sizes --------------------------------------------------------------------------------------------------
 
 
 def test_seven_b_means_llama_2_and_says_so() -> None:
@@ -151,10 +175,14 @@ def test_sizes_mean_models_of_that_size(size: str) -> None:
     assert model_sizes()[size].reason
     assert model_sizes()[size].model in model_ids()
     billions = resolved.spec.param_count / 1e9
-    assert float(size.removesuffix("b")) == pytest.approx(billions, rel=0.1) or size in resolved.spec.id or size in {"1b", "2b"}
+    assert (
+        float(size.removesuffix("b")) == pytest.approx(billions, rel=0.1)
+        or size in resolved.spec.id
+        or size in {"1b", "2b"}
+    )
 
 
-# --- config files --------------------------------------------------------------------------------------------------------------
+# --- config files -------------------------------------------------------------------------------------------
 
 
 def test_config_file_and_folder(tmp_path: Path) -> None:
@@ -225,8 +253,12 @@ HOSTILE: dict[str, bytes | str] = {
     "deeply nested": '{"model_type": "llama", "x": ' + "[" * DEEP + "]" * DEEP + "}",
     "deep value": json.dumps(TINY).replace("100", "[" * 900 + "]" * 900),
     "layer types that are no list": json.dumps(TINY | {"model_type": "qwen2", "layer_types": "full"}),
-    "layer types that are no text": json.dumps(TINY | {"model_type": "qwen2", "num_key_value_heads": 4, "layer_types": [1, 2]}),
-    "experts as text": json.dumps(TINY | {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": "8"}),
+    "layer types that are no text": json.dumps(
+        TINY | {"model_type": "qwen2", "num_key_value_heads": 4, "layer_types": [1, 2]}
+    ),
+    "experts as text": json.dumps(
+        TINY | {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": "8"}
+    ),
     "text_config is a list": json.dumps(TINY | {"model_type": "gemma3", "text_config": []}),
     "latent rank is a list": json.dumps(TINY | {"model_type": "deepseek_v2", "q_lora_rank": [1]}),
 }
@@ -234,7 +266,9 @@ HOSTILE: dict[str, bytes | str] = {
 
 @pytest.mark.parametrize("kind", sorted(HOSTILE))
 def test_hostile_config_files_end_in_one_sentence(kind: str, tmp_path: Path) -> None:
-    """Whatever the file holds, the answer is a message that names the file; never a traceback, never a number."""
+    """Whatever the file holds, the answer is a message that names the file; never a traceback,
+    never a number.
+    """
     file = _config_file(tmp_path, HOSTILE[kind])
     with pytest.raises(InputFileError) as caught:
         load_model(str(file))
@@ -244,7 +278,8 @@ def test_hostile_config_files_end_in_one_sentence(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["./missing/config.json", "missing.json", "/no/such/folder", "a/b/c", "..", "~/no-such-folder-here"]
+    "name",
+    ["./missing/config.json", "missing.json", "/no/such/folder", "a/b/c", "..", "~/no-such-folder-here"],
 )
 def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something written like a path is looked for as a file only."""
@@ -260,7 +295,7 @@ def test_pipe_is_refused_at_once(tmp_path: Path) -> None:
         load_model(str(tmp_path / "config.json"))
 
 
-# --- entries that break the schema ---------------------------------------------------------------------------------------------
+# --- entries that break the schema --------------------------------------------------------------------------
 
 
 GOOD_ENTRY = (data_dir() / "models" / "tinyllama-1.1b.toml").read_text(encoding="utf-8")
@@ -292,7 +327,9 @@ def test_broken_entries_name_file_and_key(
 
 
 def test_null_fields_are_null_not_absent() -> None:
-    """Mistral 7B v0.2 has no window though its configuration class has one by default; TOML says so by name."""
+    """Mistral 7B v0.2 has no window though its configuration class has one by default;
+    TOML says so by name.
+    """
     assert model_entry("mistral-7b-v0.2").config_fields()["sliding_window"] is None
     assert load_model("mistral-7b-v0.2").spec.groups[0].block.attention.window_tokens is None
     assert load_model("mistral-7b-v0.1").spec.groups[0].block.attention.window_tokens == 4096

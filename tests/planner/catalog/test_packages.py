@@ -32,7 +32,8 @@ OFFLOADED = {
     "offload": "optimizer",
 }
 RECORD: dict[str, Any] = {
-    "id": "r", "source": "s", "source_group": "g", "model": "7b", "gpu": "a100-80gb", "method": "full", "seq_len": 512,
+    "id": "r", "source": "s", "source_group": "g", "model": "7b", "gpu": "a100-80gb", "method": "full",
+    "seq_len": 512,
     "micro_batch": 1, "outcome": "ok",
 }  # fmt: skip
 PARAMS = 6_738_415_616
@@ -45,7 +46,13 @@ def predicted(**flags: object) -> Prediction:
 
 def gpu_bytes(prediction: Prediction, name: TermName, phase: Phase) -> float:
     """Bytes of this term at the fullest moment of a phase."""
-    return float(sum(float(term.n_bytes) for term in prediction.memory.terms if term.name == name and phase in term.phases))
+    return float(
+        sum(
+            float(term.n_bytes)
+            for term in prediction.memory.terms
+            if term.name == name and phase in term.phases
+        )
+    )
 
 
 def host_term(prediction: Prediction, name: str) -> tuple[float, bool]:
@@ -71,7 +78,9 @@ def host_term(prediction: Prediction, name: str) -> tuple[float, bool]:
 def test_the_switches_of_each_version_of_deepspeed(version: str, expected: tuple[object, ...]) -> None:
     """Each change holds from its own version on, and the last one for newer versions too."""
     settings = facts_of("deepspeed", version)["switches"]
-    assert tuple(settings[name].value for name in ("pins_offload", "pins_masters", "zero12_upload")) == expected
+    assert (
+        tuple(settings[name].value for name in ("pins_offload", "pins_masters", "zero12_upload")) == expected
+    )
 
 
 @pytest.mark.parametrize("version", ["newest", "", "x.1", "-1"])
@@ -103,11 +112,19 @@ def test_a_package_that_the_stack_does_not_run_is_refused_from_a_user_but_not_fr
 
 
 def test_versions_turn_one_stack_into_another_and_say_which_facts_they_changed() -> None:
-    """TRL 0.12 over Transformers 4.48 has four copies of the logits, and checkpointing and adapters of that time."""
-    scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": "TRL==0.12,Transformers==4.48,peft==0.11.1"}))
+    """TRL 0.12 over Transformers 4.48 has four copies of the logits,
+    and checkpointing and adapters of that time.
+    """
+    scenario = resolve(
+        from_flags({**OFFLOADED, "stack": "trl", "versions": "TRL==0.12,Transformers==4.48,peft==0.11.1"})
+    )
     stack = scenario.stack
     assert stack.loss_forward == ("compute", "float", "shifted", "log_softmax")
-    assert (stack.defaults.loss, stack.defaults.checkpoint_reentrant, stack.defaults.adapter_dtype) == ("hf", True, "base")
+    assert (stack.defaults.loss, stack.defaults.checkpoint_reentrant, stack.defaults.adapter_dtype) == (
+        "hf",
+        True,
+        "base",
+    )
     assert (stack.sdpa_mask, stack.fused_experts, stack.kbit_upcast) == ("stream", False, "all")
     assert stack.unread == ()
     note = next(each.note for each in scenario.assumptions if each.name == "versions")
@@ -138,7 +155,9 @@ def test_versions_that_change_nothing_say_so() -> None:
         ("torch", "2.13", ""),
     ],
 )
-def test_versions_outside_the_ranges_that_were_read_are_warned_about(package: str, version: str, stands_in: str) -> None:
+def test_versions_outside_the_ranges_that_were_read_are_warned_about(
+    package: str, version: str, stands_in: str
+) -> None:
     """Between two ranges and after the last one; inside them there is nothing to say."""
     scenario = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={version}"}))
     warned = [each for each in scenario.warnings if "was not read" in each]
@@ -146,7 +165,9 @@ def test_versions_outside_the_ranges_that_were_read_are_warned_about(package: st
     if stands_in:
         assert f"{package} {version}: " in warned[0]
         assert f"{stands_in} stands in" in warned[0]
-        of_older = resolve(from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={stands_in}"})).stack
+        of_older = resolve(
+            from_flags({**OFFLOADED, "stack": "trl", "versions": f"{package}=={stands_in}"})
+        ).stack
         assert scenario.stack.facts() == of_older.facts()
 
 
@@ -164,13 +185,17 @@ def test_every_fact_of_a_package_has_a_name_that_stacks_know(package: str) -> No
 
 def test_stacks_name_versions_that_were_read() -> None:
     """A stack stands for versions whose facts are known, and every package with facts is run by one."""
-    used = {(package, version) for stack_id in stack_ids() for package, version in load_stack(stack_id).versions}
+    used = {
+        (package, version) for stack_id in stack_ids() for package, version in load_stack(stack_id).versions
+    }
     assert [note for package, version in used if (note := unread_note(package, version))] == []
     assert {package for package, _ in used} == set(package_names())
 
 
 def test_a_template_of_the_stack_wins_over_the_version() -> None:
-    """LLaMA-Factory's file says pin_memory true and overlap_comm false, whatever DeepSpeed would do by itself."""
+    """LLaMA-Factory's file says pin_memory true and overlap_comm false,
+    whatever DeepSpeed would do by itself.
+    """
     stack = load_stack("llama-factory", (("deepspeed", "0.16.4"),))
     assert stack.pins_offload
     assert not stack.zero12_overlap
@@ -179,18 +204,26 @@ def test_a_template_of_the_stack_wins_over_the_version() -> None:
 
 
 def test_staging_on_the_gpu_is_a_term_of_the_step() -> None:
-    """0.14.1 to 0.16.9 bring the fp32 partition to the GPU: 4 bytes per parameter over two processes; 0.19.8 does not."""
+    """0.14.1 to 0.16.9 bring the fp32 partition to the GPU: 4 bytes per parameter over two processes;
+    0.19.8 does not.
+    """
     old, new = predicted(versions="deepspeed==0.16.4"), predicted()
     # Norms are a group of their own, which comes after.
-    assert gpu_bytes(old, "optimizer_temporaries", "optimizer_step") == pytest.approx(4 * PARAMS / 2, rel=1e-4)
+    assert gpu_bytes(old, "optimizer_temporaries", "optimizer_step") == pytest.approx(
+        4 * PARAMS / 2, rel=1e-4
+    )
     assert gpu_bytes(new, "optimizer_temporaries", "optimizer_step") == 0
     assert host_term(old, "upload_buffer")[0] == 0
     assert host_term(new, "upload_buffer")[0] >= 2 * PARAMS / 2
 
 
 def test_pinning_rounds_host_buffers() -> None:
-    """12.6 GiB of masters stay as they are in pageable memory and become 16 GiB when pinned; so does the largest gradient."""
-    pinned, always, never = (predicted(versions=f"deepspeed=={version}") for version in ("0.19.8", "0.18.2", "0.14.0"))
+    """12.6 GiB of masters stay as they are in pageable memory and become 16 GiB when pinned;
+    so does the largest gradient.
+    """
+    pinned, always, never = (
+        predicted(versions=f"deepspeed=={version}") for version in ("0.19.8", "0.18.2", "0.14.0")
+    )
     exact, rounded = 4 * PARAMS / 2, 2**34
     assert host_term(pinned, "offloaded_gradients") == (rounded + 2**28, True)
     assert host_term(always, "offloaded_gradients") == (exact + 2 * 32_000 * 4_096, False)
@@ -203,7 +236,9 @@ def test_pinning_rounds_host_buffers() -> None:
 
 
 def test_without_overlap_there_is_one_bucket_and_nothing_hides() -> None:
-    """Two buckets of 5e8 gradients where reduction overlaps backward, one where it does not; then collectives hide nothing."""
+    """Two buckets of 5e8 gradients where reduction overlaps backward, one where it does not;
+    then collectives hide nothing.
+    """
     flags = {"offload": "none", "gpu": "h200-sxm:8"}
     one, two = predicted(**flags), predicted(**flags, stack="hf-trainer@5")
     assert gpu_bytes(one, "gradient_buckets", "loss") == 5e8 * 2
@@ -217,12 +252,18 @@ def test_without_overlap_there_is_one_bucket_and_nothing_hides() -> None:
 
 
 def test_older_versions_make_their_buckets_before_the_loss_runs_backward() -> None:
-    """Up to 0.18.2 the bucket of 5e8 gradients lies beside the gradients of the logits; from 0.18.3 on it comes after them."""
+    """Up to 0.18.2 the bucket of 5e8 gradients lies beside the gradients of the logits;
+    from 0.18.3 on it comes after them.
+    """
     early, late = (
-        predicted(offload="none", gpu="h200-sxm:2", versions=f"deepspeed=={version}") for version in ("0.18.2", "0.18.3")
+        predicted(offload="none", gpu="h200-sxm:2", versions=f"deepspeed=={version}")
+        for version in ("0.18.2", "0.18.3")
     )
-    # With the bucket there all the time, the phase is fullest where the loss itself is; else later, when the bucket has come.
-    assert gpu_bytes(early, "gradient_buckets", "loss") == gpu_bytes(late, "gradient_buckets", "loss") == 5e8 * 2
+    # With the bucket there all the time, the phase is fullest where the loss itself is; else later,
+    # when the bucket has come.
+    assert (
+        gpu_bytes(early, "gradient_buckets", "loss") == gpu_bytes(late, "gradient_buckets", "loss") == 5e8 * 2
+    )
     assert gpu_bytes(early, "logits_and_loss", "loss") > 10 * gpu_bytes(late, "logits_and_loss", "loss")
 
 
@@ -262,7 +303,9 @@ GOOD = '{{ since = "{}", value = false, settled_by = "assumed", source = "a test
 def test_a_table_out_of_order_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, since: tuple[str, ...], problem: str
 ) -> None:
-    """A list that starts before the oldest version, goes back or repeats one would give a wrong answer without a word."""
+    """A list that starts before the oldest version,
+    goes back or repeats one would give a wrong answer without a word.
+    """
     (tmp_path / "packages").mkdir()
     facts = "".join(GOOD.format(each) for each in since)
     text = f'schema = 1\npackage = "engine"\nread = {read}\n[switches]\npins_offload = [{facts}]\n'

@@ -1,4 +1,6 @@
-"""Copies and fine-tunes of known models, told by their ids: what counts as one, and above all what does not."""
+"""Copies and fine-tunes of known models, told by their ids: what counts as one,
+and above all what does not.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +50,26 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
 
 @pytest.mark.parametrize("hub_id", [
     # Stored quantised, as the id or its owner says.
-    *("unsloth/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-AWQ-8bit", "someone/Llama-3-8B-GPTQ", "Qwen/Qwen3-8B-FP8"),
-    *("someone/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B", "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
-    *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-8x8", "someone/Qwen3-8B-MXFP4", "someone/Llama3-8B-1.58bit"),
+    *("unsloth/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-AWQ-8bit", "someone/Llama-3-8B-GPTQ",
+    "Qwen/Qwen3-8B-FP8"),
+    *("someone/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B",
+    "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
+    *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-8x8", "someone/Qwen3-8B-MXFP4",
+    "someone/Llama3-8B-1.58bit"),
     *("someone/Llama-3-8B-GPTQ-Int3", "some-quants/Llama-3.1-8B-AWQ", "someone/Llama-8B-AWQ"),
     # Another size, or a second one.
-    *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "nvidia/Llama-3.1-Minitron-4B-Width-Base", "someone/Llama-3-8B-4x8B"),
+    *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "nvidia/Llama-3.1-Minitron-4B-Width-Base",
+    "someone/Llama-3-8B-4x8B"),
     *("someone/Llama3-8B-100B-tokens", "someone/Qwen3-6B", "someone/Llama-3.1-stories"),
     # Two bases fit, or none is named in full.
     *("teknium/OpenHermes-2.5-Mistral-7B", "someone/mistral-7b-v0.1-v0.3", "someone/Qwen3-8B-Llama-3-8B"),
-    *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B", "someone/TinyLlama"),
+    *("someone/gemma-2-9b-stories", "someone/OLMo-2-1124-7B-SFT-stories", "someone/Llama-8B",
+    "someone/TinyLlama"),
     # Other modules, or another vocabulary.
     *("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
     *("unsloth/Phi-3-mini-4k-instruct", "ibm-granite/granite-4.0-h-1b"),
-    *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b", "someone/llama-3-8b-reward"),
+    *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
+    "someone/llama-3-8b-reward"),
 ])  # fmt: skip
 def test_what_a_name_does_not_settle_is_refused(hub_id: str) -> None:
     """Nothing is guessed where weights, shapes or the base may be others."""
@@ -74,7 +82,9 @@ def test_a_cached_config_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     folder = tmp_path / "hub" / "models--someone--Llama-3.1-8B-small" / "snapshots" / ("0" * 40)
     folder.mkdir(parents=True)
     fields = '{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, '
-    (folder / "config.json").write_text(fields + '"num_attention_heads": 4, "vocab_size": 100}', encoding="utf-8")
+    (folder / "config.json").write_text(
+        fields + '"num_attention_heads": 4, "vocab_size": 100}', encoding="utf-8"
+    )
     refs = folder.parents[1] / "refs"
     refs.mkdir()
     (refs / "main").write_text("0" * 40, encoding="utf-8")

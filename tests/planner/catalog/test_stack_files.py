@@ -33,12 +33,18 @@ def stack_file(folder: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str,
     return path
 
 
-def test_facts_of_a_stack_lie_over_those_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_a_stack_lie_over_those_of_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the file says itself wins, and a default also over what packages say of quantised bases."""
     said = 'adapter_dtype = { value = "fp16", settled_by = "assumed", source = "a test" }\nlora_rank = '
     stack_file(tmp_path, monkeypatch, ("lora_rank = ", said))
     stack = load_stack("broken")
-    assert (stack.fused_mlp, stack.loss_forward, stack.defaults_over("nf4").adapter_dtype) == (True, ("compute",), "fp16")
+    assert (stack.fused_mlp, stack.loss_forward, stack.defaults_over("nf4").adapter_dtype) == (
+        True,
+        ("compute",),
+        "fp16",
+    )
     assert ("fused_mlp", "source_code", "a test") in stack.settled
 
 
@@ -70,7 +76,9 @@ def test_a_broken_stack_file_is_refused(
 def test_a_stack_without_a_switch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A switch that neither a package nor the stack settles is named: there is no silent default."""
     path = stack_file(tmp_path, monkeypatch, ("schema", "schema"))
-    path.write_text(re.sub(r'flash-attn = "[0-9.]+", ', "", path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(
+        re.sub(r'flash-attn = "[0-9.]+", ', "", path.read_text(encoding="utf-8")), encoding="utf-8"
+    )
     with pytest.raises(InputFileError, match=r"missing key 'switches.flash_generation'"):
         load_stack("broken")
 

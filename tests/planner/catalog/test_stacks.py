@@ -1,4 +1,6 @@
-"""The stack files: complete, well typed, sourced, and in agreement with the packages that are installed here."""
+"""The stack files: complete, well typed, sourced,
+and in agreement with the packages that are installed here.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def test_a_stack_settles_every_field(stack_id: str) -> None:
     """Each default and each switch says what settled it, and where that was read."""
     settled = {name: (settled_by, source) for name, settled_by, source in load_stack(stack_id).settled}
     assert {*SWITCH_NAMES, *(f"defaults.{name}" for name in DEFAULT_NAMES)} <= set(settled)
-    assert [name for name, (settled_by, source) in settled.items() if settled_by not in SETTLED_BY or not source.strip()] == []
+    assert [
+        name
+        for name, (settled_by, source) in settled.items()
+        if settled_by not in SETTLED_BY or not source.strip()
+    ] == []
 
 
 @pytest.mark.parametrize("stack_id", IDS)
@@ -53,12 +59,16 @@ def test_a_value_over_quantised_bases_differs(stack_id: str) -> None:
 
 @pytest.mark.parametrize("stack_id", IDS)
 def test_copies_of_logits_are_consistent(stack_id: str) -> None:
-    """Cross-entropy in torch saves the log-softmax, so both peaks hold it, and only the first can hold the fp32 copy.
+    """Cross-entropy in torch saves the log-softmax, so both peaks hold it,
+    and only the first can hold the fp32 copy.
 
     One fused or compiled kernel keeps the logits alone.
     """
     stack = load_stack(stack_id)
-    if stack.loss_forward == ("compute",) and stack.loss_backward in (("compute",), ("compute", "compute_grad")):
+    if stack.loss_forward == ("compute",) and stack.loss_backward in (
+        ("compute",),
+        ("compute", "compute_grad"),
+    ):
         return
     assert "log_softmax" in stack.loss_forward
     assert "log_softmax" in stack.loss_backward
@@ -74,8 +84,8 @@ def test_copies_of_logits_are_consistent(stack_id: str) -> None:
 def live_peaks(torch: types.ModuleType, forward: Any, elements: int) -> tuple[float, float]:
     """Peak of the bytes that tensors made by ``forward()`` and by its backward occupy, per element.
 
-    ``forward`` returns the loss and whatever the caller keeps until then; the latter is dropped before the backward, as the
-    Trainer does.
+    ``forward`` returns the loss and whatever the caller keeps until then; the latter is dropped before the
+    backward, as the Trainer does.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -133,7 +143,9 @@ def head(torch: types.ModuleType, batch: int) -> tuple[Any, Any, Any]:
 
 
 def test_a_compiled_loss_saves_the_16_bit_logits_alone() -> None:
-    """What the partitioner of torch.compile keeps of ``cross_entropy(logits.float())``, as ``torchtitan-compile`` lists it."""
+    """What the partitioner of torch.compile keeps of ``cross_entropy(logits.float())``, as
+    ``torchtitan-compile`` lists it.
+    """
     torch = import_or_skip("torch")
     hidden, weight, labels = head(torch, 1)
     logits = torch.nn.functional.linear(hidden, weight)
@@ -150,7 +162,9 @@ def test_a_compiled_loss_saves_the_16_bit_logits_alone() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_logits_copies_of_transformers_5(batch: int) -> None:
-    """The copies listed for hf-trainer@5 add up to the bytes that the installed loss function really holds."""
+    """The copies listed for hf-trainer@5 add up to the bytes that the installed loss function really
+    holds.
+    """
     torch = import_or_skip("torch")
     loss_utils = import_or_skip("transformers.loss.loss_utils")
     hidden, weight, labels = head(torch, batch)
@@ -166,7 +180,9 @@ def test_logits_copies_of_transformers_5(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_logits_copies_of_transformers_4(batch: int) -> None:
-    """The order of operations of Transformers up to 4.45 holds 12 bytes per logit, and 8 at batch 1, where nothing is copied."""
+    """The order of operations of Transformers up to 4.45 holds 12 bytes per logit, and 8 at batch 1,
+    where nothing is copied.
+    """
     torch = import_or_skip("torch")
     functional = torch.nn.functional
     hidden, weight, labels = head(torch, batch)
@@ -222,17 +238,27 @@ def test_peft_upcasts_every_16_bit_parameter_of_a_kbit_model() -> None:
     torch, peft = import_or_skip("torch"), import_or_skip("peft")
     model = peft.prepare_model_for_kbit_training(kbit_model(torch), use_gradient_checkpointing=False)
     assert hf5().kbit_upcast == "all"
-    assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8, torch.float32, torch.float32]
+    assert [parameter.dtype for parameter in model.parameters()] == [
+        torch.uint8,
+        torch.float32,
+        torch.float32,
+    ]
 
 
 def test_peft_leaves_a_gptq_model_in_16_bit() -> None:
-    """``kbit_upcast = "none"`` of qwen-finetune: its only quantised bases are GPTQ, which PEFT does not upcast."""
+    """``kbit_upcast = "none"`` of qwen-finetune: its only quantised bases are GPTQ,
+    which PEFT does not upcast.
+    """
     torch, peft = import_or_skip("torch"), import_or_skip("peft")
     model = kbit_model(torch)
     model.quantization_method = "gptq"
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     assert load_stack("qwen-finetune").kbit_upcast == "none"
-    assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8, torch.bfloat16, torch.float16]
+    assert [parameter.dtype for parameter in model.parameters()] == [
+        torch.uint8,
+        torch.bfloat16,
+        torch.float16,
+    ]
 
 
 def test_training_arguments_give_the_optimizer_and_checkpointing(tmp_path: Path) -> None:
@@ -247,13 +273,20 @@ def test_training_arguments_give_the_optimizer_and_checkpointing(tmp_path: Path)
 def tiny_llama(torch: types.ModuleType, transformers: Any) -> Any:
     """A two-layer Llama in bf16."""
     config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=32
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=32,
     )
     return transformers.LlamaForCausalLM(config).to(torch.bfloat16)
 
 
 def test_transformers_5_loads_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
-    """``load_dtype = "checkpoint"``: without a dtype a bf16 checkpoint loads as bf16, and attention is the one in the file."""
+    """``load_dtype = "checkpoint"``: without a dtype a bf16 checkpoint loads as bf16,
+    and attention is the one in the file.
+    """
     torch, transformers = import_or_skip("torch"), import_or_skip("transformers", minversion="5.0")
     tiny_llama(torch, transformers).save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -263,7 +296,9 @@ def test_transformers_5_loads_the_dtype_of_the_checkpoint(tmp_path: Path) -> Non
 
 
 def test_transformers_5_checkpoints_without_reentry() -> None:
-    """``checkpoint_reentrant`` of hf-trainer@5 is what ``gradient_checkpointing_enable`` passes to every block."""
+    """``checkpoint_reentrant`` of hf-trainer@5 is what ``gradient_checkpointing_enable`` passes to every
+    block.
+    """
     torch, transformers = import_or_skip("torch"), import_or_skip("transformers", minversion="5.0")
     model = tiny_llama(torch, transformers)
     model.gradient_checkpointing_enable()
@@ -285,23 +320,32 @@ def test_peft_adapters_are_fp32_over_a_bf16_base() -> None:
 
 
 def test_transformers_5_experts_are_three_dimensional() -> None:
-    """``fused_experts`` of hf-trainer@5: expert weights are 3-D parameters, and no linear layer holds them."""
+    """``fused_experts`` of hf-trainer@5: expert weights are 3-D parameters,
+    and no linear layer holds them.
+    """
     torch, transformers = import_or_skip("torch"), import_or_skip("transformers", minversion="5.0")
     config = transformers.Qwen3MoeConfig(
-        hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, num_hidden_layers=1,
+        hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2,
+        num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=1, head_dim=8, vocab_size=32,
     )  # fmt: skip
     with torch.device("meta"):
         model = transformers.Qwen3MoeForCausalLM(config)
     fused = [name for name, parameter in model.named_parameters() if parameter.dim() == 3]
-    linears = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and ".experts" in name]
+    linears = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and ".experts" in name
+    ]
     assert hf5().fused_experts is True
     assert len(fused) == 2
     assert linears == []
 
 
 def test_bitsandbytes_expands_weights_in_large_forward_passes() -> None:
-    """Above 1536 tokens the fused 4-bit kernel is not used, so that training expands its weights as before."""
+    """Above 1536 tokens the fused 4-bit kernel is not used,
+    so that training expands its weights as before.
+    """
     source = import_or_skip("bitsandbytes").__path__[0]
     text = (Path(source) / "backends" / "cuda" / "ops.py").read_text(encoding="utf-8")
     if "gemm_4bit" not in text:

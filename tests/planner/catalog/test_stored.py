@@ -26,10 +26,16 @@ from planner.memory.weights import quantization_constant_bytes, quantized_weight
 from planner.program.job import job_of
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4,
     "vocab_size": 1_000, "torch_dtype": "float16",
 }  # fmt: skip
-BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+BNB = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": "bfloat16",
+}
 PLAIN = Packing(is_stored=True)
 
 
@@ -49,14 +55,19 @@ def read(**quantization: Any) -> ModelSpec:
 
 @pytest.mark.parametrize(("said", "quantization", "packing"), [
     ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, "gptq-int4", Packing(32)),
-    ({"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}, "gptq-int8", Packing(0)),
-    ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, "awq-int4", Packing(64)),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}, "gptq-int8",
+    Packing(0)),
+    ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, "awq-int4",
+    Packing(64)),
     ({"quant_method": "awq"}, "awq-int4", Packing(128)),
-    ({"quant_method": "aqlm", "linear_weights_not_to_quantize": ["lm_head.weight"]}, "aqlm", Packing(8, 1, 16)),
+    ({"quant_method": "aqlm", "linear_weights_not_to_quantize": ["lm_head.weight"]}, "aqlm",
+    Packing(8, 1, 16)),
     (BNB, "nf4", PLAIN),
     ({"load_in_8bit": True}, "int8", PLAIN),
 ])  # fmt: skip
-def test_a_config_says_how_its_checkpoint_is_stored(said: dict[str, Any], quantization: str, packing: Packing) -> None:
+def test_a_config_says_how_its_checkpoint_is_stored(
+    said: dict[str, Any], quantization: str, packing: Packing
+) -> None:
     """Method, bits and groups; what is absent is what Transformers takes it for."""
     stored = read(**said).stored
     assert stored is not None
@@ -84,7 +95,8 @@ def test_what_is_not_quantised_has_no_storage() -> None:
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format marlin"),
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic"),
     ({"quant_method": "awq", "version": "gemv"}, "version gemv"),
-    ({"quant_method": "aqlm", "num_codebooks": 8, "nbits_per_codebook": 8, "linear_weights_not_to_quantize": ["lm_head"]}, "8"),
+    ({"quant_method": "aqlm", "num_codebooks": 8, "nbits_per_codebook": 8,
+    "linear_weights_not_to_quantize": ["lm_head"]}, "8"),
     ({"quant_method": "aqlm"}, "does not leave the head whole"),
     (BNB | {"llm_int8_skip_modules": ["visual"]}, "does not leave the head whole"),
     (BNB | {"llm_int8_skip_modules": ["lm_head", "layers.7.mlp"]}, "'layers.7.mlp' is left unquantised"),
@@ -107,7 +119,10 @@ def test_a_broken_table_is_an_error(said: dict[str, Any]) -> None:
 
 def test_modules_that_were_left_whole_are_not_packed() -> None:
     """``o_proj`` everywhere, and the feed-forward part of layer 2, which makes three kinds of layers."""
-    spec = read(quant_method="awq", modules_to_not_convert=["lm_head", "self_attn.o_proj", "model.layers.2.mlp", "visual"])
+    spec = read(
+        quant_method="awq",
+        modules_to_not_convert=["lm_head", "self_attn.o_proj", "model.layers.2.mlp", "visual"],
+    )
     assert [group.count for group in spec.groups] == [2, 1, 1]
     whole = {linear.name for linear in spec.groups[1].block.linears if linear.left_whole}
     assert whole == {"o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -144,7 +159,9 @@ def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
     ("Meta-Llama-3-8B-AQLM-PV-2Bit-1x16", "aqlm", Packing(8, 1, 16), "Meta-Llama-3-8B"),
     ("Llama-3.2-3B-AQLM-PV-2Bit-2x8", "aqlm", Packing(8, 2, 8), "Llama-3.2-3B"),
 ])  # fmt: skip
-def test_a_name_that_says_method_and_bits_is_taken(name: str, quantization: str, packing: Packing, base: str) -> None:
+def test_a_name_that_says_method_and_bits_is_taken(
+    name: str, quantization: str, packing: Packing, base: str
+) -> None:
     """Groups that a name does not say are assumed, which is said; AQLM's follow from its bits."""
     named = stored_by_name(name)
     assert named is not None
@@ -153,7 +170,8 @@ def test_a_name_that_says_method_and_bits_is_taken(name: str, quantization: str,
 
 
 @pytest.mark.parametrize(
-    "name", ["Llama-3-8B-GPTQ", "Llama-3-8B-GPTQ-3bit", "Llama-3-8B-bnb-4bit", "hawq-4b", "Llama-3-8B-AWQ-8bit"]
+    "name",
+    ["Llama-3-8B-GPTQ", "Llama-3-8B-GPTQ-3bit", "Llama-3-8B-bnb-4bit", "hawq-4b", "Llama-3-8B-AWQ-8bit"],
 )
 def test_a_name_that_says_less_is_not(name: str) -> None:
     """Bits of GPTQ are not guessed, and AWQ of 8 bits is another thing."""
@@ -185,7 +203,9 @@ def test_a_hub_id_whose_bits_nobody_says_stays_unknown() -> None:
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("hub_id", ["Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-7B-Instruct-AWQ"])
 def test_groups_that_are_assumed_lie_within_the_interval(hub_id: str) -> None:
-    """Groups of 32, the smallest of published checkpoints, have four times the scales of those that are assumed."""
+    """Groups of 32, the smallest of published checkpoints,
+    have four times the scales of those that are assumed.
+    """
     peak = planner.estimate(model=hub_id, method="lora", gpu="a100-80gb", seq=1024).peak
     elements = param_counts(load_model(hub_id).spec, fused_experts=True).quantizable
     assert peak.driver_interval is not None
@@ -195,7 +215,9 @@ def test_groups_that_are_assumed_lie_within_the_interval(hub_id: str) -> None:
 
 def numerics_of(model: str, **flags: object) -> Numerics:
     """What a LoRA job over ``model`` has."""
-    return resolve(from_flags({"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, **flags})).recipe.numerics
+    return resolve(
+        from_flags({"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, **flags})
+    ).recipe.numerics
 
 
 def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
@@ -210,7 +232,13 @@ def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
 
 def test_gptq_bytes_stored_as_floats_are_divided() -> None:
     """fms-acceleration makes float parameters of them, which FSDP divides; scales and indices stay whole."""
-    said = {"model": "TheBloke/Llama-2-7B-GPTQ", "method": "lora", "gpu": "a100-80gb:4", "seq": 512, "sharding": "fsdp1"}
+    said = {
+        "model": "TheBloke/Llama-2-7B-GPTQ",
+        "method": "lora",
+        "gpu": "a100-80gb:4",
+        "seq": 512,
+        "sharding": "fsdp1",
+    }
     whole, parts = (
         job_of(resolve(from_flags({**said, "switches": "packed_kernels=triton", **more})), Coefficients())
         for more in ({}, {"quant_storage": "fp16"})

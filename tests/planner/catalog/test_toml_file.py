@@ -1,4 +1,6 @@
-"""The files under every catalog: strict TOML reading, schema errors, the name index and where the data lies."""
+"""The files under every catalog: strict TOML reading, schema errors,
+the name index and where the data lies.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def entry_from(text: str, folder: Path) -> GpuEntry:
     return validate(GpuEntry, read_toml(path), path)
 
 
-# --- index ---------------------------------------------------------------------------------------------------------------------
+# --- index --------------------------------------------------------------------------------------------------
 
 
 def test_formatted_index_reads_back(tmp_path: Path) -> None:
@@ -75,8 +77,12 @@ def test_names_fold_case_and_separators() -> None:
         ('variant_of = ["two"]', 'aliases = []\nvariant_of = ["two"]', "already belongs to 'two'"),
     ],
 )
-def test_names_that_do_not_lead_to_one_entry_are_refused(tmp_path: Path, first: str, second: str, problem: str) -> None:
-    """Building the index fails on a name claimed twice, an empty name, and a shared name that is not shared."""
+def test_names_that_do_not_lead_to_one_entry_are_refused(
+    tmp_path: Path, first: str, second: str, problem: str
+) -> None:
+    """Building the index fails on a name claimed twice, an empty name,
+    and a shared name that is not shared.
+    """
     write_entry(tmp_path, "one", first)
     (tmp_path / "two.toml").write_text(f'id = "two"\n{second}\n')
     with pytest.raises(InputFileError, match=problem):
@@ -105,7 +111,7 @@ def test_a_stored_index_with_dangling_names_is_refused(tmp_path: Path, text: str
         read_index(tmp_path)
 
 
-# --- strict reading ------------------------------------------------------------------------------------------------------------
+# --- strict reading -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,10 @@ def test_a_stored_index_with_dangling_names_is_refused(tmp_path: Path, text: str
         (("vendor", "wendor"), "missing key 'vendor' "),
         (('name = "Card"', 'name = "Card"\ncolour = "red"'), "unknown key 'colour'"),
         (("visible_memory_mib = 1000", 'visible_memory_mib = "1000"'), "key 'visible_memory_mib': .* '1000'"),
-        (("visible_memory_mib = 1000", "visible_memory_mib = -1"), "key 'visible_memory_mib': .* greater than 0"),
+        (
+            ("visible_memory_mib = 1000", "visible_memory_mib = -1"),
+            "key 'visible_memory_mib': .* greater than 0",
+        ),
         (('interconnect = "none"', 'interconnect = "none"\ntdp_w = inf'), "key 'tdp_w': .* finite"),
         (('interconnect = "none"', 'interconnect = "none"\ntdp_w = 300'), "no origin for 'tdp_w'"),
         (('= "measured"', '= "guessed"'), "key 'origins.visible_memory_mib'"),
@@ -138,7 +147,9 @@ def test_an_entry_that_breaks_the_schema_is_one_sentence_with_the_key(
 
 def test_memory_sizes_out_of_order_are_refused(tmp_path: Path) -> None:
     """A visible memory above the nvidia-smi total is a slip in the data."""
-    text = VALID_ENTRY.replace("visible_memory_mib = 1000", "visible_memory_mib = 1000\nnvidia_smi_total_mib = 999")
+    text = VALID_ENTRY.replace(
+        "visible_memory_mib = 1000", "visible_memory_mib = 1000\nnvidia_smi_total_mib = 999"
+    )
     with pytest.raises(InputFileError, match="'visible_memory_mib' is above 'nvidia_smi_total_mib'"):
         entry_from(text + 'nvidia_smi_total_mib = "measured"\n', tmp_path)
 
@@ -178,7 +189,9 @@ def test_missing_files_folders_and_pipes_are_refused(tmp_path: Path) -> None:
 
 
 def test_data_folder_inside_the_package_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package uses its own data, a checkout the folder beside the package, and neither is one clear error."""
+    """An installed package uses its own data, a checkout the folder beside the package,
+    and neither is one clear error.
+    """
     package = tmp_path / "site" / "planner"
     package.mkdir(parents=True)
     monkeypatch.setattr(location, "_PACKAGE_DIR", package)

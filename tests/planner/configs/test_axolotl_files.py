@@ -53,8 +53,12 @@ def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
         ("lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\nlocal_rank:\n", FUSED),
     ],
 )
-def test_adapter_kernels_are_on_where_axolotl_turns_them_on(tmp_path: Path, text: str, kernels: tuple[bool, str]) -> None:
-    """check_auto_enable_lora_kernels: all of them where none of the four keys is set and nothing speaks against it."""
+def test_adapter_kernels_are_on_where_axolotl_turns_them_on(
+    tmp_path: Path, text: str, kernels: tuple[bool, str]
+) -> None:
+    """check_auto_enable_lora_kernels:
+    all of them where none of the four keys is set and nothing speaks against it.
+    """
     assert kernels_of(tmp_path, LORA + text) == kernels
 
 
@@ -86,7 +90,10 @@ def test_a_full_fine_tune_has_no_adapter_kernels(tmp_path: Path) -> None:
         ("local_rank:\n", {"stack": "axolotl@0.8", "attention": None}),
         ("xformers_attention:\nflash_attention: true\n", {"stack": "axolotl@0.8", "attention": "flash2"}),
         ("is_llama_derived_model: true\n", {"stack": "axolotl@0.8", "attention": "eager"}),
-        ("is_llama_derived_model: true\nflash_attention: true\n", {"stack": "axolotl@0.8", "attention": "flash2"}),
+        (
+            "is_llama_derived_model: true\nflash_attention: true\n",
+            {"stack": "axolotl@0.8", "attention": "flash2"},
+        ),
         ("sample_packing: true\npad_to_sequence_len: true\n", {"padding": "packed"}),
         ("pad_to_sequence_len: true\n", {"padding": "max_length"}),
         ("pretraining_dataset: a\npretraining_sample_concatenation: true\n", {"padding": "packed"}),
@@ -95,7 +102,9 @@ def test_a_full_fine_tune_has_no_adapter_kernels(tmp_path: Path) -> None:
     ],
 )
 def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
-    """Each value is what utils/schemas, utils/config and loaders/model.py of axolotl 0.19.0 make of the key."""
+    """Each value is what utils/schemas,
+    utils/config and loaders/model.py of axolotl 0.19.0 make of the key.
+    """
     request = read(tmp_path, BASE + text).request
     assert {name: request.get(name) for name in values} == values
 
@@ -121,11 +130,16 @@ LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
     ("text", "loss", "switches"),
     [
         (
-            LIGER + "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\nliger_glu_activation: true\n",
+            LIGER
+            + "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\nliger_glu_activation: true\n",
             "liger",
             ("fused_norm=true", "fused_mlp=true", "adapter_kernels=eager"),
         ),
-        ("liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\n", None, ("fused_mlp=false", "adapter_kernels=eager")),
+        (
+            "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\n",
+            None,
+            ("fused_mlp=false", "adapter_kernels=eager"),
+        ),
         ("chunked_cross_entropy: true\n", "chunked", ("fused_mlp=false", "adapter_kernels=eager")),
     ],
 )
@@ -135,14 +149,19 @@ def test_keys_of_liger_act_through_its_plugin_alone(
     """integrations/liger/args.py reads them only where plugins names it; else that is said."""
     config = read(tmp_path, BASE + "attn_implementation: flash_attention_2\n" + text)
     assert (config.request.get("loss"), config.request.get("switches")) == (loss, switches)
-    assert any("has no effect" in remark.text for remark in config.remarks) == ("liger" in text and "plugins" not in text)
+    assert any("has no effect" in remark.text for remark in config.remarks) == (
+        "liger" in text and "plugins" not in text
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("rl: bco\n", "rl: preference training (bco)"),
-        ("rl: kto\nprecompute_ref_log_probs: true\n", "precompute_ref_log_probs: log-probabilities of the reference"),
+        (
+            "rl: kto\nprecompute_ref_log_probs: true\n",
+            "precompute_ref_log_probs: log-probabilities of the reference",
+        ),
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
@@ -174,8 +193,13 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
 def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
     """A text is an expression; parameters of experts stand beside modules."""
     text = BASE + "adapter: lora\nlora_target_modules: 'model.layers.[0-9]+.mlp.(up|down)_proj'\n"
-    assert read(tmp_path, text).request.get("lora_targets") == ("regex:model.layers.[0-9]+.mlp.(up|down)_proj",)
-    text = BASE + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
+    assert read(tmp_path, text).request.get("lora_targets") == (
+        "regex:model.layers.[0-9]+.mlp.(up|down)_proj",
+    )
+    text = (
+        BASE
+        + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
+    )
     assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
 
 
@@ -188,7 +212,9 @@ def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
     """utils/config/__init__.py turns it off whatever the file says."""
     text = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-4-E2B-it") + "gradient_checkpointing: true\n"
     assert (
-        read(tmp_path, text + "gradient_checkpointing_kwargs: {use_reentrant: true}\n").request.get("checkpoint_reentrant")
+        read(tmp_path, text + "gradient_checkpointing_kwargs: {use_reentrant: true}\n").request.get(
+            "checkpoint_reentrant"
+        )
         is False
     )
 
@@ -198,25 +224,33 @@ def test_a_gptq_base_is_one_whose_name_says_its_bits_or_one_that_asks(tmp_path: 
     known = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", "TheBloke/Llama-2-7B-GPTQ") + "gptq: true\n")
     assert (known.request.get("quantization"), known.needs) == ("gptq-int4", {})
     local = read(tmp_path, LORA + "gptq: true\ngptq_disable_exllama: true\n")
-    with pytest.raises(UsageError, match="gptq: the base is quantised by GPTQ: say --quantization gptq-int4 or gptq-int8"):
+    with pytest.raises(
+        UsageError, match="gptq: the base is quantised by GPTQ: say --quantization gptq-int4 or gptq-int8"
+    ):
         with_flags(local, from_flags({"gpu": "4090"}))
 
 
 def test_what_the_catalog_knows_of_a_checkpoint_wins(tmp_path: Path) -> None:
     """The 405B of Axolotl's example is stored in nf4, doubly quantised, as bf16."""
     four = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true")
-    config = read(tmp_path, four.replace("Qwen/Qwen2.5-0.5B", "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16"))
+    config = read(
+        tmp_path, four.replace("Qwen/Qwen2.5-0.5B", "hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16")
+    )
     said = tuple(config.request.get(name) for name in ("quantization", "double_quant", "quant_storage"))
     assert said == ("nf4", True, "bf16")
 
 
-@pytest.mark.parametrize(("name", "said"), [("Qwen2.5-0.5B-GPTQ", "gptq-int4"), ("Qwen2.5-0.5B-bnb-4bit", "nf4")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("Qwen2.5-0.5B-GPTQ", "gptq-int4"), ("Qwen2.5-0.5B-bnb-4bit", "nf4")]
+)
 def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: str, said: str) -> None:
     """Its name says how it is stored; a 4-bit one that the file loads in 4 bits is nothing new."""
     config = read(tmp_path, LORA.replace("Qwen2.5-0.5B", name))
     with pytest.raises(UsageError, match=f"say --quantization {said}"):
         with_flags(config, from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
-    four = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true").replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-bnb-4bit")
+    four = LORA.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true").replace(
+        "Qwen2.5-0.5B", "Qwen2.5-0.5B-bnb-4bit"
+    )
     assert read(tmp_path, four).needs == {}
 
 
@@ -226,8 +260,15 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
         (BASE, True),
         (BASE + "attn_implementation: sdpa\n", True),
         (BASE + "attn_implementation: flash_attention_2\n", False),
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b") + "local_rank:\nxformers_attention: true\n", True),
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b") + "local_rank:\nflash_attention: true\n", False),
+        (
+            BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
+            + "local_rank:\nxformers_attention: true\n",
+            True,
+        ),
+        (
+            BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b") + "local_rank:\nflash_attention: true\n",
+            False,
+        ),
         (BASE + "attn_implementation: xformers\n", False),
         (BASE + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", False),
         (LORA, False),
@@ -245,7 +286,9 @@ INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
 
 
 def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp_path: Path) -> None:
-    """A full fine-tune of another model kept embeddings, head and norms in fp32 then (utils/models.py of 2023-11, line 431)."""
+    """A full fine-tune of another model kept embeddings,
+    head and norms in fp32 then (utils/models.py of 2023-11, line 431).
+    """
     assert "widens_ends=true" in read(tmp_path, MISTRAL).request.get("switches")
     for text in (
         MISTRAL.replace("mistralai/Mistral-7B-v0.1", "huggyllama/llama-7b"),
@@ -271,7 +314,9 @@ def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp
         (QLORA + "EleutherAI/gpt-j-6b\nfsdp: [full_shard]\n", "none"),
     ],
 )
-def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(tmp_path: Path, text: str, upcast: str) -> None:
+def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(
+    tmp_path: Path, text: str, upcast: str
+) -> None:
     """Modules return to 16 bits by name: norm, embed_tokens, lm_head and those of a few families."""
     config = read(tmp_path, text)
     stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "gpus": 2}))).stack
@@ -279,8 +324,12 @@ def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(tmp_path:
     assert any("stay in fp32" in remark.text for remark in config.remarks) == (upcast == "all")
 
 
-@pytest.mark.parametrize(("text", "storage"), [("", "bf16"), ("local_rank:\n", "bf16"), ("wandb_run_id:\n", None)])
-def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(tmp_path: Path, text: str, storage: str | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "storage"), [("", "bf16"), ("local_rank:\n", "bf16"), ("wandb_run_id:\n", None)]
+)
+def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
+    tmp_path: Path, text: str, storage: str | None
+) -> None:
     """bnb_4bit_quant_storage came in 2024-03 (pull request 1378)."""
     assert read(tmp_path, QLORA + "huggyllama/llama-7b\n" + text).request.get("quant_storage") == storage
 
@@ -296,7 +345,9 @@ def test_the_first_qwen_brings_its_attention_along(tmp_path: Path, text: str, at
 
 @pytest.mark.parametrize("name", ["MixFormerSequentialForCausalLM", "MambaLMHeadModel"])
 def test_model_code_of_its_own_is_not_modelled(tmp_path: Path, name: str) -> None:
-    """Its attention and loss are not those of the model in Transformers (2023-11 models/phi uses flash-attn unasked)."""
+    """Its attention and loss are not those of the model in Transformers (2023-11 models/phi uses flash-attn
+    unasked).
+    """
     with pytest.raises(NotModelledError, match="model_type"):
         read(tmp_path, BASE + f"model_type: {name}\n")
     assert read(tmp_path, BASE + "model_type: LlamaForCausalLM\n").request.get("method") == "full"
@@ -329,7 +380,9 @@ def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> 
 
 def test_better_transformer_is_torchs_attention_for_gpt_neox(tmp_path: Path) -> None:
     """Other families are refused."""
-    config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-12b-deduped") + "flash_optimum: true\n")
+    config = read(
+        tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-12b-deduped") + "flash_optimum: true\n"
+    )
     assert config.request.get("attention") == "sdpa"
     with pytest.raises(NotModelledError, match="GPT-NeoX and Pythia only"):
         read(tmp_path, BASE + "flash_optimum: true\n")

@@ -48,8 +48,12 @@ def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
         ("x: " + "y" * MAX_DOCUMENT_BYTES, "a.yaml", "larger than the limit"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused_in_one_sentence(tmp_path: Path, text: str, name: str, sentence: str) -> None:
-    """Empty files, lists, placeholders, aliases, other objects, deep nesting and huge files, with the line where known."""
+def test_a_file_that_is_no_table_is_refused_in_one_sentence(
+    tmp_path: Path, text: str, name: str, sentence: str
+) -> None:
+    """Empty files, lists, placeholders, aliases, other objects, deep nesting and huge files,
+    with the line where known.
+    """
     with pytest.raises(InputFileError) as caught:
         read_document(written(tmp_path, text, name))
     assert sentence in str(caught.value)
@@ -72,8 +76,16 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (LLAMA_FACTORY + "cutoff_len: 0\n", InputFileError, "cutoff_len: seq must be a whole number"),
         (LLAMA_FACTORY + "packing: 3\n", InputFileError, "key 'packing' must be true or false"),
         (LLAMA_FACTORY + "quantization_bit: 3\n", InputFileError, "key 'quantization_bit' must be 4 or 8"),
-        (LLAMA_FACTORY + "quantization_bit: '\u00b2'\n", InputFileError, "key 'quantization_bit' must be a whole number"),
-        (LLAMA_FACTORY + "label_smoothing_factor: 0.1\n", NotModelledError, "label_smoothing_factor: the loss"),
+        (
+            LLAMA_FACTORY + "quantization_bit: '\u00b2'\n",
+            InputFileError,
+            "key 'quantization_bit' must be a whole number",
+        ),
+        (
+            LLAMA_FACTORY + "label_smoothing_factor: 0.1\n",
+            NotModelledError,
+            "label_smoothing_factor: the loss",
+        ),
         (
             LLAMA_FACTORY + "deepspeed: auto\n",
             InputFileError,
@@ -96,7 +108,11 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (AXOLOTL + "load_in_8bit: true\n", UsageError, "through adapters only"),
         (AXOLOTL + "gradient_checkpointing: offload\n", NotModelledError, "off the GPU"),
         (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
-        (AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", NotModelledError, "what spectrum trains"),
+        (
+            AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n",
+            NotModelledError,
+            "what spectrum trains",
+        ),
         (AXOLOTL + "rl: grpo\n", NotModelledError, "rl: reinforcement"),
         (
             TRL + "lora_target_modules: [q_proj]\nlora_target_parameters: [22.mlp.experts.down_proj]\n",
@@ -109,7 +125,9 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (TRL.replace("true", "false") + "load_in_4bit: true\n", UsageError, "say use_peft: true"),
     ],
 )
-def test_a_key_that_cannot_be_used_is_named(tmp_path: Path, text: str, error: type[PlannerError], sentence: str) -> None:
+def test_a_key_that_cannot_be_used_is_named(
+    tmp_path: Path, text: str, error: type[PlannerError], sentence: str
+) -> None:
     """Wrong types and ranges end with 2, what no formula covers with 6; both name file and key."""
     with pytest.raises(error) as caught:
         read_config_file(written(tmp_path, text))
@@ -127,7 +145,9 @@ def test_a_run_that_ends_by_steps_has_no_epochs(tmp_path: Path, text: str) -> No
 
 
 def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) -> None:
-    """A key that says nothing of memory is ignored by name, in nested tables too; known ones without effect are left alone."""
+    """A key that says nothing of memory is ignored by name, in nested tables too;
+    known ones without effect are left alone.
+    """
     ds = written(tmp_path, '{"zero_optimization": {"stage": 2, "speed": 9}, "steps_per_print": 3}', "ds.json")
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "colour: 8\nseed: 7\ndeepspeed: ds.json\n"))
     assert config.ignored == (f"{ds}:zero_optimization.speed", f"{tmp_path}/train.yaml:colour")
@@ -135,23 +155,32 @@ def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) ->
 
 def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
     """A file that could be of several tools, or of none, asks for --tool; an unknown tool lists the known."""
-    with pytest.raises(InputFileError, match=r"do not say which tool it is for: say it with --tool, one of plan, llama-factory"):
+    with pytest.raises(
+        InputFileError,
+        match=r"do not say which tool it is for: say it with --tool, one of plan, llama-factory",
+    ):
         read_config_file(written(tmp_path, "colour: red\n"))
-    with pytest.raises(InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"):
+    with pytest.raises(
+        InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"
+    ):
         read_config_file(written(tmp_path, "adapter: lora\nstage: sft\n"))
     with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
         read_config_file(written(tmp_path, AXOLOTL), "axolotle")
     assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"
     recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
     assert read_config_file(written(tmp_path, recipe)).tool == "TRL 0.9 to 0.19"
-    assert read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
+    assert (
+        read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
+    )
     others = ("llama-factory-v1", "open-instruct", "torchtitan", "torchtune")
     tools = {"plan", "llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate", *others}
     assert set(TOOL_NAMES) == tools
 
 
 def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
-    """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for, and is enough."""
+    """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for,
+    and is enough.
+    """
     config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("bf16: true\n", "")))
     with pytest.raises(UsageError, match="--precision bf16"):
         with_flags(config, from_flags({"gpu": "4090"}))
@@ -163,20 +192,29 @@ def test_sizes_of_deepspeed_that_contradict_the_trainer_are_refused(tmp_path: Pa
     text = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}'
     written(tmp_path, text, "ds.json")
     with pytest.raises(UsageError, match='write "auto" in the DeepSpeed file'):
-        read_config_file(written(tmp_path, LLAMA_FACTORY + "per_device_train_batch_size: 2\ndeepspeed: ds.json\n"))
+        read_config_file(
+            written(tmp_path, LLAMA_FACTORY + "per_device_train_batch_size: 2\ndeepspeed: ds.json\n")
+        )
 
 
 def test_a_dtype_of_deepspeed_that_the_trainer_has_not_is_refused(tmp_path: Path) -> None:
-    """Transformers compares both files' bf16; one that only DeepSpeed's says stops the job before it loads anything."""
+    """Transformers compares both files' bf16;
+    one that only DeepSpeed's says stops the job before it loads anything.
+    """
     written(tmp_path, '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}', "ds.json")
     training = "per_device_train_batch_size: 2\ndeepspeed: ds.json\n"
     with pytest.raises(UsageError, match="has neither bf16 nor fp16 on"):
         read_config_file(written(tmp_path, training))
-    assert read_config_file(written(tmp_path, training + "bf16: true\n")).request.get("precision") == "bf16-mixed"
+    assert (
+        read_config_file(written(tmp_path, training + "bf16: true\n")).request.get("precision")
+        == "bf16-mixed"
+    )
 
 
 def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path: Path) -> None:
-    """``train_batch_size`` is micro-batch x accumulation x GPUs; another product is refused with the way out."""
+    """``train_batch_size`` is micro-batch x accumulation x GPUs;
+    another product is refused with the way out.
+    """
     sizes = '"train_micro_batch_size_per_gpu": 2, "train_batch_size": 32'
     text = f'{{"zero_optimization": {{"stage": 2}}, "bf16": {{"enabled": true}}, {sizes}}}'
     config = read_config_file(written(tmp_path, text, "ds.json"))
@@ -192,7 +230,10 @@ def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path
         ('{"stage": 4}', "must be 0, 1, 2 or 3"),
         ('{"stage": 3, "zero_quantized_weights": true}', "ZeRO"),
         ('{"stage": 3, "zero_hpz_partition_size": 8}', "secondary partition"),
-        ('{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}', "parameters on nvme"),
+        (
+            '{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}',
+            "parameters on nvme",
+        ),
         ('{"stage": 3, "offload_optimizer": {"device": "moon"}}', "none, cpu or nvme"),
         ('{"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}', "a part of the optimizer"),
     ],
@@ -213,10 +254,15 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
         ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", "cannot share alike"),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8 is not modelled"),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
-        ("distributed_type: NO\nparallelism_config: {parallelism_config_tp_size: 2}\n", "of 2 is not modelled"),
+        (
+            "distributed_type: NO\nparallelism_config: {parallelism_config_tp_size: 2}\n",
+            "of 2 is not modelled",
+        ),
     ],
 )
-def test_what_accelerate_does_beyond_the_formulas_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+def test_what_accelerate_does_beyond_the_formulas_is_refused(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     """Kinds of distribution, counts and dtypes that no formula covers are named."""
     beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
     with pytest.raises(PlannerError, match=sentence):
@@ -233,7 +279,11 @@ def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
 
 def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
     """A switch said on the command line replaces that of the file; the file's others stay."""
-    written(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8}}', "ds.json")
+    written(
+        tmp_path,
+        '{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8}}',
+        "ds.json",
+    )
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
     assert config.request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=true")
     request = with_flags(config, from_flags({"gpu": "4090", "switches": "zero12_overlap=false"}))
@@ -258,8 +308,12 @@ def test_an_accelerate_file_beside_axolotls_own_fsdp_says_the_gpus(tmp_path: Pat
         ("eval_strategy: 'no'\n", None),
     ],
 )
-def test_the_batch_of_an_evaluation_counts_where_there_is_one(tmp_path: Path, text: str, evaluated: int | None) -> None:
-    """The Trainer evaluates 8 samples at once unless told otherwise, and nothing where no strategy says so."""
+def test_the_batch_of_an_evaluation_counts_where_there_is_one(
+    tmp_path: Path, text: str, evaluated: int | None
+) -> None:
+    """The Trainer evaluates 8 samples at once unless told otherwise,
+    and nothing where no strategy says so.
+    """
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + text))
     assert config.request.get("eval_batch") == evaluated
 
@@ -268,13 +322,17 @@ def test_checkpointing_of_llama_factory_is_turned_off_by_its_own_key_only(tmp_pa
     """The Trainer's key has no effect when it says false, and that is said; LLaMA-Factory's own key has."""
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "gradient_checkpointing: false\n"))
     assert config.request.get("gradient_checkpointing") is None
-    assert [remark.text for remark in config.remarks] == ["has no effect: only disable_gradient_checkpointing turns it off"]
+    assert [remark.text for remark in config.remarks] == [
+        "has no effect: only disable_gradient_checkpointing turns it off"
+    ]
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "disable_gradient_checkpointing: true\n"))
     assert config.request.get("gradient_checkpointing") is False
 
 
 def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
-    """TRL cuts nothing then, so the longest sample has to be said; without the key its default of 1,024 holds."""
+    """TRL cuts nothing then, so the longest sample has to be said;
+    without the key its default of 1,024 holds.
+    """
     config = read_config_file(written(tmp_path, TRL + "max_length: null\n"))
     with pytest.raises(UsageError, match="say its length with --seq"):
         with_flags(config, from_flags({"gpu": "4090"}))
@@ -282,9 +340,12 @@ def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
 
 
 def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
-    """Cut cross entropy is a loss without full logits; what tracks is harmless; what nobody knows may change anything."""
+    """Cut cross entropy is a loss without full logits; what tracks is harmless;
+    what nobody knows may change anything.
+    """
     own = ", ".join(
-        f"axolotl.integrations.{name}" for name in ("cut_cross_entropy.CutCrossEntropyPlugin", "lm_eval.LMEvalPlugin")
+        f"axolotl.integrations.{name}"
+        for name in ("cut_cross_entropy.CutCrossEntropyPlugin", "lm_eval.LMEvalPlugin")
     )
     config = read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}]\n"))
     assert config.request.get("loss") == "liger"
@@ -297,11 +358,15 @@ def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:
             read_config_file(written(tmp_path, AXOLOTL + f"plugins: [{own}, {other}]\n"))
 
 
-@pytest.mark.parametrize(("base", "half"), [(LLAMA_FACTORY.replace("bf16: true\n", ""), "bf16: true"), (AXOLOTL, "bf16: auto")])
+@pytest.mark.parametrize(
+    ("base", "half"), [(LLAMA_FACTORY.replace("bf16: true\n", ""), "bf16: true"), (AXOLOTL, "bf16: auto")]
+)
 def test_tf32_is_remarked_on_where_products_are_in_fp32(tmp_path: Path, base: str, half: str) -> None:
     """Beside 16-bit products it changes nothing, so nothing is said."""
     remarks = {
-        text: [remark.text for remark in read_config(written(tmp_path, f"{base}{text}\ntf32: true\n")).remarks]
+        text: [
+            remark.text for remark in read_config(written(tmp_path, f"{base}{text}\ntf32: true\n")).remarks
+        ]
         for text in (half, "")
     }
     assert not any("TF32" in text for text in remarks[half])
@@ -310,7 +375,9 @@ def test_tf32_is_remarked_on_where_products_are_in_fp32(tmp_path: Path, base: st
 
 @pytest.mark.parametrize("kind", ["accelerate", "deepspeed"])
 def test_a_launch_file_of_another_program_is_refused(tmp_path: Path, kind: str) -> None:
-    """With not one key that the tool knows, a file says nothing about the job: it is not counted as the tool's defaults."""
+    """With not one key that the tool knows, a file says nothing about the job:
+    it is not counted as the tool's defaults.
+    """
     other = written(tmp_path, '{"auths": {"example.com": 1}}', "other.json")
     with pytest.raises(InputFileError, match=r"other\.json: none of its keys is known"):
         read_config(written(tmp_path, TRL), beside=Beside(**{kind: other}))

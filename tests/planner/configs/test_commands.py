@@ -64,13 +64,19 @@ def test_a_quote_that_is_never_closed_is_no_text_of_a_shell() -> None:
         ("python t.py --learning_rate 1e-5 --bf16", {"learning_rate": "1e-5", "bf16": True}),
         ("python t.py --max-steps=5 --no_packing", {"max_steps": 5, "packing": False}),
         ("python t.py --max_steps 5 --no_cuda", {"max_steps": 5, "no_cuda": True}),
-        ("python t.py --max_steps -1 --lora_target_modules q v", {"max_steps": -1, "lora_target_modules": ["q", "v"]}),
+        (
+            "python t.py --max_steps -1 --lora_target_modules q v",
+            {"max_steps": -1, "lora_target_modules": ["q", "v"]},
+        ),
         (
             "python t.py --max_steps 5 --gradient_checkpointing_kwargs '{\"use_reentrant\": false}'",
             {"max_steps": 5, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
         ),
         ("python t.py --max_steps 5 --max_steps 6 --run_name {x", {"max_steps": 6, "run_name": "{x"}),
-        ("python -u -m mine.train --max_steps 5 --fsdp 'full_shard auto_wrap'", {"max_steps": 5, "fsdp": "full_shard auto_wrap"}),
+        (
+            "python -u -m mine.train --max_steps 5 --fsdp 'full_shard auto_wrap'",
+            {"max_steps": 5, "fsdp": "full_shard auto_wrap"},
+        ),
     ],
 )
 def test_arguments_become_keys(text: str, arguments: dict[str, Any]) -> None:
@@ -97,7 +103,11 @@ def test_arguments_become_keys(text: str, arguments: dict[str, Any]) -> None:
         ("accelerate launch --num_processes 1 -m mine.t", {"num_processes": 1, "distributed_type": "NO"}),
         (
             "accelerate launch --use_deepspeed --zero_stage 3 --mixed_precision bf16 t.py",
-            {"deepspeed_config": {"zero_stage": 3}, "mixed_precision": "bf16", "distributed_type": "DEEPSPEED"},
+            {
+                "deepspeed_config": {"zero_stage": 3},
+                "mixed_precision": "bf16",
+                "distributed_type": "DEEPSPEED",
+            },
         ),
         (
             "accelerate launch --use_fsdp --fsdp_version 2 --num_processes=8 t.py",
@@ -119,7 +129,9 @@ def test_options_of_accelerate_win_over_the_file_that_they_name() -> None:
     assert launch["num_machines"] == 2
 
 
-@pytest.mark.parametrize("text", ["accelerate launch t.py {file} --max_steps 3", "trl sft --config {file} --max_steps 3"])
+@pytest.mark.parametrize(
+    "text", ["accelerate launch t.py {file} --max_steps 3", "trl sft --config {file} --max_steps 3"]
+)
 def test_arguments_win_over_a_file_of_arguments(text: str) -> None:
     """Of HfArgumentParser by its place, of TRL by its option."""
     found = read(text.format(file=EXAMPLES / "trl_lora.yaml"))
@@ -147,7 +159,8 @@ def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["dpo.py", "trl/scripts/grpo.py", "run_orpo.py", "reward_modeling.py", "run_clm_no_trainer.py", "gkd.py"]
+    "script",
+    ["dpo.py", "trl/scripts/grpo.py", "run_orpo.py", "reward_modeling.py", "run_clm_no_trainer.py", "gkd.py"],
 )
 def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> None:
     """Other trainings take the same arguments."""

@@ -26,7 +26,9 @@ def bare(scenario: Scenario) -> Scenario:
 
 def read(name: str, **beside: str) -> ConfigFile:
     """One of the examples, with other examples beside it."""
-    return read_config_file(EXAMPLES / name, None, Beside(**{flag: EXAMPLES / other for flag, other in beside.items()}))
+    return read_config_file(
+        EXAMPLES / name, None, Beside(**{flag: EXAMPLES / other for flag, other in beside.items()})
+    )
 
 
 CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
@@ -35,8 +37,10 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         {"gpu": "4090"},
         {
-            "stack": "llama-factory", "model": "llama-3.1-8b", "method": "qlora", "lora_rank": 16, "quant_storage": "bf16",
-            "seq": 4096, "batch": 2, "grad_accum": 8, "epochs": 2, "precision": "bf16-mixed", "attention": "flash2",
+            "stack": "llama-factory", "model": "llama-3.1-8b", "method": "qlora", "lora_rank": 16,
+            "quant_storage": "bf16",
+            "seq": 4096, "batch": 2, "grad_accum": 8, "epochs": 2, "precision": "bf16-mixed",
+            "attention": "flash2",
             "lora_targets": "all-linear",
         },
     ),
@@ -45,9 +49,11 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100,
         {
-            "stack": "llama-factory", "model": "qwen2.5-7b", "method": "full", "seq": 2048, "batch": 1, "grad_accum": 4,
+            "stack": "llama-factory", "model": "qwen2.5-7b", "method": "full", "seq": 2048, "batch": 1,
+            "grad_accum": 4,
             "epochs": 3, "precision": "bf16-mixed", "padding": "packed", "loss": "liger", "sharding": "zero3",
-            "offload": "optimizer", "switches": "fused_norm=true;fused_mlp=true;zero_auto_buckets=true;pins_offload=true",
+            "offload": "optimizer",
+            "switches": "fused_norm=true;fused_mlp=true;zero_auto_buckets=true;pins_offload=true",
         },
     ),
     (
@@ -55,8 +61,10 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100,
         {
-            "stack": "llama-factory-v1", "model": "qwen3-4b", "method": "lora", "lora_rank": 16, "lora_dropout": 0.05,
-            "lora_targets": "all-linear", "seq": 4096, "batch": 2, "grad_accum": 2, "epochs": 3, "precision": "bf16-mixed",
+            "stack": "llama-factory-v1", "model": "qwen3-4b", "method": "lora", "lora_rank": 16,
+            "lora_dropout": 0.05,
+            "lora_targets": "all-linear", "seq": 4096, "batch": 2, "grad_accum": 2, "epochs": 3,
+            "precision": "bf16-mixed",
             "attention": "flash2", "padding": "packed", "sharding": "fsdp", "gradient_checkpointing": True,
             "checkpoint_reentrant": False, "switches": "fsdp_loads_whole=false",
         },
@@ -66,9 +74,12 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         {"gpu": "4090"},
         {
-            "stack": "axolotl", "model": "mistral-7b-v0.1", "method": "qlora", "quant_storage": "bf16", "lora_rank": 64,
-            "lora_dropout": 0.05, "lora_targets": "all-linear", "seq": 8192, "padding": "packed", "batch": 2, "grad_accum": 4,
-            "epochs": 3, "optimizer": "paged_adamw_8bit", "gradient_checkpointing": True, "checkpoint_reentrant": True,
+            "stack": "axolotl", "model": "mistral-7b-v0.1", "method": "qlora", "quant_storage": "bf16",
+            "lora_rank": 64,
+            "lora_dropout": 0.05, "lora_targets": "all-linear", "seq": 8192, "padding": "packed", "batch": 2,
+            "grad_accum": 4,
+            "epochs": 3, "optimizer": "paged_adamw_8bit", "gradient_checkpointing": True,
+            "checkpoint_reentrant": True,
             "attention": "flash2",
         },
     ),
@@ -77,9 +88,12 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100,
         {
-            "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096, "padding": "max_length", "batch": 1,
-            "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
-            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True, "checkpoint_reentrant": False,
+            "stack": "axolotl", "model": "llama-3.2-3b", "method": "full", "seq": 4096,
+            "padding": "max_length", "batch": 1,
+            "optimizer": "adamw_torch_fused", "precision": "bf16-mixed", "load_dtype": "bf16",
+            "attention": "flash2",
+            "loss": "liger", "sharding": "fsdp", "gradient_checkpointing": True,
+            "checkpoint_reentrant": False,
             "switches": "fused_norm=true;fused_mlp=false;adapter_kernels=eager",
         },
     ),
@@ -88,10 +102,13 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         {"gpu": "4090"},
         {
-            "stack": "trl", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4", "double_quant": False,
+            "stack": "trl", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4",
+            "double_quant": False,
             "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05,
-            "lora_targets": "q_proj;k_proj;v_proj;o_proj", "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048,
-            "padding": "packed", "optimizer": "adamw_torch", "gradient_checkpointing": True, "checkpoint_reentrant": False,
+            "lora_targets": "q_proj;k_proj;v_proj;o_proj", "precision": "bf16-mixed", "batch": 4,
+            "grad_accum": 2, "seq": 2048,
+            "padding": "packed", "optimizer": "adamw_torch", "gradient_checkpointing": True,
+            "checkpoint_reentrant": False,
             "epochs": 3,
         },
     ),
@@ -100,9 +117,12 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         {"gpu": "4090"},
         {
-            "stack": "trl@0", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4", "double_quant": False,
-            "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05, "lora_targets": "q_proj;v_proj",
-            "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048, "optimizer": "adamw_torch", "loss": "hf",
+            "stack": "trl@0", "model": "mistral-7b-v0.1", "method": "lora", "quantization": "nf4",
+            "double_quant": False,
+            "load_dtype": "bf16", "attention": "flash2", "lora_rank": 16, "lora_dropout": 0.05,
+            "lora_targets": "q_proj;v_proj",
+            "precision": "bf16-mixed", "batch": 4, "grad_accum": 2, "seq": 2048, "optimizer": "adamw_torch",
+            "loss": "hf",
             "gradient_checkpointing": True, "checkpoint_reentrant": True, "epochs": 1, "eval_batch": 4,
             "switches": "kbit_upcast=norms", "padding": "packed",
         },
@@ -112,7 +132,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {"accelerate": "accelerate_zero2.yaml"},
         {"gpu": "a100-80-sxm"},
         {
-            "stack": "trl", "model": "qwen2.5-0.5b", "method": "full", "seq": 1024, "batch": 8, "grad_accum": 1, "epochs": 3,
+            "stack": "trl", "model": "qwen2.5-0.5b", "method": "full", "seq": 1024, "batch": 8,
+            "grad_accum": 1, "epochs": 3,
             "precision": "bf16-mixed", "sharding": "zero2", "gpus": 8, "nodes": 2,
             "switches": "zero12_bucket_elements=500000000;zero12_overlap=false",
         },
@@ -122,9 +143,12 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100,
         {
-            "stack": "open-instruct@2024", "model": "llama-3.1-8b", "method": "full", "seq": 4096, "batch": 1, "grad_accum": 2,
-            "epochs": 2, "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2", "padding": "longest",
-            "gradient_checkpointing": True, "checkpoint_reentrant": True, "optimizer": "adamw_torch_fused", "sharding": "zero3",
+            "stack": "open-instruct@2024", "model": "llama-3.1-8b", "method": "full", "seq": 4096, "batch": 1,
+            "grad_accum": 2,
+            "epochs": 2, "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "flash2",
+            "padding": "longest",
+            "gradient_checkpointing": True, "checkpoint_reentrant": True, "optimizer": "adamw_torch_fused",
+            "sharding": "zero3",
             "switches": "zero_auto_buckets=true",
         },
     ),
@@ -133,9 +157,12 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         {"gpu": "4090", "precision": "bf16-mixed"},
         {
-            "stack": "open-instruct", "model": "llama-3.1-8b", "method": "qlora", "seq": 2048, "batch": 2, "grad_accum": 1,
-            "epochs": 2, "lora_rank": 32, "lora_dropout": 0.1, "optimizer": "paged_adamw_8bit", "attention": "flash2",
-            "lora_targets": "q_proj;o_proj;v_proj;k_proj;gate_proj;up_proj;down_proj", "gradient_checkpointing": True,
+            "stack": "open-instruct", "model": "llama-3.1-8b", "method": "qlora", "seq": 2048, "batch": 2,
+            "grad_accum": 1,
+            "epochs": 2, "lora_rank": 32, "lora_dropout": 0.1, "optimizer": "paged_adamw_8bit",
+            "attention": "flash2",
+            "lora_targets": "q_proj;o_proj;v_proj;k_proj;gate_proj;up_proj;down_proj",
+            "gradient_checkpointing": True,
             "checkpoint_reentrant": False, "load_dtype": "bf16",
         },
     ),
@@ -144,9 +171,12 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         {"gpu": "4090"},
         {
-            "stack": "torchtune-compile", "model": "llama-3.1-8b", "method": "lora", "quantization": "nf4", "double_quant": True,
-            "quant_storage": "bf16", "lora_rank": 16, "lora_dropout": 0.0, "batch": 2, "grad_accum": 8, "epochs": 1,
-            "lora_targets": "q_proj;v_proj;o_proj;gate_proj;up_proj;down_proj", "seq": 2048, "padding": "packed",
+            "stack": "torchtune-compile", "model": "llama-3.1-8b", "method": "lora", "quantization": "nf4",
+            "double_quant": True,
+            "quant_storage": "bf16", "lora_rank": 16, "lora_dropout": 0.0, "batch": 2, "grad_accum": 8,
+            "epochs": 1,
+            "lora_targets": "q_proj;v_proj;o_proj;gate_proj;up_proj;down_proj", "seq": 2048,
+            "padding": "packed",
             "precision": "bf16", "adapter_dtype": "bf16", "optimizer": "adamw_torch_fused",
             "gradient_checkpointing": True, "offload": "activations",
         },
@@ -156,8 +186,10 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100 | {"seq": 1024},
         {
-            "stack": "torchtune", "model": "qwen2.5-7b", "method": "full", "batch": 1, "grad_accum": 1, "epochs": 1,
-            "precision": "bf16", "load_dtype": "bf16", "optimizer": "adamw_torch", "gradient_checkpointing": False,
+            "stack": "torchtune", "model": "qwen2.5-7b", "method": "full", "batch": 1, "grad_accum": 1,
+            "epochs": 1,
+            "precision": "bf16", "load_dtype": "bf16", "optimizer": "adamw_torch",
+            "gradient_checkpointing": False,
             "sharding": "fsdp",
         },
     ),
@@ -166,7 +198,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100,
         {
-            "stack": "torchtitan-compile", "model": "llama-3.1-8b", "method": "full", "batch": 1, "grad_accum": 2, "seq": 8192,
+            "stack": "torchtitan-compile", "model": "llama-3.1-8b", "method": "full", "batch": 1,
+            "grad_accum": 2, "seq": 8192,
             "precision": "bf16-mixed", "load_dtype": "fp32", "loss": "hf", "gradient_checkpointing": True,
             "checkpoint_policy": "selective-op", "sharding": "fsdp", "switches": "fsdp_reduces_fp32=true",
         },
@@ -176,7 +209,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100 | {"model": "7b", "method": "full", "seq": 512},
         {
-            "stack": "hf-trainer@5", "batch": 4, "grad_accum": 2, "optimizer": "adamw_8bit", "precision": "fp16-mixed",
+            "stack": "hf-trainer@5", "batch": 4, "grad_accum": 2, "optimizer": "adamw_8bit",
+            "precision": "fp16-mixed",
             "sharding": "fsdp1", "epochs": 1,
         },
     ),
@@ -185,7 +219,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {},
         A100 | {"model": "7b", "method": "full", "seq": 512},
         {
-            "batch": 2, "grad_accum": 4, "precision": "fp16-mixed", "sharding": "zero2", "offload": "optimizer",
+            "batch": 2, "grad_accum": 4, "precision": "fp16-mixed", "sharding": "zero2",
+            "offload": "optimizer",
             "optimizer": "adamw_torch", "switches": "zero12_bucket_elements=200000000;zero12_overlap=false",
         },
     ),
@@ -197,7 +232,9 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
 def test_an_example_is_the_job_of_its_flags(
     name: str, beside: dict[str, str], flags: dict[str, Any], meant: dict[str, Any]
 ) -> None:
-    """A file with flags beside it resolves to the very scenario that flags alone ask for, and leaves no key unknown."""
+    """A file with flags beside it resolves to the very scenario that flags alone ask for,
+    and leaves no key unknown.
+    """
     config = read(name, **beside)
     scenario = resolve(with_flags(config, from_flags(flags)))
     assert bare(scenario) == bare(resolve(from_flags(flags | meant)))
@@ -226,7 +263,10 @@ def test_the_flags_that_are_printed_ask_for_the_same_job(
 
 def test_every_value_names_its_file_and_key_or_the_tool_whose_default_it_is() -> None:
     """Origins are file and key, or the tool with its version and the place of the default in its source."""
-    origins = {entry.name: entry for entry in resolve(with_flags(read("llama_factory_qlora.yaml"), from_flags(A100))).assumptions}
+    origins = {
+        entry.name: entry
+        for entry in resolve(with_flags(read("llama_factory_qlora.yaml"), from_flags(A100))).assumptions
+    }
     file = EXAMPLES / "llama_factory_qlora.yaml"
     assert origins["lora_rank"].origin == f"{file}:lora_rank"
     assert origins["seq"].origin == f"{file}:cutoff_len"
@@ -238,7 +278,9 @@ def test_every_value_names_its_file_and_key_or_the_tool_whose_default_it_is() ->
 
 
 def test_a_value_of_a_referred_file_names_that_file() -> None:
-    """A DeepSpeed file beside the config is found from it, and its values name it with the whole path of the key."""
+    """A DeepSpeed file beside the config is found from it,
+    and its values name it with the whole path of the key.
+    """
     scenario = resolve(with_flags(read("llama_factory_full_zero3.yaml"), from_flags(A100)))
     origins = {entry.name: entry.origin for entry in scenario.assumptions}
     file = EXAMPLES / "zero3_offload.json"

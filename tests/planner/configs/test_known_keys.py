@@ -1,4 +1,6 @@
-"""Every key that an installed library knows is known here too: read, refused with a reason, or harmless by name."""
+"""Every key that an installed library knows is known here too: read, refused with a reason,
+or harmless by name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def fields_of(package: str, module: str, owner: str) -> list[str]:
     assert spec.origin is not None
     tree = ast.parse((Path(spec.origin).parent / module).read_text(encoding="utf-8"))
     (found,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
-    return [each.target.id for each in found.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+    return [
+        each.target.id
+        for each in found.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    ]
 
 
 @needs("transformers")
@@ -51,11 +57,14 @@ def test_every_key_of_zero_is_known() -> None:
     """The fields of ZeRO's configuration, by the names that files write: most of stage 3 with its prefix."""
     names = set(fields_of("deepspeed", "runtime/zero/config.py", "DeepSpeedZeroConfig"))
     stage_3 = {
-        "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
+        "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold",
+        "max_live_parameters",
         "max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold",
         "use_all_reduce_for_fetch_params", "allgather_sequential",
     }  # fmt: skip
-    table: dict[str, object] = dict.fromkeys({f"stage3_{name}" if name in stage_3 else name for name in names})
+    table: dict[str, object] = dict.fromkeys(
+        {f"stage3_{name}" if name in stage_3 else name for name in names}
+    )
     keys = Keys(Path("ds.json"), {"zero_optimization": table | {"stage": 3}})
     TOOLS["deepspeed"].read(keys, Reading(Path("ds.json"), "deepspeed"), Beside())
     assert keys.left_over() == ()

@@ -35,7 +35,15 @@ def recipe_of(folder: Path, text: str) -> Any:
         # What nothing is said about.
         (
             "",
-            {"stack": "llama-factory", "seq": 2048, "method": "lora", "batch": 8, "grad_accum": 1, "epochs": 3, "padding": None},
+            {
+                "stack": "llama-factory",
+                "seq": 2048,
+                "method": "lora",
+                "batch": 8,
+                "grad_accum": 1,
+                "epochs": 3,
+                "padding": None,
+            },
         ),
         ("flash_attn: auto\n", {"attention": None}),
         ("flash_attn: fa2\n", {"attention": "flash2"}),
@@ -52,21 +60,29 @@ def recipe_of(folder: Path, text: str) -> Any:
         ("stage: pt\npacking: false\n", {"padding": None}),
         ("quantization_bit: 4\n", {"quantization": "nf4", "double_quant": True, "quant_storage": "bf16"}),
         ("quantization_bit: 4\ndouble_quantization: false\n", {"quantization": "nf4", "double_quant": False}),
-        ("quantization_bit: 4\nquantization_method: BNB\n", {"quantization": "nf4", "stack": "llama-factory"}),
+        (
+            "quantization_bit: 4\nquantization_method: BNB\n",
+            {"quantization": "nf4", "stack": "llama-factory"},
+        ),
         ("quantization_bit: 8\n", {"quantization": "int8", "double_quant": None, "quant_storage": None}),
         ("use_reentrant_gc: false\n", {"checkpoint_reentrant": False}),
         ("disable_gradient_checkpointing: true\n", {"gradient_checkpointing": False}),
         ("enable_liger_kernel: true\n", {"loss": "liger", "switches": ("fused_norm=true", "fused_mlp=true")}),
         ("optim: adamw_torch\n", {"optimizer": "adamw_torch"}),
         ("loraplus_lr_ratio: 16\npissa_init: true\n", {"method": "lora", "optimizer": None}),
-        ("lora_target: q_proj,v_proj\nlora_rank: 64\n", {"lora_targets": ("q_proj", "v_proj"), "lora_rank": 64}),
+        (
+            "lora_target: q_proj,v_proj\nlora_rank: 64\n",
+            {"lora_targets": ("q_proj", "v_proj"), "lora_rank": 64},
+        ),
         (
             "lora_target: all\nadditional_target: embed_tokens\n",
             {"lora_targets": ("all-linear",), "modules_to_save": ("embed_tokens",)},
         ),
     ],
 )
-def test_a_key_means_what_llama_factory_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
+def test_a_key_means_what_llama_factory_makes_of_it(
+    tmp_path: Path, text: str, values: dict[str, Any]
+) -> None:
     """Each value is what hparams/*.py, parser.py and model_utils of llamafactory 0.9.5 make of the key."""
     request = read(tmp_path, BASE + text).request
     assert {name: request.get(name) for name in values} == values
@@ -75,8 +91,17 @@ def test_a_key_means_what_llama_factory_makes_of_it(tmp_path: Path, text: str, v
 def test_the_newest_defaults_are_those_of_0_9_5(tmp_path: Path) -> None:
     """Checkpointing on and reentrant, fused AdamW, rank 8 on all linear layers, the loss of Transformers."""
     recipe = recipe_of(tmp_path, BASE)
-    assert (recipe.gradient_checkpointing, recipe.checkpoint_reentrant, recipe.optimizer) == (True, True, "adamw_torch_fused")
-    assert (recipe.adapter.rank, recipe.adapter.targets, recipe.attention, recipe.loss) == (8, ("all-linear",), "sdpa", "hf")
+    assert (recipe.gradient_checkpointing, recipe.checkpoint_reentrant, recipe.optimizer) == (
+        True,
+        True,
+        "adamw_torch_fused",
+    )
+    assert (recipe.adapter.rank, recipe.adapter.targets, recipe.attention, recipe.loss) == (
+        8,
+        ("all-linear",),
+        "sdpa",
+        "hf",
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +118,9 @@ def test_the_newest_defaults_are_those_of_0_9_5(tmp_path: Path) -> None:
     ],
 )
 def test_keys_of_an_old_file_take_the_stack_of_then(tmp_path: Path, sign: str, old: bool) -> None:
-    """Up to 0.9.2 the optimizer was AdamW by foreach whatever the version of torch; the remark says which key tells the age."""
+    """Up to 0.9.2 the optimizer was AdamW by foreach whatever the version of torch;
+    the remark says which key tells the age.
+    """
     text = BASE + "cutoff_len: 1024\n" + sign
     config = read(tmp_path, text)
     assert config.request.get("stack") == (OLD if old else "llama-factory")
@@ -118,14 +145,22 @@ def test_an_old_file_without_a_length_has_two_defaults_and_asks(tmp_path: Path) 
         ("deepspeed: ds.json\n", None),
     ],
 )
-def test_old_files_load_in_the_compute_dtype_or_in_fp32_under_zero3(tmp_path: Path, text: str, dtype: str | None) -> None:
-    """llamafactory 0.8.3 model/patcher.py:98-102 and 0.7.1 patcher.py:72; newer ones load as the checkpoint is."""
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}', encoding="utf-8")
+def test_old_files_load_in_the_compute_dtype_or_in_fp32_under_zero3(
+    tmp_path: Path, text: str, dtype: str | None
+) -> None:
+    """llamafactory 0.8.3 model/patcher.py:98-102 and 0.7.1 patcher.py:72;
+    newer ones load as the checkpoint is.
+    """
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}', encoding="utf-8"
+    )
     assert read(tmp_path, BASE + "cutoff_len: 1024\n" + text).request.get("load_dtype") == dtype
 
 
 @pytest.mark.parametrize(("version", "reentrant"), [(2, False), (1, None)])
-def test_fsdp2_turns_reentrant_checkpointing_off(tmp_path: Path, version: int, reentrant: bool | None) -> None:
+def test_fsdp2_turns_reentrant_checkpointing_off(
+    tmp_path: Path, version: int, reentrant: bool | None
+) -> None:
     """model/model_utils/checkpointing.py does so whatever the file says."""
     text = f"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {{fsdp_version: {version}}}\n"
     (tmp_path / "fsdp.yaml").write_text(text, encoding="utf-8")
@@ -167,24 +202,42 @@ def test_what_is_not_read_ends_without_a_verdict(tmp_path: Path, text: str, sent
 
 def test_a_task_beside_training_trains(tmp_path: Path) -> None:
     """Evaluation after training changes nothing of it; a text model in a template that can see is text."""
-    assert read(tmp_path, BASE + "do_train: true\ndo_eval: true\ninfer_backend: huggingface\n").request.get("method") == "lora"
-    text_only = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-3-1b-it").replace("template: qwen", "template: gemma3")
+    assert (
+        read(tmp_path, BASE + "do_train: true\ndo_eval: true\ninfer_backend: huggingface\n").request.get(
+            "method"
+        )
+        == "lora"
+    )
+    text_only = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-3-1b-it").replace(
+        "template: qwen", "template: gemma3"
+    )
     assert read(tmp_path, text_only).request.get("model") == "google/gemma-3-1b-it"
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("GPTQ-Int4", "gptq-int4"), ("GPTQ-Int8", "gptq-int8"), ("AWQ", "awq-int4"), ("AQLM-2Bit-1x16", "aqlm")]
+    ("name", "said"),
+    [("GPTQ-Int4", "gptq-int4"), ("GPTQ-Int8", "gptq-int8"), ("AWQ", "awq-int4"), ("AQLM-2Bit-1x16", "aqlm")],
 )
-def test_a_checkpoint_whose_name_says_it_is_read_as_it_is_stored(tmp_path: Path, name: str, said: str) -> None:
+def test_a_checkpoint_whose_name_says_it_is_read_as_it_is_stored(
+    tmp_path: Path, name: str, said: str
+) -> None:
     """The checkpoint's quantisation wins over that of the file, and --model does not change it."""
-    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-Instruct-{name}") + "quantization_bit: 4\n")
+    config = read(
+        tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-Instruct-{name}") + "quantization_bit: 4\n"
+    )
     request = with_flags(config, from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
-    assert (request.get("quantization"), request.get("double_quant"), request.get("quant_storage")) == (said, None, None)
+    assert (request.get("quantization"), request.get("double_quant"), request.get("quant_storage")) == (
+        said,
+        None,
+        None,
+    )
 
 
 def test_a_gptq_checkpoint_whose_name_says_no_bits_asks_for_them(tmp_path: Path) -> None:
     """GPTQ has 2 to 8 bits."""
-    config = read(tmp_path, BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ") + "quantization_bit: 4\n")
+    config = read(
+        tmp_path, BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ") + "quantization_bit: 4\n"
+    )
     flags = {"gpu": "4090", "model": "qwen2.5-0.5b"}
     with pytest.raises(UsageError, match="quantised already: say --quantization gptq-int4 or gptq-int8"):
         with_flags(config, from_flags(flags))
@@ -193,7 +246,9 @@ def test_a_gptq_checkpoint_whose_name_says_no_bits_asks_for_them(tmp_path: Path)
 
 
 def test_gemma_2_asks_which_attention_is_installed(tmp_path: Path) -> None:
-    """model/model_utils/attention.py takes FlashAttention 2 where it is installed, else eager attention, never sdpa."""
+    """model/model_utils/attention.py takes FlashAttention 2 where it is installed,
+    else eager attention, never sdpa.
+    """
     text = BASE.replace("Qwen/Qwen2.5-0.5B", "google/gemma-2-2b")
     with pytest.raises(UsageError, match="say --attention flash2 or eager"):
         with_flags(read(tmp_path, text), from_flags({"gpu": "4090"}))
@@ -207,7 +262,9 @@ def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
 
 
 def test_losses_that_weigh_tokens_and_kernels_of_v1(tmp_path: Path) -> None:
-    """The former need logits, which Liger's loss does not make; the latter are for experts alone on NVIDIA cards."""
+    """The former need logits, which Liger's loss does not make;
+    the latter are for experts alone on NVIDIA cards.
+    """
     config = read(tmp_path, BASE + "use_eaft_loss: true\nenable_liger_kernel: true\nuse_v1_kernels: true\n")
     assert "loss_weights=entropy" in config.request.get("switches")
     assert config.request.get("loss") is None

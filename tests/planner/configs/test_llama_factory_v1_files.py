@@ -14,12 +14,26 @@ from planner.configs.sharding import Beside
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 
 EXAMPLES = Path(__file__).parent / "examples"
-BASE = {"model": "Qwen/Qwen3-4B", "model_class": "llm", "cutoff_len": 2048, "train_dataset": "data/v1_sft_demo.yaml"}
+BASE = {
+    "model": "Qwen/Qwen3-4B",
+    "model_class": "llm",
+    "cutoff_len": 2048,
+    "train_dataset": "data/v1_sft_demo.yaml",
+}
 FSDP2 = {"dist_config": {"name": "fsdp2"}}
-LORA = {"peft_config": {"name": "lora", "r": 16, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"]}}
+LORA = {
+    "peft_config": {
+        "name": "lora",
+        "r": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "modules_to_save": ["lm_head"],
+    }
+}
 
 
-def read(folder: Path, table: dict[str, Any], beside: Beside | None = None, tool: str | None = None) -> Reading:
+def read(
+    folder: Path, table: dict[str, Any], beside: Beside | None = None, tool: str | None = None
+) -> Reading:
     """What such a file says."""
     path = folder / "train.yaml"
     path.write_text(yaml.safe_dump(table), encoding="utf-8")
@@ -35,7 +49,10 @@ def read(folder: Path, table: dict[str, Any], beside: Beside | None = None, tool
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
         ({"kernel_config": {"name": "auto, flash-linear-attention"}}, "kernels 'flash-linear-attention'"),
-        ({"model": "Qwen/Qwen3-VL-4B", "kernel_config": {"name": "liger_kernel"}}, "'liger_kernel' is modelled for Qwen3 itself"),
+        (
+            {"model": "Qwen/Qwen3-VL-4B", "kernel_config": {"name": "liger_kernel"}},
+            "'liger_kernel' is modelled for Qwen3 itself",
+        ),
         ({"peft_config": {"name": "freeze"}}, "'freeze' is not modelled; lora and full are"),
         ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
@@ -60,10 +77,16 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], 
         ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
         ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
         ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
-        (LORA | {"init_config": {"name": "init_on_meta"}}, UsageError, "does not load a base of adapters by init_on_meta"),
+        (
+            LORA | {"init_config": {"name": "init_on_meta"}},
+            UsageError,
+            "does not load a base of adapters by init_on_meta",
+        ),
     ],
 )
-def test_values_that_cannot_be_used(tmp_path: Path, added: dict[str, Any], error: type[PlannerError], text: str) -> None:
+def test_values_that_cannot_be_used(
+    tmp_path: Path, added: dict[str, Any], error: type[PlannerError], text: str
+) -> None:
     """As v1 itself refuses them."""
     with pytest.raises(error, match=text):
         read(tmp_path, BASE | FSDP2 | added)
@@ -86,30 +109,51 @@ def test_precision_is_what_its_engine_makes_of_it(tmp_path: Path) -> None:
 def test_fsdp2_and_its_words(tmp_path: Path) -> None:
     """Sharding, offload, and where the weights are before."""
     assert read(tmp_path, BASE | FSDP2).value("sharding") == "fsdp"
-    kept = read(tmp_path, BASE | {"dist_config": {"name": "fsdp2", "reshard_after_forward": False, "offload_params": True}})
+    kept = read(
+        tmp_path,
+        BASE | {"dist_config": {"name": "fsdp2", "reshard_after_forward": False, "offload_params": True}},
+    )
     assert (kept.value("sharding"), kept.value("offload")) == ("fsdp-grad-op", "optimizer+params")
     assert "fsdp_loads_whole" not in read(tmp_path, BASE | FSDP2).switches
-    assert read(tmp_path, BASE | FSDP2 | {"init_config": {"name": "init_on_meta"}}).switches["fsdp_loads_whole"][0] == "false"
+    assert (
+        read(tmp_path, BASE | FSDP2 | {"init_config": {"name": "init_on_meta"}}).switches["fsdp_loads_whole"][
+            0
+        ]
+        == "false"
+    )
 
 
 def test_deepspeed_by_the_file_that_it_names_or_one_beside_it(tmp_path: Path) -> None:
     """In which auto, or nothing, means bf16; fp16 is refused there."""
-    table = BASE | {"dist_config": {"name": "deepspeed", "config_file": "examples/deepspeed/ds_z3_config.json"}}
+    table = BASE | {
+        "dist_config": {"name": "deepspeed", "config_file": "examples/deepspeed/ds_z3_config.json"}
+    }
     found = read(tmp_path, table)
     assert (found.value("sharding"), found.value("precision")) == ("zero3", "bf16-mixed")
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}', encoding="utf-8")
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}', encoding="utf-8"
+    )
     assert read(tmp_path, table, Beside(deepspeed=tmp_path / "ds.json")).value("sharding") == "zero2"
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', encoding="utf-8")
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', encoding="utf-8"
+    )
     with pytest.raises(UsageError, match="refuses fp16 under DeepSpeed"):
         read(tmp_path, table, Beside(deepspeed=tmp_path / "ds.json"))
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": false}}', encoding="utf-8")
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": false}}', encoding="utf-8"
+    )
     with pytest.raises(NotModelledError, match="without mixed precision"):
         read(tmp_path, table, Beside(deepspeed=tmp_path / "ds.json"))
 
 
 def test_batches_and_sizes(tmp_path: Path) -> None:
     """A dynamic strategy fills each micro-batch; the total batch gives the accumulation."""
-    strategies = {"normal": None, "padding_free": None, "dynamic_batching": "max_length", "dynamic_padding_free": "packed"}
+    strategies = {
+        "normal": None,
+        "padding_free": None,
+        "dynamic_batching": "max_length",
+        "dynamic_padding_free": "packed",
+    }
     for strategy, padding in strategies.items():
         assert read(tmp_path, BASE | FSDP2 | {"batching_strategy": strategy}).value("padding") == padding
     found = read(tmp_path, {"model": "Qwen/Qwen3-4B", "model_class": "llm"} | FSDP2)
@@ -119,7 +163,12 @@ def test_batches_and_sizes(tmp_path: Path) -> None:
     assert total.total_batch[0] == 64
     assert total.value("grad_accum") is None
     assert read(tmp_path, BASE | FSDP2 | {"max_steps": 10}).value("epochs") is None
-    assert read(tmp_path, BASE | FSDP2 | {"enable_activation_checkpointing": False}).value("gradient_checkpointing") is False
+    assert (
+        read(tmp_path, BASE | FSDP2 | {"enable_activation_checkpointing": False}).value(
+            "gradient_checkpointing"
+        )
+        is False
+    )
 
 
 def test_adapters(tmp_path: Path) -> None:
@@ -128,7 +177,9 @@ def test_adapters(tmp_path: Path) -> None:
     assert [found.value(name) for name in ("method", "lora_rank", "lora_targets", "modules_to_save")] == [
         "lora", 16, ("q_proj", "v_proj"), ("lm_head",),
     ]  # fmt: skip
-    with_base = read(tmp_path, BASE | FSDP2 | {"peft_config": {"name": "lora", "adapter_name_or_path": "out"}})
+    with_base = read(
+        tmp_path, BASE | FSDP2 | {"peft_config": {"name": "lora", "adapter_name_or_path": "out"}}
+    )
     assert "whatever it was made with" in "; ".join(remark.text for remark in with_base.remarks)
 
 

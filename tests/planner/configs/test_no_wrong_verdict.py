@@ -39,7 +39,11 @@ def remarks(config: ConfigFile) -> str:
     return "\n".join(remark.text for remark in config.remarks)
 
 
-TRAIN, MICRO, ACCUM = '"train_batch_size"', '"train_micro_batch_size_per_gpu"', '"gradient_accumulation_steps"'
+TRAIN, MICRO, ACCUM = (
+    '"train_batch_size"',
+    '"train_micro_batch_size_per_gpu"',
+    '"gradient_accumulation_steps"',
+)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +59,16 @@ TRAIN, MICRO, ACCUM = '"train_batch_size"', '"train_micro_batch_size_per_gpu"', 
     ],
 )
 def test_the_batch_triad_is_deepspeeds(tmp_path: Path, keys: str, batch: int, accum: int | None) -> None:
-    """Whichever of the three are given, the others follow as in ``_set_batch_related_parameters``, on 8 GPUs."""
+    """Whichever of the three are given, the others follow as in ``_set_batch_related_parameters``,
+    on 8 GPUs.
+    """
     request = with_flags(deepspeed(tmp_path, keys), from_flags(ON_8))
     assert (request.get("batch"), request.get("grad_accum")) == (batch, accum)
 
 
-@pytest.mark.parametrize("keys", [f"{TRAIN}: 20", f"{TRAIN}: 4", f"{TRAIN}: 64, {ACCUM}: 3", f"{TRAIN}: 64, {MICRO}: 3"])
+@pytest.mark.parametrize(
+    "keys", [f"{TRAIN}: 20", f"{TRAIN}: 4", f"{TRAIN}: 64, {ACCUM}: 3", f"{TRAIN}: 64, {MICRO}: 3"]
+)
 def test_a_batch_that_the_gpus_cannot_share_is_refused(tmp_path: Path, keys: str) -> None:
     """DeepSpeed asserts that the product is the batch, so a remainder ends the job."""
     with pytest.raises(UsageError, match="DeepSpeed refuses that"):
@@ -69,7 +77,10 @@ def test_a_batch_that_the_gpus_cannot_share_is_refused(tmp_path: Path, keys: str
 
 def test_stage_0_is_ddp_with_masters(tmp_path: Path) -> None:
     """DeepSpeed's engine without ZeRO divides nothing and keeps fp32 masters; that is said."""
-    for config in (deepspeed(tmp_path, "", '"stage": 0'), read_config_file(written(tmp_path, f"{{{MICRO}: 2}}", "ds.json"))):
+    for config in (
+        deepspeed(tmp_path, "", '"stage": 0'),
+        read_config_file(written(tmp_path, f"{{{MICRO}: 2}}", "ds.json")),
+    ):
         assert config.request.get("sharding") == "ddp"
         assert config.request.get("switches") == ("trainable_fp32=true",)
         assert "is counted as DDP" in remarks(config)
@@ -77,13 +88,16 @@ def test_stage_0_is_ddp_with_masters(tmp_path: Path) -> None:
 
 def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
     """DeepSpeed fills these fields by name as well, and a remark names the key as it is written."""
-    config = deepspeed(tmp_path, "", '"stage": 3, "max_live_parameters": 7, "gather_16bit_weights_on_model_save": true')
+    config = deepspeed(
+        tmp_path, "", '"stage": 3, "max_live_parameters": 7, "gather_16bit_weights_on_model_save": true'
+    )
     assert config.ignored == ()
     assert [remark.origin.rpartition(".")[2] for remark in config.remarks] == ["max_live_parameters"]
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("adamw_bnb_8bit", "adamw_torch"), ("adafactor", "adamw_torch"), ("lion_32bit", "lion")]
+    ("before", "after"),
+    [("adamw_bnb_8bit", "adamw_torch"), ("adafactor", "adamw_torch"), ("lion_32bit", "lion")],
 )
 def test_an_offloaded_optimizer_is_swapped_for_the_cpus(tmp_path: Path, before: str, after: str) -> None:
     """Accelerate puts DeepSpeedCPUAdam in, or its Lion, unless the file forbids it."""
@@ -115,8 +129,12 @@ def test_accelerates_own_keys_of_offload_swap_it_too(tmp_path: Path) -> None:
         ("../examples/deepspeed/ds_z0_config.json", "ddp", None),
     ],
 )
-def test_stock_files_of_another_machine_are_known(tmp_path: Path, named: str, sharding: str, offload: str | None) -> None:
-    """A DeepSpeed file that comes with a tool is known by folder and name, which is said; others still have to be there."""
+def test_stock_files_of_another_machine_are_known(
+    tmp_path: Path, named: str, sharding: str, offload: str | None
+) -> None:
+    """A DeepSpeed file that comes with a tool is known by folder and name, which is said;
+    others still have to be there.
+    """
     config = read_config_file(written(tmp_path, f"{LLAMA_FACTORY}deepspeed: {named}\n"))
     assert (config.request.get("sharding"), config.request.get("offload")) == (sharding, offload)
     assert "is not here: taken as" in remarks(config)
@@ -133,7 +151,9 @@ def test_stock_files_of_another_machine_are_known(tmp_path: Path, named: str, sh
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
     ],
 )
-def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(tmp_path: Path, text: str, program: str) -> None:
+def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
+    tmp_path: Path, text: str, program: str
+) -> None:
     """The program and the key are named, whatever tool is asked for."""
     for tool in (None, "transformers"):
         with pytest.raises(NotModelledError, match=rf"a key of {program}.*: such files are not read"):
@@ -150,7 +170,9 @@ def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(tmp_path: Path, t
         (TRAINER + "model_dtype: fp8\n", "'dtype'"),
     ],
 )
-def test_an_unknown_key_that_may_change_memory_has_no_verdict(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_unknown_key_that_may_change_memory_has_no_verdict(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     """The one rule, for every tool, with the known key that is nearest."""
     with pytest.raises(NotModelledError, match=sentence):
         read_config_file(written(tmp_path, text))
@@ -160,7 +182,9 @@ def test_the_rule_about_unknown_keys_holds_in_tables_below(tmp_path: Path) -> No
     """A key of a DeepSpeed file is named with its whole path; one that is null says nothing."""
     with pytest.raises(NotModelledError, match=r"zero_optimization\.offload_everything"):
         deepspeed(tmp_path, "", '"stage": 2, "offload_everything": true')
-    assert deepspeed(tmp_path, "", '"stage": 2, "offload_everything": null').request.get("sharding") == "zero2"
+    assert (
+        deepspeed(tmp_path, "", '"stage": 2, "offload_everything": null').request.get("sharding") == "zero2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +200,9 @@ def test_the_rule_about_unknown_keys_holds_in_tables_below(tmp_path: Path) -> No
     ],
 )
 def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
-    """A key that TRL or Transformers dropped takes the nearest older stack, with a remark; a flag still wins."""
+    """A key that TRL or Transformers dropped takes the nearest older stack, with a remark;
+    a flag still wins.
+    """
     config = read_config_file(written(tmp_path, f"{TRL}bf16: true\n{key}\n"))
     assert config.request.get("stack") == stack
     assert (f"the stack {stack} is counted" in remarks(config)) == (stack != "trl")
@@ -184,11 +210,16 @@ def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
 
 
 def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:
-    """Before TRL 0.19 neither bf16 nor fp16 was on unless said, so the file is asked; later bf16 is the default."""
+    """Before TRL 0.19 neither bf16 nor fp16 was on unless said, so the file is asked;
+    later bf16 is the default.
+    """
     config = read_config_file(written(tmp_path, TRL + "max_seq_length: 512\n"))
     with pytest.raises(UsageError, match="--precision"):
         with_flags(config, from_flags({"gpu": "4090"}))
-    assert read_config_file(written(tmp_path, TRL + "torch_dtype: bfloat16\n")).request.get("precision") == "bf16-mixed"
+    assert (
+        read_config_file(written(tmp_path, TRL + "torch_dtype: bfloat16\n")).request.get("precision")
+        == "bf16-mixed"
+    )
 
 
 def test_old_trl_prepares_a_4_bit_base(tmp_path: Path) -> None:
@@ -209,7 +240,11 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
     config = read_config_file(written(tmp_path, TRAINER + "adafactor: true\noptim: adamw_torch\n"))
     assert (config.request.get("stack"), config.request.get("optimizer")) == ("hf-trainer@4", "adafactor")
     config = read_config_file(written(tmp_path, TRAINER + "torch_dtype: bfloat16\nmodel_max_length: 512\n"))
-    assert [config.request.get(name) for name in ("stack", "load_dtype", "seq")] == ["hf-trainer@4", "bf16", 512]
+    assert [config.request.get(name) for name in ("stack", "load_dtype", "seq")] == [
+        "hf-trainer@4",
+        "bf16",
+        512,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +255,10 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
         (LLAMA_FACTORY + "do_predict: true\n", "does not train"),
         (TRL + "pass_rate_min: 0.1\nnum_generations: 4\n", "filters a data set and does not train"),
         (TRL + "beta: 0.1\nnum_generations: 8\n", "reinforcement learning"),
-        (TRL.replace("true", "false") + "beta: 0.1\nprecompute_ref_log_probs: true\n", "computed before training"),
+        (
+            TRL.replace("true", "false") + "beta: 0.1\nprecompute_ref_log_probs: true\n",
+            "computed before training",
+        ),
         (TRL + "reward_model_path: a/b\n", "reward model's scores"),
         (TRAINER + "use_lora: true\n", "what the script does with use_lora"),
     ],
@@ -233,7 +271,12 @@ def test_what_is_no_supervised_training_says_what_it_is(tmp_path: Path, text: st
 
 def test_a_job_that_trains_and_predicts_trains(tmp_path: Path) -> None:
     """Prediction after training is no reason to refuse."""
-    assert read_config_file(written(tmp_path, TRAINER + "do_train: true\ndo_predict: true\n")).request.get("batch") == 2
+    assert (
+        read_config_file(written(tmp_path, TRAINER + "do_train: true\ndo_predict: true\n")).request.get(
+            "batch"
+        )
+        == 2
+    )
 
 
 def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> None:
@@ -243,7 +286,9 @@ def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> Non
     assert [(remark.origin, remark.text) for remark in config.remarks if "twice" in remark.text] == [
         (f"{tmp_path}/train.yaml:5", "key 'cutoff_len' is given twice: the last value counts")
     ]
-    launch = written(tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 4\n", "launch/a.yaml")
+    launch = written(
+        tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 2\nnum_processes: 4\n", "launch/a.yaml"
+    )
     config = read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch))
     assert config.request.get("gpus") == 4
     assert "key 'num_processes' is given twice" in remarks(config)
@@ -253,15 +298,22 @@ def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> Non
 def test_a_placeholder_is_named(tmp_path: Path, value: str) -> None:
     """A template that nobody filled in is no job; a placeholder in a key without effect is left alone."""
     with pytest.raises(InputFileError, match="key 'model_name_or_path' holds the placeholder"):
-        read_config_file(written(tmp_path, f"model_name_or_path: {value}\nfinetuning_type: lora\nbf16: true\n"))
-    assert read_config_file(written(tmp_path, f"{LLAMA_FACTORY}output_dir: {value}\n")).request.get("method") == "lora"
+        read_config_file(
+            written(tmp_path, f"model_name_or_path: {value}\nfinetuning_type: lora\nbf16: true\n")
+        )
+    assert (
+        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}output_dir: {value}\n")).request.get("method")
+        == "lora"
+    )
 
 
 LAUNCH = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
 
 
 def test_the_one_launch_file_beside_is_counted(tmp_path: Path) -> None:
-    """It says how state is divided, which the trainer's file leaves open; a remark names it and the way out."""
+    """It says how state is divided, which the trainer's file leaves open;
+    a remark names it and the way out.
+    """
     launch = written(tmp_path, LAUNCH, "fsdp.yaml")
     config = read_config_file(written(tmp_path, TRL))
     assert (config.request.get("sharding"), config.request.get("gpus"), config.launch) == ("fsdp1", 4, launch)
@@ -308,7 +360,9 @@ def test_a_deepspeed_file_with_a_batch_alone_is_told_by_its_keys(tmp_path: Path)
 
 
 def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
-    """TRL's command line hands these keys on to ``accelerate launch``; the number of processes is the config's."""
+    """TRL's command line hands these keys on to ``accelerate launch``;
+    the number of processes is the config's.
+    """
     config = read_config_file(written(tmp_path, TRL + "accelerate_config: zero3\nnum_processes: 2\n"))
     assert (config.request.get("sharding"), config.request.get("gpus")) == ("zero3", 2)
     assert "accelerate_configs/zero3.yaml" in remarks(config)
@@ -322,11 +376,17 @@ def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
 def test_without_a_kind_of_distribution_one_process_is_started(tmp_path: Path) -> None:
     """``accelerate launch`` ignores the number of processes then."""
     launch = written(tmp_path, "distributed_type: 'NO'\nnum_processes: 8\n", "launch/a.yaml")
-    assert read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch)).request.get("gpus") == 1
+    assert (
+        read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch)).request.get("gpus") == 1
+    )
 
 
-def test_a_launch_file_is_found_from_the_configs_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A config that is named without its folder is looked around like any other, and the way there is short."""
+def test_a_launch_file_is_found_from_the_configs_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config that is named without its folder is looked around like any other,
+    and the way there is short.
+    """
     written(tmp_path, LAUNCH, "accelerate_configs/fsdp.yaml")
     written(tmp_path, TRL, "recipes/train.yaml")
     monkeypatch.chdir(tmp_path / "recipes")
@@ -335,7 +395,10 @@ def test_a_launch_file_is_found_from_the_configs_own_folder(tmp_path: Path, monk
 
 def test_kernels_of_liger_that_a_config_takes_out_are_out(tmp_path: Path) -> None:
     """Without the fused loss the logits are whole, which is the larger part of what Liger saves."""
-    text = TRAINER + "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false, swiglu: false}\n"
+    text = (
+        TRAINER
+        + "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false, swiglu: false}\n"
+    )
     request = read_config_file(written(tmp_path, text)).request
     assert (request.get("loss"), request.get("switches")) == ("hf", ("fused_norm=true",))
     old = read_config_file(written(tmp_path, TRAINER + "use_liger_kernel: true\nsave_safetensors: true\n"))
@@ -349,14 +412,19 @@ def test_a_quantised_checkpoint_is_not_taken_for_16_bits(tmp_path: Path, text: s
     """Its name says how it is stored, and --model by hand does not change that."""
     flags = from_flags({"gpu": "4090", "model": "qwen2.5-0.5b", "method": "lora", "seq": 512})
     with pytest.raises(UsageError, match="is quantised already: say --quantization gptq-int4"):
-        with_flags(read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ"))), flags)
+        with_flags(
+            read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ"))),
+            flags,
+        )
     for name in ("HQQ", "bnb-8bit"):
         with pytest.raises(NotModelledError, match="quantised already"):
             read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}")))
 
 
 def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path: Path) -> None:
-    """scripts/run_sft.py of 2023-11 to 2025-03 hands packing=True to the trainer; dataset_mixer is its key."""
+    """scripts/run_sft.py of 2023-11 to 2025-03 hands packing=True to the trainer;
+    dataset_mixer is its key.
+    """
     text = TRL.replace("dataset_name", "dataset_text_field") + "bf16: true\nmax_seq_length: 512\n"
     assert read_config_file(written(tmp_path, text)).request.get("padding") is None
     config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))

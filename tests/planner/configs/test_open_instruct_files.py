@@ -14,10 +14,18 @@ from planner.configs.sharding import Beside
 from planner.errors import NotModelledError, UsageError
 
 EXAMPLES = Path(__file__).parent / "examples"
-NOW = {"model_name_or_path": "gpt2", "dataset_mixer_list": ["a/b", "1.0"], "max_seq_length": 512, "with_tracking": True}
-OLD = {"model_name_or_path": "gpt2", "dataset_mixer": {"a/b": 1.0}, "max_seq_length": 512, "checkpointing_steps": "epoch"} | {
-    "dataset_mix_dir": "out"
+NOW = {
+    "model_name_or_path": "gpt2",
+    "dataset_mixer_list": ["a/b", "1.0"],
+    "max_seq_length": 512,
+    "with_tracking": True,
 }
+OLD = {
+    "model_name_or_path": "gpt2",
+    "dataset_mixer": {"a/b": 1.0},
+    "max_seq_length": 512,
+    "checkpointing_steps": "epoch",
+} | {"dataset_mix_dir": "out"}
 
 
 def read(folder: Path, table: dict[str, Any], beside: Beside | None = None) -> Reading:
@@ -63,7 +71,9 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, key: str, value: object
         ({"beta": 5, "gradient_checkpointing": True, "use_lora": True}, "dpo", "open-instruct@2026-01", None),
     ],
 )
-def test_files_for_dpo(tmp_path: Path, keys: dict[str, Any], task: str, stack: str, checkpoints: bool | None) -> None:
+def test_files_for_dpo(
+    tmp_path: Path, keys: dict[str, Any], task: str, stack: str, checkpoints: bool | None
+) -> None:
     """The loss is the task; adapters over 16 bits are trained without checkpoints."""
     reading = read(tmp_path, NOW | {"num_epochs": 1} | keys)
     assert (reading.value("task"), reading.value("stack")) == (task, stack)
@@ -74,7 +84,11 @@ def test_files_for_dpo(tmp_path: Path, keys: dict[str, Any], task: str, stack: s
 def test_dpo_of_2024_runs_a_second_model(tmp_path: Path) -> None:
     """But not for SimPO."""
     reading = read(tmp_path, OLD | {"dpo_loss_type": "dpo_norm", "dpo_beta": 5, "num_train_epochs": 1})
-    assert (reading.value("task"), reading.value("stack"), reading.value("epochs")) == ("dpo", "open-instruct@2024", 1)
+    assert (reading.value("task"), reading.value("stack"), reading.value("epochs")) == (
+        "dpo",
+        "open-instruct@2024",
+        1,
+    )
     assert "caches_reference=false" in reading.value("switches")
     simpo = read(tmp_path, OLD | {"dpo_loss_type": "simpo"})
     assert simpo.value("task") == "simpo"
@@ -86,7 +100,9 @@ def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
     assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 2}).value("sharding") == "zero2"
     with pytest.raises(NotModelledError, match="secondary partition"):
         read(tmp_path, NOW | {"beta": 5, "zero_stage": 3})
-    own = read(tmp_path, NOW | {"beta": 5, "zero_stage": 3, "zero_hpz_partition_size": 1, "offload_optimizer": True})
+    own = read(
+        tmp_path, NOW | {"beta": 5, "zero_stage": 3, "zero_hpz_partition_size": 1, "offload_optimizer": True}
+    )
     assert (own.value("sharding"), own.value("offload")) == ("zero3", "optimizer")
 
 
@@ -105,7 +121,10 @@ def test_adapters_of_2024_are_trained_without_checkpoints(tmp_path: Path) -> Non
     assert "has no effect beside use_lora" in remarks(old)
     assert read(tmp_path, NOW | adapters).value("gradient_checkpointing") is True
     precision = Beside(accelerate=EXAMPLES / "accelerate_ddp.yaml")
-    assert read(tmp_path, OLD | adapters | {"use_qlora": True}, precision).value("gradient_checkpointing") is True
+    assert (
+        read(tmp_path, OLD | adapters | {"use_qlora": True}, precision).value("gradient_checkpointing")
+        is True
+    )
 
 
 def test_without_a_launch_file_its_own_script_is_counted(tmp_path: Path) -> None:
@@ -120,7 +139,9 @@ def test_without_a_launch_file_its_own_script_is_counted(tmp_path: Path) -> None
     none = read(tmp_path, NOW, Beside(accelerate=Path("none")))
     assert none.value("sharding") is None
     assert "say --precision bf16-mixed" in none.needs["precision"]
-    (tmp_path / "launch.yaml").write_text((EXAMPLES / "accelerate_ddp.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "launch.yaml").write_text(
+        (EXAMPLES / "accelerate_ddp.yaml").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     found = read(tmp_path, NOW)
     assert found.value("sharding") is None
     assert found.launch == tmp_path / "launch.yaml"
@@ -137,7 +158,9 @@ def test_4_bit_bases_need_adapters_and_no_deepspeed(tmp_path: Path) -> None:
 
 
 def test_liger_loads_by_no_dtype(tmp_path: Path) -> None:
-    """``AutoLigerKernelForCausalLM.from_pretrained`` gets none: that of the checkpoint today, fp32 under Transformers 4."""
+    """``AutoLigerKernelForCausalLM.from_pretrained`` gets none: that of the checkpoint today,
+    fp32 under Transformers 4.
+    """
     now, old = (read(tmp_path, base | {"use_liger_kernel": True}) for base in (NOW, OLD))
     assert (now.value("loss"), now.value("load_dtype")) == ("liger", "checkpoint")
     assert old.value("load_dtype") == "fp32"

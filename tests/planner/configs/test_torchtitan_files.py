@@ -83,7 +83,9 @@ def test_files_of_2024_have_their_own_names(tmp_path: Path) -> None:
     assert [found.value(name) for name in ("stack", "batch", "optimizer", "sharding", "seq")] == [
         "torchtitan@2024", 2, "adamw_torch", "fsdp", 2048,
     ]  # fmt: skip
-    assert read(tmp_path, MODEL + old + "[optimizer]\nfused = true\n").value("optimizer") == "adamw_torch_fused"
+    assert (
+        read(tmp_path, MODEL + old + "[optimizer]\nfused = true\n").value("optimizer") == "adamw_torch_fused"
+    )
     assert read(tmp_path, MODEL + old.replace("false", "true")).value("stack") == "torchtitan-compile@2024"
 
 
@@ -97,10 +99,13 @@ def test_files_of_2024_have_their_own_names(tmp_path: Path) -> None:
         ('[activation_checkpoint]\nselective_ac_option = "3"\n', True, "full", 3),
     ],
 )
-def test_checkpoints(tmp_path: Path, text: str, checkpointing: bool, policy: str | None, every: int | None) -> None:
+def test_checkpoints(
+    tmp_path: Path, text: str, checkpointing: bool, policy: str | None, every: int | None
+) -> None:
     """Without the table every second layer."""
     found = read(tmp_path, BASE + text)
-    assert [found.value(name) for name in ("gradient_checkpointing", "checkpoint_policy", "checkpoint_every")] == [
+    assert [found.value(name) for name in ("gradient_checkpointing", "checkpoint_policy",
+        "checkpoint_every")] == [
         checkpointing, policy, every,
     ]  # fmt: skip
 

@@ -45,18 +45,42 @@ def read(folder: Path, table: dict[str, Any]) -> Reading:
     [
         ({"optimizer_in_bwd": True}, "steps inside of the backward pass"),
         ({"ac_mode": "selective"}, "selective checkpointing"),
-        ({"quantizer": {"_component_": "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"}}, "QAT"),
+        (
+            {
+                "quantizer": {
+                    "_component_": "torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+                }
+            },
+            "QAT",
+        ),
         ({"teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "distillation"),
-        ({"ref_checkpointer": {"checkpoint_dir": "a"}}, "preference training is not modelled; supervised fine-tuning is"),
+        (
+            {"ref_checkpointer": {"checkpoint_dir": "a"}},
+            "preference training is not modelled; supervised fine-tuning is",
+        ),
         ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}, "preference training is not modelled"),
-        ({"loss": {"_component_": "torch.nn.CrossEntropyLoss"}}, "the loss torch.nn.CrossEntropyLoss is not modelled"),
-        ({"loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss", "num_output_chunks": 4}}, "eight pieces"),
+        (
+            {"loss": {"_component_": "torch.nn.CrossEntropyLoss"}},
+            "the loss torch.nn.CrossEntropyLoss is not modelled",
+        ),
+        (
+            {
+                "loss": {
+                    "_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss",
+                    "num_output_chunks": 4,
+                }
+            },
+            "eight pieces",
+        ),
         ({"num_generations": 4}, "reinforcement learning"),
         ({"tensor_parallel_dim": 2}, "a tensor-parallel degree of 2"),
         ({"model": {"_component_": "torchtune.models.phi3.phi3_mini"}}, "phi3_mini is not modelled"),
         ({"model": {"_component_": "mine.models.model"}}, "not a builder of torchtune.models"),
         ({"model": LORA | {"use_dora": True}}, "DoRA"),
-        ({"optimizer": {"_component_": "torchao.optim.AdamW4bit"}}, "optimizer torchao.optim.AdamW4bit is not modelled"),
+        (
+            {"optimizer": {"_component_": "torchao.optim.AdamW4bit"}},
+            "optimizer torchao.optim.AdamW4bit is not modelled",
+        ),
         ({"optimizer": {"_component_": "torch.optim.SGD", "momentum": 0.9}}, "a state more than usual"),
         ({"enable_fp8_training": True}, "fp8"),
         ({"activation_offload_streams": 2}, "unknown key"),
@@ -108,7 +132,11 @@ def test_several_gpus_mean_fsdp2(tmp_path: Path) -> None:
 
 def test_what_has_no_default_is_asked_for(tmp_path: Path) -> None:
     """Batch and accumulation; the length, where the tokenizer has none."""
-    table = {name: value for name, value in BASE.items() if name not in ("batch_size", "gradient_accumulation_steps")}
+    table = {
+        name: value
+        for name, value in BASE.items()
+        if name not in ("batch_size", "gradient_accumulation_steps")
+    }
     found = read(tmp_path, table | {"tokenizer": {"_component_": "a", "max_seq_len": None}})
     assert found.needs.keys() == {"batch", "grad_accum", "seq"}
 

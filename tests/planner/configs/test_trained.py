@@ -14,7 +14,10 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 
 FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: freeze\ntemplate: qwen\nbf16: true\n"
-AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nbf16: true\ndatasets: []\nsequence_len: 1024\ngradient_checkpointing: true\n"
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-0.5B\nbf16: true\ndatasets: []\nsequence_len: "
+    "1024\ngradient_checkpointing: true\n"
+)
 
 
 def recipe_of(folder: Path, text: str) -> Any:
@@ -45,12 +48,18 @@ def test_llama_factory_freezes(text: str, layers: tuple[str, ...], tmp_path: Pat
     ("patterns", "layers"),
     [
         (["model.layers.1[0-9]+"], ("10-19", "100-127")),
-        (["^lm_head.weight$", "^model.embed_tokens.weight$[:32000]", "model.layers.5."], ("5", "embed", "head")),
+        (
+            ["^lm_head.weight$", "^model.embed_tokens.weight$[:32000]", "model.layers.5."],
+            ("5", "embed", "head"),
+        ),
         (["model.layers.[02]."], ("0", "2")),
         (["model.norm", "model.layers.3"], ("3", "30-39", "norm")),
         (["model.layers.2[0-5].mlp"], ("20-25:mlp",)),
         (["model.layers.4.block_sparse_moe.gate", "model.layers.[46].", "lm_head"], ("4", "6", "head")),
-        (["model.layers.[4-6].block_sparse_moe.gate", "model.layers.[4-6].block_sparse_moe.experts"], ("4-6:mlp",)),
+        (
+            ["model.layers.[4-6].block_sparse_moe.gate", "model.layers.[4-6].block_sparse_moe.experts"],
+            ("4-6:mlp",),
+        ),
     ],
 )
 def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], tmp_path: Path) -> None:
@@ -68,7 +77,8 @@ def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], t
         (FACTORY + "freeze_extra_modules: visual\n", "visual"),
         (AXOLOTL + "unfrozen_parameters: ['model.layers.2[0-9]+.self_attn']\n", "whole layers"),
         (
-            AXOLOTL + "unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.block_sparse_moe.experts']\n",
+            AXOLOTL
+            + "unfrozen_parameters: ['^lm_head.weight$', 'model.layers.2[0-9]+.block_sparse_moe.experts']\n",
             "whole feed-forward parts",
         ),
     ],
@@ -83,9 +93,13 @@ def test_parts_of_layers_are_refused(text: str, says: str, tmp_path: Path) -> No
     "text",
     [
         FACTORY.replace("freeze", "lora") + "use_dora: true\nuse_rslora: true\n",
-        AXOLOTL + "adapter: lora\nlora_r: 8\nlora_target_linear: true\npeft_use_dora: true\npeft_use_rslora: true\n"
+        AXOLOTL
+        + "adapter: lora\nlora_r: 8\nlora_target_linear: true\npeft_use_dora: true\npeft_use_rslora: true\n"
         "lora_mlp_kernel: false\n",
-        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nlora_r: 8\nmax_length: 512\nuse_dora: true\nuse_rslora: true\n",
+        (
+            "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nlora_r: 8\nmax_length: 512\nuse_dora: "
+            "true\nuse_rslora: true\n"
+        ),
     ],
     ids=["llama-factory", "axolotl", "trl"],
 )
@@ -98,7 +112,10 @@ def test_dora_by_each_tools_key(text: str, tmp_path: Path) -> None:
 
 def test_rotations_of_llama_factory(tmp_path: Path) -> None:
     """OFT has no LoRA matrices, whatever the file says of them, and the targets of LoRA."""
-    text = FACTORY.replace("freeze", "oft") + "oft_block_size: 64\nlora_rank: 8\nlora_target: q_proj\noft_target: all\n"
+    text = (
+        FACTORY.replace("freeze", "oft")
+        + "oft_block_size: 64\nlora_rank: 8\nlora_target: q_proj\noft_target: all\n"
+    )
     adapter = recipe_of(tmp_path, text).recipe.adapter
     assert (adapter.oft_block_size, adapter.rank, adapter.targets) == (64, 0, ("q_proj",))
     assert recipe_of(tmp_path, FACTORY.replace("freeze", "oft")).recipe.adapter.oft_block_size == 32
@@ -121,7 +138,10 @@ def test_llama_factorys_own_optimizers(name: str, tmp_path: Path) -> None:
 
 def test_apollo_steps_inside_of_backward_on_one_gpu(tmp_path: Path) -> None:
     """The rank of the file, or LLaMA-Factory's; several GPUs it refuses itself."""
-    text = FACTORY.replace("freeze", "full").replace("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.1-8B") + "use_apollo: true\n"
+    text = (
+        FACTORY.replace("freeze", "full").replace("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.1-8B")
+        + "use_apollo: true\n"
+    )
     recipe = recipe_of(tmp_path, text + "apollo_layerwise: true\napollo_rank: 128\n").recipe
     assert (recipe.optimizer, recipe.optimizer_rank) == ("apollo_adamw_layerwise", 128)
     assert recipe_of(tmp_path, text).recipe.optimizer_rank == 16
@@ -133,6 +153,9 @@ def test_apollo_steps_inside_of_backward_on_one_gpu(tmp_path: Path) -> None:
 
 def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
     """LLaMA-Pro's script writes it to a folder; no model of that name is looked up, and none is guessed."""
-    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro") + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
+    text = (
+        FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro")
+        + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
+    )
     with pytest.raises(UsageError, match=r"models/llama3-8b-pro is a model expanded .* --model .* trains 8"):
         recipe_of(tmp_path, text)

@@ -16,7 +16,10 @@ from planner.intake.resolve import resolve
 
 QWEN = "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n"
 FACTORY = QWEN + "finetuning_type: lora\ntemplate: qwen2_vl\nbf16: true\ncutoff_len: 2048\n"
-AXOLOTL = "base_model: Qwen/Qwen2.5-VL-7B-Instruct\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 2048\n"
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-VL-7B-Instruct\nadapter: lora\nlora_r: 8\nlora_target_linear: "
+    "true\nsequence_len: 2048\n"
+)
 TRL = QWEN + "use_peft: true\nlora_target_modules: all-linear\nmax_length: 4096\ntrust_remote_code: false\n"
 
 
@@ -24,7 +27,9 @@ def recipe_of(folder: Path, text: str, **flags: object) -> Any:
     """The recipe of a file on one card."""
     path = folder / "train.yaml"
     path.write_text(text, encoding="utf-8")
-    return resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm", **flags}))).recipe
+    return resolve(
+        with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm", **flags}))
+    ).recipe
 
 
 def images_of(folder: Path, text: str, **flags: object) -> tuple[int, int, int] | None:

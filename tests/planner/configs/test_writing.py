@@ -1,4 +1,6 @@
-"""The way back: each rule's keys are read as the value that they stand for, and texts keep all that is not changed."""
+"""The way back: each rule's keys are read as the value that they stand for,
+and texts keep all that is not changed.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,15 @@ from planner.intake.fields import REQUEST_FIELDS
 
 BASES = {
     "llama-factory": "model_name_or_path: a/b\nstage: sft\nfinetuning_type: lora\nbf16: true\n",
-    "axolotl": "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: 64\nmicro_batch_size: 2\n",
+    "axolotl": (
+        "base_model: a/b\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nsequence_len: "
+        "64\nmicro_batch_size: 2\n"
+    ),
     "trl": "model_name_or_path: a/b\nuse_peft: true\nlora_target_modules: [q_proj]\ndataset_name: c\n",
-    "transformers": '{"per_device_train_batch_size": 2, "num_train_epochs": 1, "bf16": true, "attn_implementation": "sdpa"}',
+    "transformers": (
+        '{"per_device_train_batch_size": 2, "num_train_epochs": 1, "bf16": true, '
+        '"attn_implementation": "sdpa"}'
+    ),
     "deepspeed": '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}',
     "accelerate": "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n",
 }
@@ -52,7 +60,9 @@ QUANTIZED = {"qlora": "nf4", "int8": "int8"}
 
 
 def read_with(tool: str, changes: dict[str, Any], tmp_path: Path) -> dict[str, Any] | None:
-    """What is read of a tool's file after the edits for ``changes``, ``None`` where it has no keys for them."""
+    """What is read of a tool's file after the edits for ``changes``,
+    ``None`` where it has no keys for them.
+    """
     path = tmp_path / ("file.json" if BASES[tool].startswith("{") else "file.yaml")
     path.write_text(BASES[tool], encoding="utf-8")
     document = read_document(path)
@@ -65,9 +75,13 @@ def read_with(tool: str, changes: dict[str, Any], tmp_path: Path) -> dict[str, A
     return {name: said.value for name, said in reading.said.items()}
 
 
-@pytest.mark.parametrize(("tool", "name", "value"), CASES, ids=[f"{tool}-{name}-{value}" for tool, name, value in CASES])
+@pytest.mark.parametrize(
+    ("tool", "name", "value"), CASES, ids=[f"{tool}-{name}-{value}" for tool, name, value in CASES]
+)
 def test_a_rule_is_the_inverse_of_the_reader(tool: str, name: str, value: Any, tmp_path: Path) -> None:
-    """What a rule writes for a value is read as that value, and leaves no key that the reader does not know."""
+    """What a rule writes for a value is read as that value,
+    and leaves no key that the reader does not know.
+    """
     said = read_with(tool, {name: value}, tmp_path)
     if said is None:
         return
@@ -79,7 +93,9 @@ def test_a_rule_is_the_inverse_of_the_reader(tool: str, name: str, value: Any, t
 
 
 def test_each_tool_can_say_what_people_change_first() -> None:
-    """The tables are not empty where it matters: micro-batch and accumulation everywhere but in launch files and TOML tables."""
+    """The tables are not empty where it matters:
+    micro-batch and accumulation everywhere but in launch files and TOML tables.
+    """
     for tool, rules in RULES.items():
         assert tool in ("accelerate", "torchtitan") or {"batch", "grad_accum"} <= rules.keys()
     for tool in ("llama-factory", "axolotl", "trl", "transformers"):
@@ -112,9 +128,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("tool", "more", "changes"), REFUSED, ids=[f"{case[0]}-{i}" for i, case in enumerate(REFUSED)])
-def test_what_a_tool_refuses_is_not_offered(tool: str, more: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """Settings that the tool's own checks refuse together have no keys; other changes of the same file have."""
+@pytest.mark.parametrize(
+    ("tool", "more", "changes"), REFUSED, ids=[f"{case[0]}-{i}" for i, case in enumerate(REFUSED)]
+)
+def test_what_a_tool_refuses_is_not_offered(
+    tool: str, more: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Settings that the tool's own checks refuse together have no keys;
+    other changes of the same file have.
+    """
     path = tmp_path / "file.yaml"
     path.write_text(BASES[tool] + more, encoding="utf-8")
     files = Files(tool, read_document(path))
@@ -129,7 +151,10 @@ def test_axolotl_shards_a_4_bit_base_with_a_loader_that_it_allows(tmp_path: Path
         path.write_text(BASES["axolotl"].replace("adapter: lora\n", more), encoding="utf-8")
         edits = edits_for(Files("axolotl", read_document(path)), {"sharding": "fsdp"})
         assert edits is not None
-        assert next(edit.value for edit in edits if edit.key == "fsdp_config")["cpu_ram_efficient_loading"] is efficient
+        assert (
+            next(edit.value for edit in edits if edit.key == "fsdp_config")["cpu_ram_efficient_loading"]
+            is efficient
+        )
 
 
 def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path) -> None:
@@ -144,10 +169,18 @@ def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path) -> None:
 LINES = [
     ("llama-factory", Launch("a.yaml", gpus=8, engine=True), "llamafactory-cli train a.yaml"),
     ("llama-factory", Launch("a.yaml", engine=True), "FORCE_TORCHRUN=1 llamafactory-cli train a.yaml"),
-    ("llama-factory", Launch("a.yaml", "b.yaml"), "accelerate launch --config_file b.yaml -m llamafactory.launcher a.yaml"),
+    (
+        "llama-factory",
+        Launch("a.yaml", "b.yaml"),
+        "accelerate launch --config_file b.yaml -m llamafactory.launcher a.yaml",
+    ),
     ("llama-factory", Launch("a.json"), ""),
     ("axolotl", Launch("a.yml", engine=True), "axolotl train a.yml --launcher torchrun"),
-    ("axolotl", Launch("a.yml", deepspeed="z.json", gpus=2, engine=True), "axolotl train a.yml --deepspeed z.json"),
+    (
+        "axolotl",
+        Launch("a.yml", deepspeed="z.json", gpus=2, engine=True),
+        "axolotl train a.yml --deepspeed z.json",
+    ),
     ("trl", Launch("a.yaml", engine=True), "torchrun --nproc_per_node 1 -m trl.scripts.sft --config a.yaml"),
     ("trl", Launch("a.yaml", gpus=2, engine=True), "trl sft --config a.yaml"),
     ("trl", Launch("a.yaml", gpus=2, engine=True, task="dpo"), "trl dpo --config a.yaml"),
@@ -155,12 +188,17 @@ LINES = [
     (
         "transformers",
         Launch("a.json", deepspeed="z.json", gpus=2, engine=True),
-        "accelerate launch --num_processes 2 --use_deepspeed --deepspeed_config_file z.json YOUR_SCRIPT.py a.json",
+        (
+            "accelerate launch --num_processes 2 --use_deepspeed --deepspeed_config_file z.json "
+            "YOUR_SCRIPT.py a.json"
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("tool", "launch", "line"), LINES, ids=[f"{case[0]}-{i}" for i, case in enumerate(LINES)])
+@pytest.mark.parametrize(
+    ("tool", "launch", "line"), LINES, ids=[f"{case[0]}-{i}" for i, case in enumerate(LINES)]
+)
 def test_the_line_starts_what_was_judged(tool: str, launch: Launch, line: str) -> None:
     """An engine on one GPU gets a rank, and arguments stand where the tool reads them."""
     assert launch_line(tool, launch) == line
@@ -210,7 +248,12 @@ def test_yaml_that_cannot_be_kept_is_refused() -> None:
     ("text", "place", "value", "wanted"),
     [
         ('{"a": 1}', ("a",), 2, '{"a": 2}'),
-        ('{\n  "a": 1e5,\n  "b": {"c": [1, 2]}\n}\n', ("b", "c"), "x", '{\n  "a": 1e5,\n  "b": {"c": "x"}\n}\n'),
+        (
+            '{\n  "a": 1e5,\n  "b": {"c": [1, 2]}\n}\n',
+            ("b", "c"),
+            "x",
+            '{\n  "a": 1e5,\n  "b": {"c": "x"}\n}\n',
+        ),
         ('{\n  "a": 1\n}\n', ("b",), True, '{\n  "a": 1,\n  "b": true\n}\n'),
         ('{"a": {}}', ("a", "b", "c"), 1, '{"a": {"b": {"c": 1}}}'),
         ('{"a": "}", "b": 2, "c": 3}', ("b",), REMOVED, '{"a": "}", "c": 3}'),

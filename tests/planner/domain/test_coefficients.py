@@ -21,7 +21,9 @@ from planner.report.prediction.to_json import to_json
 def subject(coefficients: Coefficients) -> Subject:
     """One explained prediction."""
     scenario = resolve(from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024}))
-    return Subject(scenario, estimate(scenario, coefficients, explain=True), explain=True, coefficients=coefficients)
+    return Subject(
+        scenario, estimate(scenario, coefficients, explain=True), explain=True, coefficients=coefficients
+    )
 
 
 def test_every_coefficient_has_a_prior() -> None:
@@ -53,7 +55,9 @@ def test_the_report_and_its_json_show_what_settled_each_value() -> None:
     assert any(title.startswith("Coefficients") for title in titles)
     assert any(title.startswith("Switches of hf-trainer@5") for title in titles)
     document = json.loads(to_json(explained))
-    assert {each["name"]: each["settled_by"] for each in document["coefficients"]}["uncounted_fraction"] == "source_code"
+    assert {each["name"]: each["settled_by"] for each in document["coefficients"]}[
+        "uncounted_fraction"
+    ] == "source_code"
     switches = {each["name"]: each for each in document["switches"]}
     assert switches["kbit_upcast"]["value"] == "all"
     assert switches["kbit_upcast"]["settled_by"] == "source_code"

@@ -45,13 +45,15 @@ def recipe_of(**flags: object) -> Recipe:
 def leaves(value: object) -> int:
     """Fields of a recipe and of its parts that have columns in records; a sharding is one.
 
-    The task says what is a pair, the model how it is packed, the stack whether it caches a reference; what was read of data and
-    what is said of images has no column.
+    The task says what is a pair, the model how it is packed, the stack whether it caches a reference; what
+    was read of data and what is said of images has no column.
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
     without_column = ("is_paired", "packing", "caches_reference", "lengths", "images", "frozen")
-    return sum(leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column)
+    return sum(
+        leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column
+    )
 
 
 def test_the_table_holds_every_field_of_a_recipe() -> None:

@@ -18,7 +18,9 @@ LENGTHS = [10, 10, 40, 200, 800]
 def test_mean_and_longest_are_those_of_every_possible_batch(cap: int, drops_long: bool) -> None:
     """All 125 batches of three, or 27 of those that are left."""
     table = replace(SampleLengths.of(LENGTHS), drops_long=drops_long)
-    samples = [each for each in LENGTHS if each <= cap] if drops_long else [min(each, cap) for each in LENGTHS]
+    samples = (
+        [each for each in LENGTHS if each <= cap] if drops_long else [min(each, cap) for each in LENGTHS]
+    )
     batches = [max(batch) for batch in product(samples, repeat=3)]
     longest = table.longest(cap, 3)
     assert table.mean_tokens(cap) == pytest.approx(statistics.fmean(samples))

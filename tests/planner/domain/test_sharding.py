@@ -17,10 +17,18 @@ from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json
 
 GPUS, NODES = 4, 2
-SAID = {"model": "llama-2-7b", "method": "full", "gpu": f"h100-sxm:{GPUS}", "nodes": NODES, "seq": 512, "grad_accum": 4}
+SAID = {
+    "model": "llama-2-7b",
+    "method": "full",
+    "gpu": f"h100-sxm:{GPUS}",
+    "nodes": NODES,
+    "seq": 512,
+    "grad_accum": 4,
+}
 
-# Shards of weights, of gradients and of optimizer states on two nodes of four cards.  Source: ZeRO (arXiv 1910.02054) section 5;
-# torch distributed/fsdp (SHARD_GRAD_OP keeps weights, HYBRID_SHARD shards inside a node).
+# Shards of weights, of gradients and of optimizer states on two nodes of four cards.  Source: ZeRO (arXiv
+# 1910.02054) section 5; torch distributed/fsdp (SHARD_GRAD_OP keeps weights, HYBRID_SHARD shards inside a
+# node).
 SHARDS = {
     "none": (1, 1, 1),
     "ddp": (1, 1, 1),

@@ -51,7 +51,9 @@ def test_what_is_no_file_is_named_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert len(str(caught.value)) < 200
 
 
-def test_a_file_that_is_swapped_for_a_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_swapped_for_a_pipe_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was looked at by name is looked at again once it is open, and opening never waits."""
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")

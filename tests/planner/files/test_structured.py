@@ -1,4 +1,6 @@
-"""JSON, TOML and YAML of untrusted origin: bounded before a parser could fail, and wrong by place and kind."""
+"""JSON, TOML and YAML of untrusted origin: bounded before a parser could fail,
+and wrong by place and kind.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,25 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 def nested(form: str, depth: int) -> str:
     """Lists in each other, ``depth`` levels with what holds them."""
     lists = "[" * (depth - 1) + "]" * (depth - 1)
-    return {"json": f'{{"a": {lists}}}', "toml": f"a = {lists}[0]"[: -len("[0]")], "yaml": f"a: {lists}"}[form]
+    return {"json": f'{{"a": {lists}}}', "toml": f"a = {lists}[0]"[: -len("[0]")], "yaml": f"a: {lists}"}[
+        form
+    ]
 
 
 @pytest.mark.parametrize("form", PARSERS)
 def test_depth_is_bounded_alike(form: str) -> None:
-    """As deep as the bound is read; a hundred times as deep is refused, as is any depth in brackets of a string not counted."""
+    """As deep as the bound is read; a hundred times as deep is refused,
+    as is any depth in brackets of a string not counted.
+    """
     PARSERS[form](nested(form, MAX_DEPTH - 1))
     with pytest.raises(InputFileError, match="nested too deeply"):
         PARSERS[form](nested(form, 100 * MAX_DEPTH))
     brackets = "[" * 1000
-    text = {"json": f'{{"a": "\\"{brackets}"}}', "toml": f"a = '{brackets}' # {brackets}\n", "yaml": f"a: '{brackets}'"}[form]
+    text = {
+        "json": f'{{"a": "\\"{brackets}"}}',
+        "toml": f"a = '{brackets}' # {brackets}\n",
+        "yaml": f"a: '{brackets}'",
+    }[form]
     assert PARSERS[form](text)["a"].endswith(brackets)
 
 
@@ -47,7 +57,9 @@ def test_depth_is_bounded_alike(form: str) -> None:
     ],
 )
 def test_no_text_takes_the_square_of_its_length(form: str, text: str) -> None:
-    """Keys of many parts, strings without an end, numbers in base 60, brackets: a fraction of a second each."""
+    """Keys of many parts, strings without an end, numbers in base 60, brackets:
+    a fraction of a second each.
+    """
     start = time.process_time()
     with pytest.raises(InputFileError):
         PARSERS[form](text)

@@ -11,8 +11,10 @@ BASE = {"model": "7b", "method": "lora", "gpu": "4090", "seq": 1024}
 
 
 RECORD = RunRecord(
-    id="doc-1", source="doc", source_group="doc", model="llama-2-7b", gpu="rtx4090", method="lora", outcome="ok",
-    gpus_per_node=2, micro_batch=4, seq_len=512, n_samples=1100, lora_targets=("q_proj",), precision="fp16-mixed",
+    id="doc-1", source="doc", source_group="doc", model="llama-2-7b", gpu="rtx4090", method="lora",
+    outcome="ok",
+    gpus_per_node=2, micro_batch=4, seq_len=512, n_samples=1100, lora_targets=("q_proj",),
+    precision="fp16-mixed",
 )  # fmt: skip
 
 

@@ -38,16 +38,24 @@ def test_a_value_is_read(name: str, text: object, value: object) -> None:
     assert type(parsed) is type(value)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf", "1e30", "9" * 5000, "1.5", "", "x", True, None, [], 10**400])
-@pytest.mark.parametrize("name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "integer" and field.low == 1])
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "nan", "inf", "-inf", "1e30", "9" * 5000, "1.5", "", "x", True, None, [], 10**400]
+)
+@pytest.mark.parametrize(
+    "name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "integer" and field.low == 1]
+)
 def test_counts_out_of_range_are_refused_with_the_range(name: str, value: object) -> None:
     """Negative, zero, NaN, infinite, huge and non-whole counts all name the field and what is allowed."""
-    with pytest.raises(UsageError, match=rf"^{name} must be a whole number from 1 to [0-9,]+, but it is ") as caught:
+    with pytest.raises(
+        UsageError, match=rf"^{name} must be a whole number from 1 to [0-9,]+, but it is "
+    ) as caught:
         REQUEST_FIELDS[name].parse(value)
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e400", "x", "", True, None, float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize(
+    "value", ["nan", "inf", "-1", "1e400", "x", "", True, None, float("nan"), float("inf"), 10**400]
+)
 @pytest.mark.parametrize("name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "number"])
 def test_numbers_out_of_range_are_refused_with_the_range(name: str, value: object) -> None:
     """The same for numbers with a fraction."""
@@ -55,7 +63,9 @@ def test_numbers_out_of_range_are_refused_with_the_range(name: str, value: objec
         REQUEST_FIELDS[name].parse(value)
 
 
-@pytest.mark.parametrize("value", ["24", "-1GiB", "nan GiB", "24 apples", "", "9" * 400 + "GiB", 24, None, "17000TiB"])
+@pytest.mark.parametrize(
+    "value", ["24", "-1GiB", "nan GiB", "24 apples", "", "9" * 400 + "GiB", 24, None, "17000TiB"]
+)
 @pytest.mark.parametrize("name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "size"])
 def test_sizes_need_a_unit_and_a_range(name: str, value: object) -> None:
     """A bare number is no size: 24 could be GB or GiB."""
@@ -74,7 +84,9 @@ def test_the_upper_limits(name: str, limit: int) -> None:
         REQUEST_FIELDS[name].parse(limit + 1)
 
 
-@pytest.mark.parametrize(("name", "typed", "meant"), [("method", "qlorra", "qlora"), ("optimizer", "adamw", "adamw_torch")])
+@pytest.mark.parametrize(
+    ("name", "typed", "meant"), [("method", "qlorra", "qlora"), ("optimizer", "adamw", "adamw_torch")]
+)
 def test_an_unknown_choice_names_the_nearest(name: str, typed: str, meant: str) -> None:
     """A typing error is answered with what was probably meant."""
     with pytest.raises(UnknownNameError, match=f"unknown {name} '{typed}'; nearest: .*{meant}"):
@@ -88,4 +100,6 @@ def test_every_field_explains_itself() -> None:
         assert field.flag == f"--{name.replace('_', '-')}"
         assert len(field.help) > 15
         assert bool(field.choices) == (field.kind == "choice")
-        assert (field.low is not None and field.high is not None) == (field.kind in ("integer", "number", "size"))
+        assert (field.low is not None and field.high is not None) == (
+            field.kind in ("integer", "number", "size")
+        )

@@ -44,7 +44,9 @@ def test_memory_given_replaces_the_catalog() -> None:
 
 
 def test_an_unlisted_card_is_usable_with_its_memory() -> None:
-    """A card that no catalog knows has a memory verdict when its memory is said, and nothing is invented about its speed."""
+    """A card that no catalog knows has a memory verdict when its memory is said,
+    and nothing is invented about its speed.
+    """
     gpu = scenario_of(gpu="rtx6090", gpu_memory="48GiB").hardware.gpu
     assert (gpu.id, gpu.visible_memory_bytes, gpu.bf16_flop_per_s) == ("rtx6090", 48 * GIB, None)
     assert resolve(from_flags({**BASE, "gpu": None, "gpu_memory": "48GiB"})).hardware.gpu.id == "unlisted"

@@ -37,9 +37,16 @@ def test_sides_become_multiples_within_the_limits(given: tuple[int, int], made: 
 
 
 def test_patches_and_tokens_of_an_image() -> None:
-    """74 x 54 patches of 1036 x 756 pixels; four of them are a token; a patch holds two frames of three colours."""
+    """74 x 54 patches of 1036 x 756 pixels; four of them are a token;
+    a patch holds two frames of three colours.
+    """
     images = scenario(images_per_sample=2, image_size="1024x768").recipe.batch.images
-    assert (images.per_sample, images.patches, images.tokens, images.numbers) == (2, 3_996, 999, 3_996 * 3 * 2 * 14 * 14)
+    assert (images.per_sample, images.patches, images.tokens, images.numbers) == (
+        2,
+        3_996,
+        999,
+        3_996 * 3 * 2 * 14 * 14,
+    )
 
 
 def test_llava_has_one_size_of_image() -> None:
@@ -69,12 +76,16 @@ def test_a_job_without_images_says_so() -> None:
     ],
 )
 def test_the_part_of_a_checkpoint_that_is_loaded(said: dict[str, object], sees: bool, word: str) -> None:
-    """Transformers has a class for the text of Qwen3.5; images or the tool load its tower, too, and the answer says which."""
+    """Transformers has a class for the text of Qwen3.5; images or the tool load its tower, too,
+    and the answer says which.
+    """
     made = scenario(model="qwen3.5-9b", **said)
     assert (made.model.vision is not None) is sees
     assert word in made.assumption("model").note
     # 27 layers of 1,152 and the merger; the text part is Qwen3_5ForCausalLM.
-    assert made.model.param_count - (456_010_480 if sees else 0) == (8_953_803_264 if "task" not in said else 7_936_688_640)
+    assert made.model.param_count - (456_010_480 if sees else 0) == (
+        8_953_803_264 if "task" not in said else 7_936_688_640
+    )
     assert any("tower-left-out" in text for text in made.warnings) is ("sharding" in said)
 
 
@@ -101,7 +112,9 @@ def test_what_cannot_be_counted_is_refused(said: dict[str, object], words: str) 
         scenario(**said)
 
 
-@pytest.mark.parametrize("text", ["", "1024", "1024x", "x768", "0x5", "-3x4", "1e3x4", "123456x2", "1024x768x3"])
+@pytest.mark.parametrize(
+    "text", ["", "1024", "1024x", "x768", "0x5", "-3x4", "1e3x4", "123456x2", "1024x768x3"]
+)
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     """Nothing is guessed about a size."""
     with pytest.raises(UsageError, match="image_size must be"):

@@ -13,7 +13,13 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 def targets_of(pattern: str, model: str = "qwen2.5-0.5b") -> tuple[str, ...]:
     """The names that become of an expression."""
-    flags = {"model": model, "method": "lora", "gpu": "4090", "seq": 512, "lora_targets": [f"regex:{pattern}"]}
+    flags = {
+        "model": model,
+        "method": "lora",
+        "gpu": "4090",
+        "seq": 512,
+        "lora_targets": [f"regex:{pattern}"],
+    }
     adapter = resolve(from_flags(flags)).recipe.adapter
     assert adapter is not None
     return adapter.targets
@@ -37,7 +43,9 @@ def test_an_expression_becomes_the_names_that_it_matches() -> None:
         (r".*attn.*", "gpt2", NotModelledError, "gpt2"),
     ],
 )
-def test_what_an_expression_cannot_say(pattern: str, model: str, error: type[PlannerError], words: str) -> None:
+def test_what_an_expression_cannot_say(
+    pattern: str, model: str, error: type[PlannerError], words: str
+) -> None:
     """Some layers only, experts, and models whose paths are not known."""
     with pytest.raises(error, match=words):
         targets_of(pattern, model)

@@ -24,14 +24,18 @@ from tests.planner.intake.jobs import assumption, scenario_of
     ],
 )
 def test_adapters_follow_the_base_before_peft_0_12(flags: dict[str, object], expected: str) -> None:
-    """Under Transformers 4 a 16-bit base has 16-bit adapters, unless the base is prepared or gradients are scaled natively."""
+    """Under Transformers 4 a 16-bit base has 16-bit adapters,
+    unless the base is prepared or gradients are scaled natively.
+    """
     adapter = scenario_of(**{"method": "lora", "stack": "hf-trainer@4", **flags}).recipe.adapter
     assert adapter is not None
     assert adapter.dtype == expected
 
 
 def test_method_names_that_mean_a_quantisation() -> None:
-    """`qlora` is lora over nf4 with double quantisation, `int8` lora over int8; the rest says its own quantisation."""
+    """`qlora` is lora over nf4 with double quantisation, `int8` lora over int8;
+    the rest says its own quantisation.
+    """
     for method, base, doubled in [
         ("qlora", "nf4", True),
         ("int8", "int8", False),
@@ -49,7 +53,9 @@ def test_qlora_takes_another_4_bit_format() -> None:
     assert scenario_of(method="qlora", quantization="fp4").recipe.numerics.double_quant
     assert not scenario_of(method="qlora", quantization="gptq-int4").recipe.numerics.double_quant
     assert not scenario_of(method="lora", quantization="nf4").recipe.numerics.double_quant
-    with pytest.raises(RefusedCombinationError, match=r"qlora allows nf4, fp4, .*gptq-int4, .*quantization says int8"):
+    with pytest.raises(
+        RefusedCombinationError, match=r"qlora allows nf4, fp4, .*gptq-int4, .*quantization says int8"
+    ):
         scenario_of(method="qlora", quantization="int8")
 
 
@@ -61,7 +67,9 @@ def test_a_quantised_base_may_have_other_defaults() -> None:
 
 
 def test_a_card_without_bf16_gets_fp16() -> None:
-    """Where nobody asked for bf16, a T4 computes and loads in fp16, and says why; with loss scaling a full fine-tune is fp32."""
+    """Where nobody asked for bf16, a T4 computes and loads in fp16, and says why;
+    with loss scaling a full fine-tune is fp32.
+    """
     scenario = scenario_of(gpu="t4")
     assert (scenario.recipe.numerics.precision, scenario.recipe.numerics.load_dtype) == ("fp16-mixed", "fp16")
     assert assumption(scenario, "precision").origin == "assumed"
@@ -78,7 +86,9 @@ def test_the_load_dtype_is_that_of_the_checkpoint_or_of_the_stack() -> None:
 
 
 def test_attention_falls_back_where_the_code_has_no_kernel() -> None:
-    """BLOOM has only eager attention in Transformers; a default of flash attention gives way on an old card."""
+    """BLOOM has only eager attention in Transformers;
+    a default of flash attention gives way on an old card.
+    """
     assert scenario_of(model="bloom-3b").recipe.attention == "eager"
     assert scenario_of(model="qwen-7b", stack="qwen-finetune").recipe.attention == "flash2"
     assert scenario_of(model="qwen-7b", stack="qwen-finetune", gpu="t4").recipe.attention == "sdpa"
@@ -95,8 +105,15 @@ def test_sizes_that_nobody_says() -> None:
     """One sample, one micro-step, every sample as long as the sequence: assumed."""
     scenario = scenario_of(padding="packed")
     batch = scenario.recipe.batch
-    assert (batch.micro_batch, batch.grad_accum, batch.tokens_per_sample, batch.padding) == (1, 1, 1024, "packed")
-    assert {assumption(scenario, name).origin for name in ("batch", "grad_accum", "tokens_per_sample")} == {"assumed"}
+    assert (batch.micro_batch, batch.grad_accum, batch.tokens_per_sample, batch.padding) == (
+        1,
+        1,
+        1024,
+        "packed",
+    )
+    assert {assumption(scenario, name).origin for name in ("batch", "grad_accum", "tokens_per_sample")} == {
+        "assumed"
+    }
 
 
 def test_the_weights_may_be_loaded_in_the_dtype_of_the_checkpoint() -> None:
@@ -116,6 +133,8 @@ def test_the_weights_may_be_loaded_in_the_dtype_of_the_checkpoint() -> None:
         ({"stack": "trl"}, "none"),
     ],
 )
-def test_inputs_of_layers_leave_by_themselves_where_every_layer_is_checkpointed(flags: dict[str, object], offload: str) -> None:
+def test_inputs_of_layers_leave_by_themselves_where_every_layer_is_checkpointed(
+    flags: dict[str, object], offload: str
+) -> None:
     """Unsloth's default, unless it is said otherwise or there is nothing that it could move."""
     assert scenario_of(**{"method": "qlora", "stack": "unsloth", **flags}).recipe.offload == offload

@@ -8,7 +8,15 @@ import pytest
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UnknownNameError, UsageError
-from planner.intake.request import MAX_CONFIG_BYTES, Given, ScenarioRequest, from_flags, from_record, from_toml, merge
+from planner.intake.request import (
+    MAX_CONFIG_BYTES,
+    Given,
+    ScenarioRequest,
+    from_flags,
+    from_record,
+    from_toml,
+    merge,
+)
 from planner.intake.resolve import resolve
 from planner.units import GIB
 from tests.planner.intake.jobs import BASE, RECORD
@@ -51,7 +59,9 @@ def test_one_flag_given_twice_is_refused() -> None:
 def test_a_toml_file_gives_every_value_its_line(tmp_path: Path) -> None:
     """The origin of a value from a file is the line that sets it."""
     path = tmp_path / "job.toml"
-    path.write_text('# a job\nmodel = "7b"\n\nlora-targets = ["q_proj", "v_proj"]\nseq = 1024\n"gpu" = "4090:2"\n')
+    path.write_text(
+        '# a job\nmodel = "7b"\n\nlora-targets = ["q_proj", "v_proj"]\nseq = 1024\n"gpu" = "4090:2"\n'
+    )
     request = from_toml(path)
     assert {name: given.origin for name, given in request.values.items()} == {
         "model": f"{path}:2",
@@ -98,14 +108,20 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_flags_win_over_a_file() -> None:
     """Merging keeps what only one side says, and the override where both do."""
     base = ScenarioRequest({"seq": Given(512, "f:1"), "batch": Given(4, "f:2")})
-    assert merge(base, from_flags({"seq": 1024})).values == {"seq": Given(1024, "cli"), "batch": Given(4, "f:2")}
+    assert merge(base, from_flags({"seq": 1024})).values == {
+        "seq": Given(1024, "cli"),
+        "batch": Given(4, "f:2"),
+    }
 
 
 def test_a_counted_gpu_on_the_command_line_replaces_the_count_of_the_file() -> None:
     """`--gpu X:4` over a file with `gpus = 2` is no contradiction: the flag says both."""
     base = from_flags(BASE | {"gpus": 2})
     assert resolve(merge(base, from_flags({"gpu": "4090:4"}))).hardware.gpus_per_node == 4
-    assert resolve(merge(from_flags(BASE | {"gpu": "4090:4"}), from_flags({"gpus": 3}))).hardware.gpus_per_node == 3
+    assert (
+        resolve(merge(from_flags(BASE | {"gpu": "4090:4"}), from_flags({"gpus": 3}))).hardware.gpus_per_node
+        == 3
+    )
     assert resolve(merge(base, from_flags({"gpu": "a100-80-sxm"}))).hardware.gpus_per_node == 2
 
 

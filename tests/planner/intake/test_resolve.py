@@ -27,15 +27,24 @@ def test_what_a_record_leaves_open_is_an_assumption() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"gradient_checkpointing": "selective"}, {"optimizer": "adamw_apex_fused"}, {"tensor_parallel": 2}, {"seq_len": None}],
+    [
+        {"gradient_checkpointing": "selective"},
+        {"optimizer": "adamw_apex_fused"},
+        {"tensor_parallel": 2},
+        {"seq_len": None},
+    ],
 )
 def test_a_record_that_no_formula_covers(change: dict[str, object]) -> None:
-    """Selective checkpointing, other optimizers, parallelism inside a layer, and no length at all: not modelled."""
+    """Selective checkpointing, other optimizers, parallelism inside a layer, and no length at all:
+    not modelled.
+    """
     with pytest.raises(NotModelledError):
         resolve(from_record(replace(RECORD, **change)))  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not list((data_dir() / "published").glob("*.csv")), reason="no published rows in this checkout")
+@pytest.mark.skipif(
+    not list((data_dir() / "published").glob("*.csv")), reason="no published rows in this checkout"
+)
 def test_every_published_row_becomes_a_scenario() -> None:
     """No row of the numbered documents is refused, and each scenario has the sizes of its row."""
     for record in read_records([str(data_dir() / "published" / "[0-9]*.csv")]).records:
@@ -46,7 +55,9 @@ def test_every_published_row_becomes_a_scenario() -> None:
 
 
 def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
-    """Whatever was not said has an entry too, each name once, and each origin is one of the documented kinds."""
+    """Whatever was not said has an entry too, each name once,
+    and each origin is one of the documented kinds.
+    """
     scenario = scenario_of(stack="trl")
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
@@ -70,13 +81,22 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     }
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent
-    assert {entry.origin for entry in scenario.assumptions} <= {"cli", "assumed", "catalog", "derived", "default:trl"}
+    assert {entry.origin for entry in scenario.assumptions} <= {
+        "cli",
+        "assumed",
+        "catalog",
+        "derived",
+        "default:trl",
+    }
 
 
 def test_the_default_stack_is_an_assumption() -> None:
     """Nobody said the stack, so it is printed as assumed, and its settings as its own."""
     scenario = scenario_of()
-    assert (assumption(scenario, "stack").value, assumption(scenario, "stack").origin) == ("hf-trainer@5", "assumed")
+    assert (assumption(scenario, "stack").value, assumption(scenario, "stack").origin) == (
+        "hf-trainer@5",
+        "assumed",
+    )
     assert assumption(scenario, "lora_rank").origin == "default:hf-trainer@5"
 
 
@@ -102,7 +122,9 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         ("host", "server-128g", "server-256g"),
         ("stack", "hf-trainer@6", "hf-trainer@5"),
     ]:
-        with pytest.raises(UnknownNameError, match=f"unknown {flag} '{typed}'.*{meant}|unknown GPU '{typed}'.*{meant}"):
+        with pytest.raises(
+            UnknownNameError, match=f"unknown {flag} '{typed}'.*{meant}|unknown GPU '{typed}'.*{meant}"
+        ):
             scenario_of(**{flag: typed})
 
 
@@ -122,11 +144,19 @@ def test_parallelism_inside_the_model_is_not_modelled(name: str) -> None:
 
 
 def test_a_switch_that_is_said_replaces_the_stacks_own() -> None:
-    """Flags, numbers, words and lists of words, each in the type of its switch, with their place; the others stay."""
-    said = "zero12_overlap=false;zero12_bucket_elements=200000000;kbit_upcast=norms;loss_forward=compute+float"
+    """Flags, numbers, words and lists of words, each in the type of its switch, with their place;
+    the others stay.
+    """
+    said = (
+        "zero12_overlap=false;zero12_bucket_elements=200000000;kbit_upcast=norms;loss_forward=compute+float"
+    )
     scenario = scenario_of(switches=said)
     stack, own = scenario.stack, load_stack(DEFAULT_STACK)
-    assert (stack.zero12_overlap, stack.zero12_bucket_elements, stack.kbit_upcast) == (False, 200_000_000, "norms")
+    assert (stack.zero12_overlap, stack.zero12_bucket_elements, stack.kbit_upcast) == (
+        False,
+        200_000_000,
+        "norms",
+    )
     assert stack.loss_forward == ("compute", "float")
     assert (stack.id, stack.loss_backward) == (own.id, own.loss_backward)
     assert assumption(scenario, "switches").origin == "cli"
@@ -151,7 +181,9 @@ def test_a_switch_that_cannot_be_is_refused(said: str, sentence: str) -> None:
         scenario_of(switches=said)
 
 
-def test_a_file_that_is_called_assumed_says_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_called_assumed_says_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is assumed is asked of the value, and is no matter of what the text of its origin begins with."""
     file = tmp_path / "assumed.toml"
     file.write_text('precision = "bf16"\n')

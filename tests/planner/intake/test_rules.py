@@ -1,4 +1,6 @@
-"""The table of combinations: every rule has an example that it answers and a neighbour that it leaves alone."""
+"""The table of combinations: every rule has an example that it answers and a neighbour that it leaves
+alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from planner.intake.rules import RULES, Rule, rules_markdown, rules_table
 
 BASE = {"model": "llama-2-7b", "method": "lora", "gpu": "4090", "seq": 1024}
 WIDE_HEADS = {
-    "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2,
+    "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
     "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
@@ -28,15 +31,22 @@ Flags = Mapping[str, object]
 
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
-# Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE: a model with heads of 512.
+# Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE:
+# a model with heads of 512.
 EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "method-against-quantization": (
         {"method": "int8", "quantization": "nf4"},
         {"method": "lora", "quantization": "nf4"},
     ),
-    "quantized-full": ({"method": "full", "quantization": "gptq-int4"}, {"method": "lora", "quantization": "gptq-int4"}),
+    "quantized-full": (
+        {"method": "full", "quantization": "gptq-int4"},
+        {"method": "lora", "quantization": "gptq-int4"},
+    ),
     "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
-    "modules-to-save-with-full": ({"method": "full", "modules_to_save": "lm_head"}, {"modules_to_save": "lm_head"}),
+    "modules-to-save-with-full": (
+        {"method": "full", "modules_to_save": "lm_head"},
+        {"modules_to_save": "lm_head"},
+    ),
     "adapter-on-router": (
         {"model": "llama-4-scout", "method": "lora"},
         {"model": "llama-4-scout", "method": "lora", "lora_targets": ("attention",)},
@@ -67,14 +77,22 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "30-32;norm"},
         {"method": "full", "train_layers": "30-31;norm"},
     ),
-    "train-layers-match-nothing": ({"method": "full", "train_layers": "32-35"}, {"method": "full", "train_layers": "31-35"}),
+    "train-layers-match-nothing": (
+        {"method": "full", "train_layers": "32-35"},
+        {"method": "full", "train_layers": "31-35"},
+    ),
     "train-layers-divided": (
         {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "train_layers": "last:8", "gpus": 2},
     ),
     "train-layers-checkpointing-unread": (
         {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
-        {"method": "full", "train_layers": "last:8;embed", "stack": "torchtune", "gradient_checkpointing": True},
+        {
+            "method": "full",
+            "train_layers": "last:8;embed",
+            "stack": "torchtune",
+            "gradient_checkpointing": True,
+        },
     ),
     "train-layers-without-gradients": (
         {
@@ -84,10 +102,20 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "gradient_checkpointing": True,
             "checkpoint_reentrant": True,
         },
-        {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "gradient_checkpointing": True,
+            "checkpoint_reentrant": True,
+        },
     ),
     "train-layers-with-offload": (
-        {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True, "offload": "activations"},
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "gradient_checkpointing": True,
+            "offload": "activations",
+        },
         {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True},
     ),
     "train-layers-ends-in-pieces": (
@@ -96,14 +124,22 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
     "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
-    "oft-unread": ({"oft_block_size": 32, "stack": "unsloth"}, {"oft_block_size": 32, "stack": "llama-factory"}),
+    "oft-unread": (
+        {"oft_block_size": 32, "stack": "unsloth"},
+        {"oft_block_size": 32, "stack": "llama-factory"},
+    ),
     "oft-elsewhere": (
         {"oft_block_size": 32, "gpus": 2, "sharding": "zero2"},
         {"oft_block_size": 32, "gpus": 2, "sharding": "ddp"},
     ),
     "oft-without-autocast": (
         {"oft_block_size": 32, "quantization": "gptq-int4", "precision": "bf16", "stack": "llama-factory"},
-        {"oft_block_size": 32, "quantization": "gptq-int4", "precision": "bf16-mixed", "stack": "llama-factory"},
+        {
+            "oft_block_size": 32,
+            "quantization": "gptq-int4",
+            "precision": "bf16-mixed",
+            "stack": "llama-factory",
+        },
     ),
     "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
     "relora-elsewhere": (
@@ -119,9 +155,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "apollo_adamw_layerwise"},
     ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
-    "double-quant-without-4bit": ({"method": "int8", "double_quant": True}, {"method": "qlora", "double_quant": True}),
-    "quant-storage-without-4bit": ({"method": "int8", "quant_storage": "bf16"}, {"method": "qlora", "quant_storage": "bf16"}),
-    "load-dtype-over-quantized": ({"method": "qlora", "load_dtype": "bf16"}, {"method": "lora", "load_dtype": "bf16"}),
+    "double-quant-without-4bit": (
+        {"method": "int8", "double_quant": True},
+        {"method": "qlora", "double_quant": True},
+    ),
+    "quant-storage-without-4bit": (
+        {"method": "int8", "quant_storage": "bf16"},
+        {"method": "qlora", "quant_storage": "bf16"},
+    ),
+    "load-dtype-over-quantized": (
+        {"method": "qlora", "load_dtype": "bf16"},
+        {"method": "lora", "load_dtype": "bf16"},
+    ),
     "fused-experts-not-quantized": (
         {"model": "mixtral-8x7b", "method": "qlora"},
         {"model": "mixtral-8x7b", "method": "qlora", "stack": "hf-trainer@4"},
@@ -189,7 +234,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
         {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},
     ),
-    "fewer-samples-than-a-step": ({"samples": 7, "batch": 2, "grad_accum": 4}, {"samples": 8, "batch": 2, "grad_accum": 4}),
+    "fewer-samples-than-a-step": (
+        {"samples": 7, "batch": 2, "grad_accum": 4},
+        {"samples": 8, "batch": 2, "grad_accum": 4},
+    ),
     "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
     "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),
     "hsdp-on-one-node": ({"gpus": 2, "sharding": "hsdp"}, {"gpus": 2, "sharding": "hsdp", "nodes": 2}),
@@ -197,25 +245,40 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "qlora", "gpus": 2, "sharding": "zero3"},
         {"method": "qlora", "gpus": 2, "sharding": "zero3", "quant_storage": "bf16"},
     ),
-    "int8-sharded": ({"method": "int8", "gpus": 2, "sharding": "fsdp"}, {"method": "int8", "gpus": 2, "sharding": "zero2"}),
+    "int8-sharded": (
+        {"method": "int8", "gpus": 2, "sharding": "fsdp"},
+        {"method": "int8", "gpus": 2, "sharding": "zero2"},
+    ),
     "gptq-sharded": (
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero3"},
         {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero2"},
     ),
     "stored-otherwise": ({"model": AWQ, "quantization": "nf4"}, {"model": AWQ, "method": "qlora"}),
-    "stored-computes-otherwise": ({"model": NF4, "precision": "fp16-mixed"}, {"model": NF4, "precision": "bf16-mixed"}),
-    "packed-kernels-unread": ({"quantization": "gptq-int4", "stack": "torchtune"}, {"quantization": "gptq-int4", "stack": "trl"}),
+    "stored-computes-otherwise": (
+        {"model": NF4, "precision": "fp16-mixed"},
+        {"model": NF4, "precision": "bf16-mixed"},
+    ),
+    "packed-kernels-unread": (
+        {"quantization": "gptq-int4", "stack": "torchtune"},
+        {"quantization": "gptq-int4", "stack": "trl"},
+    ),
     "packed-fused-experts": (
         {"model": "mixtral-8x7b", "quantization": "gptq-int4"},
         {"model": "mixtral-8x7b", "quantization": "gptq-int4", "stack": "hf-trainer@4"},
     ),
-    "packed-needs-backend": ({"quantization": "awq-int4"}, {"quantization": "awq-int4", "stack": "hf-trainer@4"}),
+    "packed-needs-backend": (
+        {"quantization": "awq-int4"},
+        {"quantization": "awq-int4", "stack": "hf-trainer@4"},
+    ),
     "aqlm-of-no-checkpoint": ({"quantization": "aqlm"}, {"model": AQLM}),
     "aqlm-sharded": (
         {"model": AQLM, "gpus": 2, "sharding": "zero3"},
         {"model": AQLM, "gpus": 2, "sharding": "zero2"},
     ),
-    "zero-without-masters": ({"sharding": "zero2", "precision": "bf16"}, {"sharding": "zero2", "precision": "bf16-mixed"}),
+    "zero-without-masters": (
+        {"sharding": "zero2", "precision": "bf16"},
+        {"sharding": "zero2", "precision": "bf16-mixed"},
+    ),
     "offload-without-engine": ({"offload": "optimizer"}, {"offload": "activations"}),
     "params-offload-below-stage-3": (
         {"sharding": "zero2", "offload": "optimizer+params"},
@@ -225,7 +288,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "zero2", "offload": "optimizer-nvme"},
         {"sharding": "zero3", "offload": "optimizer-nvme"},
     ),
-    "fsdp-offloads-both": ({"sharding": "fsdp", "offload": "params"}, {"sharding": "fsdp", "offload": "optimizer+params"}),
+    "fsdp-offloads-both": (
+        {"sharding": "fsdp", "offload": "params"},
+        {"sharding": "fsdp", "offload": "optimizer+params"},
+    ),
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
@@ -244,11 +310,17 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "bf16-without-units": ({"gpu": "t4", "precision": "bf16-mixed"}, {"gpu": "t4"}),
     "flash2-on-old-card": ({"gpu": "t4", "attention": "flash2"}, {"gpu": "l4", "attention": "flash2"}),
-    "flash2-in-fp32": ({"attention": "flash2", "precision": "fp32"}, {"attention": "sdpa", "precision": "fp32"}),
+    "flash2-in-fp32": (
+        {"attention": "flash2", "precision": "fp32"},
+        {"attention": "sdpa", "precision": "fp32"},
+    ),
     "flash2-wide-heads": ({"model": "WIDE", "attention": "flash2"}, {"model": "WIDE"}),
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
-    "liger-not-in-stack": ({"loss": "liger", "stack": "torchtune"}, {"loss": "liger", "stack": "llama-factory"}),
+    "liger-not-in-stack": (
+        {"loss": "liger", "stack": "torchtune"},
+        {"loss": "liger", "stack": "llama-factory"},
+    ),
     "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
     "shared-with-the-host": ({"gpu": "dgx-spark"}, {"gpu": "dgx-spark", "gpu_reserved": "16GiB"}),
     "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),
@@ -269,8 +341,20 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "dpo", "loss": "hf", "stack": "llama-factory"},
     ),
     "reward-in-two-passes": (
-        {"task": "reward", "versions": "trl==0.18.0", "stack": "trl@0", "load_dtype": "fp32", "precision": "bf16-mixed"},
-        {"task": "reward", "versions": "trl==0.18.0", "stack": "trl@0", "load_dtype": "bf16", "precision": "bf16-mixed"},
+        {
+            "task": "reward",
+            "versions": "trl==0.18.0",
+            "stack": "trl@0",
+            "load_dtype": "fp32",
+            "precision": "bf16-mixed",
+        },
+        {
+            "task": "reward",
+            "versions": "trl==0.18.0",
+            "stack": "trl@0",
+            "load_dtype": "bf16",
+            "precision": "bf16-mixed",
+        },
     ),
     "value-head": (
         {"task": "reward", "stack": "llama-factory", "method": "full"},
@@ -291,7 +375,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "qwen2.5-vl-7b", "gpus": 2, "sharding": "zero3"},
         {**SEES, "gpus": 2, "sharding": "zero3"},
     ),
-    "vision-code": ({**SEES, "stack": "hf-trainer@4"}, {**SEES, "stack": "hf-trainer@4", "freeze": "vision_tower"}),
+    "vision-code": (
+        {**SEES, "stack": "hf-trainer@4"},
+        {**SEES, "stack": "hf-trainer@4", "freeze": "vision_tower"},
+    ),
     "vision-eager": ({**SEES, "attention": "eager"}, {"model": "qwen2.5-vl-7b", "attention": "eager"}),
     "vision-checkpointing": (
         {**SEES, "gradient_checkpointing": True, "checkpoint_every": 2},
@@ -338,7 +425,9 @@ def test_a_rule_answers_its_example_only(rule: Rule, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "refuse"], ids=lambda rule: rule.id)
 def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None:
-    """Without --force the example is refused by the rule's id; with it the first warnings say that they were forced."""
+    """Without --force the example is refused by the rule's id;
+    with it the first warnings say that they were forced.
+    """
     rule_id = rule.id
     scenario = forced(EXAMPLES[rule_id][0], tmp_path)
     assert any(warning.startswith("forced: ") and f"[{rule_id}]" in warning for warning in scenario.warnings)
@@ -354,7 +443,10 @@ def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None
 def test_a_warning_does_not_stop_anyone(rule: Rule, tmp_path: Path) -> None:
     """The examples of warnings resolve without --force."""
     rule_id = rule.id
-    assert any(f"[{rule_id}]" in warning for warning in resolve(from_flags({**BASE, **EXAMPLES[rule_id][0]})).warnings)
+    assert any(
+        f"[{rule_id}]" in warning
+        for warning in resolve(from_flags({**BASE, **EXAMPLES[rule_id][0]})).warnings
+    )
 
 
 def test_a_plain_job_has_no_warnings() -> None:
@@ -365,14 +457,21 @@ def test_a_plain_job_has_no_warnings() -> None:
 def test_several_refusals_are_all_said() -> None:
     """A user learns everything that is wrong at once."""
     with pytest.raises(RefusedCombinationError) as caught:
-        resolve(from_flags(BASE | {"method": "full", "quantization": "int8", "lora_rank": 8, "tokens_per_sample": 2000}))
+        resolve(
+            from_flags(
+                BASE | {"method": "full", "quantization": "int8", "lora_rank": 8, "tokens_per_sample": 2000}
+            )
+        )
     for rule_id in ("quantized-full", "lora-options-with-full", "tokens-above-sequence"):
         assert f"[{rule_id}]" in str(caught.value)
 
 
 def test_unmatched_targets_list_what_the_model_has() -> None:
     """The message about wrong target names tells the right ones."""
-    with pytest.raises(RefusedCombinationError, match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"):
+    with pytest.raises(
+        RefusedCombinationError,
+        match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head",
+    ):
         resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
 
 

@@ -1,4 +1,6 @@
-"""Batches of drawn runs that are longer than all before them, against runs drawn sample by sample, and what they leave behind."""
+"""Batches of drawn runs that are longer than all before them, against runs drawn sample by sample,
+and what they leave behind.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,17 @@ def runs_of(made: Job, monkeypatch: pytest.MonkeyPatch, n_runs: int) -> Iterator
     ids=lambda flags: "-".join(f"{key}={value}" for key, value in flags.items()),
 )
 def test_jobs_whose_shapes_stay_or_whose_cache_goes_have_none(flags: dict[str, object]) -> None:
-    """One size of batch, segments that grow or a cache that is emptied: nothing is drawn and no term is shown."""
+    """One size of batch, segments that grow or a cache that is emptied:
+    nothing is drawn and no term is shown.
+    """
     assert drawn_longest(job(**flags)) == []
     assert all(term.label != LENGTH_CACHE for term in estimate(scenario(**flags)).memory.terms)
 
 
 def test_it_counts_in_reserved_and_not_in_what_must_be_held() -> None:
-    """The card's total rises by the term; allocated and what decides whether the job fits stay as they are."""
+    """The card's total rises by the term;
+    allocated and what decides whether the job fits stay as they are.
+    """
     natural, fixed = (predict_replayed(job(padding=padding)) for padding in ("longest", "max_length"))
     term = next(term for term in natural.terms if term.label == LENGTH_CACHE)
     assert float(term.n_bytes) > 1e9
@@ -99,11 +105,15 @@ def test_a_full_card_gets_it_back() -> None:
 
 
 @pytest.mark.parametrize("stack", ["hf-trainer@5", "swift"], ids=["cut", "left-out"])
-@pytest.mark.parametrize(("mean", "samples", "steps"), [(800, 1, 200), (400, 4, 200), (1600, 2, 100), (200, 1, 300)])
+@pytest.mark.parametrize(
+    ("mean", "samples", "steps"), [(800, 1, 200), (400, 4, 200), (1600, 2, 100), (200, 1, 300)]
+)
 def test_longest_batches_are_those_of_runs_drawn_sample_by_sample(
     mean: int, samples: int, steps: int, stack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first batch, the last of the longest ones, the sum of those before it and how many there are, over 1,500 orders."""
+    """The first batch, the last of the longest ones, the sum of those before it and how many there are,
+    over 1,500 orders.
+    """
     made = of_length(job(tokens_per_sample=mean, batch=samples, stack=stack), steps)
     drops = made.stack.drops_long_samples
     assert drops == (stack == "swift")
@@ -146,7 +156,9 @@ def _sum_before(tops: list[int]) -> int:
 
 
 def _level_by_bisection(mean: float, start: float, *, drops: bool) -> float:
-    """Where a shifted exponential ends, cut or without what lies beyond, so that its mean is ``mean`` of that length."""
+    """Where a shifted exponential ends, cut or without what lies beyond,
+    so that its mean is ``mean`` of that length.
+    """
     low, high = 1e-9, 1e3
     for _ in range(80):
         middle = (low + high) / 2
@@ -158,7 +170,9 @@ def _level_by_bisection(mean: float, start: float, *, drops: bool) -> float:
 def test_samples_above_the_length_grow_longer_where_they_are_left_out_than_where_they_are_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Batches reach a length by and by where no sample is cut to it; where many are, the first ones already have it."""
+    """Batches reach a length by and by where no sample is cut to it; where many are,
+    the first ones already have it.
+    """
     sums = {}
     for drops in ("false", "true"):
         made = job(tokens_per_sample=1100, stack="swift@1", switches=f"drops_long_samples={drops}")
@@ -169,22 +183,33 @@ def test_samples_above_the_length_grow_longer_where_they_are_left_out_than_where
 def test_shorter_means_have_more_new_longest_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The further the cap is from the mean, the more of them come before it."""
     counts = [
-        statistics.mean(map(len, runs_of(job(tokens_per_sample=mean), monkeypatch, 300))) for mean in (400, 800, 1600, 2000)
+        statistics.mean(map(len, runs_of(job(tokens_per_sample=mean), monkeypatch, 300)))
+        for mean in (400, 800, 1600, 2000)
     ]
     assert all(first > second for first, second in pairwise(counts))
 
 
-def test_most_orders_of_samples_that_reach_the_cap_have_no_shorter_batch_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the mean is near the cap, more than half of the first batches have a sample at it; else hardly any."""
+def test_most_orders_of_samples_that_reach_the_cap_have_no_shorter_batch_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the mean is near the cap, more than half of the first batches have a sample at it;
+    else hardly any.
+    """
     often, seldom = (
-        statistics.mean(tops == [CAP] for tops in runs_of(job(tokens_per_sample=mean), monkeypatch, 300)) for mean in (1900, 800)
+        statistics.mean(tops == [CAP] for tops in runs_of(job(tokens_per_sample=mean), monkeypatch, 300))
+        for mean in (1900, 800)
     )
     assert often > 0.5
     assert seldom < 0.2
 
 
 @pytest.mark.parametrize(
-    "flags", [{"seq": 131072, "tokens_per_sample": 16}, {"tokens_per_sample": 2047}, {"batch": 256, "tokens_per_sample": 17}]
+    "flags",
+    [
+        {"seq": 131072, "tokens_per_sample": 16},
+        {"tokens_per_sample": 2047},
+        {"batch": 256, "tokens_per_sample": 17},
+    ],
 )
 def test_extreme_lengths_grow_up_to_the_cap(flags: dict[str, int]) -> None:
     """A cap ten thousand times the mean, one sample and a mean at the cap."""
@@ -194,7 +219,9 @@ def test_extreme_lengths_grow_up_to_the_cap(flags: dict[str, int]) -> None:
 
 
 def test_a_run_has_as_many_micro_steps_as_its_samples_give() -> None:
-    """1,000 samples three times over two processes, two at a time: 750; of unknown length 1,000; never none."""
+    """1,000 samples three times over two processes, two at a time: 750; of unknown length 1,000;
+    never none.
+    """
     made = job(batch=2, gpu="h200-sxm:2", sharding="ddp")
     run = replace(made.scenario.run, n_samples=1000, epochs=3.0)
     assert micro_steps(replace(made, scenario=replace(made.scenario, run=run))) == 750

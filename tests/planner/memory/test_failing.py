@@ -33,7 +33,9 @@ def test_expandable_segments_join_what_plain_ones_keep_apart() -> None:
 
 
 def test_the_first_request_that_a_card_cannot_serve_is_found() -> None:
-    """With room for the weights alone it is in the first forward pass or its loss; with plenty there is none."""
+    """With room for the weights alone it is in the first forward pass or its loss;
+    with plenty there is none.
+    """
     job = job_of(scenario(), Coefficients())
     assert failed_request(job, 80 * GIB) is None
     states = int(predict_replayed(job).state_bytes)

@@ -1,4 +1,6 @@
-"""What offload keeps in host RAM, counted by hand: buffers one by one, each pinned one rounded up by itself."""
+"""What offload keeps in host RAM, counted by hand: buffers one by one,
+each pinned one rounded up by itself.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,22 @@ from planner.prediction import estimate
 from planner.program.job import Job, job_of
 from planner.units import MIB
 
-# Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944; 28 layers.
+# Qwen2.5-7B at rank 8, by layer: nine LoRA matrices of 3,584 features, two of 512 and three of 18,944;
+# 28 layers.
 LORA = ((9, 8 * 3_584), (2, 8 * 512), (3, 8 * 18_944))
 LAYERS = 28
 
 
 def job(**flags: object) -> Job:
     """A LoRA of every matrix of Qwen2.5-7B over two cards; DeepSpeed pins what it offloads."""
-    base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "gpus": 2, "seq": 1024, "batch": 1, "stack": "hf-trainer@5"}
+    base = {
+        "model": "qwen2.5-7b",
+        "gpu": "a100-80gb",
+        "gpus": 2,
+        "seq": 1024,
+        "batch": 1,
+        "stack": "hf-trainer@5",
+    }
     lora = {"method": "lora", "lora_rank": 8, "lora_targets": "all-linear"}
     return job_of(resolve(from_flags({**base, **lora, **flags})), Coefficients())
 
@@ -36,7 +46,9 @@ def up(n_bytes: float) -> int:
 
 
 def test_zero2_keeps_the_largest_gradient_and_with_accumulation_each_of_its_own() -> None:
-    """4 bytes for each parameter of the half; 16-bit gradients one by one; the largest, of 8 x 18,944 elements, once more."""
+    """4 bytes for each parameter of the half; 16-bit gradients one by one; the largest,
+    of 8 x 18,944 elements, once more.
+    """
     trained = LAYERS * sum(count * elements for count, elements in LORA)
     once = held(job(sharding="zero2", offload="optimizer", grad_accum=1))["offloaded_gradients"]
     assert once == up(4 * trained / 2) + up(2 * 8 * 18_944)
@@ -45,7 +57,9 @@ def test_zero2_keeps_the_largest_gradient_and_with_accumulation_each_of_its_own(
 
 
 def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
-    """Frozen ones too, on every process, as they lie on the GPU: 2 bytes of each weight and of the adapters; not in the steps."""
+    """Frozen ones too, on every process, as they lie on the GPU:
+    2 bytes of each weight and of the adapters; not in the steps.
+    """
     trained = LAYERS * sum(count * elements for count, elements in LORA)
     for sharding in ("zero1", "zero2"):
         subject = job(sharding=sharding)
@@ -58,16 +72,29 @@ def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
 
 
 def test_a_node_that_is_short_only_when_it_saves_says_so() -> None:
-    """Two copies of 14 GiB do not fit beside two processes into 24 GiB; with less than the steps need, saving is not named."""
-    flags = {"model": "qwen2.5-7b", "method": "lora", "gpu": "a100-80gb", "gpus": 2, "seq": 1024, "sharding": "zero2"}
-    saving, always = (estimate(resolve(from_flags({**flags, "host_memory": size}))) for size in ("24GiB", "4GiB"))
+    """Two copies of 14 GiB do not fit beside two processes into 24 GiB; with less than the steps need,
+    saving is not named.
+    """
+    flags = {
+        "model": "qwen2.5-7b",
+        "method": "lora",
+        "gpu": "a100-80gb",
+        "gpus": 2,
+        "seq": 1024,
+        "sharding": "zero2",
+    }
+    saving, always = (
+        estimate(resolve(from_flags({**flags, "host_memory": size}))) for size in ("24GiB", "4GiB")
+    )
     assert saving.verdict == always.verdict == "host_memory_short"
     assert "of host RAM while it saves, " in saving.reason
     assert "of host RAM, " in always.reason
 
 
 def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
-    """fp32 shards and gradients are pinned one by one, two moments are not pinned; nothing waits in 16 bits to be sent."""
+    """fp32 shards and gradients are pinned one by one, two moments are not pinned;
+    nothing waits in 16 bits to be sent.
+    """
     found = held(job(sharding="fsdp", offload="optimizer+params"))
     alone = LAYERS * sum(count * up(4 * elements / 2) for count, elements in LORA)
     exact = LAYERS * sum(count * 4 * elements / 2 for count, elements in LORA)
@@ -77,7 +104,9 @@ def test_fsdp_keeps_shards_gradients_and_moments_and_no_copy() -> None:
 
 
 def test_zero3_pins_each_frozen_part_alone_and_trained_ones_twice() -> None:
-    """Half of each 16-bit matrix above the threshold of 35,840 elements, then fp32 adapters in one buffer; old blocks stay."""
+    """Half of each 16-bit matrix above the threshold of 35,840 elements,
+    then fp32 adapters in one buffer; old blocks stay.
+    """
     found = held(job(sharding="zero3", offload="optimizer+params"))
     square, narrow, wide, table = 3_584 * 3_584, 3_584 * 512, 3_584 * 18_944, 152_064 * 3_584
     layer = 2 * up(square) + 2 * up(narrow) + 3 * up(wide)
@@ -108,7 +137,9 @@ def test_inputs_of_all_layers_are_on_the_host_where_they_leave() -> None:
 
 
 def test_inputs_that_host_ram_has_no_room_for_are_not_pinned() -> None:
-    """Pinned blocks are rounded up to 256 MiB of 160 MiB; a host with less takes them as they are, one without is short."""
+    """Pinned blocks are rounded up to 256 MiB of 160 MiB; a host with less takes them as they are,
+    one without is short.
+    """
     exact, rounded = 32 * 160 * MIB, 32 * 256 * MIB
     assert inputs_of(moved(seq=20_480, host_memory="64GiB")) == rounded
     tight = moved(seq=20_480, host_memory="8GiB")

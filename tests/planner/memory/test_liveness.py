@@ -35,7 +35,9 @@ def fullest(stream: Stream, values: Mapping[Unit, Number]) -> Number:
 
 
 def test_moments_by_hand() -> None:
-    """10 bytes stay; 3 for each token, then 2 for each token, then 40 come and go: at 14 tokens 3 for each are more."""
+    """10 bytes stay; 3 for each token, then 2 for each token, then 40 come and go:
+    at 14 tokens 3 for each are more.
+    """
     stream = Stream()
     stream.enter("load")
     stream.allocate(Unit.ONE, 10, "weights", PLACE)
@@ -49,7 +51,9 @@ def test_moments_by_hand() -> None:
 
 
 def test_a_moment_that_is_less_by_one_unit_and_more_by_another_is_kept() -> None:
-    """4 for each token or 30 or 2 for each token and 12 more, of 0 to 20 tokens: each is the fullest somewhere."""
+    """4 for each token or 30 or 2 for each token and 12 more, of 0 to 20 tokens:
+    each is the fullest somewhere.
+    """
     stream = Stream()
     stream.enter("forward")
     for made in ([(Unit.TOKENS, 4)], [(Unit.ONE, 30)], [(Unit.TOKENS, 2), (Unit.ONE, 12)]):
@@ -75,11 +79,17 @@ def test_a_moment_that_is_less_by_one_unit_and_more_by_another_is_kept() -> None
 def test_no_event_of_the_step_is_fuller(flags: dict[str, object]) -> None:
     """At each length what is allocated after every event, added up one by one."""
     base = {"gpu": "h200-sxm", "batch": 3, "seq": 1024}
-    jobs = [job_of(resolve(from_flags({**base, **flags, "seq": length})), Coefficients()) for length in (64, 512, 1000)]
+    jobs = [
+        job_of(resolve(from_flags({**base, **flags, "seq": length})), Coefficients())
+        for length in (64, 512, 1000)
+    ]
     stream, units = step_of(jobs[0]), [unit_values(job) for job in jobs]
     grid = {unit: np.array([float(values[unit]) for values in units]) for unit in Unit}
     found = np.broadcast_to(fullest(stream, grid), 3)
     for at, values in enumerate(units):
-        sizes = [n_bytes * float(values[unit]) for unit, n_bytes in zip(stream.units, stream.unit_bytes, strict=True)]
+        sizes = [
+            n_bytes * float(values[unit])
+            for unit, n_bytes in zip(stream.units, stream.unit_bytes, strict=True)
+        ]
         most = max(accumulate(sizes[event] if event >= 0 else -sizes[~event] for event in stream.events))
         assert float(found[at]) == pytest.approx(most, rel=1e-9)

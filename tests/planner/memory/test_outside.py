@@ -1,4 +1,6 @@
-"""What lies outside of the allocator: the CUDA context by threads and kernels, and columns that older int8 layers keep."""
+"""What lies outside of the allocator: the CUDA context by threads and kernels,
+and columns that older int8 layers keep.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ def job_on(gpu: str, coefficients: Coefficients = BARE) -> Job:
 
 @pytest.mark.parametrize(("gpu", "bare_mib"), [("rtx3090", 256), ("h200-sxm", 520)])
 def test_contexts_without_kernels_are_those_that_people_saw(gpu: str, bare_mib: float) -> None:
-    """Two cards of which a process of torch 2.7.1 that ran nothing was seen: within a twentieth, by threads alone."""
+    """Two cards of which a process of torch 2.7.1 that ran nothing was seen: within a twentieth,
+    by threads alone.
+    """
     assert context_bytes(job_on(gpu)) == pytest.approx(bare_mib * MIB, rel=0.05)
 
 
 def test_the_context_grows_with_the_threads_that_a_card_holds() -> None:
-    """82 multiprocessors of 1,536 threads, 128 of as many, 108 of 2,048, 132 of 2,048; kernels are on top of it."""
+    """82 multiprocessors of 1,536 threads, 128 of as many, 108 of 2,048, 132 of 2,048;
+    kernels are on top of it.
+    """
     threads = [resident_threads(job_on(gpu)) for gpu in ("rtx3090", "rtx4090", "a100-80-sxm", "h100-sxm")]
     assert threads == [82 * 1536, 128 * 1536, 108 * 2048, 132 * 2048]
     small, large = job_on("t4", Coefficients()), job_on("h100-sxm", Coefficients())
@@ -47,27 +53,35 @@ def test_the_context_grows_with_the_threads_that_a_card_holds() -> None:
 
 
 def test_a_card_whose_multiprocessors_are_unknown_counts_as_an_a100() -> None:
-    """A card that the catalog does not describe that far, and one of another vendor, whose units hold nobody knows how many."""
+    """A card that the catalog does not describe that far, and one of another vendor,
+    whose units hold nobody knows how many.
+    """
     for gpu in ("b100", "mi300x"):
         assert load_gpu(gpu).multiprocessors is None
         assert (resident_threads(job_on(gpu)), counted_threads(job_on(gpu))) == (None, 108 * 2048)
 
 
 def test_a_generation_whose_threads_are_unknown_counts_as_an_a100_and_says_so() -> None:
-    """The number of multiprocessors alone tells no threads, so the report does not put it beside those of another card."""
+    """The number of multiprocessors alone tells no threads,
+    so the report does not put it beside those of another card.
+    """
     job = job_on("rtx4090")
     gpu = replace(job.hardware.gpu, compute_capability="99.0")
     other = replace(job.scenario, hardware=replace(job.hardware, gpu=gpu))
     assert counted_threads(job_of(other, BARE)) == 108 * 2048
     terms = estimate(other, Coefficients(), explain=True).memory.terms
-    assert "unknown: as an A100" in next(term.detail for term in terms if term.formula.endswith("outside:context_bytes"))
+    assert "unknown: as an A100" in next(
+        term.detail for term in terms if term.formula.endswith("outside:context_bytes")
+    )
 
 
 @pytest.mark.parametrize(
     ("gpu", "words"), [("rtx4090", "196,608 threads (128 multiprocessors)"), ("b100", "unknown: as an A100")]
 )
 def test_the_report_says_how_many_threads_were_counted(gpu: str, words: str) -> None:
-    """``--explain`` shows the card's multiprocessors and both coefficients, or that the card's are not known."""
+    """``--explain`` shows the card's multiprocessors and both coefficients,
+    or that the card's are not known.
+    """
     scenario = resolve(from_flags({"model": "qwen2.5-1.5b", "method": "qlora", "gpu": gpu, "seq": 512}))
     terms = estimate(scenario, Coefficients(), explain=True).memory.terms
     detail = next(term.detail for term in terms if term.formula.endswith("outside:context_bytes"))
@@ -76,10 +90,13 @@ def test_the_report_says_how_many_threads_were_counted(gpu: str, words: str) -> 
 
 
 @pytest.mark.parametrize(
-    "gpu_id", [each for each in gpu_ids() if {"multiprocessors", "fp32_tflop_per_s"} <= set(gpu_entry(each).origins)]
+    "gpu_id",
+    [each for each in gpu_ids() if {"multiprocessors", "fp32_tflop_per_s"} <= set(gpu_entry(each).origins)],
 )
 def test_multiprocessors_agree_with_the_rated_fp32_rate(gpu_id: str) -> None:
-    """Rate / (2 x lanes x multiprocessors) is a clock that such cards run at; a wrong count would make it another one."""
+    """Rate / (2 x lanes x multiprocessors) is a clock that such cards run at;
+    a wrong count would make it another one.
+    """
     gpu = load_gpu(gpu_id)
     assert gpu.multiprocessors is not None
     assert gpu.fp32_flop_per_s is not None
@@ -99,13 +116,24 @@ UNPREPARED = "hf-trainer@4 kbit_upcast=none"
 def int8_job(stack: str, method: str = "int8") -> Job:
     """An int8 base of which an eighth of the columns met an outlier."""
     name, _, switches = stack.partition(" ")
-    flags = {"model": "llama-2-7b", "method": method, "gpu": "rtx3090", "seq": 512, "stack": name, "precision": "fp16-mixed"}
-    scenario = resolve(from_flags({**flags, **({"switches": switches, "attention": "eager"} if switches else {})}))
+    flags = {
+        "model": "llama-2-7b",
+        "method": method,
+        "gpu": "rtx3090",
+        "seq": 512,
+        "stack": name,
+        "precision": "fp16-mixed",
+    }
+    scenario = resolve(
+        from_flags({**flags, **({"switches": switches, "attention": "eager"} if switches else {})})
+    )
     return job_of(scenario, replace(Coefficients(), int8_outlier_fraction=0.125))
 
 
 def test_older_layers_keep_outlier_columns_in_the_dtype_of_their_input() -> None:
-    """Without k-bit preparation the stream is 16-bit: two bytes for each element of the columns that met an outlier."""
+    """Without k-bit preparation the stream is 16-bit:
+    two bytes for each element of the columns that met an outlier.
+    """
     job = int8_job(UNPREPARED)
     assert outlier_weight_bytes(job) == pytest.approx(0.125 * 2 * ELEMENTS * LAYERS)
     (term,) = uncounted_terms(job, 1e9)
@@ -113,7 +141,9 @@ def test_older_layers_keep_outlier_columns_in_the_dtype_of_their_input() -> None
 
 
 def test_prepared_bases_keep_them_in_fp32_where_a_matrix_reads_fp32() -> None:
-    """K-bit preparation makes norms fp32, and older matrices return their input's dtype: all but the attention output."""
+    """K-bit preparation makes norms fp32, and older matrices return their input's dtype:
+    all but the attention output.
+    """
     expected = 4 * (ELEMENTS - HIDDEN**2) + 2 * HIDDEN**2
     assert outlier_weight_bytes(int8_job("hf-trainer@4")) == pytest.approx(0.125 * LAYERS * expected)
 
@@ -136,7 +166,10 @@ def test_only_several_processes_have_buffers_of_nccl() -> None:
     """On one card there is nobody to talk to."""
     flags = {"model": "qwen2.5-1.5b", "method": "full", "seq": 512, "gpu": "a100-80-sxm"}
     alone, two = (
-        job_of(resolve(from_flags({**flags, "gpus": gpus, "sharding": "ddp" if gpus > 1 else "none"})), Coefficients())
+        job_of(
+            resolve(from_flags({**flags, "gpus": gpus, "sharding": "ddp" if gpus > 1 else "none"})),
+            Coefficients(),
+        )
         for gpus in (1, 2)
     )
     assert nccl_bytes(alone) == 0
@@ -144,7 +177,9 @@ def test_only_several_processes_have_buffers_of_nccl() -> None:
 
 
 def test_others_can_hold_all_of_a_card_and_never_more() -> None:
-    """The limit is what is visible less what is taken; unknown on a card that says nothing or is not CUDA's."""
+    """The limit is what is visible less what is taken;
+    unknown on a card that says nothing or is not CUDA's.
+    """
     job = job_on("rtx4090")
     visible = job.hardware.gpu.visible_memory_bytes
     assert visible is not None

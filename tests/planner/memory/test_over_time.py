@@ -18,7 +18,11 @@ PRIORS = Coefficients()
 
 def scenario(**flags: object) -> Scenario:
     """A small LoRA job."""
-    return resolve(from_flags({"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}))
+    return resolve(
+        from_flags(
+            {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,9 @@ def memory() -> MemoryPrediction:
 
 
 def test_the_timeline_has_the_peaks_of_the_prediction(memory: MemoryPrediction) -> None:
-    """Moments are in order, add up by term, and the fullest is that of the prediction less what the program does not count."""
+    """Moments are in order, add up by term,
+    and the fullest is that of the prediction less what the program does not count.
+    """
     made = timeline_of(scenario(), PRIORS, memory)
     events = [moment.event for moment in made.moments]
     assert events == sorted(events)

@@ -20,7 +20,13 @@ from planner.program.step import step_of
 from planner.searching.variants import with_rank, with_sizes
 
 _BATCH, _LENGTH, _RANK = (1, 2, 7), (256, 1024, 5000), (8, 64)
-_LEVELS = ("allocated_peak_bytes", "reserved_peak_bytes", "must_have_bytes", "state_bytes", "order_spread_bytes")
+_LEVELS = (
+    "allocated_peak_bytes",
+    "reserved_peak_bytes",
+    "must_have_bytes",
+    "state_bytes",
+    "order_spread_bytes",
+)
 
 
 def _job(coefficients: Coefficients | None = None, **flags: object) -> Job:
@@ -66,7 +72,9 @@ def test_allocated_is_that_of_the_replay(flags: dict[str, object]) -> None:
     ids=lambda flags: "-".join(map(str, flags.values())),
 )
 def test_shallow_models_say_what_a_deep_one_takes(flags: dict[str, object]) -> None:
-    """Every layer adds as much: what is read from shallow models is what all events of the deep one add up to."""
+    """Every layer adds as much: what is read from shallow models is what all events of the deep one add up
+    to.
+    """
     job = _job(**flags)
     stream, values = step_of(job), unit_values(job)
     sizes = stream.sizes({unit: float(count) for unit, count in values.items()})
@@ -79,7 +87,15 @@ def test_shallow_models_say_what_a_deep_one_takes(flags: dict[str, object]) -> N
     [
         ({"model": "qwen2-0.5b", "grad_accum": 2}, 0.0),
         ({"model": "llama-2-7b", "method": "full", "gradient_checkpointing": True}, 0.001),
-        ({"model": "llama-3.1-70b", "method": "qlora", "attention": "eager", "gradient_checkpointing": True}, 0.001),
+        (
+            {
+                "model": "llama-3.1-70b",
+                "method": "qlora",
+                "attention": "eager",
+                "gradient_checkpointing": True,
+            },
+            0.001,
+        ),
         ({"model": "phi-2", "method": "int8"}, 0.005),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
@@ -115,7 +131,10 @@ def test_the_slack_is_a_share_of_what_comes_and_goes() -> None:
 
 def test_what_a_calibration_did_not_find_counted_is_on_top() -> None:
     """A tenth of what comes and goes, at every level."""
-    plain, more = (predict_quick(_job(Coefficients(uncounted_fraction=share), model="llama-2-7b")) for share in (0.0, 0.1))
+    plain, more = (
+        predict_quick(_job(Coefficients(uncounted_fraction=share), model="llama-2-7b"))
+        for share in (0.0, 0.1)
+    )
     added = 0.1 * (float(plain.allocated_peak_bytes) - float(plain.state_bytes))
     for level in ("allocated_peak_bytes", "reserved_peak_bytes", "must_have_bytes", "driver_peak_bytes"):
         assert float(getattr(more, level)) - float(getattr(plain, level)) == pytest.approx(added)
@@ -124,7 +143,8 @@ def test_what_a_calibration_did_not_find_counted_is_on_top() -> None:
 def test_drawn_lengths_widen_the_interval() -> None:
     """What they pile up is not predicted: it may be as much as comes and goes."""
     natural, fixed = (
-        predict_quick(_job(model="qwen2.5-7b", tokens_per_sample=400, padding=padding)) for padding in ("longest", "max_length")
+        predict_quick(_job(model="qwen2.5-7b", tokens_per_sample=400, padding=padding))
+        for padding in ("longest", "max_length")
     )
     assert natural.reserved_peak_bytes == fixed.reserved_peak_bytes
     assert fixed.order_spread_bytes == 0

@@ -1,4 +1,6 @@
-"""One job replayed: its phases and terms, its minimum, what fails on a smaller card, and batches of drawn lengths."""
+"""One job replayed: its phases and terms, its minimum, what fails on a smaller card,
+and batches of drawn lengths.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from planner.units import GIB
 
 def scenario(**flags: object) -> Scenario:
     """A small model on a large card."""
-    return resolve(from_flags({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "method": "qlora", "seq": 512, **flags}))
+    return resolve(
+        from_flags({"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "method": "qlora", "seq": 512, **flags})
+    )
 
 
 def job(**flags: object) -> Job:
@@ -40,7 +44,9 @@ def test_the_terms_of_each_phase_add_up_to_what_is_allocated(method: str) -> Non
 
 
 def test_a_card_that_holds_the_minimum_is_enough_and_a_smaller_one_names_what_fails() -> None:
-    """Under the minimum the job ends; a tenth below what is allocated, a request of the last micro-step fails."""
+    """Under the minimum the job ends; a tenth below what is allocated,
+    a request of the last micro-step fails.
+    """
     one = job(method="lora", batch=4)
     done = replayed(one)
     assert failed_request(one, least_bytes(one)) is None
@@ -53,9 +59,13 @@ def test_a_card_that_holds_the_minimum_is_enough_and_a_smaller_one_names_what_fa
 
 
 def test_an_evaluation_of_another_batch_has_its_own_size_alone() -> None:
-    """Eight samples without gradients need what training on eight does in its evaluation; other phases stay as they are."""
+    """Eight samples without gradients need what training on eight does in its evaluation;
+    other phases stay as they are.
+    """
     one, eight, more = (job(method="lora", **flags) for flags in ({}, {"batch": 8}, {"eval_batch": 8}))
-    peaks = [{phase.phase: phase.allocated_bytes for phase in replayed(each).phases} for each in (one, eight, more)]
+    peaks = [
+        {phase.phase: phase.allocated_bytes for phase in replayed(each).phases} for each in (one, eight, more)
+    ]
     assert peaks[2]["eval"] == peaks[1]["eval"] > peaks[0]["eval"]
     assert {**peaks[2], "eval": 0} == {**peaks[0], "eval": 0}
 
@@ -72,7 +82,9 @@ def test_drawn_batches_grow_up_to_the_cap_and_are_the_same_every_time() -> None:
 
 
 def test_lengths_that_grow_leave_blocks_behind() -> None:
-    """Logits of longer batches find no block in those of shorter ones: more is reserved than with one length."""
+    """Logits of longer batches find no block in those of shorter ones:
+    more is reserved than with one length.
+    """
     done = replayed(job(model="qwen2.5-0.5b", padding="longest", tokens_per_sample=100, batch=8, seq=1024))
     assert done.length_cache_bytes > 0.2 * GIB
     assert done.order_spread_bytes > 0
@@ -80,12 +92,24 @@ def test_lengths_that_grow_leave_blocks_behind() -> None:
 
 
 def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> None:
-    """A 16-bit base that is widened to fp32 leaves blocks that activations do not fill; one that comes in fp32 leaves none.
+    """A 16-bit base that is widened to fp32 leaves blocks that activations do not fill;
+    one that comes in fp32 leaves none.
 
     Each of Baichuan 2's 7.5e9 weights leaves at most its 2 bytes.
     """
-    given = {"model": "baichuan2-7b", "gpu": "h800-sxm", "seq": 1024, "batch": 2, "stack": "hf-trainer@4", "method": "lora"}
-    given |= {"switches": "prepares_unquantized=true", "precision": "fp16-mixed", "gradient_checkpointing": True}
+    given = {
+        "model": "baichuan2-7b",
+        "gpu": "h800-sxm",
+        "seq": 1024,
+        "batch": 2,
+        "stack": "hf-trainer@4",
+        "method": "lora",
+    }
+    given |= {
+        "switches": "prepares_unquantized=true",
+        "precision": "fp16-mixed",
+        "gradient_checkpointing": True,
+    }
     widened, plain = (job(**given, load_dtype=dtype) for dtype in ("fp16", "fp32"))
     assert replayed(widened).allocated_bytes == pytest.approx(replayed(plain).allocated_bytes, rel=0.001)
     left = replayed(widened).reserved_bytes - replayed(plain).reserved_bytes

@@ -21,7 +21,11 @@ PRIORS = Coefficients()
 
 def scenario(**flags: object) -> Scenario:
     """A small LoRA job."""
-    return resolve(from_flags({"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}))
+    return resolve(
+        from_flags(
+            {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 512, "batch": 1, **flags}
+        )
+    )
 
 
 def job(**flags: object) -> Job:
@@ -45,7 +49,9 @@ def test_the_verdict_is_that_of_the_card_of_the_job() -> None:
     need = int(predict_replayed(job_of(base, Coefficients())).must_have_bytes)
     for limit in (need - 200 * MIB, need - MIB, need, need + MIB):
         card = replace(base.hardware.gpu, visible_memory_bytes=limit)
-        memory = predict_replayed(job_of(replace(base, hardware=replace(base.hardware, gpu=card)), Coefficients()), why=True)
+        memory = predict_replayed(
+            job_of(replace(base, hardware=replace(base.hardware, gpu=card)), Coefficients()), why=True
+        )
         assert (memory.must_have_bytes <= limit) == (memory.failed is None)
 
 
@@ -98,7 +104,11 @@ def test_states_stand_whole_or_divided_and_all_else_comes_and_goes() -> None:
     """Under ZeRO-2 weights are replicated and masters and states are divided; a gradient comes and goes."""
     made = predict_replayed(job(method="full", gpu="a100-80gb:2", sharding="zero2"))
     kinds = {term.name: term.kind for term in made.terms if "forward_2" in term.phases}
-    assert (kinds["weights"], kinds["master_weights"], kinds["optimizer_states"]) == ("replicated", "sharded", "sharded")
+    assert (kinds["weights"], kinds["master_weights"], kinds["optimizer_states"]) == (
+        "replicated",
+        "sharded",
+        "sharded",
+    )
     assert kinds["saved_activations"] == "transient"
 
 

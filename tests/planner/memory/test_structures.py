@@ -31,7 +31,9 @@ def at(scenario: Scenario, batch: object, length: object, rank: object, tokens: 
 
 
 def test_sizes_share_a_program_and_switches_do_not() -> None:
-    """Batches of 2 and of 7 run alike; one sample, a window that is reached and another rank's 8-bit states do not."""
+    """Batches of 2 and of 7 run alike; one sample,
+    a window that is reached and another rank's 8-bit states do not.
+    """
     scenario = base(model="mistral-7b-v0.1", method="qlora", optimizer="adamw_8bit")
 
     def known(batch: int, length: int, rank: int = 16) -> object:
@@ -66,12 +68,16 @@ def test_a_shared_program_is_that_of_each_job(flags: dict[str, object]) -> None:
 
 
 def test_masks_say_where_each_job_stands() -> None:
-    """One sample or several, below and above the window of 4,096 tokens: four parts that cover the grid once."""
+    """One sample or several, below and above the window of 4,096 tokens:
+    four parts that cover the grid once.
+    """
     scenario = base(model="mistral-7b-v0.1", method="lora")
     batch, length = np.array([[1.0], [2.0], [3.0]]), np.array([[512.0, 8192.0]])
     parts = [*alike(job_of(at(scenario, batch, length, 8.0, length), PRIORS))]
     assert len(parts) == 4
-    assert np.array_equal(sum(np.broadcast_to(mask, (3, 2)).astype(int) for mask, _ in parts), np.ones((3, 2)))
+    assert np.array_equal(
+        sum(np.broadcast_to(mask, (3, 2)).astype(int) for mask, _ in parts), np.ones((3, 2))
+    )
     assert all(one.is_one for _, one in parts)
 
 
@@ -89,6 +95,8 @@ def test_ranks_cut_a_grid_where_buckets_of_gradients_do() -> None:
     """On one card adapters of every rank run alike."""
     rank, n_parts = np.array([8.0, 64.0]), {}
     for sharding in ("none", "ddp"):
-        scenario = base(model="qwen2-0.5b", method="lora", gpus=1 if sharding == "none" else 2, sharding=sharding)
+        scenario = base(
+            model="qwen2-0.5b", method="lora", gpus=1 if sharding == "none" else 2, sharding=sharding
+        )
         n_parts[sharding] = len([*alike(job_of(at(scenario, 2, 512, rank, 512), PRIORS))])
     assert n_parts == {"none": 1, "ddp": 2}

@@ -49,8 +49,12 @@ def standing(subject: Job, term: TermName) -> float:
     ],
     ids=["nested", "fp32 scales", "int8"],
 )
-def test_packed_matrices_and_their_scales(quantization: dict[str, object], packed: float, scales: float) -> None:
-    """Half a byte or one for each element; a byte or four for 64, or four for each output feature.  The program has as many."""
+def test_packed_matrices_and_their_scales(
+    quantization: dict[str, object], packed: float, scales: float
+) -> None:
+    """Half a byte or one for each element; a byte or four for 64, or four for each output feature.
+    The program has as many.
+    """
     subject = job(lora_rank=8, lora_targets="all-linear", **quantization)
     assert quantized_weight_bytes(subject) == packed
     assert quantization_constant_bytes(subject) == pytest.approx(scales)
@@ -61,7 +65,9 @@ def test_packed_matrices_and_their_scales(quantization: dict[str, object], packe
 
 
 def test_what_is_not_packed_is_divided_over_the_processes() -> None:
-    """Two bytes of each of 7.6e9 weights; a quarter of them on each of four cards, and fp32 adapters likewise."""
+    """Two bytes of each of 7.6e9 weights; a quarter of them on each of four cards,
+    and fp32 adapters likewise.
+    """
     total = MATRICES + FLOATS + 2 * TABLE
     flags = {"method": "lora", "lora_rank": 8, "lora_targets": "all-linear", "load_dtype": "bf16"}
     alone, divided = job(**flags), job(**flags, gpus=4, sharding="fsdp")
@@ -79,7 +85,9 @@ def test_modules_to_save_are_there_twice() -> None:
 @pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
 @pytest.mark.parametrize("offload", ["none", "optimizer+params"])
 def test_scales_of_divided_matrices_stay_whole_on_the_card(sharding: str, offload: str) -> None:
-    """A byte for 64 elements and four for 64 x 256, on every card and with offload too: they are no parameters."""
+    """A byte for 64 elements and four for 64 x 256, on every card and with offload too:
+    they are no parameters.
+    """
     subject = job(method="qlora", gpus=4, sharding=sharding, quant_storage="bf16", offload=offload)
     whole = MATRICES * (1 / 64 + 4 / (64 * 256))
     assert quantization_constant_bytes(subject) == pytest.approx(whole)

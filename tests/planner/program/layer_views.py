@@ -37,5 +37,7 @@ def layer_of(method: str, mlp: MlpSpec, linears: tuple[LinearSpec, ...], **chang
     of_block = {name: value for name, value in changes.items() if hasattr(BlockSpec, name)}
     others = {"base": "bf16", "norm": "bf16", "autocast": False}
     others |= {name: value for name, value in changes.items() if name not in of_block}
-    block = BlockSpec(ATTENTION, mlp, (*PROJECTIONS, *linears), of_block.pop("norms", norms_of(2)), **of_block)
+    block = BlockSpec(
+        ATTENTION, mlp, (*PROJECTIONS, *linears), of_block.pop("norms", norms_of(2)), **of_block
+    )
     return replace(view_of(method, **others), block=block)

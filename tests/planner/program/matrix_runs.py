@@ -31,8 +31,12 @@ def _view(method: str) -> LayerView:
     return layer_view(job, job.model.groups[0].block, trained=job.recipe.method == "full")
 
 
-def view_of(method: str, *, dropout: float = 0.0, numerics: dict[str, Any] | None = None, **changes: Any) -> LayerView:
-    """A view of a layer under ``method``, with other numerics, and other dtypes or switches of the stack by name."""
+def view_of(
+    method: str, *, dropout: float = 0.0, numerics: dict[str, Any] | None = None, **changes: Any
+) -> LayerView:
+    """A view of a layer under ``method``, with other numerics,
+    and other dtypes or switches of the stack by name.
+    """
     view = _view(method)
     recipe = replace(view.recipe, numerics=replace(view.recipe.numerics, **(numerics or {})))
     if recipe.adapter is not None:
@@ -44,7 +48,9 @@ def view_of(method: str, *, dropout: float = 0.0, numerics: dict[str, Any] | Non
 
 
 class Run:
-    """A layer of one matrix: ``made`` lists allocations of a stage as (operator, unit, bytes), ``alive`` what is left."""
+    """A layer of one matrix: ``made`` lists allocations of a stage as (operator, unit, bytes),
+    ``alive`` what is left.
+    """
 
     def __init__(self, layer: Callable[[Operators, Tensor], Tensor], given: Dtype, width: float = 64) -> None:
         torch = self.torch = Operators()

@@ -36,7 +36,9 @@ def test_clamps_compare_with_each_limit_in_backward() -> None:
 
 
 def test_the_derivative_of_blooms_activation_has_five_tensors_at_once() -> None:
-    """Only the input is saved.  Then tanh, half the input, 1 - tanh squared, a product with the input and one more of it."""
+    """Only the input is saved.  Then tanh, half the input, 1 - tanh squared,
+    a product with the input and one more of it.
+    """
     view = layer_of("lora", MlpSpec(WIDTH, gated=False, activation="bloom_gelu"), PLAIN)
 
     run = Run(lambda torch, x: activation(torch, view, torch.same(x, "mul")), "bf16", WIDTH)
@@ -49,9 +51,14 @@ def test_the_derivative_of_blooms_activation_has_five_tensors_at_once() -> None:
 
 def test_relu_saves_what_it_returns_and_silu_what_it_reads() -> None:
     """One tensor either way."""
-    relu, silu = (layer_of("lora", MlpSpec(WIDTH, gated=False, activation=name), PLAIN) for name in ("relu", "silu"))
+    relu, silu = (
+        layer_of("lora", MlpSpec(WIDTH, gated=False, activation=name), PLAIN) for name in ("relu", "silu")
+    )
 
-    runs = [Run(lambda torch, x, v=view: activation(torch, v, torch.same(x, "mul")), "bf16", WIDTH) for view in (relu, silu)]  # type: ignore[misc]
+    runs = [
+        Run(lambda torch, x, v=view: activation(torch, v, torch.same(x, "mul")), "bf16", WIDTH)
+        for view in (relu, silu)
+    ]  # type: ignore[misc]
 
     assert runs[0].kept == Counter({("relu", "TOKENS", ONE): 1})
     assert runs[1].kept == Counter({("mul", "TOKENS", ONE): 1})
@@ -73,8 +80,12 @@ def test_a_squared_relu_keeps_its_relu() -> None:
 
 
 def test_xielu_of_a_frozen_model_keeps_four_tensors() -> None:
-    """Its input, the choice between both branches, the product with the first number, and what ``expm1`` returns."""
+    """Its input, the choice between both branches, the product with the first number,
+    and what ``expm1`` returns.
+    """
     view = layer_of("lora", MlpSpec(WIDTH, gated=False, activation="xielu"), PLAIN)
     run = Run(lambda torch, x: activation(torch, view, torch.same(x, "mul")), "bf16", WIDTH)
 
-    assert run.kept == Counter({("mul", "TOKENS", ONE): 2, ("gt", "TOKENS", WIDTH): 1, ("expm1", "TOKENS", ONE): 1})
+    assert run.kept == Counter(
+        {("mul", "TOKENS", ONE): 2, ("gt", "TOKENS", WIDTH): 1, ("expm1", "TOKENS", ONE): 1}
+    )

@@ -65,7 +65,12 @@ def test_without_autocast_the_branch_of_a_4bit_matrix_takes_the_dtype_of_its_res
 
     run = Run(lambda torch, x: linear(torch, view, SPEC, x), "bf16")
 
-    last = [("mm", "TOKENS", 128 * 4), ("mul", "TOKENS", 128 * 4), ("to", "TOKENS", 128 * 2), ("add", "TOKENS", 128 * 2)]
+    last = [
+        ("mm", "TOKENS", 128 * 4),
+        ("mul", "TOKENS", 128 * 4),
+        ("to", "TOKENS", 128 * 2),
+        ("add", "TOKENS", 128 * 2),
+    ]
     assert run.made("forward")[-4:] == last
 
 
@@ -80,7 +85,9 @@ def test_gradients_of_adapters_come_in_the_compute_dtype_and_are_widened() -> No
 
 
 def test_a_fused_adapter_adds_in_place_and_saves_the_input_alone() -> None:
-    """bf16 throughout: the output, the rank-wide product; in backward no copy of the input's gradient is added."""
+    """bf16 throughout: the output, the rank-wide product;
+    in backward no copy of the input's gradient is added.
+    """
     view = view_of("lora", adapter_kernels="fused", base="bf16", adapter="bf16")
 
     run = Run(lambda torch, x: linear(torch, view, SPEC, x), "bf16")

@@ -1,4 +1,6 @@
-"""Heads and rotary positions, against sizes worked out by hand: 2 heads of 8 features in bf16, 32 bytes for each token."""
+"""Heads and rotary positions, against sizes worked out by hand: 2 heads of 8 features in bf16,
+32 bytes for each token.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ SPEC = AttentionSpec(2, 2, 8, 8)
 
 def view_of(spec: AttentionSpec, table: Dtype = "bf16") -> LayerView:
     """What rotary code reads of a view."""
-    fields: dict[str, Any] = {"block": SimpleNamespace(attention=spec), "dtypes": SimpleNamespace(table=table)}
+    fields: dict[str, Any] = {
+        "block": SimpleNamespace(attention=spec),
+        "dtypes": SimpleNamespace(table=table),
+    }
     return SimpleNamespace(**fields)  # type: ignore[return-value]
 
 

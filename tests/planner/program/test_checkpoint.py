@@ -1,4 +1,6 @@
-"""What checkpointing stores, and what 4-bit matrices of older bitsandbytes hold although it should be free."""
+"""What checkpointing stores, and what 4-bit matrices of older bitsandbytes hold although it should be
+free.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ LAYERS, HIDDEN, FEED_FORWARD, TOKENS = 32, 4096, 11_008, BATCH * SEQ
 
 def qlora(*, reentrant: bool, **flags: object) -> Job:
     """QLoRA of Llama 2 7B on one card, with 16-bit inputs: nothing is upcast for k-bit training."""
-    said: dict[str, object] = {"model": "llama-2-7b", "method": "qlora", "gpu": "rtx3090", "load_dtype": "bf16"}
+    said: dict[str, object] = {
+        "model": "llama-2-7b",
+        "method": "qlora",
+        "gpu": "rtx3090",
+        "load_dtype": "bf16",
+    }
     said |= {"stack": "hf-trainer@4", "switches": "kbit_upcast=none", "gradient_checkpointing": True}
     return job(**{**said, "checkpoint_reentrant": reentrant, **flags})
 
@@ -30,18 +37,26 @@ def held(**flags: object) -> int:
 
 
 def test_reentrant_checkpointing_keeps_the_input_of_each_layer() -> None:
-    """Two bytes a feature; the last layer's output is there, and the first one's input is the embeddings' own."""
+    """Two bytes a feature; the last layer's output is there,
+    and the first one's input is the embeddings' own.
+    """
     assert alive(qlora(reentrant=True), "loss")[TOKENS * 2 * HIDDEN] == LAYERS
 
 
 def test_non_reentrant_checkpointing_keeps_the_inputs_of_4_bit_matrices() -> None:
-    """Two norm outputs, the attention output and the MLP product stay in every layer, 2 bytes each, as in bitsandbytes 0.41."""
+    """Two norm outputs, the attention output and the MLP product stay in every layer, 2 bytes each,
+    as in bitsandbytes 0.41.
+    """
     assert held() == LAYERS * TOKENS * 2 * (3 * HIDDEN + FEED_FORWARD)
 
 
 def test_inputs_of_another_dtype_are_held_once_per_matrix() -> None:
-    """After k-bit preparation inputs are fp32 and each matrix holds its own 16-bit cast: seven instead of four inputs."""
-    assert held(switches="kbit_upcast=all", attention="eager") == LAYERS * TOKENS * 2 * (6 * HIDDEN + FEED_FORWARD)
+    """After k-bit preparation inputs are fp32 and each matrix holds its own 16-bit cast:
+    seven instead of four inputs.
+    """
+    assert held(switches="kbit_upcast=all", attention="eager") == LAYERS * TOKENS * 2 * (
+        6 * HIDDEN + FEED_FORWARD
+    )
 
 
 @pytest.mark.parametrize("upcast", ["none", "all"])

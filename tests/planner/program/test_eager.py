@@ -46,7 +46,9 @@ class _Run:
         self.in_variables = [torch.units[each.storage.slot] for each in self.variables if each.storage]
         freed = {~event for event in torch.events if event < 0}
         self.forward = self._requests(first)
-        self.alive = [each for slot, each in zip(range(first, 10**6), self.forward, strict=False) if slot not in freed]
+        self.alive = [
+            each for slot, each in zip(range(first, 10**6), self.forward, strict=False) if slot not in freed
+        ]
         first = len(torch.units)
         torch.enter("backward")
         assert out.node is not None
@@ -58,13 +60,16 @@ class _Run:
 
 
 def test_one_sample_takes_heads_as_they_lie() -> None:
-    """Scores of two heads: product, scale, mask, fp32 copy, softmax, cast; then the weighted values and their rows."""
+    """Scores of two heads: product, scale, mask, fp32 copy, softmax, cast;
+    then the weighted values and their rows.
+    """
     run_ = _Run(_view(LLAMA))
     scores = [(PAIRS, 4), (PAIRS, 4), (PAIRS, 4), (PAIRS, 8), (PAIRS, 8), (PAIRS, 4)]
     assert run_.forward == [*scores, (TOKENS, 16), (TOKENS, 16)]
     # The softmax, its cast for the product, and the rows.
     assert run_.alive == [(PAIRS, 8), (PAIRS, 4), (TOKENS, 16)]
-    # Value, probabilities; fp32 gradient, its product with the output, that of the softmax, to 16 bits; scale; key, query.
+    # Value, probabilities; fp32 gradient, its product with the output, that of the softmax,
+    # to 16 bits; scale; key, query.
     of_softmax = [(PAIRS, 8), (PAIRS, 8), (PAIRS, 8)]
     made = [(TOKENS, 16), (PAIRS, 4), *of_softmax, (PAIRS, 4), (PAIRS, 4), (TOKENS, 16), (TOKENS, 16)]
     assert run_.backward == made
@@ -85,7 +90,9 @@ def test_fp16_is_read_by_the_softmax_without_a_copy() -> None:
 
 
 def test_a_mask_of_the_embeddings_widens_scores() -> None:
-    """Under autocast with fp32 embeddings: fp32 masked scores need no copy, and their gradient is cast to bf16."""
+    """Under autocast with fp32 embeddings: fp32 masked scores need no copy,
+    and their gradient is cast to bf16.
+    """
     run_ = _Run(_view(LLAMA, MIXED))
     assert [size for unit, size in run_.forward if unit is PAIRS] == [4, 4, 8, 8, 4]
 
@@ -112,7 +119,9 @@ def test_dropout_keeps_a_mask_and_what_it_returns() -> None:
 
 
 def test_a_sink_is_one_key_more() -> None:
-    """Joined scores, what is left of them, their softmax; backward: slice, the softmax's two, negated, zeros, scattered."""
+    """Joined scores, what is left of them, their softmax; backward: slice, the softmax's two, negated,
+    zeros, scattered.
+    """
     run_ = _Run(_view(replace(LLAMA, sinks=True)))
     assert [size for unit, size in run_.forward if unit is SINK] == [4, 4, 4]
     assert [size for unit, size in run_.backward if unit is SINK] == [4, 4, 4, 4, 4, 4]
@@ -130,7 +139,9 @@ def test_a_sink_is_one_key_more() -> None:
     ],
 )
 def test_what_variables_keep_until_the_output_projection(spec: AttentionSpec, kept: list[Unit]) -> None:
-    """MPT its masked scores; BLOOM heads, raw and masked scores; Falcon with a bias the product and what came of it."""
+    """MPT its masked scores; BLOOM heads, raw and masked scores;
+    Falcon with a bias the product and what came of it.
+    """
     assert _Run(_view(spec)).in_variables == kept
 
 

@@ -19,7 +19,9 @@ def job(**flags: object) -> Job:
 
 
 def lives(asked: Job, module: str, op: str) -> list[tuple[int, str]]:
-    """Bytes of what ``op`` of ``module`` outside of layers makes in the later micro-step, and the phase that frees it."""
+    """Bytes of what ``op`` of ``module`` outside of layers makes in the later micro-step,
+    and the phase that frees it.
+    """
     stream, values = step_of(asked), unit_values(asked)
     begins, phase, found = dict(stream.phases), "", dict[int, tuple[int, str]]()
     for index, event in enumerate(stream.events):
@@ -86,7 +88,9 @@ def test_copies_of_table_and_head_that_are_trained_keep_a_gradient_each() -> Non
 
 
 def test_logits_that_a_loop_refers_to_lie_beside_those_of_the_next_forward() -> None:
-    """``outputs = model(**batch)``: the fp32 logits of one micro-step go when the model has returned in the next one."""
+    """``outputs = model(**batch)``:
+    the fp32 logits of one micro-step go when the model has returned in the next one.
+    """
     asked = job(method="full", precision="bf16", stack="open-instruct@2024", attention="flash2")
     stream, values, phase = step_of(asked), unit_values(asked), ""
     begins, made, gone = dict(stream.phases), dict[int, str](), dict[int, str]()

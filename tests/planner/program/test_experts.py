@@ -53,7 +53,9 @@ def test_routed_rows_are_saved_for_gradients_of_weights_and_of_routing() -> None
 
 def test_routing_weights_in_fp32_widen_what_they_weight() -> None:
     """Mixtral's stay in fp32, and the weighted rows with them."""
-    narrow, wide = (layer_of("full", replace(MIXTURE, router=kind), LINEARS) for kind in ("softmax", "softmax_fp32"))
+    narrow, wide = (
+        layer_of("full", replace(MIXTURE, router=kind), LINEARS) for kind in ("softmax", "softmax_fp32")
+    )
 
     def weighted(view: object) -> float:
         run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")  # type: ignore[arg-type]

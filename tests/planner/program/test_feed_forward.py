@@ -20,7 +20,9 @@ def test_a_gated_part_saves_gate_up_activated_gate_and_product() -> None:
 
     run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
 
-    assert run.kept == Counter({("mm", "TOKENS", MIDDLE): 2, ("silu", "TOKENS", MIDDLE): 1, ("mul", "TOKENS", MIDDLE): 1})
+    assert run.kept == Counter(
+        {("mm", "TOKENS", MIDDLE): 2, ("silu", "TOKENS", MIDDLE): 1, ("mul", "TOKENS", MIDDLE): 1}
+    )
 
 
 def test_frozen_matrices_do_not_save_what_they_read() -> None:

@@ -14,7 +14,9 @@ WEIGHT = 64 * 128
 
 
 def test_a_product_of_int8_rows_and_of_outlier_columns() -> None:
-    """An fp32 input: quantised by way of fp16; the int32 product by way of fp16 to fp32; ``addmm`` in bf16."""
+    """An fp32 input: quantised by way of fp16; the int32 product by way of fp16 to fp32;
+    ``addmm`` in bf16.
+    """
     view = view_of("int8")
 
     run = Run(lambda torch, x: linear(torch, view, OTHER, x), "fp32")

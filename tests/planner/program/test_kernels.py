@@ -1,4 +1,6 @@
-"""The kernels of attention, against sizes worked out by hand: 4 query heads of 64 features that share 2 key heads, in bf16."""
+"""The kernels of attention, against sizes worked out by hand:
+4 query heads of 64 features that share 2 key heads, in bf16.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = Tr
 
 
 def recorded(view: LayerView) -> Template:
-    """One kernel run forward and backward on a query, and on keys and values that are parts of nothing else."""
+    """One kernel run forward and backward on a query,
+    and on keys and values that are parts of nothing else.
+    """
     spec = view.block.attention
 
     def part(torch: Operators, x: Tensor) -> Tensor:

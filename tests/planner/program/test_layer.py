@@ -54,7 +54,10 @@ def test_branches_that_are_scaled_or_dropped_make_more_tensors() -> None:
     """One product for each branch; a dropout and its mask for each."""
     plain, scaled, dropped = (
         len(Run(lambda torch, x, v=view: layer(torch, v, x), "bf16").made("forward"))  # type: ignore[misc]
-        for view in (layer_of("lora", MLP, GATED, **changes) for changes in ({}, {"scales_branches": True}, {"dropouts": 2}))
+        for view in (
+            layer_of("lora", MLP, GATED, **changes)
+            for changes in ({}, {"scales_branches": True}, {"dropouts": 2})
+        )
     )
 
     assert (scaled - plain, dropped - plain) == (2, 4)

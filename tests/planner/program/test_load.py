@@ -59,7 +59,13 @@ def test_a_4bit_matrix_arrives_whole_and_goes_before_its_scales_come() -> None:
     """Half a byte for each weight; one byte for 64 of them, and four for 64 x 256."""
     requests, weights = loaded(job("llama-2-7b", "qlora", load_dtype="bf16"))
     first = requests.index(f"+{2 * SQUARE}")
-    packed = [f"+{2 * SQUARE}", f"+{SQUARE // 2}", f"-{2 * SQUARE}", f"+{SQUARE // 64}", f"+{SQUARE // 64 // 64}"]
+    packed = [
+        f"+{2 * SQUARE}",
+        f"+{SQUARE // 2}",
+        f"-{2 * SQUARE}",
+        f"+{SQUARE // 64}",
+        f"+{SQUARE // 64 // 64}",
+    ]
     assert requests[first : first + 5] == packed
     assert sum(each.packed for each in weights) == 7 * 32
 
@@ -87,11 +93,20 @@ def test_int8_is_made_of_an_fp16_copy_beside_the_loaded_matrix() -> None:
     requests, _ = loaded(job("llama-2-7b", "int8", load_dtype="fp16"))
     first = requests.index(f"+{2 * SQUARE}")
     whole = f"{2 * SQUARE}"
-    assert requests[first : first + 6] == [f"+{whole}", f"+{whole}", f"+{SQUARE}", f"-{whole}", f"-{whole}", f"+{4 * 4_096}"]
+    assert requests[first : first + 6] == [
+        f"+{whole}",
+        f"+{whole}",
+        f"+{SQUARE}",
+        f"-{whole}",
+        f"-{whole}",
+        f"+{4 * 4_096}",
+    ]
 
 
 def test_gptq_matrices_come_packed_and_nothing_is_widened() -> None:
-    """Half a byte for each weight, a scale and a packed zero for 128 of them, four for each input; nothing is freed."""
+    """Half a byte for each weight, a scale and a packed zero for 128 of them, four for each input;
+    nothing is freed.
+    """
     requests, _ = loaded(job("llama-2-7b", "lora", quantization="gptq-int4", load_dtype="fp16"))
     first = requests.index(f"+{SQUARE // 2}")
     scales, zeros = 2 * SQUARE // 128, SQUARE // 2 // 128
@@ -146,14 +161,19 @@ def test_a_buffer_for_expanded_weights_is_as_large_as_the_largest_matrix() -> No
     largest = 4_096 * 11_008
     requests, _ = loaded(job("llama-2-7b", "qlora", stack="unsloth", attention="flash2"))
     assert requests[-2:] == [f"+{2 * largest}", f"+{4 * largest // 64}"]
-    assert loaded(job("llama-2-7b", "lora", stack="unsloth", attention="flash2"))[0][-1] == f"+{8 * MIB + 128 * KIB}"
+    assert (
+        loaded(job("llama-2-7b", "lora", stack="unsloth", attention="flash2"))[0][-1]
+        == f"+{8 * MIB + 128 * KIB}"
+    )
 
 
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "qwen3-30b-a3b"])
 def test_unsloth_packs_experts_that_other_quantisers_skip(model: str) -> None:
     """All of them, or none."""
     subject = job(model, "qlora", gpu="h200-sxm", stack="unsloth", attention="sdpa", lora_targets="attention")
-    experts = {each.name for group in subject.model.groups for each in group.block.linears if each.group == "expert"}
+    experts = {
+        each.name for group in subject.model.groups for each in group.block.linears if each.group == "expert"
+    }
     assert experts
 
     def packed(asked: Job) -> set[bool]:

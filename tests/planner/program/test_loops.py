@@ -39,7 +39,9 @@ def test_a_plain_loop_keeps_the_logits_through_backward() -> None:
 
 
 def test_unshifted_logits_live_until_the_loss_is_there() -> None:
-    """Transformers 4.46 to 4.48 hold 14 bytes a logit when several samples are scored: 2 + 4 + 4 + 4; the backward holds 12."""
+    """Transformers 4.46 to 4.48 hold 14 bytes a logit when several samples are scored: 2 + 4 + 4 + 4;
+    the backward holds 12.
+    """
     said: dict[str, Any] = {"batch": 2, "stack": "hf-trainer@4", "precision": "bf16", "load_dtype": "bf16"}
     shifted = job(versions="transformers==4.48.1", **said)
     later = job(versions="transformers==4.49.0", **said)
@@ -48,14 +50,18 @@ def test_unshifted_logits_live_until_the_loss_is_there() -> None:
 
 
 def test_a_bound_loss_keeps_what_old_four_bit_matrices_kept() -> None:
-    """The inputs and the fp32 logits of one micro-step lie beside those of the next where the loop refers to the loss."""
+    """The inputs and the fp32 logits of one micro-step lie beside those of the next where the loop refers to
+    the loss.
+    """
     said: dict[str, Any] = {"method": "qlora", "stack": "litgpt", "gradient_checkpointing": False}
     bound, free = job(**said), job(**said, switches="binds_loss=false")
     layers, hidden, intermediate = 16, 2048, 8192
     # What enters query, key and value, the output, gate and up, and down; 16-bit.
     inputs = 2 * TOKENS * layers * (3 * hidden + intermediate)
     logits = 4 * TOKENS * VOCAB
-    assert allocated(bound, "forward_2") - allocated(free, "forward_2") == pytest.approx(inputs + logits, rel=0.02)
+    assert allocated(bound, "forward_2") - allocated(free, "forward_2") == pytest.approx(
+        inputs + logits, rel=0.02
+    )
     assert allocated(bound, "forward") == allocated(free, "forward")
 
 
@@ -76,18 +82,35 @@ def hidden_bytes(recipe: Recipe) -> int:
     return int(2 * recipe.batch.micro_batch * recipe.batch.seq_len * 2048)
 
 
-@pytest.mark.parametrize(("switches", "kept_of_each"), [("checkpoints_units=true", 1), ("checkpoints_units=false", 0)])
+@pytest.mark.parametrize(
+    ("switches", "kept_of_each"), [("checkpoints_units=true", 1), ("checkpoints_units=false", 0)]
+)
 def test_fsdp1_holds_inputs_and_gradients_of_frozen_layers(switches: str, kept_of_each: int) -> None:
-    """At the end of backward a layer has left its input and its gradient, where only the input was there at the beginning."""
-    flags: dict[str, Any] = {"gpu": "a100-80-sxm:2", "sharding": "fsdp1", "gradient_checkpointing": True, "stack": "hf-trainer@4"}
-    flags |= {"checkpoint_reentrant": True, "loss": "liger", "seq": 8192, "precision": "bf16", "load_dtype": "bf16"}
+    """At the end of backward a layer has left its input and its gradient,
+    where only the input was there at the beginning.
+    """
+    flags: dict[str, Any] = {
+        "gpu": "a100-80-sxm:2",
+        "sharding": "fsdp1",
+        "gradient_checkpointing": True,
+        "stack": "hf-trainer@4",
+    }
+    flags |= {
+        "checkpoint_reentrant": True,
+        "loss": "liger",
+        "seq": 8192,
+        "precision": "bf16",
+        "load_dtype": "bf16",
+    }
     base = allocated(job(**flags, switches="checkpoints_units=false"), "backward_2")
     more = allocated(job(**flags, switches=switches), "backward_2") - base
     assert more / hidden_bytes(job(**flags).recipe) == pytest.approx(16 * kept_of_each, abs=3)
 
 
 def test_zero3_gives_its_cache_back_before_training() -> None:
-    """DeepSpeed's ``defragment`` empties the cache while it copies the parts to the host; not where they lie there anyway."""
+    """DeepSpeed's ``defragment`` empties the cache while it copies the parts to the host;
+    not where they lie there anyway.
+    """
     said: dict[str, Any] = {"method": "full", "gpu": "a100-80-sxm:8", "sharding": "zero3"}
     assert program_of(job(**said)).stream.emptied
     assert not program_of(job(**said, offload="optimizer+params")).stream.emptied

@@ -24,14 +24,18 @@ def job(**flags: object) -> Job:
 
 
 def test_pieces_are_planned_in_four_gib() -> None:
-    """16 bytes a logit: 31.3 GiB in 4 GiB less the input's gradient are nine pieces, rounded up to fours: twelve."""
+    """16 bytes a logit: 31.3 GiB in 4 GiB less the input's gradient are nine pieces,
+    rounded up to fours: twelve.
+    """
     gradient, planned = SEQ * HIDDEN * 2, SEQ * WORDS * 16
     assert 8 < planned / (4 * GIB - gradient) < 9
     assert piece_tokens(job()) == -(-SEQ // 12)
 
 
 def test_a_full_card_gets_smaller_pieces() -> None:
-    """Weights and adapters take 5.5 of 10 GiB, and half of the rest bounds a piece: 15 pieces, rounded up to 16."""
+    """Weights and adapters take 5.5 of 10 GiB, and half of the rest bounds a piece: 15 pieces,
+    rounded up to 16.
+    """
     packed, tables = 32 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * 14_336), 2 * WORDS * HIDDEN
     adapters = 32 * 16 * (6 * HIDDEN + 2 * (HIDDEN + 1024) + 3 * (HIDDEN + 14_336) - 2 * HIDDEN)
     taken = packed / 2 + packed / 64 + packed / 64 / 64 + 2 * tables + 4 * adapters

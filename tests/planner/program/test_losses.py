@@ -52,7 +52,11 @@ def test_a_trained_head_under_liger_has_its_gradient_in_the_forward_pass() -> No
     """It stays when the backward pass is over."""
     asked = job(method="full", precision="bf16", gradient_checkpointing=True, loss="liger")
     head = parts_of(asked)[-1].template
-    made = [slot for slot in head.stages["forward"] if slot >= 0 and head.unit_bytes[slot] == VOCABULARY * HIDDEN * 2]
+    made = [
+        slot
+        for slot in head.stages["forward"]
+        if slot >= 0 and head.unit_bytes[slot] == VOCABULARY * HIDDEN * 2
+    ]
     assert len(made) == 1
     assert ~made[0] not in head.stages["backward"]
 
@@ -79,15 +83,21 @@ def test_transformers_4_widens_logits_in_their_place() -> None:
 
 
 def test_a_model_that_leaves_its_logits_in_16_bits_widens_the_log_softmax() -> None:
-    """Qwen 1 under autocast: the log-softmax of 2 bytes, its fp32 copy for the loss, and that copy's gradient."""
+    """Qwen 1 under autocast: the log-softmax of 2 bytes, its fp32 copy for the loss,
+    and that copy's gradient.
+    """
     words = 151_936
-    asked = job(model="qwen-7b", stack="qwen-finetune", method="lora", gradient_checkpointing=True, attention="flash2")
+    asked = job(
+        model="qwen-7b", stack="qwen-finetune", method="lora", gradient_checkpointing=True, attention="flash2"
+    )
     assert asked.regime.autocast
     assert peak(asked, words) == TOKENS * words * (2 + 4 + 4)
 
 
 def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
-    """On CUDA cross entropy is a composite whose log-softmax gets its input's dtype by name; only ``nll_loss`` is widened."""
+    """On CUDA cross entropy is a composite whose log-softmax gets its input's dtype by name;
+    only ``nll_loss`` is widened.
+    """
     torch = import_or_skip("torch")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     assert not has("aten::cross_entropy_loss", "AutocastCUDA")
@@ -96,7 +106,9 @@ def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
 
 
 def test_a_shifted_copy_lies_beside_the_fp32_one_that_it_is_made_of() -> None:
-    """Transformers 4.46 to 4.48: 2 bytes of the model, 4 of the upcast, 4 of its part, 4 of the log-softmax."""
+    """Transformers 4.46 to 4.48: 2 bytes of the model, 4 of the upcast, 4 of its part,
+    4 of the log-softmax.
+    """
     asked = lora(stack="hf-trainer@4", versions="transformers==4.47.0", load_dtype="bf16")
     assert peak(asked) == TOKENS * VOCABULARY * 14
 

@@ -82,7 +82,9 @@ def test_a_4bit_weight_loaded_in_fp16_is_cast_in_backward_alone() -> None:
 
 
 def test_an_older_4bit_layer_keeps_its_input_as_long_as_the_graph() -> None:
-    """Its cast input is an attribute of the context: checkpointing does not drop it, and backward does not let go of it."""
+    """Its cast input is an attribute of the context: checkpointing does not drop it,
+    and backward does not let go of it.
+    """
     view = view_of("qlora", linear4bit_keeps_input=True)
 
     run = Run(lambda torch, x: checkpointed(torch, lambda each: linear(torch, view, OTHER, each), x), "fp32")
@@ -92,7 +94,9 @@ def test_an_older_4bit_layer_keeps_its_input_as_long_as_the_graph() -> None:
 
 def test_a_buffer_for_expanded_weights_serves_forward_alone() -> None:
     """The weight of a product of backward is expanded beside it."""
-    view = view_of("qlora", keeps_expanded_weight=True, numerics={"load_dtype": "bf16", "double_quant": False})
+    view = view_of(
+        "qlora", keeps_expanded_weight=True, numerics={"load_dtype": "bf16", "double_quant": False}
+    )
 
     run = Run(lambda torch, x: linear(torch, view, OTHER, x), "bf16")
 
@@ -125,7 +129,11 @@ def test_a_gptq_weight_unpacked_by_one_kernel_is_kept_in_the_dtype_of_the_input(
 
     run = Run(lambda torch, x: linear(torch, view, OTHER, x), "bf16")
 
-    assert run.made("forward") == [("dequantize", "ONE", WEIGHT * 2), ("to", "ONE", WEIGHT * 2), ("mm", "TOKENS", 128 * 2)]
+    assert run.made("forward") == [
+        ("dequantize", "ONE", WEIGHT * 2),
+        ("to", "ONE", WEIGHT * 2),
+        ("mm", "TOKENS", 128 * 2),
+    ]
     assert run.kept == Counter({("to", "ONE", WEIGHT * 2): 1})
     assert run.made("backward") == [("mm", "TOKENS", 64 * 2)]
 
@@ -142,7 +150,9 @@ def test_a_gptq_weight_of_fms_acceleration_is_unpacked_in_both_passes() -> None:
 
 
 def test_an_awq_weight_is_copied_for_each_sample_in_backward() -> None:
-    """An fp32 input is kept in fp16, autocast casts both factors, and backward repeats the weight in the gradient's dtype."""
+    """An fp32 input is kept in fp16, autocast casts both factors,
+    and backward repeats the weight in the gradient's dtype.
+    """
     view = view_of("qlora", packed_kernels="gptqmodel", numerics={"quantization": "awq-int4"})
 
     run = Run(lambda torch, x: linear(torch, view, OTHER, x), "fp32")
@@ -191,4 +201,8 @@ def test_a_recomputed_layer_ends_before_its_last_product() -> None:
 
     run = Run(lambda torch, x: checkpointed(torch, lambda each: linear(torch, view, SPEC, each), x), "fp32")
 
-    assert run.made("backward")[:3] == [("to", "ONE", WEIGHT * 2), ("to", "TOKENS", 64 * 2), ("mm", "ONE", WEIGHT * 2)]
+    assert run.made("backward")[:3] == [
+        ("to", "ONE", WEIGHT * 2),
+        ("to", "TOKENS", 64 * 2),
+        ("mm", "ONE", WEIGHT * 2),
+    ]

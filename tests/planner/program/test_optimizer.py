@@ -22,7 +22,14 @@ from planner.program.tensors import Dtype, Unit
 
 def job(optimizer: Optimizer, foreach_step_copies: int = 1) -> Job:
     """Adapters of rank 8 under ``optimizer``."""
-    flags = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1, "lora_rank": 8}
+    flags = {
+        "model": "llama-2-7b",
+        "method": "lora",
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "batch": 1,
+        "lora_rank": 8,
+    }
     scenario = resolve(from_flags({**flags, "optimizer": optimizer}))
     stack = replace(scenario.stack, foreach_step_copies=foreach_step_copies)
     return job_of(replace(scenario, stack=stack), Coefficients())
@@ -79,7 +86,9 @@ def test_states_of_torch_follow_the_parameter_and_those_of_bitsandbytes_are_fp32
 
 
 def test_8bit_states_need_4096_elements_and_no_table() -> None:
-    """A byte for each element and an fp32 scale for 256 of them; smaller tensors and tables have fp32 states."""
+    """A byte for each element and an fp32 scale for 256 of them;
+    smaller tensors and tables have fp32 states.
+    """
     assert stepped(job("adamw_8bit"), [BIG, SMALL]) == [200_000, 200_000, 3_125, 3_125, 800, 800]
     table = replace(BIG, kind="table")
     assert stepped(job("adamw_8bit"), [table]) == [800_000, 800_000]
@@ -88,17 +97,26 @@ def test_8bit_states_need_4096_elements_and_no_table() -> None:
 IN_BLOCKS = matrix(256, 100, "bf16")
 
 
-@pytest.mark.parametrize(("optimizer", "code_bytes", "buffers"), [("adamw_torch_8bit", 1, 8), ("adamw_torch_4bit", 0.5, 24)])
+@pytest.mark.parametrize(
+    ("optimizer", "code_bytes", "buffers"), [("adamw_torch_8bit", 1, 8), ("adamw_torch_4bit", 0.5, 24)]
+)
 def test_torchao_keeps_codes_of_whole_blocks(optimizer: Optimizer, code_bytes: float, buffers: int) -> None:
-    """Two states of codes and scales; buffers of the compiled step: two moments in fp32 with scales, in 4 bits codes as int64."""
+    """Two states of codes and scales; buffers of the compiled step: two moments in fp32 with scales,
+    in 4 bits codes as int64.
+    """
     codes, scales = round(25_600 * code_bytes), 400
     requests = stepped(job(optimizer), [IN_BLOCKS])
     assert requests[:4] == [codes, scales, codes, scales]
     assert most(requests) == 2 * (codes + scales) + 2 * scales + buffers * 25_600
-    assert stepped(job(optimizer), [matrix(100, 100, "bf16")]) == [20_000, 20_000], "not in whole blocks of 256"
+    assert stepped(job(optimizer), [matrix(100, 100, "bf16")]) == [20_000, 20_000], (
+        "not in whole blocks of 256"
+    )
 
 
-PAGED: list[tuple[Optimizer, int, int]] = [("paged_adamw_32bit", 1_600, 1_600_000), ("paged_adamw_8bit", 7_850, 400_000)]
+PAGED: list[tuple[Optimizer, int, int]] = [
+    ("paged_adamw_32bit", 1_600, 1_600_000),
+    ("paged_adamw_8bit", 7_850, 400_000),
+]
 
 
 @pytest.mark.parametrize(("optimizer", "ours", "drivers"), PAGED)
@@ -115,11 +133,15 @@ def test_adafactor_keeps_the_update_before_until_the_next_squares_are_there() ->
     one = [*sums, *squares, 40, -40, 80, -80, 40, 80, 800, -80, -40, -800, 800, -800]
     assert stepped(job("adafactor"), [SMALL]) == [*one, -800]
     two = stepped(job("adafactor"), [SMALL, SMALL])[len(one) :]
-    assert two[:6] == [*sums, *squares, -800], "the update of the first goes when the squares of the second are there"
+    assert two[:6] == [*sums, *squares, -800], (
+        "the update of the first goes when the squares of the second are there"
+    )
 
 
 def test_adafactor_works_on_fp32_copies_of_16_bit_gradients_and_weights() -> None:
-    """Gradient and weight in fp32, then squares and their sum: four times 4 bytes for each element at once."""
+    """Gradient and weight in fp32, then squares and their sum:
+    four times 4 bytes for each element at once.
+    """
     requests = stepped(job("adafactor"), [matrix(10, 20, "bf16")])
     assert requests[:6] == [800, 40, 80, 800, 800, 800]
     assert sum(requests) == 120
@@ -135,7 +157,14 @@ def test_a_state_of_an_adapter_is_counted_in_ranks() -> None:
 
 def full(optimizer: Optimizer) -> Job:
     """A full fine-tune under ``optimizer``."""
-    flags = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80gb", "seq": 512, "batch": 1, "optimizer": optimizer}
+    flags = {
+        "model": "llama-2-7b",
+        "method": "full",
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "batch": 1,
+        "optimizer": optimizer,
+    }
     return job_of(resolve(from_flags(flags)), Coefficients())
 
 
@@ -145,7 +174,9 @@ def most(requests: list[int]) -> int:
 
 
 def test_adam_mini_keeps_one_moment_and_a_number_for_each_row() -> None:
-    """The update of the parameter before lives until this one's: two beside each other, or an update and its negative."""
+    """The update of the parameter before lives until this one's: two beside each other,
+    or an update and its negative.
+    """
     first = stepped(full("adam_mini"), [BIG, SMALL])
     assert first[:2] == [800_000, 4_000]
     assert sum(first) == 800_000 + 4_000 + 800 + 40
@@ -154,11 +185,19 @@ def test_adam_mini_keeps_one_moment_and_a_number_for_each_row() -> None:
 
 
 def test_apollo_keeps_a_random_matrix_and_two_narrow_moments() -> None:
-    """At rank 8 of a matrix of 1,000 x 200: 200 x 8 random numbers, moments of 1,000 x 8; of a vector two moments.
+    """At rank 8 of a matrix of 1,000 x 200: 200 x 8 random numbers, moments of 1,000 x 8;
+    of a vector two moments.
 
-    Source: apollo-torch 1.0.3, run on a CPU with counted bytes: states to the byte, temporaries of a later step to the byte.
+    Source: apollo-torch 1.0.3, run on a CPU with counted bytes: states to the byte,
+    temporaries of a later step to the byte.
     """
-    flags = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80gb", "seq": 512, "optimizer": "apollo_adamw"}
+    flags = {
+        "model": "llama-2-7b",
+        "method": "full",
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "optimizer": "apollo_adamw",
+    }
     subject = job_of(resolve(from_flags({**flags, "optimizer_rank": 8})), Coefficients())
     vector = Weight("norm", "norm", ((Unit.ONE, 100),), "fp32", trained=True)
     narrow = 4 * 1_000 * 8
@@ -176,10 +215,11 @@ def test_muon_keeps_one_moment_of_matrices_and_two_of_the_rest() -> None:
 
 
 def test_the_most_that_muon_holds_is_worked_out_from_its_source() -> None:
-    """Of an fp32 matrix of 1,000 x 200 in bf16: the gradient with momentum, ``x``, two terms and their sum, two squares.
+    """Of an fp32 matrix of 1,000 x 200 in bf16: the gradient with momentum, ``x``,
+    two terms and their sum, two squares.
 
-    Source: llamafactory 0.9.5 third_party/muon/muon.py: ``a * X + B @ X`` beside ``A`` and ``B`` of 200 x 200; for the second
-    matrix the update of the first is there, too.
+    Source: llamafactory 0.9.5 third_party/muon/muon.py: ``a * X + B @ X`` beside ``A`` and ``B`` of 200 x
+    200; for the second matrix the update of the first is there, too.
     """
     whole, square = 2 * 200_000, 2 * 200 * 200
     one = stepped(full("muon"), [BIG], first=False)

@@ -33,7 +33,9 @@ def view_of(spec: Mamba1Spec | Mamba2Spec, linears: tuple[LinearSpec, ...]) -> L
 
 
 def test_mamba_2_saves_its_product_and_the_output_of_the_scan() -> None:
-    """And an fp32 number for each of the norm's two groups, and the decays of eight heads; the convolution runs again."""
+    """And an fp32 number for each of the norm's two groups, and the decays of eight heads;
+    the convolution runs again.
+    """
     linears = (
         LinearSpec("in_proj", "mixer", HIDDEN, SPEC.joined_width, "mixer_in"),
         LinearSpec("out_proj", "mixer", SPEC.width, HIDDEN, "mixer_out", adaptable=False),
@@ -68,7 +70,9 @@ def test_a_gate_alone_keeps_the_scan_before_it() -> None:
 
 
 def test_mamba_1_saves_copies_in_which_positions_lie_together() -> None:
-    """Of values, gate, B and C, beside the product, steps and both outputs of the scan; and a state for each 2,048 positions."""
+    """Of values, gate, B and C, beside the product, steps and both outputs of the scan;
+    and a state for each 2,048 positions.
+    """
     linears = (
         LinearSpec("in_proj", "mixer", HIDDEN, 2 * FIRST.width, "mixer_in"),
         LinearSpec("x_proj", "mixer", FIRST.width, FIRST.rank + 2 * FIRST.state, "mixer_mid"),
@@ -91,7 +95,8 @@ def test_mamba_1_saves_copies_in_which_positions_lie_together() -> None:
 @pytest.mark.parametrize(
     ("gpu", "seq", "expected"),
     [
-        # 32 chunks of 128 heads on 108 multiprocessors: 38 of the 16 heads of a group, so all of them in one part.
+        # 32 chunks of 128 heads on 108 multiprocessors: 38 of the 16 heads of a group,
+        # so all of them in one part.
         ("a100-80-sxm", 4096, 32),
         # 4 chunks: 5 heads each, 4 parts of 16 heads.
         ("a100-80-sxm", 512, 4 * 4),
@@ -101,5 +106,12 @@ def test_mamba_1_saves_copies_in_which_positions_lie_together() -> None:
 )
 def test_heads_are_summed_in_as_many_parts_as_keep_the_card_busy(gpu: str, seq: int, expected: int) -> None:
     """Nemotron-H 8B: 128 heads in 8 groups, chunks of 128 positions."""
-    flags = {"model": "nemotron-h-8b", "method": "lora", "lora_targets": "in_proj", "gpu": gpu, "seq": seq, "batch": 1}
+    flags = {
+        "model": "nemotron-h-8b",
+        "method": "lora",
+        "lora_targets": "in_proj",
+        "gpu": gpu,
+        "seq": seq,
+        "batch": 1,
+    }
     assert unit_values(job_of(resolve(from_flags(flags)), Coefficients()))[Unit.CHUNK_SPLITS] == expected

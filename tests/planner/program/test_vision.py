@@ -20,11 +20,13 @@ from planner.program.tensors import Unit
 
 WIDTH, PATCHES = 160, 24 * 36
 VISION = {
-    "depth": 3, "hidden_size": WIDTH, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128, "patch_size": 14,
+    "depth": 3, "hidden_size": WIDTH, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128,
+    "patch_size": 14,
     "window_size": 112, "fullatt_block_indexes": [2],
 }  # fmt: skip
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 1000, "vision_config": VISION,
 }  # fmt: skip
 JOB: dict[str, object] = {
@@ -60,8 +62,12 @@ def kept_bytes(part: Part) -> float:
 
 
 def test_a_frozen_tower_keeps_nothing_but_its_stream(model: str) -> None:
-    """In Transformers 4 nothing makes patches require a gradient: 2 bytes a feature go from layer to layer, and none go back."""
-    frozen = job(model, freeze="vision_tower;projector", stack="hf-trainer@4", load_dtype="bf16", precision="bf16")
+    """In Transformers 4 nothing makes patches require a gradient:
+    2 bytes a feature go from layer to layer, and none go back.
+    """
+    frozen = job(
+        model, freeze="vision_tower;projector", stack="hf-trainer@4", load_dtype="bf16", precision="bf16"
+    )
     for part in layers_of(frozen):
         assert kept_bytes(part) == 2 * WIDTH
         assert not part.template.stages[BACKWARD]
@@ -75,7 +81,9 @@ def test_patches_that_require_a_gradient_make_a_frozen_tower_run_backward(model:
 
 
 def test_a_checkpointed_layer_keeps_its_input_alone(model: str) -> None:
-    """What one layer leaves is its output, the input of the next one; without checkpointing it is many times that."""
+    """What one layer leaves is its output, the input of the next one;
+    without checkpointing it is many times that.
+    """
     trained = job(model, method="full", load_dtype="bf16", precision="bf16")
     whole = job(model, method="full", load_dtype="bf16", precision="bf16", gradient_checkpointing=False)
     assert [kept_bytes(part) for part in layers_of(trained)] == [2 * WIDTH] * 2
@@ -88,13 +96,18 @@ def test_layers_that_see_a_window_and_the_image_are_of_two_kinds(model: str) -> 
 
 
 def test_a_frozen_part_gets_no_adapters(model: str) -> None:
-    """All matrices of the layers of tower and language model, and those of the merger, but for what is frozen."""
-    # Four matrices and one more of attention and MLP in the tower, seven in the language model, two in the merger.
+    """All matrices of the layers of tower and language model, and those of the merger,
+    but for what is frozen.
+    """
+    # Four matrices and one more of attention and MLP in the tower, seven in the language model,
+    # two in the merger.
     tower = 3 * ((WIDTH + 3 * WIDTH) + 2 * WIDTH + 3 * (WIDTH + 400))
     text = 2 * (3 * (128 + 256) + 2 * (128 + 128) + 2 * (128 + 64))
     merger = 2 * 4 * WIDTH + (4 * WIDTH + 128)
     counts = {
-        frozen: job(model, lora_targets="all-linear", lora_rank=1, **({"freeze": frozen} if frozen else {})).adapter_params
+        frozen: job(
+            model, lora_targets="all-linear", lora_rank=1, **({"freeze": frozen} if frozen else {})
+        ).adapter_params
         for frozen in ("", "vision_tower;projector", "projector", "language_model")
     }
     assert counts == {
@@ -106,14 +119,18 @@ def test_a_frozen_part_gets_no_adapters(model: str) -> None:
 
 
 def test_images_of_all_micro_steps_are_on_the_card(model: str) -> None:
-    """The Trainer fetches a step's micro-batches at once: accumulation, samples, images, patches, numbers of each."""
+    """The Trainer fetches a step's micro-batches at once: accumulation, samples, images, patches,
+    numbers of each.
+    """
     values = unit_values(job(model, grad_accum=3, batch=2, images_per_sample=1, seq=1024))
     assert values[Unit.PATCHES] == 2 * PATCHES
     assert values[Unit.PIXELS] == 3 * 2 * PATCHES * 3 * 2 * 14 * 14
     assert values[Unit.IMAGE_PATCHES] == PATCHES
 
 
-@pytest.mark.parametrize("frozen", ["vision_tower", "vision_tower;projector", "language_model", "vision_tower;language_model"])
+@pytest.mark.parametrize(
+    "frozen", ["vision_tower", "vision_tower;projector", "language_model", "vision_tower;language_model"]
+)
 def test_trained_counts_are_those_of_the_parts(model: str, frozen: str) -> None:
     """A full fine-tune trains what is not frozen."""
     made = job(model, method="full", freeze=frozen)

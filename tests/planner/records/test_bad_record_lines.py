@@ -1,4 +1,6 @@
-"""Lines of a folder of records that are no records: counted, left out and left as they are, wherever they stand."""
+"""Lines of a folder of records that are no records: counted, left out and left as they are,
+wherever they stand.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,28 @@ from planner.errors import InputFileError
 from planner.records import append_jsonl, read_records
 
 ENVIRONMENT = {"machine": "abc", "os": "o", "python": "3", "cpu": "c", "host_memory_bytes": 1}
-BAD = [b"\0" * 5000, b"not JSON", b"\xff\xfe", b'{"schema": "planner/record@1", "id": "half', b"[]", b"{}", b"[" * 100_000]
+BAD = [
+    b"\0" * 5000,
+    b"not JSON",
+    b"\xff\xfe",
+    b'{"schema": "planner/record@1", "id": "half',
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+]
 
 
 def record(number: int) -> RunRecord:
     """A record of this number."""
     return RunRecord(
-        id=f"run-{number}", source="s", source_group="g", model="m", gpu="cpu", method="lora", seq_len=8, outcome="ok"
+        id=f"run-{number}",
+        source="s",
+        source_group="g",
+        model="m",
+        gpu="cpu",
+        method="lora",
+        seq_len=8,
+        outcome="ok",
     )
 
 
@@ -51,7 +68,9 @@ def test_a_bad_line_in_the_middle_is_left_out(bad: bytes, tmp_path: Path) -> Non
     assert [each.id for each in records.records] == ["run-1", "run-2"]
     said = left_out_text(records)
     assert said is not None
-    assert said.startswith(f"1 line of the records is no record and is left out; its file stays as it is: {path}:2: ")
+    assert said.startswith(
+        f"1 line of the records is no record and is left out; its file stays as it is: {path}:2: "
+    )
     assert said.isprintable()
     assert path.read_bytes() == before
     Store(tmp_path).add(MeasuredRecord(record(3), {"environment": ENVIRONMENT}))
@@ -59,7 +78,9 @@ def test_a_bad_line_in_the_middle_is_left_out(bad: bytes, tmp_path: Path) -> Non
 
 
 def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
-    """A copied line, all bad ones, and a torn one at the end; an empty file and one of blanks beside them are none."""
+    """A copied line, all bad ones, and a torn one at the end;
+    an empty file and one of blanks beside them are none.
+    """
     path = file_with(tmp_path, *BAD)
     path.write_bytes(path.read_bytes() + path.read_bytes().split(b"\n")[0] + b'\n{"schema": "pl')
     (tmp_path / "empty.jsonl").touch()
@@ -88,7 +109,9 @@ def test_a_newer_line_ends_the_reading(tmp_path: Path) -> None:
 
 
 def test_others_keep_their_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reading is strict unless lines may be left out; ``measure check`` names each line that it leaves out."""
+    """Reading is strict unless lines may be left out;
+    ``measure check`` names each line that it leaves out.
+    """
     path = file_with(tmp_path, b"rubbish")
     with pytest.raises(InputFileError, match=rf"{path}:2"):
         read_records([path])
@@ -96,4 +119,8 @@ def test_others_keep_their_rules(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"left out: {path}:2: not valid JSON" in capsys.readouterr().out
     assert main(["check", str(path), "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (len(found["records"]), len(found["other_lines_left_out"]), found["unfinished_lines"]) == (2, 1, [])
+    assert (len(found["records"]), len(found["other_lines_left_out"]), found["unfinished_lines"]) == (
+        2,
+        1,
+        [],
+    )

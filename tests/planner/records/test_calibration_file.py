@@ -1,4 +1,6 @@
-"""Calibration files: what is written is read again; what is malformed or of other formulas is refused with what to do."""
+"""Calibration files: what is written is read again;
+what is malformed or of other formulas is refused with what to do.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,40 @@ def test_other_formulas_are_refused_with_the_command(tmp_path: Path) -> None:
         ({"surprise": 1}, "surprise"),
         ({"name": "../up"}, "name"),
         ({"scale": None}, "scale"),
-        ({"scale": {"counted": 0.0, "unknown_lengths": 5.0, "order": 6.0, "fixed_bytes": 1.0, "machine": 1.0}}, "scale.counted"),
-        ({"offsets": [{"knob": {"coefficient": "magic", "level": "all", "key": ""}, "offset": 1.0, "spread": 1.0}]}, "magic"),
         (
-            {"offsets": [{"knob": {"coefficient": "launch_s", "level": "all", "key": ""}, "offset": "NaN", "spread": 1.0}]},
+            {
+                "scale": {
+                    "counted": 0.0,
+                    "unknown_lengths": 5.0,
+                    "order": 6.0,
+                    "fixed_bytes": 1.0,
+                    "machine": 1.0,
+                }
+            },
+            "scale.counted",
+        ),
+        (
+            {
+                "offsets": [
+                    {
+                        "knob": {"coefficient": "magic", "level": "all", "key": ""},
+                        "offset": 1.0,
+                        "spread": 1.0,
+                    }
+                ]
+            },
+            "magic",
+        ),
+        (
+            {
+                "offsets": [
+                    {
+                        "knob": {"coefficient": "launch_s", "level": "all", "key": ""},
+                        "offset": "NaN",
+                        "spread": 1.0,
+                    }
+                ]
+            },
             "offset",
         ),
     ],
@@ -85,15 +117,21 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, monkeypatch: pytes
         find_calibration("defualt", SHIPPED.parent)
 
 
-def test_a_machine_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """`plan calibrate mine.csv --name my-lab` writes it, `plan` uses it for that GPU, and the prediction changes."""
+def test_a_machine_of_ones_own_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """`plan calibrate mine.csv --name my-lab` writes it, `plan` uses it for that GPU,
+    and the prediction changes.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     slow = Coefficients(matmul_efficiency_half_rate=0.5, memory_efficiency=0.5)
     write_csv(tmp_path / "mine.csv", simulated({"doc-d": slow})[:6])
     assert main(["calibrate", str(tmp_path / "mine.csv"), "--name", "my-lab"]) == 0
     out = capsys.readouterr().out
     assert "numbers of 'my-lab', on top of" in out
-    assert "uses it by itself for rtx4090 under hf-trainer@5, or with --calibration my-lab" in " ".join(out.split())
+    assert "uses it by itself for rtx4090 under hf-trainer@5, or with --calibration my-lab" in " ".join(
+        out.split()
+    )
     steps = []
     for asked, name in ((("--calibration", "default"), "default"), ((), "my-lab")):
         assert main([*JOB, *asked, "--json"]) == 0
@@ -104,7 +142,9 @@ def test_a_machine_of_ones_own_from_end_to_end(tmp_path: Path, monkeypatch: pyte
 
 
 def test_calibrating_everybody_says_what_was_fitted(tmp_path: Path, capsys: Captured) -> None:
-    """`plan calibrate FILE --out FOLDER` writes default.json and lists numbers, coverage and what was left out by its rule."""
+    """`plan calibrate FILE --out FOLDER` writes default.json and lists numbers,
+    coverage and what was left out by its rule.
+    """
     records = simulated(dict.fromkeys(MACHINES, Coefficients()))
     write_csv(tmp_path / "all.csv", records)
     assert main(["calibrate", str(tmp_path / "all.csv"), "--out", str(tmp_path)]) == 0
@@ -127,7 +167,9 @@ def test_what_a_new_calibration_replaces_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_previous_one_of_other_priors_keeps_its_values(tmp_path: Path) -> None:
-    """A prior that moved since is made up for, so that the coefficients are those of then; without its priors it is refused."""
+    """A prior that moved since is made up for, so that the coefficients are those of then;
+    without its priors it is refused.
+    """
     scenario = resolve(from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024}))
     path = write_calibration(replace(shipped(), name="previous"), tmp_path)
     content = json.loads(path.read_text(encoding="utf-8"))

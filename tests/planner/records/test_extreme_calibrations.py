@@ -22,7 +22,9 @@ JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
 
 def shipped() -> dict[str, Any]:
     """The content of the calibration that ships."""
-    content: dict[str, Any] = json.loads((data_dir() / "calibration" / "default.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(
+        (data_dir() / "calibration" / "default.json").read_text(encoding="utf-8")
+    )
     return content
 
 
@@ -34,8 +36,12 @@ def written(folder: Path, content: dict[str, Any], name: str = "mine") -> Path:
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_extremes_of_every_number_give_a_finite_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: int) -> None:
-    """Offsets, scores and scales at their bounds: one answer and a search end with a verdict, and no number is infinite."""
+def test_extremes_of_every_number_give_a_finite_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: int
+) -> None:
+    """Offsets, scores and scales at their bounds: one answer and a search end with a verdict,
+    and no number is infinite.
+    """
     content = shipped()
     for each in content["offsets"]:
         each.update(offset=sign * MAX_OFFSET, spread=MAX_OFFSET)
@@ -60,14 +66,18 @@ def test_extremes_of_every_number_give_a_finite_answer(tmp_path: Path, capsys: p
         (("machine",), "m" * 5_000),
     ],
 )
-def test_what_nothing_physical_has_is_refused_by_name(tmp_path: Path, place: tuple[Any, ...], value: object) -> None:
+def test_what_nothing_physical_has_is_refused_by_name(
+    tmp_path: Path, place: tuple[Any, ...], value: object
+) -> None:
     """The sentence names the key."""
     content: Any = shipped()
     inner = content
     for name in place[:-1]:
         inner = inner[name]
     inner[place[-1]] = value
-    with pytest.raises(InputFileError, match=rf"mine\.json: no calibration file: key '{'.'.join(map(str, place))}"):
+    with pytest.raises(
+        InputFileError, match=rf"mine\.json: no calibration file: key '{'.'.join(map(str, place))}"
+    ):
         read_document(written(tmp_path, content))
 
 

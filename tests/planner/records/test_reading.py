@@ -1,4 +1,6 @@
-"""Run records: what the readers accept, what they refuse and with which words, and that nothing is lost on the way."""
+"""Run records: what the readers accept, what they refuse and with which words,
+and that nothing is lost on the way.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,23 @@ import pytest
 from planner.catalog.location import data_dir
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError, UsageError
-from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records, record_json_schema, write_csv
+from planner.records import (
+    COLUMNS,
+    RECORD_SCHEMA_ID,
+    append_jsonl,
+    read_records,
+    record_json_schema,
+    write_csv,
+)
 from planner.records import reading as reading_module
 from planner.records.schema import REQUIRED_COLUMNS
 from planner.units import MIB
 
 PUBLISHED = data_dir() / "published"
 
-MINIMAL = RunRecord(id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="lora", outcome="ok")
+MINIMAL = RunRecord(
+    id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="lora", outcome="ok"
+)
 FULL = RunRecord(
     id="r2",
     source="s",
@@ -101,7 +112,14 @@ def csv_text(*rows: dict[str, str], columns: tuple[str, ...] = COLUMNS) -> str:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns, restval="")
     writer.writeheader()
-    required = {"source": "s", "source_group": "g", "model": "m", "gpu": "g", "method": "lora", "outcome": "ok"}
+    required = {
+        "source": "s",
+        "source_group": "g",
+        "model": "m",
+        "gpu": "g",
+        "method": "lora",
+        "outcome": "ok",
+    }
     for number, row in enumerate(rows):
         writer.writerow({"id": f"r{number}", **required, **row})
     return text.getvalue()
@@ -118,7 +136,14 @@ def refusal(path: Path, content: str | bytes) -> str:
 
 def json_line(**values: object) -> str:
     """A line of JSONL of the minimal record with some values changed."""
-    data = {"schema": RECORD_SCHEMA_ID, "id": "r1", "source": "s", "source_group": "g", "model": "m", "gpu": "g"}
+    data = {
+        "schema": RECORD_SCHEMA_ID,
+        "id": "r1",
+        "source": "s",
+        "source_group": "g",
+        "model": "m",
+        "gpu": "g",
+    }
     return json.dumps(data | {"method": "lora", "outcome": "ok"} | values) + "\n"
 
 
@@ -172,7 +197,9 @@ def test_what_names_no_file_is_reported(tmp_path: Path, name: str) -> None:
 
 
 def test_a_pattern_without_files_is_reported_beside_files_that_exist(tmp_path: Path) -> None:
-    """A folder without measurements yet must not stop the reading of the others, nor be passed over in silence."""
+    """A folder without measurements yet must not stop the reading of the others,
+    nor be passed over in silence.
+    """
     nothing, table = tmp_path / "*" / "*.jsonl", tmp_path / "a.csv"
     write_csv(table, [MINIMAL])
     read = read_records([table, nothing], by_row=True)
@@ -202,7 +229,10 @@ def test_no_path_at_all_is_reported() -> None:
         ("id,source,source_group,model,method,outcome\n", ":1: missing column 'gpu'"),
         (
             "id,colour,size\n",
-            ":1: unknown column 'colour'; unknown column 'size'; missing column 'source'; missing column 'source_group'",
+            (
+                ":1: unknown column 'colour'; unknown column 'size'; missing column 'source'; missing "
+                "column 'source_group'"
+            ),
         ),
         (csv_text({}).replace("outcome,", "outcome,outcome,", 1), ":1: column 'outcome' occurs twice"),
         (csv_text({}) + "r9,too,short\n", f":3: 3 cells, but the header has {len(COLUMNS)} columns"),
@@ -249,7 +279,9 @@ def test_broken_csv_is_refused_with_its_line(tmp_path: Path, content: str | byte
     ],
 )
 def test_a_cell_out_of_range_is_refused_by_name(tmp_path: Path, column: str, cell: str) -> None:
-    """Wrong types, closed lists and numbers that are negative, zero, NaN, infinite or huge name line, column and value."""
+    """Wrong types, closed lists and numbers that are negative, zero, NaN, infinite or huge name line,
+    column and value.
+    """
     message = refusal(tmp_path / "x.csv", csv_text({}, {column: cell}))
     assert message.startswith(f":3: column '{column}': ")
     assert len(message) < 400
@@ -298,11 +330,17 @@ def test_appending_to_a_whole_line_without_newline(tmp_path: Path) -> None:
         ("\n \n", ": holds no records"),
         ("{]\n" + json_line(), ":1: not valid JSON"),
         ("[1]\n" + json_line(), ":1: a record must be a JSON object"),
-        (json_line(schema="planner/record@2"), ":1: the schema 'planner/record@2' is newer than 'planner/record@1'"),
+        (
+            json_line(schema="planner/record@2"),
+            ":1: the schema 'planner/record@2' is newer than 'planner/record@1'",
+        ),
         (json_line(schema=None), ":1: the schema is missing"),
         (json_line() + json_line(id="r2", colour="red"), ":2: unknown column 'colour'"),
         (json_line(model=None), ":1: column 'model' is missing or blank"),
-        (json_line(seq_len=0), ":1: column 'seq_len': input should be greater than or equal to 1, but it is 0"),
+        (
+            json_line(seq_len=0),
+            ":1: column 'seq_len': input should be greater than or equal to 1, but it is 0",
+        ),
         (json_line(seq_len="1024"), ":1: column 'seq_len': input should be a valid integer"),
         (json_line(seq_len=True), ":1: column 'seq_len'"),
         (json_line(seq_len=10**3000) + json_line(), ":1: not valid JSON: a number of more than 300 digits"),
@@ -311,8 +349,14 @@ def test_appending_to_a_whole_line_without_newline(tmp_path: Path) -> None:
         (json_line(notes="a\0b"), ":1: column 'notes'"),
         (json_line(notes="\ud800"), ":1: column 'notes'"),
         (json_line() + json_line(), ":2: the id 'r1' is already that of"),
-        (json_line(id="r0", step_time_s=float("nan")) + json_line(), ":1: not valid JSON: 'NaN' is not a number"),
-        ('{"id": 1, "id": 2}\n' + json_line(), ":1: not valid JSON: a name is given twice in one object at character 11"),
+        (
+            json_line(id="r0", step_time_s=float("nan")) + json_line(),
+            ":1: not valid JSON: 'NaN' is not a number",
+        ),
+        (
+            '{"id": 1, "id": 2}\n' + json_line(),
+            ":1: not valid JSON: a name is given twice in one object at character 11",
+        ),
         ("[" * 100_000 + "\n" + json_line(), ":1: not valid JSON: nested too deeply"),
     ],
 )
@@ -368,17 +412,30 @@ def test_a_folder_that_does_not_exist_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_json_schema_describes_a_line_of_jsonl() -> None:
-    """The published schema has an id, forbids the unknown, and lists exactly what a line may and must hold."""
+    """The published schema has an id, forbids the unknown,
+    and lists exactly what a line may and must hold.
+    """
     schema = record_json_schema()
     assert schema["$id"] == "planner/record@1"
     assert schema["additionalProperties"] is False
     assert list(schema["properties"]) == ["schema", *COLUMNS, "raw", "environment", "quality"]
-    assert set(schema["required"]) == {"schema", "id", "source", "source_group", "model", "gpu", "method", "outcome"}
+    assert set(schema["required"]) == {
+        "schema",
+        "id",
+        "source",
+        "source_group",
+        "model",
+        "gpu",
+        "method",
+        "outcome",
+    }
     assert json.loads(json.dumps(schema)) == schema
 
 
 def test_columns_are_those_of_the_published_files() -> None:
-    """The type has the columns of the published files, in their order; those that no record needs may be absent."""
+    """The type has the columns of the published files, in their order;
+    those that no record needs may be absent.
+    """
     for path in PUBLISHED.glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as stream:
             header = tuple(next(csv.reader(stream)))

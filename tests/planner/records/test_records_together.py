@@ -1,4 +1,6 @@
-"""Several processes write one file at once: every line whole, nothing lost, nothing set aside that is not torn."""
+"""Several processes write one file at once: every line whole, nothing lost,
+nothing set aside that is not torn.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_records_of_several_processes_are_all_whole(tmp_path: Path) -> None:
         _, said = process.communicate()
         assert process.returncode == 0, said
     records = read_records([path])
-    assert {record.id for record in records.records} == {f"{name}-{number}" for name in "abcd" for number in range(50)}
+    assert {record.id for record in records.records} == {
+        f"{name}-{number}" for name in "abcd" for number in range(50)
+    }
     assert records.quarantined == ()
     assert not (tmp_path / "x.jsonl.torn").exists()
 

@@ -24,7 +24,8 @@ def test_two_writers_of_one_name(tmp_path: Path) -> None:
     """Fifty times each, read all the while; no piece of a file is left beside it."""
     path = tmp_path / "mine.json"
     calls = [
-        [sys.executable, "-c", WRITE, str(data_dir() / "calibration" / "default.json"), name, str(tmp_path)] for name in "ab"
+        [sys.executable, "-c", WRITE, str(data_dir() / "calibration" / "default.json"), name, str(tmp_path)]
+        for name in "ab"
     ]
     writers = [subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True) for call in calls]
     seen = set()

@@ -26,7 +26,14 @@ def data(tmp_path: Path) -> str:
 
 def job(data: str, **flags: str) -> dict[str, str]:
     """Flags of a job on this data."""
-    said = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4", "padding": "longest"}
+    said = {
+        "model": "llama-3.2-1b",
+        "method": "lora",
+        "gpu": "a100-80-sxm",
+        "seq": "1024",
+        "batch": "4",
+        "padding": "longest",
+    }
     return {**said, "data": data, **flags}
 
 
@@ -66,7 +73,9 @@ def test_a_grid_answers_as_single_jobs_do(data: str) -> None:
             single = resolve(from_flags(job(data, batch=str(batch), seq=str(length))))
             answer = estimate(single, PRIORS, quick=True)
             assert answer.time is not None
-            assert part.must_have_bytes[row, column, 0, 0] == pytest.approx(float(answer.memory.must_have_bytes))
+            assert part.must_have_bytes[row, column, 0, 0] == pytest.approx(
+                float(answer.memory.must_have_bytes)
+            )
             assert part.step_s[row, column, 0, 0] == pytest.approx(float(answer.time.step_s))
 
 

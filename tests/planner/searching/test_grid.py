@@ -20,14 +20,17 @@ from planner.searching import grid
 from planner.searching.grid import GridAxes, GridIntervals, GridPart, GridResult, estimate_grid
 from planner.searching.variants import with_flags, with_rank, with_sizes
 
-# Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ in the last bits.
-# So may numpy's own exp and log, by up to 4 units of the last place in numpy 1.26, and expected records multiply that.
+# Sums of integers below 2^53 are exact either way; FLOP are above, so Python's integers and floats may differ
+# in the last bits.  So may numpy's own exp and log, by up to 4 units of the last place in numpy 1.26, and
+# expected records multiply that.
 ROUNDING = 1e-12
 
 
 def scenario(**flags: object) -> Scenario:
     """A resolved scenario."""
-    return resolve(from_flags({"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "seq": "1024", **flags}))
+    return resolve(
+        from_flags({"model": "7b", "method": "lora", "gpu": "a100-80gb:8", "seq": "1024", **flags})
+    )
 
 
 def axes(base: Scenario, **more: Any) -> GridAxes:
@@ -58,9 +61,22 @@ def point(base: Scenario, result: GridResult, part: GridPart, index: tuple[int, 
 JOBS: dict[str, dict[str, object]] = {
     "lora": {},
     "full": {"method": "full", "optimizer": "adamw_torch"},
-    "qlora, eager attention, whole head": {"method": "qlora", "attention": "eager", "modules_to_save": "lm_head"},
-    "int8 base, dropout, 8-bit optimizer": {"method": "int8", "lora_dropout": "0.1", "optimizer": "adamw_8bit"},
-    "natural lengths, old stack": {"stack": "hf-trainer@4", "padding": "longest", "tokens_per_sample": "700", "seq": "2048"},
+    "qlora, eager attention, whole head": {
+        "method": "qlora",
+        "attention": "eager",
+        "modules_to_save": "lm_head",
+    },
+    "int8 base, dropout, 8-bit optimizer": {
+        "method": "int8",
+        "lora_dropout": "0.1",
+        "optimizer": "adamw_8bit",
+    },
+    "natural lengths, old stack": {
+        "stack": "hf-trainer@4",
+        "padding": "longest",
+        "tokens_per_sample": "700",
+        "seq": "2048",
+    },
     "mixture of experts, liger": {"model": "mixtral-8x7b", "loss": "liger", "grad_accum": "4"},
     "sliding window, two nodes": {"model": "gemma-2-2b", "nodes": "2", "padding": "packed"},
 }
@@ -73,7 +89,9 @@ def test_grid_equals_one_by_one(name: str) -> None:
     if base.recipe.numerics.quantization == "int8":
         made = estimate_grid(axes(base, sharding=("ddp", "zero1", "zero2")))
     else:
-        fewer: dict[str, Any] = {} if name == "lora" else {"sharding": ("ddp", "zero3"), "offload": ("none", "optimizer")}
+        fewer: dict[str, Any] = (
+            {} if name == "lora" else {"sharding": ("ddp", "zero3"), "offload": ("none", "optimizer")}
+        )
         made = estimate_grid(axes(base, **fewer))
     assert len(made.parts) >= 4
     chosen = random.Random(name)
@@ -83,15 +101,21 @@ def test_grid_equals_one_by_one(name: str) -> None:
             index = tuple(chosen.randrange(size) for size in made.shape)
             single = estimate(point(base, made, part, index), PRIORS, quick=True)
             assert single.time is not None
-            assert part.must_have_bytes[index] == pytest.approx(float(single.memory.must_have_bytes), rel=ROUNDING)
-            assert part.driver_peak_bytes[index] == pytest.approx(float(single.memory.driver_peak_bytes), rel=ROUNDING)
+            assert part.must_have_bytes[index] == pytest.approx(
+                float(single.memory.must_have_bytes), rel=ROUNDING
+            )
+            assert part.driver_peak_bytes[index] == pytest.approx(
+                float(single.memory.driver_peak_bytes), rel=ROUNDING
+            )
             assert part.step_s[index] == pytest.approx(float(single.time.step_s), rel=ROUNDING)
 
 
 def test_answers_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cutting the grid into pieces of any size changes no bit of the answer."""
     base = scenario()
-    few = axes(base, batch=(1, 5), length=(64, 4096), rank=(8, 64), sharding=("ddp", "zero3"), checkpointing=(True,))
+    few = axes(
+        base, batch=(1, 5), length=(64, 4096), rank=(8, 64), sharding=("ddp", "zero3"), checkpointing=(True,)
+    )
     whole = estimate_grid(few)
     for points in (1, 7, 40):
         monkeypatch.setattr(grid, "CHUNK_POINTS", points)
@@ -133,7 +157,9 @@ def test_a_length_that_the_model_cannot_look_up_refuses_the_grid() -> None:
 
 
 def test_short_samples_keep_their_length() -> None:
-    """Samples of 300 tokens stay so under a longer cap: the cap changes no time; under a shorter one they are cut."""
+    """Samples of 300 tokens stay so under a longer cap: the cap changes no time;
+    under a shorter one they are cut.
+    """
     base = scenario(padding="longest", tokens_per_sample="300", gpu="a100-80gb", batch="16")
     step = estimate_grid(GridAxes(base, length=(150, 1024, 4096))).parts[0].step_s
     assert step is not None
@@ -151,7 +177,13 @@ def test_unknown_rates_give_memory_without_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"batch": (0,)}, {"length": (1024, float("nan"))}, {"rank": (float("inf"),)}, {"gpus_per_node": ((1, 2), (3, 4))}]
+    "bad",
+    [
+        {"batch": (0,)},
+        {"length": (1024, float("nan"))},
+        {"rank": (float("inf"),)},
+        {"gpus_per_node": ((1, 2), (3, 4))},
+    ],
 )
 def test_axes_hold_finite_numbers_of_at_least_one(bad: dict[str, Any]) -> None:
     """Zero, NaN, infinity and a table instead of a list are refused by the name of the axis."""
@@ -166,13 +198,20 @@ def test_a_full_fine_tune_has_no_rank_axis() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, {"method": "full", "padding": "longest", "tokens_per_sample": 300}, {"method": "qlora", "gpu": "4090:8"}]
+    "flags",
+    [
+        {},
+        {"method": "full", "padding": "longest", "tokens_per_sample": 300},
+        {"method": "qlora", "gpu": "4090:8"},
+    ],
 )
 def test_intervals_of_a_grid_are_those_of_its_points(flags: dict[str, object]) -> None:
     """Ends of intervals and P(fits) are what one scenario at a time gets, also where the card caps them."""
     model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
     base = scenario(**flags)
-    result = estimate_grid(axes(base, length=(1024, 4096), sharding=("ddp", "zero3"), offload=("none",)), model)
+    result = estimate_grid(
+        axes(base, length=(1024, 4096), sharding=("ddp", "zero3"), offload=("none",)), model
+    )
     for part in result.parts:
         assert part.intervals is not None
         for index in random.Random(7).sample(list(np.ndindex(result.shape)), 12):
@@ -180,7 +219,13 @@ def test_intervals_of_a_grid_are_those_of_its_points(flags: dict[str, object]) -
             assert one.uncertainty is not None
             assert one.uncertainty.step is not None
             driver = dict(one.uncertainty.memory)["driver"]
-            expected = (driver.low, driver.high, one.fits_probability, one.uncertainty.step.low, one.uncertainty.step.high)
+            expected = (
+                driver.low,
+                driver.high,
+                one.fits_probability,
+                one.uncertainty.step.low,
+                one.uncertainty.step.high,
+            )
             found = [getattr(part.intervals, name)[index] for name in GridIntervals.__slots__]
             assert found == pytest.approx(expected, rel=1e-9)
 

@@ -1,4 +1,6 @@
-"""Levers: what could be changed about a job, their order, what they cost, and that the flags do what they promise."""
+"""Levers: what could be changed about a job, their order, what they cost,
+and that the flags do what they promise.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,49 @@ from planner.units import GIB, MIB
 Flags = dict[str, object]
 # Several tests ask about the same jobs.
 levers = lru_cache(levers_module.levers)
-FULL_ON_SMALL: Flags = {"model": "7b", "method": "full", "gpu": "4090", "seq": "2048", "batch": "4", "optimizer": "adamw_torch"}
-LORA_TOO_LONG: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048", "batch": "3", "modules_to_save": "lm_head"}
-MANY_CARDS: Flags = {"model": "70b", "method": "full", "gpu": "h100-sxm:8", "nodes": "2", "seq": "4096", "precision": "bf16"}
+FULL_ON_SMALL: Flags = {
+    "model": "7b",
+    "method": "full",
+    "gpu": "4090",
+    "seq": "2048",
+    "batch": "4",
+    "optimizer": "adamw_torch",
+}
+LORA_TOO_LONG: Flags = {
+    "model": "7b",
+    "method": "lora",
+    "gpu": "4090",
+    "seq": "2048",
+    "batch": "3",
+    "modules_to_save": "lm_head",
+}
+MANY_CARDS: Flags = {
+    "model": "70b",
+    "method": "full",
+    "gpu": "h100-sxm:8",
+    "nodes": "2",
+    "seq": "4096",
+    "precision": "bf16",
+}
 QLORA_ON_MANY: Flags = {"model": "70b", "method": "qlora", "gpu": "4090:4", "seq": "1024"}
 QLORA_DIVIDED: Flags = {"model": "34b", "method": "qlora", "gpu": "3090:2", "seq": "2048", "sharding": "fsdp"}
 OLD_CARD: Flags = {"model": "3b", "method": "full", "gpu": "t4", "seq": "2048"}
-EAGER: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "4096", "attention": "eager", "batch": "2"}
-ZERO: Flags = {"model": "14b", "method": "full", "gpu": "a100-40gb:4", "seq": "1024", "sharding": "zero2", "batch": "2"}
+EAGER: Flags = {
+    "model": "7b",
+    "method": "lora",
+    "gpu": "4090",
+    "seq": "4096",
+    "attention": "eager",
+    "batch": "2",
+}
+ZERO: Flags = {
+    "model": "14b",
+    "method": "full",
+    "gpu": "a100-40gb:4",
+    "seq": "1024",
+    "sharding": "zero2",
+    "batch": "2",
+}
 FAR_TOO_LARGE: Flags = {"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"}
 JOBS = {
     "far too large": FAR_TOO_LARGE,
@@ -55,7 +92,9 @@ def as_request(lever: Lever) -> Flags:
 
 def flags_of(move: Move) -> str:
     """The flags of a move as a user types them."""
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in move.flags.items())
+    return " ".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in move.flags.items()
+    )
 
 
 def by_flags(found: tuple[Lever, ...]) -> dict[str, Lever]:
@@ -81,12 +120,16 @@ def test_flags_do_what_the_lever_promises(name: str) -> None:
         assert after.time is not None
         saved = float(before.memory.must_have_bytes) - float(after.memory.must_have_bytes)
         assert max(0, saved) == pytest.approx(lever.saves_bytes, abs=1), lever
-        assert float(after.time.step_s) / float(before.time.step_s) == pytest.approx(lever.step_time_ratio), lever
+        assert float(after.time.step_s) / float(before.time.step_s) == pytest.approx(lever.step_time_ratio), (
+            lever
+        )
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_cheapest_kind_comes_first_and_what_fits_leads_each_kind(name: str) -> None:
-    """Order: what is free, costs time, costs money or host RAM, changes the training; in each what fits is first."""
+    """Order: what is free, costs time, costs money or host RAM, changes the training;
+    in each what fits is first.
+    """
     found = levers(scenario(JOBS[name]))
     keys = [(KINDS.index(lever.kind), not lever.fits) for lever in found]
     assert keys == sorted(keys)
@@ -96,24 +139,38 @@ def test_the_cheapest_kind_comes_first_and_what_fits_leads_each_kind(name: str) 
 
 
 def test_of_what_is_enough_the_one_that_slows_least_comes_first() -> None:
-    """A 1B full fine-tune on 8 GB: paging the optimizer keeps the step's time, ZeRO-3 multiplies it; other cards come last."""
+    """A 1B full fine-tune on 8 GB: paging the optimizer keeps the step's time, ZeRO-3 multiplies it;
+    other cards come last.
+    """
     found = levers(scenario({"model": "1b", "method": "full", "gpu": "4060", "seq": "2048"}))
     bought = [lever for lever in found if lever.kind == "money" and lever.fits]
     assert bought[0].flags["optimizer"] == "paged_adamw_32bit"
     kept = [lever.step_time_ratio for lever in bought if "gpu" not in lever.flags]
     assert kept == sorted(kept, key=lambda ratio: round(ratio or 0, 2))
     assert 2 * (kept[0] or 0) < (kept[-1] or 0)
-    assert ["gpu" in lever.flags for lever in bought] == [False] * len(kept) + [True] * (len(bought) - len(kept))
+    assert ["gpu" in lever.flags for lever in bought] == [False] * len(kept) + [True] * (
+        len(bought) - len(kept)
+    )
 
 
 def test_the_stack_is_offered_before_host_ram_and_data() -> None:
-    """A 24B model at 4,096 tokens on 24 GiB: Unsloth comes before offload, cards and a shorter length, and needs little RAM."""
+    """A 24B model at 4,096 tokens on 24 GiB: Unsloth comes before offload, cards and a shorter length,
+    and needs little RAM.
+    """
     found = levers(scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096"}))
     fitting = [lever for lever in found if lever.fits]
     assert fitting[0].flags == {"stack": "unsloth"}
     assert fitting[0].host_bytes < 4 * GIB
     said = levers(
-        scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096", "stack": "hf-trainer@5"})
+        scenario(
+            {
+                "model": "mistral-small-24b",
+                "method": "qlora",
+                "gpu": "4090",
+                "seq": "4096",
+                "stack": "hf-trainer@5",
+            }
+        )
     )
     assert not any("stack" in lever.flags for lever in said)
 
@@ -122,7 +179,9 @@ def test_quantised_storage_is_a_lever_of_its_own() -> None:
     """34B QLoRA on two 24 GiB cards fits by it alone; where nothing is divided it is not offered."""
     offered = by_flags(levers(scenario(QLORA_DIVIDED)))
     assert offered["--quant-storage bf16"].fits
-    assert not {lever for lever in levers(scenario(QLORA_ON_MANY)) if lever.flags_text == "--quant-storage bf16"}
+    assert not {
+        lever for lever in levers(scenario(QLORA_ON_MANY)) if lever.flags_text == "--quant-storage bf16"
+    }
 
 
 def test_jobs_that_fit_have_levers_and_no_cards() -> None:
@@ -146,7 +205,9 @@ def test_what_moves_to_the_host_says_how_much() -> None:
 
 
 def test_costs_are_compared_where_a_price_was_said() -> None:
-    """On the same card a sample costs as many times more as it takes longer and as there are more cards; else it is unknown."""
+    """On the same card a sample costs as many times more as it takes longer and as there are more cards;
+    else it is unknown.
+    """
     base: Flags = {**FULL_ON_SMALL, "method": "lora", "optimizer": "adamw_torch_fused", "price": "1"}
     for lever in levers(scenario(base)):
         other_card = str(lever.flags.get("gpu", "rtx4090")).partition(":")[0] != "rtx4090"
@@ -157,7 +218,9 @@ def test_costs_are_compared_where_a_price_was_said() -> None:
 
 
 def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
-    """A 7B full fine-tune on 24 GiB: loss, checkpointing, micro-batch, optimizers, offload, adapters, length."""
+    """A 7B full fine-tune on 24 GiB: loss, checkpointing, micro-batch, optimizers, offload,
+    adapters, length.
+    """
     offered = {flags_of(move): move.kind for move in moves(scenario(FULL_ON_SMALL))}
     assert offered == {
         "--loss liger": "free",
@@ -178,12 +241,17 @@ def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
 
 
 def test_the_global_batch_stays_the_same() -> None:
-    """A smaller micro-batch comes with as many more micro-steps, also where the batch is odd; more cards with fewer."""
+    """A smaller micro-batch comes with as many more micro-steps, also where the batch is odd;
+    more cards with fewer.
+    """
     offered = by_flags(levers(scenario(LORA_TOO_LONG)))
     assert offered["--batch 1 --grad-accum 3"].step_time_ratio == pytest.approx(1, abs=0.2)
     assert "--batch 1 --grad-accum 2" not in offered
     accumulated = more_cards(scenario({**LORA_TOO_LONG, "grad_accum": "4"}))
-    assert [(move.flags["gpu"], move.flags["grad-accum"]) for move in accumulated[:2]] == [("rtx4090:2", "2"), ("rtx4090:4", "1")]
+    assert [(move.flags["gpu"], move.flags["grad-accum"]) for move in accumulated[:2]] == [
+        ("rtx4090:2", "2"),
+        ("rtx4090:4", "1"),
+    ]
 
 
 def test_a_mean_sample_that_no_longer_fits_is_cut_with_the_length() -> None:
@@ -202,18 +270,28 @@ def test_modules_to_save_are_named_because_no_flag_empties_them() -> None:
 
 
 def test_several_cards_are_offered_sharding_with_what_it_needs() -> None:
-    """ZeRO turns pure bf16 into mixed; 4-bit weights are divided only with a storage dtype; one card is not offered sharding."""
-    pure = {move.flags["sharding"]: move.flags for move in moves(scenario(MANY_CARDS)) if move.topic == "sharding"}
+    """ZeRO turns pure bf16 into mixed; 4-bit weights are divided only with a storage dtype;
+    one card is not offered sharding.
+    """
+    pure = {
+        move.flags["sharding"]: move.flags for move in moves(scenario(MANY_CARDS)) if move.topic == "sharding"
+    }
     assert pure["zero3"] == {"sharding": "zero3", "precision": "bf16-mixed"}
     assert pure["fsdp"] == {"sharding": "fsdp"}
-    four_bit = {move.flags["sharding"]: move.flags for move in moves(scenario(QLORA_ON_MANY)) if move.topic == "sharding"}
+    four_bit = {
+        move.flags["sharding"]: move.flags
+        for move in moves(scenario(QLORA_ON_MANY))
+        if move.topic == "sharding"
+    }
     assert four_bit["zero3"]["quant-storage"] == "bf16"
     assert "quant-storage" not in four_bit["zero2"]
     assert not [move for move in moves(scenario(FULL_ON_SMALL)) if move.topic == "sharding"]
 
 
 def test_offload_leaves_a_gpu_only_optimizer_behind() -> None:
-    """8-bit states cannot step in host RAM: offload says Adam with it, and the pair with an 8-bit optimizer is never offered."""
+    """8-bit states cannot step in host RAM: offload says Adam with it,
+    and the pair with an 8-bit optimizer is never offered.
+    """
     said = scenario({**FULL_ON_SMALL, "optimizer": "adamw_8bit"})
     offloads = [move for move in moves(said) if move.topic == "offload"]
     assert offloads
@@ -223,12 +301,21 @@ def test_offload_leaves_a_gpu_only_optimizer_behind() -> None:
 
 
 def test_fsdp2_comes_with_an_optimizer_that_can_step_it() -> None:
-    """bitsandbytes cannot step DTensors: the move to FSDP2 says Adam with it, and under FSDP2 no 8-bit optimizer is offered."""
+    """bitsandbytes cannot step DTensors: the move to FSDP2 says Adam with it,
+    and under FSDP2 no 8-bit optimizer is offered.
+    """
     said = {**FULL_ON_SMALL, "gpus": 4, "sharding": "ddp"}
-    to_fsdp = [move for move in moves(scenario({**said, "optimizer": "adamw_8bit"})) if move.flags.get("sharding") == "fsdp"]
+    to_fsdp = [
+        move
+        for move in moves(scenario({**said, "optimizer": "adamw_8bit"}))
+        if move.flags.get("sharding") == "fsdp"
+    ]
     assert to_fsdp
     assert all(move.flags["optimizer"] == "adamw_torch" for move in to_fsdp)
-    for sharding, offered in (("fsdp", set()), ("zero3", {"paged_adamw_32bit", "adamw_8bit", "paged_adamw_8bit"})):
+    for sharding, offered in (
+        ("fsdp", set()),
+        ("zero3", {"paged_adamw_32bit", "adamw_8bit", "paged_adamw_8bit"}),
+    ):
         under = moves(scenario({**said, "sharding": sharding, "optimizer": "adamw_torch_fused"}))
         assert {move.flags["optimizer"] for move in under if move.topic == "optimizer"} == offered
 
@@ -243,7 +330,9 @@ def test_kernels_that_the_card_or_the_code_lacks_are_not_offered() -> None:
 
 
 def test_pairs_are_tried_only_where_no_single_change_is_enough() -> None:
-    """A job that one change saves gets no pairs; one that needs two gets pairs that fit, of the cheapest kind that does."""
+    """A job that one change saves gets no pairs; one that needs two gets pairs that fit,
+    of the cheapest kind that does.
+    """
     single = levers(scenario({**EAGER, "attention": "sdpa"}))
     assert any(lever.fits and lever.kind in ("free", "time") for lever in single)
     assert not any(" + " in lever.description for lever in single)
@@ -255,8 +344,17 @@ def test_pairs_are_tried_only_where_no_single_change_is_enough() -> None:
 
 
 def test_three_changes_that_cost_time_come_before_two_that_cost_host_ram() -> None:
-    """An 8B full fine-tune under DDP on eight cards: checkpointing, a fused loss and sharding are the usual way, not offload."""
-    job = {"model": "8b", "method": "full", "gpu": "h100-sxm:8", "seq": "8192", "batch": "8", "stack": "hf-trainer@5"}
+    """An 8B full fine-tune under DDP on eight cards: checkpointing,
+    a fused loss and sharding are the usual way, not offload.
+    """
+    job = {
+        "model": "8b",
+        "method": "full",
+        "gpu": "h100-sxm:8",
+        "seq": "8192",
+        "batch": "8",
+        "stack": "hf-trainer@5",
+    }
     enough = [lever for lever in levers(scenario(job)) if lever.fits]
     assert enough[0].kind == "time"
     assert enough[0].description.count(" + ") == 2
@@ -314,7 +412,13 @@ def test_quantising_fused_experts_is_no_advice() -> None:
 def test_attention_with_sinks_gets_no_flash_attention_2() -> None:
     """FlashAttention 2 takes no sinks, and the kernel that Transformers puts in its place does not train."""
     for stack in ("hf-trainer@5", "unsloth"):
-        said: Flags = {"model": "gpt-oss-20b", "method": "lora", "gpu": "h100-sxm", "seq": "4096", "stack": stack}
+        said: Flags = {
+            "model": "gpt-oss-20b",
+            "method": "lora",
+            "gpu": "h100-sxm",
+            "seq": "4096",
+            "stack": stack,
+        }
         assert not any("flash2" in lever.flags_text for lever in levers(scenario(said)))
         with pytest.raises(RefusedCombinationError, match="kernel-not-in-model-code"):
             scenario({**said, "attention": "flash2"})
@@ -343,7 +447,9 @@ def test_a_stack_that_cannot_divide_weights_so_is_left_out() -> None:
 
 
 def test_what_examples_set_and_defaults_lack_is_named_until_it_is_said() -> None:
-    """Axolotl's examples checkpoint, pack and use FlashAttention; what is said is not lacking, nor what the card cannot run."""
+    """Axolotl's examples checkpoint, pack and use FlashAttention; what is said is not lacking,
+    nor what the card cannot run.
+    """
     job: Flags = {"model": "7b", "method": "lora", "gpu": "4090", "seq": "2048"}
 
     def lacks(said: Flags) -> tuple[str, ...]:
@@ -356,14 +462,18 @@ def test_what_examples_set_and_defaults_lack_is_named_until_it_is_said() -> None
 
 
 def test_no_lever_asks_for_more_than_what_is_enough() -> None:
-    """Two more cards are no advice where the storage dtype that goes with them makes the job fit by itself."""
+    """Two more cards are no advice where the storage dtype that goes with them makes the job fit by
+    itself.
+    """
     found = levers(scenario(QLORA_DIVIDED))
     assert not [lever for lever in found if {"gpu", "quant-storage"} <= lever.flags.keys()]
 
 
 def test_a_stack_without_deepspeed_is_not_advised_to_use_it() -> None:
     """torchtune divides by FSDP2 alone: no lever of a job under it asks for ZeRO."""
-    found = levers(scenario({"model": "8b", "method": "full", "gpu": "4090:4", "seq": "4096", "stack": "torchtune"}))
+    found = levers(
+        scenario({"model": "8b", "method": "full", "gpu": "4090:4", "seq": "4096", "stack": "torchtune"})
+    )
     assert found
     assert not any(str(lever.flags.get("sharding")).startswith("zero") for lever in found)
 
@@ -371,7 +481,9 @@ def test_a_stack_without_deepspeed_is_not_advised_to_use_it() -> None:
 def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
     """Paging the small optimizer of adapters takes some host RAM; only other cards cost money."""
     # bitsandbytes pages the states of matrices of at least 100,000 elements: 32 x 4,096.
-    found = by_flags(levers(scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024", "lora_rank": "32"})))
+    found = by_flags(
+        levers(scenario({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024", "lora_rank": "32"}))
+    )
     paged = found["--optimizer paged_adamw_32bit"]
     assert paged.host_bytes < GIB
     shown = lever_choices("", [paged]).rows[0].facts
@@ -380,7 +492,13 @@ def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
 
 def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
     """It costs nothing; the typed flag gives the same job."""
-    base: Flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "3060", "seq": "2048", "eval_batch": "16"}
+    base: Flags = {
+        "model": "qwen2.5-0.5b",
+        "method": "lora",
+        "gpu": "3060",
+        "seq": "2048",
+        "eval_batch": "16",
+    }
     move = next(move for move in moves(scenario(base)) if move.topic == "evaluation")
     assert (flags_of(move), move.kind) == ("--eval-batch 1", "free")
     changed = with_flags(scenario(base), move.flags)

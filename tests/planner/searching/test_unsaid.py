@@ -1,4 +1,6 @@
-"""What nobody said: the settings that are named, how far they move the answer, and that their flags do what is stated."""
+"""What nobody said: the settings that are named, how far they move the answer,
+and that their flags do what is stated.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ Flags = dict[str, object]
 LORA: Flags = {"model": "llama-3.1-8b", "method": "lora", "gpu": "a100-80-sxm", "seq": "4096"}
 QLORA: Flags = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"}
 SHARDED: Flags = {"model": "7b", "method": "full", "gpu": "h100-sxm:8", "seq": "4096", "sharding": "fsdp"}
-OLD_CARD: Flags = {"model": "qwen2.5-0.5b", "method": "full", "gpu": "t4", "seq": "512", "precision": "fp16-mixed"}
+OLD_CARD: Flags = {
+    "model": "qwen2.5-0.5b",
+    "method": "full",
+    "gpu": "t4",
+    "seq": "512",
+    "precision": "fp16-mixed",
+}
 JOBS = {"lora": LORA, "qlora": QLORA, "sharded": SHARDED, "t4": OLD_CARD}
 
 
@@ -49,25 +57,35 @@ def test_typing_the_flags_moves_the_answer_as_stated(name: str) -> None:
         assert before.time is not None
         assert after.time is not None
         assert moved == pytest.approx(each.moves_bytes, abs=1), each
-        assert float(after.time.tokens_per_s) / float(before.time.tokens_per_s) == pytest.approx(each.speed_ratio), each
+        assert float(after.time.tokens_per_s) / float(before.time.tokens_per_s) == pytest.approx(
+            each.speed_ratio
+        ), each
         assert after.verdict == each.verdict, each
 
 
 def test_what_moves_most_comes_first() -> None:
-    """LoRA on long sequences: the batch and written-out attention decide before the checkpoint's dtype does."""
+    """LoRA on long sequences: the batch and written-out attention decide before the checkpoint's dtype
+    does.
+    """
     found = named(LORA)
     settings = [each.setting for each in found]
     assert set(settings[:2]) == {"batch=1", "attention=sdpa"}
     assert "load_dtype=bf16" in settings[2:]
     assert ("stack=hf-trainer@5", "--stack hf-trainer@4") in [(each.setting, each.flags) for each in found]
-    sizes = [abs(each.moves_bytes) for each in found if each.speed_ratio is not None and 0.95 < each.speed_ratio < 1.05]
+    sizes = [
+        abs(each.moves_bytes)
+        for each in found
+        if each.speed_ratio is not None and 0.95 < each.speed_ratio < 1.05
+    ]
     assert sizes == sorted(sizes, reverse=True)
 
 
 def test_what_was_said_is_not_named() -> None:
     """A setting from the command line is the user's own."""
     said = {**LORA, "attention": "sdpa", "batch": "1", "stack": "hf-trainer@5"}
-    assert {each.setting.partition("=")[0] for each in named(said)}.isdisjoint({"attention", "batch", "stack"})
+    assert {each.setting.partition("=")[0] for each in named(said)}.isdisjoint(
+        {"attention", "batch", "stack"}
+    )
 
 
 def test_a_stack_whose_versions_were_said_has_no_other_version() -> None:
@@ -78,10 +96,14 @@ def test_a_stack_whose_versions_were_said_has_no_other_version() -> None:
 
 
 def test_nothing_is_named_that_a_rule_speaks_against() -> None:
-    """bf16 weights on a card without bf16 units would bring a warning, so no other value brings one that was not there."""
+    """bf16 weights on a card without bf16 units would bring a warning,
+    so no other value brings one that was not there.
+    """
     before = set(resolve(from_flags(OLD_CARD)).warnings)
     for each in named(OLD_CARD):
-        assert set(resolve(merge(from_flags(OLD_CARD), from_flags(typed(each.flags)))).warnings) <= before, each
+        assert set(resolve(merge(from_flags(OLD_CARD), from_flags(typed(each.flags)))).warnings) <= before, (
+            each
+        )
 
 
 def test_the_report_has_a_section_only_where_something_moves() -> None:
@@ -91,7 +113,10 @@ def test_the_report_has_a_section_only_where_something_moves() -> None:
         Unsaid("attention=sdpa", "--attention eager", 3 * 2**30, 0.5, "does_not_fit"),
         Unsaid("x=1", "--x 2", -(2**30), None, "fits"),
     )
-    titles = [[part.title for part in build_sections(Subject(scenario, estimate(scenario), unsaid=each))] for each in (rows, ())]
+    titles = [
+        [part.title for part in build_sections(Subject(scenario, estimate(scenario), unsaid=each))]
+        for each in (rows, ())
+    ]
     assert len([title for title in titles[0] if title.startswith("Assumptions that move")]) == 1
     assert not [title for title in titles[1] if title.startswith("Assumptions that move")]
 
@@ -110,7 +135,9 @@ def test_the_command_shows_it_in_every_format(capsys: pytest.CaptureFixture[str]
 
 
 def test_lengths_that_nobody_says_are_named_beside_the_intervals(capsys: pytest.CaptureFixture[str]) -> None:
-    """Padded to the longest of unknown samples, the report says what widens its intervals; with a mean length it does not."""
+    """Padded to the longest of unknown samples, the report says what widens its intervals;
+    with a mean length it does not.
+    """
     arguments = [*(f"--{name}={value}" for name, value in QLORA.items()), "--padding", "longest"]
     shown = []
     for more in ([], ["--tokens-per-sample", "500"]):

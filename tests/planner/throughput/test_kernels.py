@@ -1,4 +1,6 @@
-"""Time by kind of kernel and by rank: joined LoRA kernels, masked attention, old cards, odd vocabularies, the slowest GPU."""
+"""Time by kind of kernel and by rank: joined LoRA kernels, masked attention, old cards, odd vocabularies,
+the slowest GPU.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class TestAdapterKernels:
     """LoRA costs traffic of its own, less where its operators are joined."""
 
     def test_bytes_of_fused_kernels_by_hand(self) -> None:
-        """Input read once, output read and written forward; backward 4 accesses of the input's width and 2 of the output's."""
+        """Input read once, output read and written forward;
+        backward 4 accesses of the input's width and 2 of the output's.
+        """
         each = with_kernels("fused").profile.traffic.adapters
         widths = [(4096, 4096)] * 4 + [(4096, 11008)] * 2 + [(11008, 4096)]
         assert each.forward == 32 * sum(2 * (into + 2 * out) for into, out in widths)
@@ -60,13 +64,21 @@ class TestAdapterKernels:
     def test_stacks_with_kernels_of_their_own(self) -> None:
         """Unsloth and Axolotl bring them, compiled recipes get them, PEFT under the Trainer has none."""
         kinds = {
-            name: scenario(LORA, stack=name).stack.adapter_kernels for name in ("unsloth", "axolotl", "torchtune-compile", "trl")
+            name: scenario(LORA, stack=name).stack.adapter_kernels
+            for name in ("unsloth", "axolotl", "torchtune-compile", "trl")
         }
-        assert kinds == {"unsloth": "fused", "axolotl": "fused", "torchtune-compile": "compiled", "trl": "eager"}
+        assert kinds == {
+            "unsloth": "fused",
+            "axolotl": "fused",
+            "torchtune-compile": "compiled",
+            "trl": "eager",
+        }
 
 
 def test_long_rows_of_attention_are_more_efficient() -> None:
-    """0.50 of the peak at 2,048 and 0.58 at 8,192 tokens on A100; the coefficient is what lies between, at 4,096."""
+    """0.50 of the peak at 2,048 and 0.58 at 8,192 tokens on A100; the coefficient is what lies between,
+    at 4,096.
+    """
 
     def share(tokens: int) -> float:
         held = job(scenario({**LORA, "padding": "packed", "batch": "1", "seq": str(tokens)}))
@@ -103,7 +115,9 @@ class TestSlowestRank:
     """A job runs at the pace of the GPU that has the longest samples."""
 
     def test_micro_steps_that_meet_wait_for_the_longest_of_all_samples(self) -> None:
-        """ZeRO-3 over 8 GPUs with batch 4: the longest of 32 samples, while tokens are counted by the mean."""
+        """ZeRO-3 over 8 GPUs with batch 4: the longest of 32 samples,
+        while tokens are counted by the mean.
+        """
         alone, together = scenario(NATURAL), scenario(NATURAL, sharding="zero3", gpus="8")
         paced, mean = job(together).micro, job(together).mean_micro
         assert paced.length == pytest.approx(expected_longest(300, 1024, 32, PRIORS.length_variation))
@@ -113,8 +127,12 @@ class TestSlowestRank:
         assert answer.tokens_per_s == pytest.approx(8 * mean.real / answer.step_s)
 
     def test_accumulation_averages_the_excess_out_under_ddp(self) -> None:
-        """Sixteen micro-steps before DDP meets leave a quarter of the excess; ZeRO-3 meets in each and keeps all of it."""
-        once, many = (scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16"))
+        """Sixteen micro-steps before DDP meets leave a quarter of the excess;
+        ZeRO-3 meets in each and keeps all of it.
+        """
+        once, many = (
+            scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16")
+        )
         own = micro_step(once, PRIORS).length
         excess = slowest(once).length - own
         assert slowest(many).length - own == pytest.approx(excess / 4)
@@ -130,7 +148,9 @@ class TestSlowestRank:
 
 
 def test_an_odd_vocabulary_doubles_the_head() -> None:
-    """Rows of 50,257 16-bit logits are not aligned to 16 bytes; of 50,304 they are; in fp32 there are no tensor cores to feed."""
+    """Rows of 50,257 16-bit logits are not aligned to 16 bytes; of 50,304 they are;
+    in fp32 there are no tensor cores to feed.
+    """
     gpt2 = scenario({**LORA, "model": "gpt2", "method": "full"})
     padded = replace(gpt2, model=replace(gpt2.model, vocab_size=50304))
     assert head_seconds(job(gpt2), 8192) == pytest.approx(2 * head_seconds(job(padded), 8192))

@@ -1,4 +1,6 @@
-"""Time on cards that differ: what they reach of their peak, how they expand 4-bit weights, what hides behind kernels."""
+"""Time on cards that differ: what they reach of their peak, how they expand 4-bit weights,
+what hides behind kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,22 @@ from planner.throughput.step import predict_time
 
 PRIORS = Coefficients()
 QLORA = {"model": "llama-2-7b", "method": "qlora", "gpu": "a100-80-sxm", "seq": "1024"}
-FULL = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80-sxm", "gpus": "8", "seq": "1024", "force": "true"}
+FULL = {
+    "model": "llama-2-7b",
+    "method": "full",
+    "gpu": "a100-80-sxm",
+    "gpus": "8",
+    "seq": "1024",
+    "force": "true",
+}
 
 
 def scenario(base: dict[str, str], **changes: str) -> Scenario:
     """A scenario from flags."""
     flags = {**base, **changes}
-    return resolve(from_flags({name: value for name, value in flags.items() if name != "force"}), force="force" in flags)
+    return resolve(
+        from_flags({name: value for name, value in flags.items() if name != "force"}), force="force" in flags
+    )
 
 
 def job(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> Job:
@@ -51,9 +62,13 @@ def shown(answer: TimePrediction, name: str) -> float:
 class TestExpansionOf4Bit:
     """bitsandbytes found 4-bit values by branches until 0.48, which binds A100 and H100 by instructions."""
 
-    @pytest.mark.parametrize(("gpu", "slower"), [("a100-80-sxm", 2.72), ("a100-40-sxm", 2.07), ("h100-sxm", 2.6)])
+    @pytest.mark.parametrize(
+        ("gpu", "slower"), [("a100-80-sxm", 2.72), ("a100-40-sxm", 2.07), ("h100-sxm", 2.6)]
+    )
     def test_branches_make_large_cards_slower(self, gpu: str, slower: float) -> None:
-        """2.07 times on an A100 of 40 GB, as pull request 1747 measured; more where memory is faster and the chip is the same."""
+        """2.07 times on an A100 of 40 GB, as pull request 1747 measured;
+        more where memory is faster and the chip is the same.
+        """
         old = dequantization_seconds(job(scenario(QLORA, gpu=gpu, versions="bitsandbytes==0.45.5")))
         new = dequantization_seconds(job(scenario(QLORA, gpu=gpu)))
         assert old / new == pytest.approx(slower, rel=0.01)
@@ -68,15 +83,22 @@ class TestExpansionOf4Bit:
         """0.48.0 is the first release with a table; the stack of early 2024 is older, that of today newer."""
         assert scenario(QLORA, stack="hf-trainer@4").stack.unpacks_by_branches
         assert not scenario(QLORA, stack="hf-trainer@5").stack.unpacks_by_branches
-        assert not scenario(QLORA, stack="hf-trainer@4", versions="bitsandbytes==0.48.0").stack.unpacks_by_branches
+        assert not scenario(
+            QLORA, stack="hf-trainer@4", versions="bitsandbytes==0.48.0"
+        ).stack.unpacks_by_branches
 
 
 class TestWhatCardsReach:
     """Best products that were measured, relative to an A100."""
 
     def test_the_reference_is_an_a100(self) -> None:
-        """Its share is one, an H100 reaches less of its peak, an MI300X far less; of an unmeasured card nothing is claimed."""
-        shares = {gpu: reached_share(load_gpu(gpu)) for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a16", "t4", "rtx3090")}
+        """Its share is one, an H100 reaches less of its peak, an MI300X far less;
+        of an unmeasured card nothing is claimed.
+        """
+        shares = {
+            gpu: reached_share(load_gpu(gpu))
+            for gpu in ("a100-80-sxm", "h100-sxm", "mi300x", "a16", "t4", "rtx3090")
+        }
         assert shares["a100-80-sxm"] == pytest.approx(1.0, abs=0.001)
         assert shares["h100-sxm"] == pytest.approx(0.80 / 0.87, abs=0.01)
         assert shares["mi300x"] == pytest.approx(0.51 / 0.87, abs=0.01)
@@ -90,15 +112,19 @@ class TestWhatCardsReach:
             assert 0.45 < reached_share(load_gpu(gpu)) * 0.848 < 0.6
 
     def test_each_way_of_looking_has_its_own_reference(self) -> None:
-        """Square products of a few sizes find less than a search over all shapes: on an A100, too, 264.5 instead of 271.2."""
+        """Square products of a few sizes find less than a search over all shapes: on an A100, too,
+        264.5 instead of 271.2.
+        """
         a100 = load_gpu("a100-80-sxm")
-        assert reached_share(replace(a100, best_matmul_flop_per_s=264.53e12, best_matmul_shapes="square")) == pytest.approx(
-            1, abs=1e-3
-        )
+        assert reached_share(
+            replace(a100, best_matmul_flop_per_s=264.53e12, best_matmul_shapes="square")
+        ) == pytest.approx(1, abs=1e-3)
         assert reached_share(replace(a100, best_matmul_shapes=None)) == 1.0
 
     def test_no_best_product_is_above_the_peak(self) -> None:
-        """A measured product far above the rated dense peak would be a sparse figure; GeForce cards boost above theirs."""
+        """A measured product far above the rated dense peak would be a sparse figure;
+        GeForce cards boost above theirs.
+        """
         from planner.catalog.gpus import gpu_ids
 
         for gpu in map(load_gpu, gpu_ids()):
@@ -109,7 +135,9 @@ class TestWhatCardsReach:
                 assert 0.4 < gpu.best_matmul_flop_per_s / rated < limit, gpu.id
 
     def test_older_flash_kernels_reach_less_of_a_hopper(self) -> None:
-        """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100; the third generation does not."""
+        """FlashAttention 2 issues the older instructions: 0.6 of the share it has on A100;
+        the third generation does not.
+        """
         second = scenario(FULL, gpu="h100-sxm")
         third = replace(second, stack=replace(second.stack, flash_generation=3))
         ratio = job(second).rates.attention_flop_per_s / job(third).rates.attention_flop_per_s
@@ -130,28 +158,38 @@ class TestOverlap:
         assert shown(predicted(zero3), "collectives") == shown(predicted(zero3, tight), "collectives")
 
     def test_what_overlaps_slows_the_kernels(self) -> None:
-        """0.189 of every 1.189 hidden seconds come back, as kernels beside them take longer; nothing where nothing hides."""
+        """0.189 of every 1.189 hidden seconds come back, as kernels beside them take longer;
+        nothing where nothing hides.
+        """
         hidden = replace(PRIORS, comm_overlap_fsdp=1.0)
         one = scenario(FULL, sharding="fsdp", gpu="h100-sxm", batch="8", seq="8192")
         (term,) = [each for each in predicted(one, hidden).terms if each.name == "collectives"]
         assert 1 - term.overlapped_s / term.seconds == pytest.approx(0.189 / 1.189)
         (shown_all,) = [
-            each for each in predicted(one, replace(PRIORS, comm_overlap_fsdp=0.0)).terms if each.name == "collectives"
+            each
+            for each in predicted(one, replace(PRIORS, comm_overlap_fsdp=0.0)).terms
+            if each.name == "collectives"
         ]
         assert shown_all.overlapped_s == 0
 
     def test_waiting_for_a_network_slows_nothing(self) -> None:
-        """Beyond the time that the bytes take inside a node, hidden seconds are gained whole: the card only waits."""
+        """Beyond the time that the bytes take inside a node, hidden seconds are gained whole:
+        the card only waits.
+        """
         hidden = replace(PRIORS, comm_overlap_fsdp=1.0, network_bytes_per_s_per_gpu=2e9)
         many = scenario(FULL, sharding="fsdp", nodes="2", batch="16", seq="8192")
         (term,) = [each for each in predicted(many, hidden).terms if each.name == "collectives"]
         assert 0 < 1 - term.overlapped_s / term.seconds < 0.08
 
     def test_a_bridge_has_to_be_said(self) -> None:
-        """Two RTX 3090 talk over PCIe as bought, which the report prints as assumed, and over NVLink where it is said."""
+        """Two RTX 3090 talk over PCIe as bought, which the report prints as assumed,
+        and over NVLink where it is said.
+        """
         pair = {**FULL, "model": "qwen2.5-0.5b", "gpu": "rtx3090", "gpus": "2", "sharding": "fsdp"}
         bought, bridged, plain = scenario(pair), scenario(pair, link="nvlink"), scenario(pair, link="pcie")
-        assert [(each.value, each.origin) for each in bought.assumptions if each.name == "link"] == [("pcie", "assumed")]
+        assert [(each.value, each.origin) for each in bought.assumptions if each.name == "link"] == [
+            ("pcie", "assumed")
+        ]
         rates = [job(each).rates.collective_bytes_per_s for each in (bought, plain, bridged)]
         assert rates[0] == rates[1] < rates[2]
         board = scenario(pair, gpu="a100-80-sxm")
@@ -188,7 +226,9 @@ class TestShardingCopies:
     """What FSDP copies between buffers and tensors, counted by hand."""
 
     def test_version_2_copies_weights_and_gradients(self) -> None:
-        """Two gathers of 2-byte weights, each read and written, and each gradient read in 2 and written in 4 bytes: 14 in all."""
+        """Two gathers of 2-byte weights, each read and written,
+        and each gradient read in 2 and written in 4 bytes: 14 in all.
+        """
         one = scenario(FULL, sharding="fsdp")
         moved = shown(predicted(one), "sharding_copies") * job(one).rates.memory_bytes_per_s
         assert job(one).regime.gradient == 4
@@ -209,11 +249,15 @@ class TestShardingCopies:
     @pytest.mark.parametrize("sharding", ["ddp", "zero2", "zero3"])
     def test_others_have_none(self, sharding: str) -> None:
         """DDP and ZeRO-2 gather nothing; what DeepSpeed copies runs on streams of its own or is left out."""
-        assert "sharding_copies" not in {each.name for each in predicted(scenario(FULL, sharding=sharding)).terms}
+        assert "sharding_copies" not in {
+            each.name for each in predicted(scenario(FULL, sharding=sharding)).terms
+        }
 
 
 def test_a_card_on_a_board_says_what_memory_its_host_has() -> None:
-    """A node of H100 SXM updates 1.5 times as fast as one of A100, unless its host is described; a PCIe card fits any server."""
+    """A node of H100 SXM updates 1.5 times as fast as one of A100, unless its host is described;
+    a PCIe card fits any server.
+    """
     base, board, plain = (
         cpu_adam_seconds(job(scenario(FULL, gpu=gpu, sharding="zero3", offload="optimizer")))
         for gpu in ("a100-80-sxm", "h100-sxm", "h100-pcie")
@@ -223,14 +267,21 @@ def test_a_card_on_a_board_says_what_memory_its_host_has() -> None:
 
 
 def test_a_card_on_a_board_says_what_network_its_server_has() -> None:
-    """8 x 400 Gbit/s for a node of H100 SXM, 400 for one of A100, in the assumption that is printed and in the rate."""
-    old, new = scenario(FULL, nodes="2", sharding="fsdp"), scenario(FULL, gpu="h100-sxm", nodes="2", sharding="fsdp")
+    """8 x 400 Gbit/s for a node of H100 SXM, 400 for one of A100,
+    in the assumption that is printed and in the rate.
+    """
+    old, new = (
+        scenario(FULL, nodes="2", sharding="fsdp"),
+        scenario(FULL, gpu="h100-sxm", nodes="2", sharding="fsdp"),
+    )
     assert job(new).rates.network_bytes_per_s == pytest.approx(8 * job(old).rates.network_bytes_per_s)
     assert {each.value for each in new.assumptions if each.name == "network"} == {"400 GB/s per node"}
 
 
 def test_the_host_updates_16_bit_states_faster() -> None:
-    """14 instead of 30 bytes of host memory per parameter where weights, gradients and states are all of 16 bits."""
+    """14 instead of 30 bytes of host memory per parameter where weights,
+    gradients and states are all of 16 bits.
+    """
     wide = cpu_adam_seconds(job(scenario(FULL, sharding="zero3", offload="optimizer")))
     narrow = cpu_adam_seconds(
         job(scenario(FULL, sharding="fsdp", offload="optimizer+params", precision="bf16", stack="torchtune"))

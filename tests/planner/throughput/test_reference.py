@@ -12,14 +12,23 @@ from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.step import predict_time
 
-JOB = {"model": "llama-2-7b", "method": "full", "gpu": "h100-sxm", "seq": 2048, "stack": "llama-factory", "load_dtype": "bf16"}
+JOB = {
+    "model": "llama-2-7b",
+    "method": "full",
+    "gpu": "h100-sxm",
+    "seq": 2048,
+    "stack": "llama-factory",
+    "load_dtype": "bf16",
+}
 # Without recomputation a step is one forward pass and a backward one of twice its products.
 KEPT = {"gradient_checkpointing": False, "precision": "bf16"}
 
 
 def step_of(**flags: Any) -> TimePrediction:
     """The time of one step."""
-    predicted = predict_time(resolve(from_flags({**JOB, **KEPT, **flags}), force=True), Coefficients(), explain=True)
+    predicted = predict_time(
+        resolve(from_flags({**JOB, **KEPT, **flags}), force=True), Coefficients(), explain=True
+    )
     assert predicted is not None
     return predicted
 
@@ -46,8 +55,12 @@ def test_each_pass_of_a_reference_adds_a_forward_pass(task: str, rows: int, pass
 
 def test_four_bit_weights_are_expanded_for_each_pass() -> None:
     """The same job over an nf4 base takes longer in its pass aside, by one expansion of all weights."""
-    plain, packed = (step_of(task="dpo", method=method, precision="bf16-mixed") for method in ("lora", "qlora"))
-    seconds = [next(each.seconds for each in time.terms if each.name == "passes_aside") for time in (plain, packed)]
+    plain, packed = (
+        step_of(task="dpo", method=method, precision="bf16-mixed") for method in ("lora", "qlora")
+    )
+    seconds = [
+        next(each.seconds for each in time.terms if each.name == "passes_aside") for time in (plain, packed)
+    ]
     expanded = next(each.seconds for each in packed.terms if each.name == "dequantization")
     assert seconds[1] - seconds[0] == pytest.approx(expanded / 2, rel=0.3)
 

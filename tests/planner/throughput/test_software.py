@@ -1,4 +1,6 @@
-"""Time that software takes beside the work: casts of k-bit layers, hooks of FSDP, experts one after another, no autocast."""
+"""Time that software takes beside the work: casts of k-bit layers, hooks of FSDP,
+experts one after another, no autocast.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from planner.throughput.job import Job, job_of
 from planner.throughput.step import predict_time
 
 PRIORS = Coefficients()
-MISTRAL: dict[str, Any] = {"model": "mistral-7b", "method": "qlora", "gpu": "a100-80-sxm", "seq": 1024, "stack": "hf-trainer@4"}
+MISTRAL: dict[str, Any] = {
+    "model": "mistral-7b",
+    "method": "qlora",
+    "gpu": "a100-80-sxm",
+    "seq": 1024,
+    "stack": "hf-trainer@4",
+}
 
 
 def _job(**changes: object) -> Job:
@@ -37,7 +45,9 @@ def _seconds(job: Job, name: str) -> float:
 
 
 def test_4_bit_matrices_cast_what_they_are_given_and_what_they_return() -> None:
-    """Fp32 norms: 6 bytes for inputs of query, key, value, gate, up and down, their outputs, and what attention reads."""
+    """Fp32 norms: 6 bytes for inputs of query, key, value, gate, up and down, their outputs,
+    and what attention reads.
+    """
     job = _job(load_dtype="bf16", precision="bf16-mixed")
     spared = replace(job.scenario, stack=replace(job.scenario.stack, id="spared", kbit_upcast="none"))
     narrow = job_of(spared, PRIORS)
@@ -54,15 +64,21 @@ def test_fsdp_reduces_in_the_last_micro_step_where_the_loop_says_so() -> None:
     of_trainer = _job(method="full", sharding="fsdp1", gpus=2, grad_accum=4)
     once = reduced_bytes(_job(method="full", sharding="fsdp1", gpus=2, grad_accum=1))
     assert reduced_bytes(of_trainer) == once
-    eager = replace(of_trainer.scenario, stack=replace(of_trainer.scenario.stack, id="eager", fsdp_no_sync=False))
+    eager = replace(
+        of_trainer.scenario, stack=replace(of_trainer.scenario.stack, id="eager", fsdp_no_sync=False)
+    )
     each = job_of(eager, PRIORS)
     assert each is not None
     assert reduced_bytes(each) == 4 * once
 
 
 def test_adapters_that_are_units_of_fsdp1_make_the_host_wait() -> None:
-    """Two units for each of seven matrices in 32 layers, in three passes; with FSDP2 they are part of their layer's."""
-    job = _job(sharding="fsdp1", gpus=2, lora_targets=["all-linear"], method="lora", gradient_checkpointing=True)
+    """Two units for each of seven matrices in 32 layers, in three passes;
+    with FSDP2 they are part of their layer's.
+    """
+    job = _job(
+        sharding="fsdp1", gpus=2, lora_targets=["all-linear"], method="lora", gradient_checkpointing=True
+    )
     unit = 3 * HOOKS_PER_UNIT * PRIORS.hook_s
     assert waiting_hook_seconds(job) == pytest.approx(2 * 7 * 32 * unit)
     assert hook_seconds(job) == pytest.approx((2 * 7 * 32 + 32) * unit)
@@ -72,7 +88,9 @@ def test_adapters_that_are_units_of_fsdp1_make_the_host_wait() -> None:
 
 
 def test_experts_one_after_another_issue_their_own_products() -> None:
-    """Transformers 4 runs eight experts of three matrices, and asks the GPU each time which tokens are theirs."""
+    """Transformers 4 runs eight experts of three matrices,
+    and asks the GPU each time which tokens are theirs.
+    """
     mixtral = {"model": "mixtral-8x7b", "method": "lora"}
     apart, joined = _job(**mixtral), _job(**mixtral, stack="hf-trainer@5")
     assert apart.profile.operators.forward - joined.profile.operators.forward > 32 * 8 * 3

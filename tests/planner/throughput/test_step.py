@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from planner.anatomy.natural_lengths import expected_longest
-from planner.anatomy.work import AttentionWork, WorkKey, attention_forward_flop, matmul_flop, mean_keys, model_flop, work_of
+from planner.anatomy.work import (
+    AttentionWork,
+    WorkKey,
+    attention_forward_flop,
+    matmul_flop,
+    mean_keys,
+    model_flop,
+    work_of,
+)
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
@@ -20,7 +28,13 @@ from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.scenario import RunPlan, Scenario
 from planner.domain.sharding import NONE, sharding_named
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import gathered_bytes, reduced_bytes, replica_bytes, ring_fraction, stored_param_bytes
+from planner.throughput.communication import (
+    gathered_bytes,
+    reduced_bytes,
+    replica_bytes,
+    ring_fraction,
+    stored_param_bytes,
+)
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import dequantization_seconds, matmul_seconds
@@ -155,7 +169,9 @@ class TestWork:
         assert model_flop(plain, 0, 1000, 500) == model_flop(again, 0, 1000, 500) == expected
 
     def test_window_counts_the_band(self) -> None:
-        """Five tokens with a window of three meet 1, 2, 3, 3 and 3 keys; a kernel that takes a mask computes all 25."""
+        """Five tokens with a window of three meet 1, 2, 3, 3 and 3 keys;
+        a kernel that takes a mask computes all 25.
+        """
         part = AttentionWork(1, 1, 1, 3, biased=False)
         assert mean_keys(part, 5, "band") == pytest.approx((1 + 2 + 3 + 3 + 3) / 5)
         assert mean_keys(part, 5, "triangle") == 5
@@ -193,7 +209,9 @@ class TestTokens:
         assert lengths[-1] <= 1024
 
     def test_far_below_the_cap_the_spread_decides(self) -> None:
-        """A cap far away does not pad short samples to it: two exponential draws of mean 100 have an expected longest of 150."""
+        """A cap far away does not pad short samples to it:
+        two exponential draws of mean 100 have an expected longest of 150.
+        """
         assert expected_longest(100.0, 100_000, 2, 1.0) == pytest.approx(150, rel=1e-3)
 
     def test_full_samples_are_not_padded(self) -> None:
@@ -233,7 +251,9 @@ class TestRates:
     def test_links_by_hand(self) -> None:
         """Half of NVLink's two-way sum, one PCIe direction, and NCCL's assumption between sockets."""
         card, host = load_gpu("a100-80-sxm"), HostSpec("unknown")
-        assert intra_node_bytes_per_s(Hardware(card, 8, 1, host), PRIORS) == pytest.approx(300 * GIGA * PRIORS.nvlink_efficiency)
+        assert intra_node_bytes_per_s(Hardware(card, 8, 1, host), PRIORS) == pytest.approx(
+            300 * GIGA * PRIORS.nvlink_efficiency
+        )
         pcie = intra_node_bytes_per_s(Hardware(card, 8, 1, host, link="pcie"), PRIORS)
         assert pcie == pytest.approx(16 * 1.969 * GIGA * PRIORS.pcie_efficiency)
         assert intra_node_bytes_per_s(Hardware(card, 8, 1, host, link="qpi"), PRIORS) == 10 * GIGA
@@ -243,7 +263,9 @@ class TestRates:
         offloaded = recipe(sharding="zero3", offload="optimizer+params")
         new = predicted(scenario(llama, offloaded))
         old = predicted(scenario(llama, offloaded, host=HostSpec("old", pcie_generation=3)))
-        assert term(old, "host_transfers").seconds == pytest.approx(2 * term(new, "host_transfers").seconds, rel=0.01)
+        assert term(old, "host_transfers").seconds == pytest.approx(
+            2 * term(new, "host_transfers").seconds, rel=0.01
+        )
 
 
 class TestCollectives:
@@ -256,7 +278,9 @@ class TestCollectives:
 
     def test_ddp_reduces_once_per_step(self, llama: ModelSpec) -> None:
         """An all-reduce of the bf16 gradients, whatever the number of micro-steps."""
-        held = job(scenario(llama, recipe(sharding="ddp", numerics=Numerics("bf16", "bf16")), gpus_per_node=8))
+        held = job(
+            scenario(llama, recipe(sharding="ddp", numerics=Numerics("bf16", "bf16")), gpus_per_node=8)
+        )
         assert reduced_bytes(held) == pytest.approx(2 * 2 * PARAMS * 7 / 8)
         assert gathered_bytes(held) == 0
 
@@ -296,8 +320,13 @@ class TestCollectives:
         assert ratio == pytest.approx(10)
 
     def test_an_unnamed_network_grows_with_the_gpus_of_a_node(self, llama: ModelSpec) -> None:
-        """Servers have a network card for every few GPUs, so two nodes of eight exchange four times what two of two do."""
-        rates = [job(scenario(llama, recipe(sharding="zero3"), gpus_per_node=gpus, nodes=2)).rates for gpus in (2, 8)]
+        """Servers have a network card for every few GPUs,
+        so two nodes of eight exchange four times what two of two do.
+        """
+        rates = [
+            job(scenario(llama, recipe(sharding="zero3"), gpus_per_node=gpus, nodes=2)).rates
+            for gpus in (2, 8)
+        ]
         assert rates[1].network_bytes_per_s == pytest.approx(4 * rates[0].network_bytes_per_s)
 
     def test_one_gpu_has_no_collectives(self, llama: ModelSpec) -> None:
@@ -310,7 +339,9 @@ class TestOffload:
     """Traffic and CPU time of offloaded state."""
 
     def test_zero_offload_bytes(self, llama: ModelSpec) -> None:
-        """Each of four GPUs sends a quarter of the gradients in both micro-steps and gets its new weights once."""
+        """Each of four GPUs sends a quarter of the gradients in both micro-steps and gets its new weights
+        once.
+        """
         held = job(scenario(llama, recipe(sharding="zero2", offload="optimizer"), gpus_per_node=4))
         moved = transfers(held)
         assert moved.exposed == pytest.approx(3 * 2 * PARAMS / 4)
@@ -346,7 +377,9 @@ class TestOffload:
         assert nvme_seconds(held) == pytest.approx(24 * PARAMS / PRIORS.nvme_bytes_per_s)
 
     def test_offloaded_activations_travel_both_ways(self, llama: ModelSpec) -> None:
-        """With checkpointing each layer's bf16 input leaves and returns: 2 x 2 x 32 x 4096 bytes per token."""
+        """With checkpointing each layer's bf16 input leaves and returns:
+        2 x 2 x 32 x 4096 bytes per token.
+        """
         held = job(scenario(llama, recipe(offload="activations", numerics=Numerics("bf16", "bf16"))))
         assert transfers(held).fetched == 2 * 2 * 2 * 32 * 4096 * 4 * 1024
 
@@ -360,30 +393,48 @@ class TestTraffic:
         assert residual_traffic(4096, held.regime).forward == 12 * 4096
 
     def test_fused_kernels_move_less(self, llama: ModelSpec) -> None:
-        """A stack with fused norms and activations spends less on elementwise traffic, and issues fewer operators."""
+        """A stack with fused norms and activations spends less on elementwise traffic,
+        and issues fewer operators.
+        """
         plain = scenario(llama, recipe())
         fused = replace(plain, stack=replace(plain.stack, fused_norm=True, fused_mlp=True))
-        assert term(predicted(fused), "elementwise").seconds < 0.7 * term(predicted(plain), "elementwise").seconds
+        assert (
+            term(predicted(fused), "elementwise").seconds
+            < 0.7 * term(predicted(plain), "elementwise").seconds
+        )
         assert term(predicted(fused), "launch").seconds < term(predicted(plain), "launch").seconds
 
     def test_operators_of_a_llama_layer(self, llama: ModelSpec) -> None:
         """38 operators forward and about 71 backward, as TorchDispatchMode counts them."""
         held = job(scenario(llama, recipe(numerics=Numerics("bf16", "bf16"))))
-        view = OperatorView(TrafficView(held.regime, held.scenario.stack, None, dropout=False), "sdpa", "none", rebuilt_share=0.0)
+        view = OperatorView(
+            TrafficView(held.regime, held.scenario.stack, None, dropout=False),
+            "sdpa",
+            "none",
+            rebuilt_share=0.0,
+        )
         forward, backward = block_operators(llama.groups[0].block, view)
         assert forward == 38
         assert backward == pytest.approx(71, abs=3)
 
     def test_dequantisation_by_hand(self, llama: ModelSpec) -> None:
-        """4-bit weights are expanded (2.56 bytes each) forward, when checkpointing rebuilds a layer, and backward."""
-        small = recipe("lora", numerics=Numerics("bf16", "bf16-mixed", "nf4"), batch=Batch(1, 1, 1024, "packed", 1024))
+        """4-bit weights are expanded (2.56 bytes each) forward, when checkpointing rebuilds a layer,
+        and backward.
+        """
+        small = recipe(
+            "lora", numerics=Numerics("bf16", "bf16-mixed", "nf4"), batch=Batch(1, 1, 1024, "packed", 1024)
+        )
         made = job(scenario(llama, small))
-        assert dequantization_seconds(made) == pytest.approx(3 * 2.56 * BLOCK_WEIGHTS / made.rates.memory_bytes_per_s)
+        assert dequantization_seconds(made) == pytest.approx(
+            3 * 2.56 * BLOCK_WEIGHTS / made.rates.memory_bytes_per_s
+        )
         plain = job(scenario(llama, replace(small, gradient_checkpointing=False)))
         assert dequantization_seconds(plain) == pytest.approx(2 / 3 * dequantization_seconds(made))
 
     def test_int8_backward_runs_in_fp32_after_kbit_preparation(self, llama: ModelSpec) -> None:
-        """Norms that k-bit preparation upcasts feed int8 matrices fp32, whose input gradient then has no tensor cores."""
+        """Norms that k-bit preparation upcasts feed int8 matrices fp32,
+        whose input gradient then has no tensor cores.
+        """
         int8 = recipe("lora", numerics=Numerics("bf16", "bf16-mixed", "int8"))
         upcast = scenario(llama, int8)
         plain = replace(upcast, stack=replace(upcast.stack, kbit_upcast="none"))
@@ -402,7 +453,9 @@ class TestStep:
 
     def test_step_is_the_sum_of_what_shows(self, llama: ModelSpec) -> None:
         """Seconds less what hides behind others; nothing hides more than it lasts."""
-        answer = predicted(scenario(llama, recipe(sharding="zero3", offload="optimizer+params"), gpus_per_node=4))
+        answer = predicted(
+            scenario(llama, recipe(sharding="zero3", offload="optimizer+params"), gpus_per_node=4)
+        )
         assert answer.step_s == pytest.approx(sum(part.seconds - part.overlapped_s for part in answer.terms))
         assert all(0 <= part.overlapped_s <= part.seconds for part in answer.terms)
 
@@ -410,7 +463,10 @@ class TestStep:
         """Each formula reference can be imported, and each term shows the numbers behind it."""
         import importlib
 
-        for the_recipe in (recipe(sharding="zero3", offload="optimizer+params-nvme"), recipe("lora", sharding="ddp")):
+        for the_recipe in (
+            recipe(sharding="zero3", offload="optimizer+params-nvme"),
+            recipe("lora", sharding="ddp"),
+        ):
             answer = predict_time(scenario(llama, the_recipe, gpus_per_node=2), PRIORS, explain=True)
             assert answer is not None
             for part in answer.terms:
@@ -419,7 +475,9 @@ class TestStep:
                 assert any(character.isdigit() for character in part.detail)
 
     def test_tiny_batches_wait_for_the_host(self, llama: ModelSpec) -> None:
-        """At 16 tokens the operators take longer to issue than to run: the step is the launch time and the update."""
+        """At 16 tokens the operators take longer to issue than to run:
+        the step is the launch time and the update.
+        """
         answer = predicted(scenario(llama, recipe("lora", batch=Batch(1, 1, 16, "packed", 16))))
         launch = term(answer, "launch")
         assert launch.overlapped_s < launch.seconds
@@ -431,7 +489,9 @@ class TestStep:
         assert launch.overlapped_s == launch.seconds
 
     def test_utilisation_is_below_the_sustained_rate(self, llama: ModelSpec) -> None:
-        """Without recomputation a large full fine-tune nears the efficiency of products, with it to three quarters of that."""
+        """Without recomputation a large full fine-tune nears the efficiency of products,
+        with it to three quarters of that.
+        """
         plain = recipe(gradient_checkpointing=False, batch=Batch(8, 1, 2048, "packed", 2048))
         without = predicted(scenario(llama, plain)).mfu
         with_it = predicted(scenario(llama, replace(plain, gradient_checkpointing=True))).mfu
@@ -449,16 +509,24 @@ class TestStep:
         assert predicted(scenario(llama, recipe())).run_time_s is None
 
     def test_evaluation_adds_forward_passes_to_the_run(self, llama: ModelSpec) -> None:
-        """Each epoch ends with whole evaluation steps on all GPUs; a step is a forward pass, a good third of a training step."""
+        """Each epoch ends with whole evaluation steps on all GPUs; a step is a forward pass,
+        a good third of a training step.
+        """
         batch = Batch(4, 1, 2048, "packed", 2048)
-        case = scenario(llama, recipe(sharding="ddp", batch=batch, gradient_checkpointing=False), gpus_per_node=2)
+        case = scenario(
+            llama, recipe(sharding="ddp", batch=batch, gradient_checkpointing=False), gpus_per_node=2
+        )
         plain, twice = RunPlan(1000, 2.0), RunPlan(1000, 2.0, eval_samples=100, eval_micro_batch=4)
-        added = predicted(replace(case, run=twice)).run_time_s - predicted(replace(case, run=plain)).run_time_s
+        added = (
+            predicted(replace(case, run=twice)).run_time_s - predicted(replace(case, run=plain)).run_time_s
+        )
         steps = 2 * 13
         assert added / steps == pytest.approx(predicted(case).step_s / 3, rel=0.15)
 
     def test_evaluation_brings_sharded_weights_in_once_a_step(self, llama: ModelSpec) -> None:
-        """Under ZeRO-3 with offloaded weights, one sample at a time takes as long as moving all weights to each GPU."""
+        """Under ZeRO-3 with offloaded weights,
+        one sample at a time takes as long as moving all weights to each GPU.
+        """
         sharded = recipe(sharding="zero3", offload="optimizer+params")
         case = scenario(llama, sharded, gpus_per_node=2)
         job = job_of(replace(case, run=RunPlan(1000, eval_samples=2, eval_micro_batch=1)), PRIORS)
@@ -466,14 +534,19 @@ class TestStep:
         moved_s = stored_param_bytes(job) / 2 / job.rates.host_link_bytes_per_s
         assert run_evaluation_seconds(job) > moved_s
         whole = predicted(replace(case, run=RunPlan(1000, eval_samples=200, eval_micro_batch=1)))
-        assert whole.run_time_s == pytest.approx(1000 / whole.samples_per_s + 100 * run_evaluation_seconds(job))
+        assert whole.run_time_s == pytest.approx(
+            1000 / whole.samples_per_s + 100 * run_evaluation_seconds(job)
+        )
 
     def test_more_work_never_takes_less_time(self, llama: ModelSpec) -> None:
         """Batch, length, rank and micro-steps only lengthen a step."""
         batch = Batch(2, 2, 512, "packed", 512)
         base = predicted(scenario(llama, recipe("lora", batch=batch))).step_s
         for field, value in (("micro_batch", 3), ("seq_len", 640), ("grad_accum", 3)):
-            assert predicted(scenario(llama, recipe("lora", batch=replace(batch, **{field: value})))).step_s > base
+            assert (
+                predicted(scenario(llama, recipe("lora", batch=replace(batch, **{field: value})))).step_s
+                > base
+            )
         wide = Adapter(64, ("all-linear",), 0.05, (), "fp32", dora=False)
         assert predicted(scenario(llama, recipe("lora", batch=batch, adapter=wide))).step_s > base
 
@@ -482,7 +555,9 @@ GRID_RECIPES = {
     "full-zero3-offload": recipe(sharding="zero3", offload="optimizer+params"),
     "full-zero2-eager": recipe(sharding="zero2", attention="eager"),
     "lora-ddp-longest": recipe("lora", sharding="ddp", attention="sdpa"),
-    "qlora-fsdp": recipe("lora", sharding="fsdp", numerics=Numerics("bf16", "bf16-mixed", "nf4", double_quant=True)),
+    "qlora-fsdp": recipe(
+        "lora", sharding="fsdp", numerics=Numerics("bf16", "bf16-mixed", "nf4", double_quant=True)
+    ),
     "int8": recipe("lora", sharding="ddp", numerics=Numerics("bf16", "bf16-mixed", "int8")),
     "nvme-activations": recipe(sharding="zero3", offload="params-nvme", attention="sdpa"),
 }
@@ -515,7 +590,9 @@ class TestStackKernels:
     """Switches of a stack that change how fast the same recipe runs."""
 
     def test_products_pay_for_writing_their_outputs(self, llama: ModelSpec) -> None:
-        """A layer writes 2 bytes for each output forward (7 matrices) and each input backward, beside the arithmetic."""
+        """A layer writes 2 bytes for each output forward (7 matrices) and each input backward,
+        beside the arithmetic.
+        """
         held = job(scenario(llama, recipe()))
         written = held.profile.traffic.products
         assert written.forward == 2 * 32 * (5 * 4096 + 2 * 11008)

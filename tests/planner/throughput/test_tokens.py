@@ -1,4 +1,6 @@
-"""Time of micro-steps whose lengths differ: when the host shows, what narrow heads cost, and how unsure it all is."""
+"""Time of micro-steps whose lengths differ: when the host shows, what narrow heads cost,
+and how unsure it all is.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class TestKernelsAndHost:
         """The mean of min(kernels, host) over a million kernel times, evenly between 0.6 and 1.4 seconds."""
         kernels = np.linspace(0.6, 1.4, 1_000_001)
         spread = pstdev([0.6, 1.4]) / 3**0.5
-        assert both_busy_seconds(1.0, host_s, 1.0, spread) == pytest.approx(np.minimum(kernels, host_s).mean(), rel=1e-5)
+        assert both_busy_seconds(1.0, host_s, 1.0, spread) == pytest.approx(
+            np.minimum(kernels, host_s).mean(), rel=1e-5
+        )
 
     def test_no_kernel_takes_less_than_no_time(self) -> None:
         """However much lengths differ: times reach from 0 to twice the mean at most."""
@@ -68,7 +72,9 @@ class TestKernelsAndHost:
         assert list(found) == pytest.approx([both_busy_seconds(1.0, float(host), 0.8, 0.4) for host in hosts])
 
     def test_uneven_lengths_let_the_host_show(self) -> None:
-        """Where kernels and host take about as long, a step of natural lengths is longer than one of equal ones of that mean."""
+        """Where kernels and host take about as long,
+        a step of natural lengths is longer than one of equal ones of that mean.
+        """
         uneven, even = scenario(model="qwen2.5-3b"), scenario(model="qwen2.5-3b", seq="1000")
         natural, packed = predict_time(uneven, PRIORS), predict_time(even, PRIORS)
         assert natural is not None
@@ -105,10 +111,16 @@ def test_narrow_heads_are_slower() -> None:
     (part,) = half.work.attention
     assert part.features / part.heads == 2 * 64
     same_work = replace(
-        half, profile=replace(half.profile, work=replace(half.work, attention=(replace(part, heads=part.heads // 2),)))
+        half,
+        profile=replace(
+            half.profile, work=replace(half.work, attention=(replace(part, heads=part.heads // 2),))
+        ),
     )
     wider = replace(
-        half, profile=replace(half.profile, work=replace(half.work, attention=(replace(part, heads=part.heads // 4),)))
+        half,
+        profile=replace(
+            half.profile, work=replace(half.work, attention=(replace(part, heads=part.heads // 4),))
+        ),
     )
     assert attention_seconds(same_work) / attention_seconds(half) == pytest.approx(0.905, abs=0.001)
     assert attention_seconds(wider) == pytest.approx(attention_seconds(same_work))

@@ -16,11 +16,13 @@ from planner.throughput.vision import tower_flop, tower_operators, tower_seconds
 
 PATCHES = 24 * 36
 VISION = {
-    "depth": 3, "hidden_size": 160, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128, "patch_size": 14,
+    "depth": 3, "hidden_size": 160, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128,
+    "patch_size": 14,
     "window_size": 112, "fullatt_block_indexes": [2],
 }  # fmt: skip
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 1000, "vision_config": VISION,
 }  # fmt: skip
 JOB: dict[str, object] = {
@@ -45,7 +47,9 @@ def job(model: str, **said: object) -> Job:
 
 
 def test_the_forward_pass_of_a_frozen_tower_is_counted_by_hand(model: str) -> None:
-    """Patches, three layers of six matrices, a merger over four patches at once; windows of 64 patches and the whole image."""
+    """Patches, three layers of six matrices, a merger over four patches at once;
+    windows of 64 patches and the whole image.
+    """
     layer = 4 * 160 * 160 + 3 * 160 * 400
     products = 3 * 2 * 14 * 14 * 160 + 3 * layer + (640 * 640 + 640 * 128) / 4
     keys = 2 * 64 + PATCHES
@@ -63,6 +67,9 @@ def test_a_tower_that_is_trained_takes_longer(model: str) -> None:
 
 def test_no_image_no_time(model: str) -> None:
     """Text alone leaves the tower where it is."""
-    text = job_of(resolve(from_flags({**JOB, "model": model, "images_per_sample": 0, "image_size": "504x336"})), Coefficients())
+    text = job_of(
+        resolve(from_flags({**JOB, "model": model, "images_per_sample": 0, "image_size": "504x336"})),
+        Coefficients(),
+    )
     assert text is not None
     assert tower_seconds(text) == tower_flop(text) == tower_operators(text) == 0

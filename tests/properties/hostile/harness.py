@@ -1,8 +1,8 @@
 """Runs ``plan`` and ``measure`` in this process and holds every answer to the same rules.
 
-The rules: an exit code that says something about the input (never 1), no traceback, at most ten seconds (a search: thirty) and
-one GiB, and no character in the output that steers a terminal.  Seconds are those of the processor, so that a busy machine
-breaks no rule; what waits instead (for a pipe) is ended after a while.
+The rules: an exit code that says something about the input (never 1), no traceback, at most ten seconds
+(a search: thirty) and one GiB, and no character in the output that steers a terminal.  Seconds are those of
+the processor, so that a busy machine breaks no rule; what waits instead (for a pipe) is ended after a while.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# The longest answer known takes five: what to change about a model of 46,000 matrices that nothing makes fit; twice that on a
-# busy machine.  A search asks for a hundred programs of such a model.
+# The longest answer known takes five: what to change about a model of 46,000 matrices that nothing makes fit;
+# twice that on a busy machine.  A search asks for a hundred programs of such a model.
 MAX_S, SEARCH_MAX_S = 10.0, 30.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
 # Embeddings, overrides and isolates change the order in which a terminal shows the text around them.
-_STEERING = frozenset(map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+_STEERING = frozenset(
+    map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+)
 _PLAIN = frozenset("\n\t")
 _SHOWN_CHARS = 600
 # How many times more examples `make explore` tries than `make test`.
@@ -73,7 +75,9 @@ def answer(program: str, *arguments: str, files: Sequence[Path] = ()) -> Answer:
     found, broken = _attempt(program, arguments)
     broken = broken or _broken_rule(found, arguments)
     if broken:
-        raise AssertionError(f"{broken}\n{_described(program, arguments, files)}\n{_ends(found.out)}\n{_ends(found.err)}")
+        raise AssertionError(
+            f"{broken}\n{_described(program, arguments, files)}\n{_ends(found.out)}\n{_ends(found.err)}"
+        )
     return found
 
 
@@ -122,7 +126,9 @@ def _attempt(program: str, arguments: Sequence[str]) -> tuple[Answer, str]:
             broken = f"{type(error).__name__} left the program: {str(error)[:200]}"
     spent, grown = time.process_time() - start, _peak_bytes() - before
     if not broken and (spent > most_s or grown > MAX_BYTES):
-        broken = f"{spent:.1f} s and {grown / 2**20:.0f} MiB more, above {most_s} s or {MAX_BYTES / 2**20:.0f} MiB"
+        broken = (
+            f"{spent:.1f} s and {grown / 2**20:.0f} MiB more, above {most_s} s or {MAX_BYTES / 2**20:.0f} MiB"
+        )
     return Answer(code, _text_of(out), _text_of(err)), broken
 
 
@@ -135,7 +141,9 @@ def _text_of(stream: io.TextIOWrapper) -> str:
 
 @contextlib.contextmanager
 def _in_time(most_s: float) -> Iterator[None]:
-    """Ends what takes longer, even where it waits for a pipe.  Without effect where there are no such timers (Windows)."""
+    """Ends what takes longer, even where it waits for a pipe.
+    Without effect where there are no such timers (Windows).
+    """
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -159,7 +167,9 @@ def _in_time(most_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _at_most_more(n_bytes: int) -> Iterator[None]:
-    """Lets this process have ``n_bytes`` more than now, so that a hostile file cannot take the machine.  Linux only."""
+    """Lets this process have ``n_bytes`` more than now,
+    so that a hostile file cannot take the machine.  Linux only.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -190,7 +200,10 @@ def _peak_bytes() -> int:
 @cache
 def _warm_up(program: str) -> None:
     """Import what the first call imports, so that neither its time nor its memory counts for a file."""
-    first = {"plan": ["--model", "7b", "--gpu", "4090", "--seq", "512", "--method", "lora"], "measure": ["--version"]}
+    first = {
+        "plan": ["--model", "7b", "--gpu", "4090", "--seq", "512", "--method", "lora"],
+        "measure": ["--version"],
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         PROGRAMS[program](first[program])
         if program == "measure":

@@ -1,4 +1,6 @@
-"""Files with a structure, and what can be done to them: trees of tables and lists, written as JSON, YAML or TOML."""
+"""Files with a structure, and what can be done to them: trees of tables and lists, written as JSON,
+YAML or TOML.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +28,41 @@ Node = Any
 
 DEEP, DEEPER = 10_000, 200_000
 HOSTILE: tuple[Node, ...] = (
-    None, True, False, 0, 1, -1, 2, -0.0, 0.5, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30, 1e308, 5e-324, 1e-9,
-    *map(Raw, ("1" + "0" * 5000, "-" + "9" * 400, "1e400", "-1e400", "1e-400", "NaN", "nan", ".nan", "-.inf", "Infinity")),
-    *map(Raw, ("{{ x }}", "${x}", "? [a]", "&a [1]", "*a", "&a [*a]", "<<: *a", "!!python/name:os.system", "!!binary aGk=")),
-    *map(Raw, ("2026-99-99", "2026-01-01", "2026-01-01T00:00:00Z", "1:30:00", "0x1F", "0o17", "1_000", "~", "|\n  a", "- - a")),
+    None, True, False, 0, 1, -1, 2, -0.0, 0.5, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30, 1e308,
+    5e-324, 1e-9,
+    *map(Raw, ("1" + "0" * 5000, "-" + "9" * 400, "1e400", "-1e400", "1e-400", "NaN", "nan", ".nan", "-.inf",
+    "Infinity")),
+    *map(Raw, ("{{ x }}", "${x}", "? [a]", "&a [1]", "*a", "&a [*a]", "<<: *a", "!!python/name:os.system",
+    "!!binary aGk=")),
+    *map(Raw, ("2026-99-99", "2026-01-01", "2026-01-01T00:00:00Z", "1:30:00", "0x1F", "0o17", "1_000", "~",
+    "|\n  a", "- - a")),
     *map(Raw, ('"', "'", "[", "{", "]", "%", "@", "`", "\t", "#", ":", "---", "...", "'''", '"""')),
-    "{{ x }}", "${x}", "$HOME", "", " ", "\n", "auto", "none", "null", "true", "false", "yes", "no", "on", "-1", "0", "1e400",
-    "NaN", "0x10", "1_000", "4k", "1m", "²", "½", "٣", "9" * 5000, "24GiB", "1e999GiB", "-5GiB", "7b", "4090", "4090:2", "a:0",
-    "4090:" + "9" * 400, "a/b", "a/b/c", "..", ".", "/", "~", "~nosuchuser", "~nosuchuser/a.json", "/dev/zero", "/dev/stdin",
+    "{{ x }}", "${x}", "$HOME", "", " ", "\n", "auto", "none", "null", "true", "false", "yes", "no", "on",
+    "-1", "0", "1e400",
+    "NaN", "0x10", "1_000", "4k", "1m", "²", "½", "٣", "9" * 5000, "24GiB", "1e999GiB", "-5GiB", "7b", "4090",
+    "4090:2", "a:0",
+    "4090:" + "9" * 400, "a/b", "a/b/c", "..", ".", "/", "~", "~nosuchuser", "~nosuchuser/a.json",
+    "/dev/zero", "/dev/stdin",
     "/proc/self/environ",
     "../../../etc/passwd", "file:///etc/passwd", "a.json", "a.yaml", "C:\\a", "a\x00b", "\x1b[31mred\x1b[0m",
     "\x1b]0;title\x07",
-    "\x9b31m", "\x7f", "\r", "a\rb", "\u202eabc", "\u2066", "\u2028", "\ufeff", "\u200b", "e\u0301" * 50, "漢字", "😀", "\ud800",
-    "\ufffe", "x" * 5000, "[bold]x[/bold]", "[/]", "[link=file:///]", "%s%n", "{0}", "--help", "-", "=", ";", ",", "a;" * 3000,
-    "a=b", "a==1", "torch==9", "deepspeed==0.16.4", "all-linear", "full", "lora", "qlora", "nf4", "zero3", "fsdp", "cpu",
+    "\x9b31m", "\x7f", "\r", "a\rb", "\u202eabc", "\u2066", "\u2028", "\ufeff", "\u200b", "e\u0301" * 50,
+    "漢字", "😀", "\ud800",
+    "\ufffe", "x" * 5000, "[bold]x[/bold]", "[/]", "[link=file:///]", "%s%n", "{0}", "--help", "-", "=", ";",
+    ",", "a;" * 3000,
+    "a=b", "a==1", "torch==9", "deepspeed==0.16.4", "all-linear", "full", "lora", "qlora", "nf4", "zero3",
+    "fsdp", "cpu",
     "flash2",
-    [], [[]], [None], [1, "a"], ["a"] * 2000, [{}], Table(), Table([["a", 1]]), Table([["", None]]), Table([["a", Table([["b",
+    [], [[]], [None], [1, "a"], ["a"] * 2000, [{}], Table(), Table([["a", 1]]), Table([["", None]]),
+    Table([["a", Table([["b",
     []]])]]),
 )  # fmt: skip
 KEYS: tuple[Any, ...] = (
-    "", " ", "a", "A", "0", "schema", "name", "__class__", "__proto__", "<<", "a.b", "a b", "a=b", "é", "\u202ea", "\x1b[31m",
+    "", " ", "a", "A", "0", "schema", "name", "__class__", "__proto__", "<<", "a.b", "a b", "a=b", "é",
+    "\u202ea", "\x1b[31m",
     "a\nb",
-    "\x00", "x" * 5000, "[bold]", "[/]", "{{ x }}", "${x}", 1, 1.5, None, True, *map(Raw, ("? [a]", "{{ x }}", "[a]", "&a b",
+    "\x00", "x" * 5000, "[bold]", "[/]", "{{ x }}", "${x}", 1, 1.5, None, True,
+    *map(Raw, ("? [a]", "{{ x }}", "[a]", "&a b",
     "*a", "<<")),
 )  # fmt: skip
 # Most are values of the format, so that a reader sees them: what no parser takes ends there.
@@ -57,7 +72,9 @@ hostile_values = st.one_of(
     st.integers(),
     st.floats(),
     st.text(max_size=20),
-    st.sampled_from([(bracket, depth) for bracket in "[{" for depth in (100, 1_000, DEEP)]).map(lambda it: nested(*it)),
+    st.sampled_from([(bracket, depth) for bracket in "[{" for depth in (100, 1_000, DEEP)]).map(
+        lambda it: nested(*it)
+    ),
 )
 
 
@@ -85,13 +102,17 @@ def _containers(node: Node) -> list[Any]:
 
 @st.composite
 def mutated(draw: Draw, seed: Node, keys: Sequence[str] = ()) -> Node:
-    """``seed`` after a few mutations, mostly one or two; ``keys`` are names that the reader of such a file knows."""
+    """``seed`` after a few mutations, mostly one or two;
+    ``keys`` are names that the reader of such a file knows.
+    """
     tree = copy.deepcopy(seed)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 2, 4)))):
         places = _containers(tree)
         if not places:
             break
-        draw(st.sampled_from(_MUTATIONS))(draw, draw(st.sampled_from(places)), places, st.sampled_from((*keys, *KEYS)))
+        draw(st.sampled_from(_MUTATIONS))(
+            draw, draw(st.sampled_from(places)), places, st.sampled_from((*keys, *KEYS))
+        )
     return tree
 
 
@@ -99,7 +120,9 @@ def _index(draw: Draw, place: list[Any]) -> int:
     return draw(st.integers(0, len(place) - 1)) if place else 0
 
 
-def _put(draw: Draw, place: list[Any], keys: st.SearchStrategy[Any], value: Node, at: int | None = None) -> None:
+def _put(
+    draw: Draw, place: list[Any], keys: st.SearchStrategy[Any], value: Node, at: int | None = None
+) -> None:
     """``value`` under a key, or in the list, at a place of its own or over what is at ``at``."""
     if at is not None:
         if isinstance(place, Table):
@@ -107,7 +130,9 @@ def _put(draw: Draw, place: list[Any], keys: st.SearchStrategy[Any], value: Node
         else:
             place[at] = value
     else:
-        place.insert(draw(st.integers(0, len(place))), [draw(keys), value] if isinstance(place, Table) else value)
+        place.insert(
+            draw(st.integers(0, len(place))), [draw(keys), value] if isinstance(place, Table) else value
+        )
 
 
 def _replace(draw: Draw, place: list[Any], places: list[Any], keys: st.SearchStrategy[Any]) -> None:
@@ -121,14 +146,30 @@ def _tweak(draw: Draw, place: list[Any], places: list[Any], keys: st.SearchStrat
     if isinstance(value, bool):
         _put(draw, place, keys, not value, at)
     elif isinstance(value, int | float):
-        near = (value + 1, value - 1, value * 2, value / 2, value // 3, 0, 1, -value, value * 1000, float(value), str(value))
+        near = (
+            value + 1,
+            value - 1,
+            value * 2,
+            value / 2,
+            value // 3,
+            0,
+            1,
+            -value,
+            value * 1000,
+            float(value),
+            str(value),
+        )
         _put(draw, place, keys, draw(st.sampled_from(near)), at)
     elif isinstance(value, str):
         _put(
             draw,
             place,
             keys,
-            draw(st.sampled_from((value.upper(), value + " ", value[:-1], f"{value}{value}", [value], "", "auto"))),
+            draw(
+                st.sampled_from(
+                    (value.upper(), value + " ", value[:-1], f"{value}{value}", [value], "", "auto")
+                )
+            ),
             at,
         )
 
@@ -156,7 +197,11 @@ def _move(draw: Draw, place: list[Any], places: list[Any], keys: st.SearchStrate
     # Not into itself: a tree with a circle has no text.
     if not any(each is target for each in _containers([taken])):
         value = taken[1] if isinstance(place, Table) else taken
-        target.append([taken[0] if isinstance(place, Table) else draw(keys), value] if isinstance(target, Table) else value)
+        target.append(
+            [taken[0] if isinstance(place, Table) else draw(keys), value]
+            if isinstance(target, Table)
+            else value
+        )
 
 
 def _swap(draw: Draw, place: list[Any], places: list[Any], keys: st.SearchStrategy[Any]) -> None:
@@ -170,7 +215,13 @@ def _swap(draw: Draw, place: list[Any], places: list[Any], keys: st.SearchStrate
 def _wrap(draw: Draw, place: list[Any], places: list[Any], keys: st.SearchStrategy[Any]) -> None:
     at = _index(draw, place)
     value = place[at][1] if isinstance(place, Table) else place[at]
-    _put(draw, place, keys, draw(st.sampled_from([[value], Table([["a", value]]), str(value)[:100], [[value]]])), at)
+    _put(
+        draw,
+        place,
+        keys,
+        draw(st.sampled_from([[value], Table([["a", value]]), str(value)[:100], [[value]]])),
+        at,
+    )
 
 
 _MUTATIONS: tuple[Callable[..., None], ...] = (
@@ -187,7 +238,9 @@ def to_json(node: Node) -> str:
         return str(node)
     if isinstance(node, Table):
         return "{" + ", ".join(f"{_json_key(key)}: {to_json(value)}" for key, value in node) + "}"
-    return "[" + ", ".join(map(to_json, node)) + "]" if isinstance(node, list) else json.dumps(node, default=str)
+    return (
+        "[" + ", ".join(map(to_json, node)) + "]" if isinstance(node, list) else json.dumps(node, default=str)
+    )
 
 
 def _json_key(key: Any) -> str:
@@ -202,7 +255,11 @@ def to_yaml(node: Node) -> str:
 def _yaml_block(table: Table, depth: int) -> str:
     lines = []
     for key, value in table:
-        name = json.dumps(key) if not isinstance(key, Raw) and (not isinstance(key, str) or not key.isidentifier()) else key
+        name = (
+            json.dumps(key)
+            if not isinstance(key, Raw) and (not isinstance(key, str) or not key.isidentifier())
+            else key
+        )
         if isinstance(value, Table) and value and depth < 2:
             lines.append(f"{' ' * 2 * depth}{name}:\n{_yaml_block(value, depth + 1)}")
         else:
@@ -221,12 +278,16 @@ def to_toml(node: Node) -> str:
             continue
         head = f"[{_toml_key(key)}]" if isinstance(value, Table) else f"[[{_toml_key(key)}]]"
         for each in [value] if isinstance(value, Table) else value:
-            text += f"\n{head}\n" + "".join(f"{_toml_key(name)} = {_toml_value(inner)}\n" for name, inner in each)
+            text += f"\n{head}\n" + "".join(
+                f"{_toml_key(name)} = {_toml_value(inner)}\n" for name, inner in each
+            )
     return text
 
 
 def _has_head(value: Node) -> bool:
-    return isinstance(value, Table) or (isinstance(value, list) and bool(value) and all(isinstance(x, Table) for x in value))
+    return isinstance(value, Table) or (
+        isinstance(value, list) and bool(value) and all(isinstance(x, Table) for x in value)
+    )
 
 
 def _toml_key(key: Any) -> str:
@@ -241,7 +302,9 @@ def _toml_value(node: Node) -> str:
         return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(value)}" for key, value in node) + "}"
     if isinstance(node, list):
         return "[" + ", ".join(map(_toml_value, node)) + "]"
-    return '"none"' if node is None else repr(node) if isinstance(node, float) else json.dumps(node, default=str)
+    return (
+        '"none"' if node is None else repr(node) if isinstance(node, float) else json.dumps(node, default=str)
+    )
 
 
 # ---- mutations of the bytes ----
@@ -254,7 +317,9 @@ def encoded(text: str) -> bytes:
 
 @st.composite
 def damaged(draw: Draw, content: bytes) -> bytes:
-    """``content`` as it is (mostly), or in another encoding, cut, or with bytes between that do not belong there."""
+    """``content`` as it is (mostly), or in another encoding, cut,
+    or with bytes between that do not belong there.
+    """
     return draw(st.sampled_from(_DAMAGES))(draw, content)
 
 

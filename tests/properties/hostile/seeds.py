@@ -28,10 +28,13 @@ TINY_MODEL = data_dir() / "campaigns" / "tiny" / "config.json"
 """What the first of them names, from its own folder."""
 # Each is read by another reader, or by another part of one.
 MODELS = (
-    "llama-3.1-8b", "qwen2.5-0.5b", "mistral-7b-v0.1", "gemma-2-2b", "gemma-3-1b", "phi-3-mini-4k", "mixtral-8x7b",
+    "llama-3.1-8b", "qwen2.5-0.5b", "mistral-7b-v0.1", "gemma-2-2b", "gemma-3-1b", "phi-3-mini-4k",
+    "mixtral-8x7b",
     "qwen3-30b-a3b",
-    "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2", "gpt-neox-20b", "opt-350m", "bloom-560m", "falcon-7b", "mpt-7b",
-    "stablelm-3b-4e1t", "glm-4-9b-0414", "internlm2-7b", "baichuan-7b", "chatglm3-6b", "qwen-7b", "phi-2", "smollm3-3b",
+    "deepseek-v2-lite", "deepseek-v3", "gpt-oss-20b", "gpt2", "gpt-neox-20b", "opt-350m", "bloom-560m",
+    "falcon-7b", "mpt-7b",
+    "stablelm-3b-4e1t", "glm-4-9b-0414", "internlm2-7b", "baichuan-7b", "chatglm3-6b", "qwen-7b", "phi-2",
+    "smollm3-3b",
     "olmo-2-7b",
 )  # fmt: skip
 CONFIG_KEYS = sorted(
@@ -95,7 +98,9 @@ def record_lines() -> Node:
     numbers = {"nodes", "gpus_per_node", "lora_rank", "micro_batch", "grad_accum", "seq_len"}
     lines: list[dict[str, Any]] = []
     for row in rows():
-        values: dict[str, Any] = {name: int(cell) if name in numbers else cell for name, cell in row.items() if cell}
+        values: dict[str, Any] = {
+            name: int(cell) if name in numbers else cell for name, cell in row.items() if cell
+        }
         if "lora_targets" in values:
             values["lora_targets"] = values["lora_targets"].split(";")
         for name in ("peak_memory_mib", "tokens_per_s", "run_time_s", "lora_dropout"):
@@ -115,7 +120,13 @@ def record_lines() -> Node:
             "workload": "loop",
             "ranks": ranks,
         },
-        "environment": {"machine": "m", "os": "Linux 6", "python": "3.11.2", "cpu": "x", "host_memory_bytes": 1},
+        "environment": {
+            "machine": "m",
+            "os": "Linux 6",
+            "python": "3.11.2",
+            "cpu": "x",
+            "host_memory_bytes": 1,
+        },
         "quality": {"verdict": "doubtful", "reasons": ["too few steps"]},
     }
     return tree_of(lines)
@@ -142,14 +153,21 @@ def history_lines() -> Node:
         ("alloc", 4096 + 5 * MIB, MIB),
         ("free_requested", 4096, 5 * MIB),
     )
-    late = (("free_completed", 4096, 5 * MIB), ("alloc", 4096, 2 * MIB), ("oom", 0, 0), ("segment_free", 4096, 20 * MIB))
+    late = (
+        ("free_completed", 4096, 5 * MIB),
+        ("alloc", 4096, 2 * MIB),
+        ("oom", 0, 0),
+        ("segment_free", 4096, 20 * MIB),
+    )
     entries = [
         {"action": action, "addr": address, "size": n_bytes, "stream": 0, "time_us": 10 * index}
         for index, (action, address, n_bytes) in enumerate(actions + late)
     ]
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:64"}
     snapshot = {"device_traces": [entries], "allocator_settings": settings}
-    text = gzip.decompress(pack_history(snapshot, 0, [(5, "load"), (20, "forward"), (40, "backward")])).decode()
+    text = gzip.decompress(
+        pack_history(snapshot, 0, [(5, "load"), (20, "forward"), (40, "backward")])
+    ).decode()
     return [tree_of(json.loads(line)) for line in text.splitlines()]
 
 

@@ -21,7 +21,10 @@ COMMANDS = (
     ("search", *JOB, "--solve", "batch"),
 )
 # Most of a calibration is a few hundred numbers; any float may stand for one of them.
-numbers = st.sampled_from([0.0, -0.0, 1e-300, 5e-324, 1e300, -1e300, 700.0, -800.0, 1e6, -1e6, 0.999999, 1.0, 2.0]) | st.floats()
+numbers = (
+    st.sampled_from([0.0, -0.0, 1e-300, 5e-324, 1e300, -1e300, 700.0, -800.0, 1e6, -1e6, 0.999999, 1.0, 2.0])
+    | st.floats()
+)
 
 
 def _places(node: Node, found: list[tuple[Node, int]]) -> list[tuple[Node, int]]:

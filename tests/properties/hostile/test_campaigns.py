@@ -20,7 +20,10 @@ from planner.intake.fields import REQUEST_FIELDS
 KEYS = (*REQUEST_FIELDS, *option_names(), "repeat", "memory_limit", "grid", "case", "defaults", "title")
 
 pytestmark = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "peft", "accelerate", "psutil")),
+    any(
+        importlib.util.find_spec(name) is None
+        for name in ("torch", "transformers", "peft", "accelerate", "psutil")
+    ),
     reason="a campaign needs the measure extra",
 )
 
@@ -33,7 +36,11 @@ def contents(draw: st.DrawFn) -> bytes:
 
 @examples(30)
 @given(contents(), st.sampled_from(((), ("--force",), ("--history",), ("--share", "2/3"))))
-@example(b'schema = 1\ntitle = "\\u001b[31mRED"\n[[case]]\nmodel = "tiny/config.json"\nmethod = "lora"\nseq = 16\n', ())
+@example(
+    b'schema = 1\ntitle = "\\u001b[31mRED"\n[[case]]\nmodel = "tiny/config.json"\nmethod = '
+    b'"lora"\nseq = 16\n',
+    (),
+)
 def test_a_mutated_campaign_is_listed_or_refused(content: bytes, flags: tuple[str, ...]) -> None:
     """Whatever a campaign says, there is a list of cases or a sentence."""
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,6 @@
-"""Config files of every tool, mutated: ``plan check``, ``plan --config`` and ``plan search --config`` answer or refuse."""
+"""Config files of every tool, mutated: ``plan check``,
+``plan --config`` and ``plan search --config`` answer or refuse.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,14 @@ def contents(draw: st.DrawFn) -> tuple[str, bytes]:
 @examples(16)
 @given(contents(), st.sampled_from(COMMANDS), st.sampled_from([None] * 4 + list(TOOL_NAMES)))
 @example((".yaml", b"base_model: {{ model }}\n"), COMMANDS[2], None)
-@example((".yaml", b"model_name_or_path: gpt2\nfinetuning_type: lora\ndeepspeed: ~nosuchuser/a.json\n"), COMMANDS[2], None)
-def test_a_mutated_config_is_answered_or_refused(content: tuple[str, bytes], command: tuple[str, ...], tool: str | None) -> None:
+@example(
+    (".yaml", b"model_name_or_path: gpt2\nfinetuning_type: lora\ndeepspeed: ~nosuchuser/a.json\n"),
+    COMMANDS[2],
+    None,
+)
+def test_a_mutated_config_is_answered_or_refused(
+    content: tuple[str, bytes], command: tuple[str, ...], tool: str | None
+) -> None:
     """Whatever a config says, there is an answer or a sentence."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(EXAMPLES / "zero3_offload.json", folder)

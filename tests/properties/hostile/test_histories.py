@@ -12,14 +12,23 @@ from hostile.seeds import history_lines, json_lines
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-KEYS = ("schema", "device", "allocator_settings", "phase_marks", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+KEYS = (
+    "schema",
+    "device",
+    "allocator_settings",
+    "phase_marks",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+)
 FLAGS = ((), ("--json",), ("--fits", "10MiB"), ("--fits", "16TiB", "--json"))
 
 
 @st.composite
 def contents(draw: st.DrawFn) -> bytes:
     """The bytes of a history, damaged inside or outside of the compression."""
-    packed = gzip.compress(draw(damaged(encoded(json_lines(draw(mutated(history_lines(), KEYS)))))), compresslevel=1, mtime=0)
+    packed = gzip.compress(
+        draw(damaged(encoded(json_lines(draw(mutated(history_lines(), KEYS)))))), compresslevel=1, mtime=0
+    )
     return draw(damaged(packed)) if draw(st.booleans()) else packed
 
 

@@ -1,4 +1,6 @@
-"""What lies under a name may be no file, not end, or be somebody's secret: it is refused, and nothing of it is shown."""
+"""What lies under a name may be no file, not end, or be somebody's secret: it is refused,
+and nothing of it is shown.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,17 @@ READERS: dict[str, tuple[str, ...]] = {
     "run.jsonl.gz": ("measure", "replay", "{file}"),
     "campaign.toml": ("measure", "campaign", "{file}", "--dry-run", "--out", "{folder}/out"),
 }
-needs_links = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices are files on POSIX only")
+needs_links = pytest.mark.skipif(
+    not hasattr(os, "mkfifo"), reason="pipes and devices are files on POSIX only"
+)
 
 
 def asked(folder: Path, name: str) -> str:
     """All that the command says which reads ``name`` in ``folder``; it has to refuse it."""
     sound = folder / "sound.yaml"
-    sound.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\ndataset_name: a\n", encoding="utf-8")
+    sound.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\ndataset_name: a\n", encoding="utf-8"
+    )
     places = {"file": folder / name, "sound": sound, "folder": folder}
     program, *words = (word.format(**places) for word in READERS[name])
     found = answer(program, *words, files=[folder / name])
@@ -104,7 +110,9 @@ KINDS: dict[str, Callable[[Path], None]] = {
 @needs_links
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_no_regular_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
+def test_what_is_no_regular_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
     """Pipes, devices, folders and broken links are refused at once under every name that a command reads."""
     monkeypatch.setenv("MARK", MARK)
     KINDS[kind](tmp_path / name)

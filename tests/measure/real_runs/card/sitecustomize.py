@@ -1,9 +1,11 @@
-"""A card that is not there.  Python runs this file at its start when its folder is on ``PYTHONPATH`` and ``CARD`` names a folder.
+"""A card that is not there.  Python runs this file at its start when its folder is on ``PYTHONPATH`` and
+``CARD`` names a folder.
 
-The driver's binding and ``torch.cuda`` keep their own names, signatures and kinds of answers; tensors stay on the CPU.  Memory
-follows one law: weights and the rest take ``BASE`` bytes, and each token that goes through an embedding ``PER_TOKEN`` more, in
-blocks as the real allocator makes them.  More than the allowed share of the card raises torch's own error.  ``PID.used`` in the
-folder is what a process holds, for those that look from outside; ``reasons`` there are the bits of slowed clocks.
+The driver's binding and ``torch.cuda`` keep their own names, signatures and kinds of answers; tensors stay on
+the CPU.  Memory follows one law: weights and the rest take ``BASE`` bytes, and each token that goes through
+an embedding ``PER_TOKEN`` more, in blocks as the real allocator makes them.  More than the allowed share of
+the card raises torch's own error.  ``PID.used`` in the folder is what a process holds, for those that look
+from outside; ``reasons`` there are the bits of slowed clocks.
 """
 
 from __future__ import annotations
@@ -57,7 +59,16 @@ class Card:
         """One entry of the allocator's history."""
         if self.keeps is not None:
             now_us = time.time_ns() // 1000
-            self.keeps.append({"action": action, "addr": address, "size": size, "stream": 0, "time_us": now_us, "frames": []})
+            self.keeps.append(
+                {
+                    "action": action,
+                    "addr": address,
+                    "size": size,
+                    "stream": 0,
+                    "time_us": now_us,
+                    "frames": [],
+                }
+            )
 
     def take(self, address: int, size: int) -> None:
         """A block in a segment of its own, in whole pieces of 2 MiB."""
@@ -66,7 +77,9 @@ class Card:
             self.ooms += 1
             import torch
 
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total ...")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {size / GIB:.2f} GiB. GPU 0 has a total ..."
+            )
         self.note("segment_alloc", address, segment)
         self.note("alloc", address, size)
         self.allocated += size
@@ -109,7 +122,9 @@ def patch_torch(torch: ModuleType) -> None:
     _patch_statistics(torch)
     _patch_history(torch)
     _patch_embedding(torch)
-    torch.cuda.default_generators = (SimpleNamespace(manual_seed=lambda seed: None, get_state=torch.get_rng_state),)
+    torch.cuda.default_generators = (
+        SimpleNamespace(manual_seed=lambda seed: None, get_state=torch.get_rng_state),
+    )
     # What compilers of kernels look for where there is a card.
     torch._C._cuda_getCurrentRawStream = lambda index: 0
 
@@ -149,7 +164,9 @@ def _patch_statistics(torch: ModuleType) -> None:
             "allocated_bytes.all.peak": CARD.peak,
         },
         "host_memory_stats": lambda: {"allocated_bytes.peak": 5 * MIB},
-        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=TOTAL, name=NAME, major=9, minor=0),
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            total_memory=TOTAL, name=NAME, major=9, minor=0
+        ),
         "set_per_process_memory_fraction": capped,
         "Event": Event,
     }
@@ -161,7 +178,9 @@ def _patch_statistics(torch: ModuleType) -> None:
 def _patch_history(torch: ModuleType) -> None:
     """The allocator's history."""
 
-    def record(enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = sys.maxsize) -> None:
+    def record(
+        enabled: Any = "all", context: Any = "all", stacks: Any = "all", max_entries: int = sys.maxsize
+    ) -> None:
         CARD.keeps = [] if enabled == "all" else None
 
     def snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def test_a_driver_that_falls_silent_does_not_end_the_watch(driver: Driver) -> No
     assert (nvml.state(0), nvml.processes(0), nvml.held_bytes(0)) == ({}, None, None)
 
 
-def test_what_a_case_before_still_gives_back_is_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_case_before_still_gives_back_is_waited_for(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The card is counted as empty when its figure falls no more."""
     monkeypatch.setattr(device_watch, "_SETTLE_STEP_S", 0.0)
     falling = iter([30 * GIB, 20 * GIB, 5 * GIB, 600 * MIB, 600 * MIB, 600 * MIB])
@@ -43,7 +45,9 @@ def test_what_a_case_before_still_gives_back_is_waited_for(driver: Driver, monke
 
 
 def test_memory_of_the_cases_own_processes_is_told_apart(driver: Driver) -> None:
-    """Bytes by process id; ids of another table, as a container shows them, leave it unknown, which is not nothing."""
+    """Bytes by process id; ids of another table, as a container shows them, leave it unknown,
+    which is not nothing.
+    """
     watch = DeviceWatch(Nvml(driver), 0)
     running = [SimpleNamespace(pid=11, usedGpuMemory=3 * GIB), SimpleNamespace(pid=12, usedGpuMemory=2 * GIB)]
     driver.answers["nvmlDeviceGetComputeRunningProcesses"] = lambda _handle: running

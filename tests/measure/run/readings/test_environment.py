@@ -26,7 +26,9 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
 
 
 def test_nodes_alike_share_a_setup_and_no_environment(driver: Driver) -> None:
-    """Another host name, other cards of the kind and grown host memory: the same setup; another driver is another one."""
+    """Another host name, other cards of the kind and grown host memory: the same setup;
+    another driver is another one.
+    """
     here = machine(driver).environment
     cards = [{**gpu, "uuid_hash": "other"} for gpu in here["gpus"]]
     there = {**here, "machine": "other", "gpus": cards, "host_memory_bytes": 1}

@@ -9,12 +9,18 @@ from planner.units import MIB
 
 
 def test_control_group_files_of_both_versions(tmp_path: Path) -> None:
-    """Version 2 and version 1 are read; 'max' and version 1's huge number mean no limit; no files, no figure."""
+    """Version 2 and version 1 are read; 'max' and version 1's huge number mean no limit; no files,
+    no figure.
+    """
     assert cgroup_bytes("current", tmp_path) is None
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("1048576\n")
     (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert (cgroup_bytes("max", tmp_path), cgroup_bytes("current", tmp_path), cgroup_kills(tmp_path)) == (None, MIB, 2)
+    assert (cgroup_bytes("max", tmp_path), cgroup_bytes("current", tmp_path), cgroup_kills(tmp_path)) == (
+        None,
+        MIB,
+        2,
+    )
     old = tmp_path / "old"
     (old / "memory").mkdir(parents=True)
     (old / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")

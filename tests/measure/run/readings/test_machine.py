@@ -36,7 +36,9 @@ def test_cards_are_known_by_their_drivers_name(name: str, gib: float, expected: 
 
 
 def test_a_job_is_placed_on_the_card_that_is_here() -> None:
-    """Nothing said: the card; another card: refused with the way to ask about it; more than there are: refused."""
+    """Nothing said: the card; another card: refused with the way to ask about it;
+    more than there are: refused.
+    """
     machine = Machine(None, (H200,), "h200-sxm", {})
     assert machine.place({"seq": 1})["gpu"] == "h200-sxm"
     assert machine.place({"gpu": "cpu"})["gpu"] == "cpu"

@@ -27,7 +27,12 @@ def test_the_driver_is_asked_in_its_own_words(driver: Driver) -> None:
     """Every question exists in the installed binding; what a card does not answer is left out."""
     nvml = Nvml(driver)
     first, second = nvml.gpus()
-    assert (first.index, first.name, first.memory_bytes, first.cuda_driver) == (0, "NVIDIA H200", 143771 * MIB, "13.0")
+    assert (first.index, first.name, first.memory_bytes, first.cuda_driver) == (
+        0,
+        "NVIDIA H200",
+        143771 * MIB,
+        "13.0",
+    )
     assert first.uuid_hash != second.uuid_hash
     assert "aaaa" not in first.uuid_hash
     state = nvml.state(0)
@@ -39,7 +44,16 @@ def test_the_driver_is_asked_in_its_own_words(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     ("said", "expected"),
-    [("1", [1]), ("1,0", [1, 0]), ("GPU-bbbb", [1]), ("GPU", []), ("", []), ("-1", []), ("0,9,1", [0]), ("MIG-1", [])],
+    [
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("GPU-bbbb", [1]),
+        ("GPU", []),
+        ("", []),
+        ("-1", []),
+        ("0,9,1", [0]),
+        ("MIG-1", []),
+    ],
 )
 def test_visible_devices_are_those_of_cuda(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, said: str, expected: list[int]
@@ -59,7 +73,9 @@ def look(monkeypatch: pytest.MonkeyPatch, opened: tuple[Nvml | None, str], *file
 def test_a_card_that_cannot_be_asked_is_not_taken_for_none(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without the driver's binding, or with parts of a card (MIG), a job is refused with the reason and not run on the CPU."""
+    """Without the driver's binding, or with parts of a card (MIG),
+    a job is refused with the reason and not run on the CPU.
+    """
     assert look(monkeypatch, (None, "no binding"), tmp_path / "none") == (None, (), None)
     assert look(monkeypatch, (None, "no binding"), tmp_path)[2] == "a GPU seems to be here, but no binding"
     nvml = Nvml(driver)

@@ -62,10 +62,15 @@ ANSWERS = {
 
 @pytest.fixture
 def calls(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """``torch.cuda`` with these answers; each function keeps its own signature, so that a wrong call fails."""
+    """``torch.cuda`` with these answers; each function keeps its own signature,
+    so that a wrong call fails.
+    """
     from measure.worker.probes import device
 
-    doubles = {name: create_autospec(getattr(torch.cuda, name), return_value=answer) for name, answer in ANSWERS.items()}
+    doubles = {
+        name: create_autospec(getattr(torch.cuda, name), return_value=answer)
+        for name, answer in ANSWERS.items()
+    }
     for name, double in doubles.items():
         monkeypatch.setattr(torch.cuda, name, double)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -90,10 +95,16 @@ def probe(calls: dict[str, Any], driver: Driver) -> Any:
 
 
 def test_levels_and_counters_come_from_the_allocator(probe: Any) -> None:
-    """Context apart from what the allocator reserved, the driver's figure only where asked for, seconds from milliseconds."""
+    """Context apart from what the allocator reserved, the driver's figure only where asked for,
+    seconds from milliseconds.
+    """
     assert probe.context_bytes == 450 * MIB
     levels = probe.levels(with_driver=True)
-    assert (levels.allocated_bytes, levels.reserved_peak_bytes, levels.device_used_bytes) == (GIB, 4 * GIB, 40 * GIB)
+    assert (levels.allocated_bytes, levels.reserved_peak_bytes, levels.device_used_bytes) == (
+        GIB,
+        4 * GIB,
+        40 * GIB,
+    )
     assert probe.levels(with_driver=False).device_used_bytes is None
     counters = probe.counters()
     assert (counters.retries, counters.out_of_memory, counters.pinned_peak_bytes) == (2, 1, 5 * MIB)
@@ -104,7 +115,9 @@ def test_levels_and_counters_come_from_the_allocator(probe: Any) -> None:
 
 
 def test_a_limit_leaves_room_for_what_torch_does_not_hold(probe: Any, calls: dict[str, Any]) -> None:
-    """24 GiB less the context is the allocator's share of the card; a limit that the context alone exceeds is refused."""
+    """24 GiB less the context is the allocator's share of the card;
+    a limit that the context alone exceeds is refused.
+    """
     cap = probe.cap(24 * GIB)
     allowed = 24 * GIB - 450 * MIB
     assert cap == {
@@ -133,8 +146,12 @@ def test_a_history_is_kept_once(probe: Any, calls: dict[str, Any]) -> None:
     assert probe.stop_history([]) is None
 
 
-def test_a_card_that_the_driver_does_not_list_has_no_driver_figures(calls: dict[str, Any], driver: Driver) -> None:
-    """Figures of another card would be worse than none; the limit then falls back to CUDA's own free memory."""
+def test_a_card_that_the_driver_does_not_list_has_no_driver_figures(
+    calls: dict[str, Any], driver: Driver
+) -> None:
+    """Figures of another card would be worse than none;
+    the limit then falls back to CUDA's own free memory.
+    """
     from measure.worker.probes.device import CudaProbe
 
     driver.answers["nvmlDeviceGetCount"] = lambda: 0

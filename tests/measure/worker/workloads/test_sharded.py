@@ -1,4 +1,6 @@
-"""What engines are told on CUDA devices: backends, devices, and DeepSpeed's own Adam; library functions keep their signatures."""
+"""What engines are told on CUDA devices: backends, devices, and DeepSpeed's own Adam;
+library functions keep their signatures.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def task(job: Scenario, device: Any = CARD) -> Any:
     """What an engine asks of a task."""
     options = RunOptions(workload="loop")
     return SimpleNamespace(
-        scenario=job, probe=SimpleNamespace(device=device), case=SimpleNamespace(options=options), begin_loss=lambda: None
+        scenario=job,
+        probe=SimpleNamespace(device=device),
+        case=SimpleNamespace(options=options),
+        begin_loss=lambda: None,
     )
 
 
@@ -65,7 +70,9 @@ def test_deepspeed_joins_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join.call_args.args == ("nccl",)
 
 
-@pytest.mark.parametrize(("device", "expected"), [(CARD, [CARD]), (torch.device("cpu"), None)], ids=["card", "cpu"])
+@pytest.mark.parametrize(
+    ("device", "expected"), [(CARD, [CARD]), (torch.device("cpu"), None)], ids=["card", "cpu"]
+)
 def test_ddp_is_bound_to_its_card(monkeypatch: pytest.MonkeyPatch, device: Any, expected: Any) -> None:
     """On a card the wrapper gets the device, on a CPU none."""
     from measure.worker.workloads.sharded import DdpEngine
@@ -78,7 +85,9 @@ def test_ddp_is_bound_to_its_card(monkeypatch: pytest.MonkeyPatch, device: Any, 
 
 
 def test_offloaded_states_are_updated_by_deepspeeds_own_adam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On cards with offload it is DeepSpeed's Adam for CPUs, over what is trained; without offload the recipe's own."""
+    """On cards with offload it is DeepSpeed's Adam for CPUs, over what is trained;
+    without offload the recipe's own.
+    """
     import_or_skip("deepspeed")
     from deepspeed.ops import adam
 
@@ -103,5 +112,8 @@ def test_the_file_for_cards_differs_from_that_for_cpus() -> None:
     for config, there in ((on_cards, True), (on_cpu, False)):
         zero = config["zero_optimization"]
         assert zero["overlap_comm"] is there
-        assert (zero["offload_optimizer"]["pin_memory"], zero["offload_param"]["pin_memory"]) == (there, there)
+        assert (zero["offload_optimizer"]["pin_memory"], zero["offload_param"]["pin_memory"]) == (
+            there,
+            there,
+        )
         assert config["zero_force_ds_cpu_optimizer"] is there

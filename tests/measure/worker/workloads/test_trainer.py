@@ -1,4 +1,6 @@
-"""The Trainer with sharding runs on GPUs only; what it is given, and how its engine is checked, is tried here without one."""
+"""The Trainer with sharding runs on GPUs only; what it is given, and how its engine is checked,
+is tried here without one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ import_or_skip("torch")
 transformers = import_or_skip("transformers")
 import_or_skip("accelerate")
 
-SAID = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": 2, "method": "full", "seq": 512, "batch": 2, "grad_accum": 4}
+SAID = {
+    "model": "qwen2.5-0.5b",
+    "gpu": "a100-80gb",
+    "gpus": 2,
+    "method": "full",
+    "seq": 512,
+    "batch": 2,
+    "grad_accum": 4,
+}
 
 
 def scenario(**said: Any) -> Scenario:
@@ -52,7 +62,9 @@ def arguments(**more: Any) -> Any:
     ],
 )
 def test_the_trainer_takes_the_deepspeed_file(sharding: str, offload: str, optimizer: str) -> None:
-    """Nothing in it contradicts the arguments; an offloaded AdamW is DeepSpeed's own, another optimizer is allowed in."""
+    """Nothing in it contradicts the arguments; an offloaded AdamW is DeepSpeed's own,
+    another optimizer is allowed in.
+    """
     import_or_skip("deepspeed")
     from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
@@ -79,7 +91,8 @@ def test_an_nvme_folder_reaches_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharding", "version", "reshards"), [("fsdp", 2, True), ("fsdp-grad-op", 2, False), ("fsdp1", 1, "full_shard")]
+    ("sharding", "version", "reshards"),
+    [("fsdp", 2, True), ("fsdp-grad-op", 2, False), ("fsdp1", 1, "full_shard")],
 )
 def test_the_trainer_takes_the_fsdp_settings(sharding: str, version: int, reshards: Any) -> None:
     """They become the settings of accelerate's plugin, with whole layers as groups."""

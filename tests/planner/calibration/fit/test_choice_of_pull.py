@@ -1,4 +1,6 @@
-"""Which pull a fit takes: the prior's own strength, unless another predicts clearly better; and what a far reading weighs."""
+"""Which pull a fit takes: the prior's own strength, unless another predicts clearly better;
+and what a far reading weighs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ WEAK, USUAL, STRONG = Pull(0.3), Pull(1.0), Pull(10.0)
 
 def test_a_difference_within_its_error_changes_nothing() -> None:
     """The least mean wins by less than groups scatter, so the prior counts once."""
-    scores = {WEAK: np.array([0.02, 0.09, 0.05]), USUAL: np.array([0.05, 0.06, 0.06]), STRONG: np.array([0.06, 0.07, 0.07])}
+    scores = {
+        WEAK: np.array([0.02, 0.09, 0.05]),
+        USUAL: np.array([0.05, 0.06, 0.06]),
+        STRONG: np.array([0.06, 0.07, 0.07]),
+    }
     assert clearly_best(scores, USUAL) == USUAL
     assert clearly_best(scores, None) == WEAK
 
@@ -33,14 +39,17 @@ def test_only_fits_without_effects_of_machines_have_a_usual_pull() -> None:
 
 
 def test_a_far_reading_of_bytes_stops_counting() -> None:
-    """From 3 to 30 standard deviations off, a reading of bytes costs little more; one of time costs ten times as much."""
+    """From 3 to 30 standard deviations off, a reading of bytes costs little more;
+    one of time costs ten times as much.
+    """
     records = simulated(EVERYWHERE)
     growth = {}
     for quantity in ("memory", "throughput"):
         problem = problem_of(records, quantity)
         point, weights = np.zeros(len(problem.knobs)), problem.weights()
         near, far = (
-            objective(problem, np.full(len(problem.targets), times * problem.noise), point, weights, USUAL) for times in (3, 30)
+            objective(problem, np.full(len(problem.targets), times * problem.noise), point, weights, USUAL)
+            for times in (3, 30)
         )
         growth[quantity] = far / near
     assert growth["memory"] < 4

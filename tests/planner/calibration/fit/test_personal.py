@@ -45,13 +45,18 @@ def test_one_record_corrects_the_others_of_its_machine() -> None:
 
 
 def test_what_ships_and_what_holds_here_stand_side_by_side() -> None:
-    """The table's values are the coefficients that predictions use, before and with the machine's own offsets."""
+    """The table's values are the coefficients that predictions use,
+    before and with the machine's own offsets.
+    """
     records = simulated({"doc-d": SLOW}, noise=0.0)
     shipped = base().without["doc-d"]
     own = calibrate_machine(records, "my-lab", shipped)
     scenario = resolve(from_record(records[0]), force=True)
     rows = {
-        row.cells[0]: row.cells for block in personal_sections(own)[0].blocks if isinstance(block, Grid) for row in block.rows
+        row.cells[0]: row.cells
+        for block in personal_sections(own)[0].blocks
+        if isinstance(block, Grid)
+        for row in block.rows
     }
     for column, calibration in ((1, shipped), (2, own.calibration)):
         value = calibration.coefficients_for(scenario).memory_efficiency
@@ -70,25 +75,38 @@ def test_records_of_another_machine_are_left_out_by_name() -> None:
     mine, other = simulated({"doc-d": SLOW})[:4], simulated({"doc-a": Coefficients()})[:2]
     own = calibrate_machine([*other, *mine], "my-lab", base().calibration)
     assert own.calibration.environment == Environment(gpu="rtx4090", stacks=("hf-trainer@5",))
-    assert [(each.record_id, each.rule) for each in own.left_out] == [(each.id, "other_machine") for each in other]
+    assert [(each.record_id, each.rule) for each in own.left_out] == [
+        (each.id, "other_machine") for each in other
+    ]
     assert "a100-80-sxm, the calibration is of rtx4090" in own.left_out[0].reason
 
 
 @pytest.mark.parametrize("field", ["machine", "driver"])
 def test_machines_are_told_apart_by_what_measure_attached(field: str) -> None:
-    """One card in two machines, or under two driver families: two environments; a record that does not say agrees with both."""
+    """One card in two machines, or under two driver families: two environments;
+    a record that does not say agrees with both.
+    """
     records = simulated({"doc-d": SLOW})[:5]
     attachments = {each.id: attached() for each in records[:3]}
     attachments[records[3].id] = attached(**{field: "590.1" if field == "driver" else "other"})
     own = calibrate_machine(records, "my-lab", base().calibration, attachments)
     assert [each.record_id for each in own.left_out] == [records[3].id]
-    assert own.calibration.environment == Environment("rtx4090", ("hf-trainer@5",), machine="lab-1", drivers=("570",))
+    assert own.calibration.environment == Environment(
+        "rtx4090", ("hf-trainer@5",), machine="lab-1", drivers=("570",)
+    )
 
 
 def attached(machine: str = "lab-1", driver: str = "570.86.15") -> dict[str, object]:
     """What ``measure`` attaches to a record of its environment."""
     gpu = {"name": "RTX 4090", "uuid_hash": "x", "memory_bytes": 1, "driver": driver, "cuda_driver": "12.8"}
-    facts = {"machine": machine, "os": "Linux", "python": "3.11", "cpu": "x", "host_memory_bytes": 1, "gpus": (gpu,)}
+    facts = {
+        "machine": machine,
+        "os": "Linux",
+        "python": "3.11",
+        "cpu": "x",
+        "host_memory_bytes": 1,
+        "gpus": (gpu,),
+    }
     return {"environment": facts}
 
 

@@ -70,12 +70,16 @@ def test_a_peak_that_teaches_nothing_is_left_out_alone(rule: str, outcome: Liter
     """The row's time is fitted, its memory is not, whether it ran or not, and the rule says so by name."""
     screened = screen([GOOD, replace(PEAKS[rule], outcome=outcome)])
     assert [(each.record_id, each.rule) for each in unused_readings(screened.used)] == [("x", rule)]
-    assert [target.quantity for target in targets_of(*screened.used[1])] == (["throughput"] if outcome == "ok" else [])
+    assert [target.quantity for target in targets_of(*screened.used[1])] == (
+        ["throughput"] if outcome == "ok" else []
+    )
 
 
 def test_notes_are_for_people() -> None:
     """No word in a note steers the fit."""
-    noted = replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="REPEAT of row 3; TIME OF A LOOP")
+    noted = replace(
+        GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, notes="REPEAT of row 3; TIME OF A LOOP"
+    )
     screened = screen([GOOD, noted])
     assert [record.id for record, _ in screened.used] == [GOOD.id, "x"]
     assert unused_readings(screened.used) == ()
@@ -83,10 +87,20 @@ def test_notes_are_for_people() -> None:
 
 
 def test_only_what_is_wrong_is_doubtful() -> None:
-    """A validation scores what a fit would leave out, and names it; a run on a CPU or one that failed has nothing wrong."""
+    """A validation scores what a fit would leave out, and names it;
+    a run on a CPU or one that failed has nothing wrong.
+    """
     rows = [GOOD, *CASES.values(), *TIMES.values(), *PEAKS.values()]
     named = [replace(each, id=f"{each.id}{number}") for number, each in enumerate(rows)]
-    wrong = {"below_weights", "duplicate", "repeat", "impossible_rate", "loop_time", "link_unknown", "length_at_peak_unknown"}
+    wrong = {
+        "below_weights",
+        "duplicate",
+        "repeat",
+        "impossible_rate",
+        "loop_time",
+        "link_unknown",
+        "length_at_peak_unknown",
+    }
     assert {each.rule for each in doubtful(named)} == wrong
 
 
@@ -97,7 +111,9 @@ def test_no_published_peak_is_below_its_weights() -> None:
 
 
 def test_numbers_with_too_few_readings_are_named() -> None:
-    """Of two cards of one generation, one with six readings and one with two, the second gets no number, and it is said why."""
+    """Of two cards of one generation, one with six readings and one with two, the second gets no number,
+    and it is said why.
+    """
     records = [*simulated({"doc-a": Coefficients()}), *simulated({"doc-b": Coefficients()})[4:6]]
     found = {each.knob.label: each for each in calibrate(records, free=ANYTHING).not_fitted}
     assert found["matmul_efficiency[a100-40-sxm]"].n_readings == 2
@@ -106,7 +122,9 @@ def test_numbers_with_too_few_readings_are_named() -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    """No rule is listed that nothing can trigger; those of lines and machines are tested where these are read."""
+    """No rule is listed that nothing can trigger;
+    those of lines and machines are tested where these are read.
+    """
     assert set(RULES) == {*CASES, *TIMES, *PEAKS, *LINES, "other_machine"}
 
 

@@ -1,4 +1,6 @@
-"""The fit: finds coefficients that records were made with, holds to its priors elsewhere, never looks at what is held out."""
+"""The fit: finds coefficients that records were made with, holds to its priors elsewhere,
+never looks at what is held out.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from planner.program.job import job_of
 from planner.units import MIB
 from tests.planner.calibration.simulated import MACHINES, SHAPES, simulated
 
-TRUTH = replace(Coefficients(), context_bytes=380.0 * MIB, uncounted_fraction=0.12, matmul_efficiency=0.6, memory_efficiency=0.65)
+TRUTH = replace(
+    Coefficients(),
+    context_bytes=380.0 * MIB,
+    uncounted_fraction=0.12,
+    matmul_efficiency=0.6,
+    memory_efficiency=0.65,
+)
 EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 
 
@@ -41,7 +49,9 @@ def resolved(record: RunRecord, fitted: Fitted) -> Coefficients:
 
 
 def context_on(machine: str, coefficients: Coefficients) -> float:
-    """Bytes of context on the card of one simulated machine: readings tell the sum of its two parts, hardly each."""
+    """Bytes of context on the card of one simulated machine: readings tell the sum of its two parts,
+    hardly each.
+    """
     scenario = resolve(from_record(simulated({machine: TRUTH})[0]), force=True)
     return float(context_bytes(job_of(scenario, coefficients)))
 
@@ -56,9 +66,13 @@ def problem_of(records: list[RunRecord], quantity: str = "memory") -> Problem:
 
 @pytest.mark.parametrize("name", ["context_bytes", "matmul_efficiency", "memory_efficiency"])
 def test_the_fit_moves_from_the_prior_to_the_truth(name: str) -> None:
-    """Four documents with 1 % noise carry each coefficient a third of the way at least; priors and machines hold the rest."""
+    """Four documents with 1 % noise carry each coefficient a third of the way at least;
+    priors and machines hold the rest.
+    """
     record = simulated({"doc-a": TRUTH})[0]
-    found, true, prior = (getattr(each, name) for each in (resolved(record, fitted_to_truth()), TRUTH, Coefficients()))
+    found, true, prior = (
+        getattr(each, name) for each in (resolved(record, fitted_to_truth()), TRUTH, Coefficients())
+    )
     assert abs(found - true) < 0.67 * abs(true - prior)
 
 
@@ -70,7 +84,9 @@ def test_known_coefficients_are_recovered(quantity: str) -> None:
     assert np.max(np.abs(found.errors)) < 0.02
     totals = dict.fromkeys(FREEDOM, 0.0)
     for knob, offset in zip(problem.knobs, problem.offsets(found.points)[0], strict=True):
-        totals[knob.coefficient] += offset if applies(knob, problem.targets[0].scenario, problem.targets[0].host) else 0.0
+        totals[knob.coefficient] += (
+            offset if applies(knob, problem.targets[0].scenario, problem.targets[0].host) else 0.0
+        )
     reached = {name: moved(name, total) for name, total in totals.items()}
     freed = {knob.coefficient for knob in problem.knobs}
     contexts = {name: reached[name] for name in ("context_bytes", "thread_memory_bytes")}
@@ -83,12 +99,18 @@ def test_known_coefficients_are_recovered(quantity: str) -> None:
 
 
 def test_effects_of_one_machine_stay_its_own() -> None:
-    """A machine that is much slower than three like it moves what all share by little, and is recognised by its own effect."""
+    """A machine that is much slower than three like it moves what all share by little,
+    and is recognised by its own effect.
+    """
     slow = replace(Coefficients(), matmul_efficiency=0.45, memory_efficiency=0.48)
     records = simulated({**dict.fromkeys(MACHINES, Coefficients()), "doc-c": slow})
     problem = problem_of(records, "throughput")
     found = cross_fit(problem, room_for_machines=2)
-    shared = {offset.knob.coefficient: offset.offset for offset in found.shared_offsets(None) if offset.knob.level == "all"}
+    shared = {
+        offset.knob.coefficient: offset.offset
+        for offset in found.shared_offsets(None)
+        if offset.knob.level == "all"
+    }
     assert all(abs(shared[name]) < 0.12 for name in ("matmul_efficiency", "memory_efficiency"))
     assert found.machine_offsets
     assert {offset.knob.key for offset in found.machine_offsets} == {"doc-c:h100-sxm"}
@@ -115,14 +137,19 @@ def test_a_generation_gets_its_own_offset() -> None:
 def test_a_group_that_is_held_out_is_not_seen() -> None:
     """Readings of a group may be anything: the fit that leaves it out gives the same numbers."""
     records = simulated(EVERYWHERE)
-    spoiled = [replace(each, peak_memory_mib=3e3, step_time_s=99.0) if each.source_group == "doc-c" else each for each in records]
+    spoiled = [
+        replace(each, peak_memory_mib=3e3, step_time_s=99.0) if each.source_group == "doc-c" else each
+        for each in records
+    ]
     before, after = (calibrate(each, free=ANYTHING).without["doc-c"] for each in (records, spoiled))
     for first, second in zip(before.offsets, after.offsets, strict=True):
         assert (first.knob, first.offset) == (second.knob, pytest.approx(second.offset, abs=1e-6))
 
 
 def test_three_records_are_not_worse_than_no_fit() -> None:
-    """A fit on three records of one machine does not predict the rest of it worse than the priors, whatever the noise."""
+    """A fit on three records of one machine does not predict the rest of it worse than the priors,
+    whatever the noise.
+    """
     for seed in range(4):
         records = simulated({"doc-a": TRUTH}, noise=0.05, seed=seed)
         fitted = calibrate(records[1:4], free=ANYTHING)
@@ -137,8 +164,14 @@ def test_three_records_are_not_worse_than_no_fit() -> None:
 def test_a_wild_reading_is_outvoted() -> None:
     """One reading that is ten times too large moves the fit by less than a fifth of its honest spread."""
     records = simulated(EVERYWHERE)
-    wild = [replace(records[0], peak_memory_mib=min(79_000.0, 10 * (records[0].peak_memory_mib or 0))), *records[1:]]
-    points = [solve(problem, problem.weights()[None, :], [Pull()]).points[0] for problem in map(problem_of, (records, wild))]
+    wild = [
+        replace(records[0], peak_memory_mib=min(79_000.0, 10 * (records[0].peak_memory_mib or 0))),
+        *records[1:],
+    ]
+    points = [
+        solve(problem, problem.weights()[None, :], [Pull()]).points[0]
+        for problem in map(problem_of, (records, wild))
+    ]
     assert np.max(np.abs(points[0] - points[1])) < 1.0
     assert np.median(np.abs(points[0] - points[1])) < 0.2
 
@@ -148,7 +181,10 @@ def test_documents_count_alike_however_long() -> None:
     records = [*simulated({"doc-a": TRUTH}), *simulated({"doc-b": TRUTH}, shapes=SHAPES[:3])]
     problem = problem_of(records)
     weights = problem.weights()
-    totals = {g: sum(w for w, t in zip(weights, problem.targets, strict=True) if t.group == g) for g in problem.groups}
+    totals = {
+        g: sum(w for w, t in zip(weights, problem.targets, strict=True) if t.group == g)
+        for g in problem.groups
+    }
     assert totals["doc-a"] == pytest.approx(totals["doc-b"])
 
 
@@ -160,7 +196,9 @@ def test_a_full_card_is_only_a_lower_bound() -> None:
 
 
 def test_a_fit_never_makes_a_number_less_known() -> None:
-    """At every strength of the priors the spread after the fit is at most the prior's, and readings narrow it."""
+    """At every strength of the priors the spread after the fit is at most the prior's,
+    and readings narrow it.
+    """
     problem = problem_of(simulated(EVERYWHERE))
     for pull in pulls_to_try(problem):
         spread = solve(problem, problem.weights()[None, :], [pull]).spread[0]
@@ -169,7 +207,9 @@ def test_a_fit_never_makes_a_number_less_known() -> None:
 
 
 def test_a_far_reading_teaches_what_it_counts() -> None:
-    """Readings that the fit hardly counts leave every number nearly as uncertain as if they were not there."""
+    """Readings that the fit hardly counts leave every number nearly as uncertain as if they were not
+    there.
+    """
     odd = [index % 2 == 1 for index in range(len(simulated(EVERYWHERE)))]
     records = [
         replace(each, peak_memory_mib=0.6 * (each.peak_memory_mib or 0.0)) if is_odd else each
@@ -177,25 +217,33 @@ def test_a_far_reading_teaches_what_it_counts() -> None:
     ]
     problem = problem_of(records)
     weights = problem.weights()
-    with_far, without = solve(problem, np.stack([weights, np.where(odd, 0.0, weights)]), [Pull(), Pull()]).spread
+    with_far, without = solve(
+        problem, np.stack([weights, np.where(odd, 0.0, weights)]), [Pull(), Pull()]
+    ).spread
     assert np.min(with_far / without) > 0.99
 
 
 def test_a_bound_that_is_kept_tells_nothing() -> None:
     """Censored readings below their predictions leave every number as uncertain as it was."""
-    problem = problem_of([replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)])
+    problem = problem_of(
+        [replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)]
+    )
     assert np.allclose(solve(problem, problem.weights()[None, :], [Pull()]).spread, 1.0)
 
 
 def test_free_numbers_are_few_and_named() -> None:
-    """At most 40 in all and 25 in what ships, each a known coefficient, levels only where two keys can be told apart."""
+    """At most 40 in all and 25 in what ships, each a known coefficient,
+    levels only where two keys can be told apart.
+    """
     fitted = fitted_to_truth()
     assert fitted.free_numbers <= ANYTHING.most == 40
     assert EARNED.most == 25
     knobs = [offset.knob for offset in fitted.calibration.offsets]
     assert {knob.coefficient for knob in knobs} <= {prior.name for prior in PRIORS} == set(FREEDOM)
     assert len(set(knobs)) == len(knobs)
-    assert {knob.key for knob in knobs if knob.coefficient == "context_bytes" and knob.level == "generation"} <= {
+    assert {
+        knob.key for knob in knobs if knob.coefficient == "context_bytes" and knob.level == "generation"
+    } <= {
         "ampere",
         "hopper",
         "ada",

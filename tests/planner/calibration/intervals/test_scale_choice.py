@@ -1,4 +1,6 @@
-"""How much each cause of scatter counts is chosen by held-out intervals, and never by the source that they are judged on."""
+"""How much each cause of scatter counts is chosen by held-out intervals,
+and never by the source that they are judged on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MACHINES = [each.machine for each in candidates("time")]
 
 
 def readings(group: str, scatter: Floats, machine: float, seed: int = 0) -> list[Residual]:
-    """Steps of a group that wait for the machine for none to all of their time, and err by that times ``machine``."""
+    """Steps of a group that wait for the machine for none to all of their time,
+    and err by that times ``machine``.
+    """
     shares = np.linspace(0, 1, len(scatter))
     errors = scatter * (1 + machine * shares)
     scales = [tuple(float(1 + each * share) for each in MACHINES) for share in shares]
@@ -33,7 +37,11 @@ def readings(group: str, scatter: Floats, machine: float, seed: int = 0) -> list
 def sources(machine: float, groups: int = 8, rows: int = 60) -> list[Residual]:
     """Several groups of one law."""
     generator = np.random.default_rng(11)
-    return [each for g in range(groups) for each in readings(f"g{g}", 0.1 * generator.standard_normal(rows), machine)]
+    return [
+        each
+        for g in range(groups)
+        for each in readings(f"g{g}", 0.1 * generator.standard_normal(rows), machine)
+    ]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -50,7 +58,9 @@ def test_a_guess_stands_where_sources_are_few() -> None:
 
 
 def test_a_judged_source_has_no_say() -> None:
-    """One source that scatters otherwise decides the choice on everything, and not the interval that it is judged by."""
+    """One source that scatters otherwise decides the choice on everything,
+    and not the interval that it is judged by.
+    """
     calm = sources(min(MACHINES), groups=4, rows=10)
     odd = readings("odd", 0.8 * np.random.default_rng(2).standard_normal(200), 8.0)
     everything = [*calm, *odd]
@@ -61,18 +71,25 @@ def test_a_judged_source_has_no_say() -> None:
 
 
 def test_scores_are_those_of_the_intervals_that_are_reported() -> None:
-    """The choice has the least mean interval score of the intervals that each candidate would be given, classes included.
+    """The choice has the least mean interval score of the intervals that each candidate would be given,
+    classes included.
 
-    A source of n readings counts n to the power 0.75, as in the quantiles: three of these have a quarter of the readings.
+    A source of n readings counts n to the power 0.75, as in the quantiles:
+    three of these have a quarter of the readings.
     """
     drawn = [
-        replace(each, key=SpreadKey("memory", "fixed" if each.group < "g4" else "natural"), reach=(-0.01, 0.15))
+        replace(
+            each, key=SpreadKey("memory", "fixed" if each.group < "g4" else "natural"), reach=(-0.01, 0.15)
+        )
         for each in sources(max(MACHINES), groups=8, rows=20)
         if each.group not in ("g1", "g2", "g6") or int(each.record_id.rpartition("-")[2]) % 4 == 0
     ]
     groups = sorted({each.group for each in drawn})
     weights = [sum(each.group == group for each in drawn) ** 0.75 for group in groups]
-    scores = [np.average([reported_score(drawn, group, index) for group in groups], weights=weights) for index in range(3)]
+    scores = [
+        np.average([reported_score(drawn, group, index) for group in groups], weights=weights)
+        for index in range(3)
+    ]
     assert len(set(scores)) == len(scores)
     assert int(np.argmin(scores)) == choose(drawn)["memory"]
 
@@ -80,14 +97,24 @@ def test_scores_are_those_of_the_intervals_that_are_reported() -> None:
 def test_many_readings_of_a_source_choose_more_than_few() -> None:
     """Four sources of 300 readings outweigh nine of twelve, which would choose otherwise."""
     generator = np.random.default_rng(3)
-    few = [each for g in range(9) for each in readings(f"few{g}", 0.1 * generator.standard_normal(12), min(MACHINES))]
-    many = [each for g in range(4) for each in readings(f"many{g}", 0.1 * generator.standard_normal(300), max(MACHINES))]
+    few = [
+        each
+        for g in range(9)
+        for each in readings(f"few{g}", 0.1 * generator.standard_normal(12), min(MACHINES))
+    ]
+    many = [
+        each
+        for g in range(4)
+        for each in readings(f"many{g}", 0.1 * generator.standard_normal(300), max(MACHINES))
+    ]
     assert parts_of(choose(few)).machine == min(MACHINES)
     assert parts_of(choose([*few, *many])).machine == max(MACHINES)
 
 
 def reported_score(residuals: Sequence[Residual], group: str, index: int) -> float:
-    """Mean interval score of the readings of one group under one candidate, by the distributions of the others."""
+    """Mean interval score of the readings of one group under one candidate,
+    by the distributions of the others.
+    """
     each_scaled = rescaled(residuals, {"memory": index})
     spreads = {each.key: each for each in make_spreads(each for each in each_scaled if each.group != group)}
     scores = []

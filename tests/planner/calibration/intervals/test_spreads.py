@@ -1,4 +1,6 @@
-"""Intervals from held-out residuals: asymmetric, coarser where there is little data, and their coverage is measured."""
+"""Intervals from held-out residuals: asymmetric, coarser where there is little data,
+and their coverage is measured.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,20 @@ def residuals(groups: int, rows: int, spread: float = 0.1, key: SpreadKey = KEY)
     """Log ratios with a long upper tail, the same law in every group."""
     generator = np.random.default_rng(3)
     draws = spread * generator.gumbel(size=(groups, rows))
-    return [Residual(f"{g}-{i}", f"group-{g}", "driver", key, float(draws[g, i])) for g in range(groups) for i in range(rows)]
+    return [
+        Residual(f"{g}-{i}", f"group-{g}", "driver", key, float(draws[g, i]))
+        for g in range(groups)
+        for i in range(rows)
+    ]
 
 
 def calibration(*, half_width: float = 0.1) -> Calibration:
     """Untouched coefficients with scores of memory and time within +- ``half_width``."""
     quantiles = (-2 * half_width, -half_width, 0.0, half_width, 2 * half_width)
-    spreads = [Spread(SpreadKey(of), (0.01, 0.05, 0.5, 0.95, 0.99), quantiles, 50, 3) for of in ("memory", "need", "time")]
+    spreads = [
+        Spread(SpreadKey(of), (0.01, 0.05, 0.5, 0.95, 0.99), quantiles, 50, 3)
+        for of in ("memory", "need", "time")
+    ]
     support = Support(("ada",), ("rtx4090",), ("hf-trainer",), ("qlora",), ("none",))
     return Calibration("test", "2026-01-01", formulas_version(), (), tuple(spreads), support)
 
@@ -58,7 +67,9 @@ def test_coverage_is_near_the_nominal_one() -> None:
 
 
 def test_coverage_holds_at_every_scale() -> None:
-    """Where errors grow with the scale of a prediction, narrow and wide intervals both hold 86 to 94 % of readings."""
+    """Where errors grow with the scale of a prediction,
+    narrow and wide intervals both hold 86 to 94 % of readings.
+    """
     generator = np.random.default_rng(5)
     mixed = []
     for each in residuals(12, 60):
@@ -77,14 +88,18 @@ def median_width(held: Sequence[Held], scale: float) -> float:
 
 
 def test_an_interval_knows_nothing_of_its_own_group() -> None:
-    """A document whose readings all lie far off is outside the intervals made from the others, however many rows it has."""
+    """A document whose readings all lie far off is outside the intervals made from the others,
+    however many rows it has.
+    """
     odd = [Residual(f"odd-{i}", "odd", "driver", KEY, 3.0) for i in range(400)]
     held = held_out([*residuals(6, 20), *odd])
     assert not any(each.inside for each in held if each.residual.group == "odd")
 
 
 def test_the_order_of_samples_is_part_of_an_interval() -> None:
-    """A reading that the order of samples alone can reach lies inside, however narrow the other sources are."""
+    """A reading that the order of samples alone can reach lies inside,
+    however narrow the other sources are.
+    """
     lucky = Residual("lucky", "lucky", "reserved", KEY, 2.0)
     for reach, inside in (((0.0, 0.0), False), ((-0.1, 2.1), True)):
         held = held_out([*residuals(6, 20), replace(lucky, reach=reach)])
@@ -99,7 +114,9 @@ def test_intervals_follow_the_longer_tail() -> None:
 
 
 def test_a_class_of_one_source_uses_the_whole() -> None:
-    """One source makes no distribution of its own; the one of all lengths stands in, and another quantity never does."""
+    """One source makes no distribution of its own; the one of all lengths stands in,
+    and another quantity never does.
+    """
     lone = residuals(1, 30, key=NATURAL)
     spreads = {each.key: each for each in make_spreads([*residuals(4, 30), *lone])}
     found = find_spread(spreads, NATURAL)
@@ -109,8 +126,12 @@ def test_a_class_of_one_source_uses_the_whole() -> None:
 
 
 def test_one_source_alone_leans_on_the_stated_scatter() -> None:
-    """Four readings of one source that all lie low do not say that nothing lies high; many sources that do, do."""
-    low = [Residual(f"{i}", "only", "host_memory", SpreadKey("host_memory"), -0.1 - 0.01 * i) for i in range(4)]
+    """Four readings of one source that all lie low do not say that nothing lies high;
+    many sources that do, do.
+    """
+    low = [
+        Residual(f"{i}", "only", "host_memory", SpreadKey("host_memory"), -0.1 - 0.01 * i) for i in range(4)
+    ]
     several = [replace(each, group=f"g{g}") for each in low for g in range(12)]
     one, many = (make_spreads(each)[0] for each in (low, several))
     assert one.quantile(0.95) > 0.15
@@ -133,8 +154,13 @@ def test_a_class_of_few_sources_leans_on_the_whole() -> None:
 
 
 def test_a_group_with_many_rows_does_not_decide_alone() -> None:
-    """A table of 400 rows with small errors leaves room for five small ones with large errors; what must be held still more."""
-    mixed = [*residuals(1, 400, spread=0.01), *[replace(each, group=f"x{each.group}") for each in residuals(5, 10, spread=0.2)]]
+    """A table of 400 rows with small errors leaves room for five small ones with large errors;
+    what must be held still more.
+    """
+    mixed = [
+        *residuals(1, 400, spread=0.01),
+        *[replace(each, group=f"x{each.group}") for each in residuals(5, 10, spread=0.2)],
+    ]
     spreads = {each.key: each for each in make_spreads(mixed)}
     pooled = float(np.quantile([each.log_ratio for each in mixed], 0.95))
     assert spreads[KEY].quantile(0.95) > 1.2 * pooled
@@ -144,26 +170,41 @@ def test_a_group_with_many_rows_does_not_decide_alone() -> None:
 def test_what_must_be_held_is_judged_without_cache() -> None:
     """Readings of what is reserved, and of natural lengths, say nothing of what must be held at once."""
     cached = [replace(each, of="reserved", log_ratio=each.log_ratio + 1.0) for each in residuals(4, 30)]
-    spreads = {each.key: each for each in make_spreads([*residuals(4, 30), *cached, *residuals(4, 30, 0.5, NATURAL)])}
+    spreads = {
+        each.key: each for each in make_spreads([*residuals(4, 30), *cached, *residuals(4, 30, 0.5, NATURAL)])
+    }
     assert spreads[SpreadKey("need")].quantile(0.95) < 0.5 < spreads[KEY].quantile(0.95)
 
 
 def test_probability_to_fit_is_the_share_below_the_limit() -> None:
-    """Far below the limit it is 1, far above 0, at the limit a half, and only in between the verdict is uncertain."""
+    """Far below the limit it is 1, far above 0, at the limit a half,
+    and only in between the verdict is uncertain.
+    """
     model = calibration()
     need = float(estimate(job()).memory.must_have_bytes)
-    for ratio, probability, verdict in ((3.0, 1.0, "fits"), (1.0, 0.5, "uncertain"), (0.5, 0.0, "does_not_fit")):
+    for ratio, probability, verdict in (
+        (3.0, 1.0, "fits"),
+        (1.0, 0.5, "uncertain"),
+        (0.5, 0.0, "does_not_fit"),
+    ):
         found = estimate_calibrated(job(gpu_memory=f"{need * ratio / MIB:.3f}MiB"), model)
         assert found.fits_probability == pytest.approx(probability, abs=0.02)
         assert found.verdict == verdict
 
 
 def test_host_ram_that_is_short_decides_where_the_card_may_do() -> None:
-    """Of two shortages the certain one is said: only a card that is surely too small comes before a host that lacks RAM."""
+    """Of two shortages the certain one is said:
+    only a card that is surely too small comes before a host that lacks RAM.
+    """
     model = calibration()
     offload = {"method": "full", "sharding": "zero3", "offload": "optimizer+params", "host_memory": "32GiB"}
     need = float(estimate(job(**offload)).memory.must_have_bytes)
-    verdicts = {3.0: "host_memory_short", 1.001: "host_memory_short", 0.999: "host_memory_short", 0.5: "does_not_fit"}
+    verdicts = {
+        3.0: "host_memory_short",
+        1.001: "host_memory_short",
+        0.999: "host_memory_short",
+        0.5: "does_not_fit",
+    }
     for ratio, verdict in verdicts.items():
         found = estimate_calibrated(job(**offload, gpu_memory=f"{need * ratio / MIB:.3f}MiB"), model)
         assert found.verdict == verdict
@@ -177,15 +218,23 @@ def test_a_larger_card_never_fits_less(ratios: list[float]) -> None:
     """P(fits) does not fall as the card grows, with the calibration that ships."""
     model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
     need = float(estimate(job(), model.coefficients_for(job())).memory.must_have_bytes)
-    found = [estimate_calibrated(job(gpu_memory=f"{need * ratio / MIB:.3f}MiB"), model) for ratio in sorted(ratios)]
+    found = [
+        estimate_calibrated(job(gpu_memory=f"{need * ratio / MIB:.3f}MiB"), model) for ratio in sorted(ratios)
+    ]
     chances = [each.fits_probability or 0.0 for each in found]
     assert chances == sorted(chances)
 
 
-@given(st.sampled_from(("full", "lora", "qlora")), st.sampled_from(("4090", "h100-sxm", "t4")), st.integers(64, 4096))
+@given(
+    st.sampled_from(("full", "lora", "qlora")),
+    st.sampled_from(("4090", "h100-sxm", "t4")),
+    st.integers(64, 4096),
+)
 @settings(max_examples=40, deadline=None)
 def test_an_interval_contains_its_prediction(method: str, gpu: str, seq: int) -> None:
-    """Every peak, the step and host RAM lie inside their intervals, also where the card caps what is shown."""
+    """Every peak, the step and host RAM lie inside their intervals,
+    also where the card caps what is shown.
+    """
     model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
     found = estimate_calibrated(job(method=method, gpu=gpu, seq=seq, padding="longest"), model)
     assert found.uncertainty is not None
@@ -204,7 +253,11 @@ def test_no_peak_above_the_card_is_expected_of_a_job_that_fits() -> None:
     found = estimate_calibrated(job(seq=4096, padding="longest"), model)
     assert found.uncertainty is not None
     assert found.memory.limit_bytes is not None
-    assert found.memory.driver_peak_bytes < dict(found.uncertainty.memory)["driver"].high <= found.memory.limit_bytes
+    assert (
+        found.memory.driver_peak_bytes
+        < dict(found.uncertainty.memory)["driver"].high
+        <= found.memory.limit_bytes
+    )
 
 
 def test_intervals_stand_around_the_prediction() -> None:
@@ -212,7 +265,10 @@ def test_intervals_stand_around_the_prediction() -> None:
     found = estimate_calibrated(job(), calibration())
     assert found.uncertainty is not None
     for level, interval in found.uncertainty.memory:
-        peak, scale = float(getattr(found.memory, f"{level}_peak_bytes")), float(memory_scale(found.memory, level, Doubt()))
+        peak, scale = (
+            float(getattr(found.memory, f"{level}_peak_bytes")),
+            float(memory_scale(found.memory, level, Doubt())),
+        )
         assert interval.low == pytest.approx(peak * np.exp(-0.1 * scale))
         assert interval.high == pytest.approx(peak * np.exp(0.1 * scale))
     assert found.uncertainty.host is None
@@ -220,7 +276,9 @@ def test_intervals_stand_around_the_prediction() -> None:
 
 
 def test_coverage_is_said_or_why_there_is_none() -> None:
-    """The line on the calibration gives the measured coverage; with one source there is no other to measure it on."""
+    """The line on the calibration gives the measured coverage;
+    with one source there is no other to measure it on.
+    """
     alone = calibration()
     several = replace(alone, coverage=(("driver", 0.87),))
     texts = [calibration_notes(estimate_calibrated(job(), each))[0].text for each in (alone, several)]
@@ -231,7 +289,11 @@ def test_coverage_is_said_or_why_there_is_none() -> None:
 def test_intervals_widen_with_distance() -> None:
     """Each thing that no calibrated record had makes every interval wider and the chance to fit less sure."""
     model, near = calibration(), job()
-    supports = (model.support, replace(model.support, families=("other",)), Support(("hopper",), (), ("other",), (), ("none",)))
+    supports = (
+        model.support,
+        replace(model.support, families=("other",)),
+        Support(("hopper",), (), ("other",), (), ("none",)),
+    )
     found = [estimate_calibrated(near, replace(model, support=support)) for support in supports]
     assert [replace(model, support=each).doubt(near).n_unseen for each in supports] == [0, 1, 3]
     for level in ("allocated", "reserved", "driver"):
@@ -244,9 +306,16 @@ def test_intervals_widen_with_distance() -> None:
 
 
 def test_what_is_counted_is_surer_than_what_is_transient() -> None:
-    """The scale of a peak grows with the share of it that passes hold, from its floor to little more than 1."""
+    """The scale of a peak grows with the share of it that passes hold,
+    from its floor to little more than 1.
+    """
     short, long = (estimate(job(seq=seq, gradient_checkpointing=False)).memory for seq in (512, 4096))
-    assert 0.3 < float(memory_scale(short, "driver", Doubt())) < float(memory_scale(long, "driver", Doubt())) < 1.1
+    assert (
+        0.3
+        < float(memory_scale(short, "driver", Doubt()))
+        < float(memory_scale(long, "driver", Doubt()))
+        < 1.1
+    )
     assert float(need_scale(short, Doubt())) < float(need_scale(long, Doubt()))
 
 
@@ -257,8 +326,16 @@ def test_a_small_peak_is_less_sure_in_its_own_size() -> None:
 
 
 def test_a_peak_of_a_few_mib_scatters_by_bytes(tmp_path: Path) -> None:
-    """The job of a toy model holds 8 MiB: no level is expected above a card that it could ever fill, nor known to a MiB."""
-    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1000}
+    """The job of a toy model holds 8 MiB: no level is expected above a card that it could ever fill,
+    nor known to a MiB.
+    """
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "vocab_size": 1000,
+    }
     config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -274,26 +351,37 @@ def test_a_peak_of_a_few_mib_scatters_by_bytes(tmp_path: Path) -> None:
 
 
 def test_what_lengths_pile_up_is_the_least_sure() -> None:
-    """Cache of natural lengths widens what is reserved and shown, not what is allocated nor what must be held."""
+    """Cache of natural lengths widens what is reserved and shown,
+    not what is allocated nor what must be held.
+    """
     said = {"seq": 4096, "tokens_per_sample": 1200}
     fixed, natural = (estimate(job(**said, padding=padding)).memory for padding in ("max_length", "longest"))
-    scales = [[float(memory_scale(each, level, Doubt())) for level in ("allocated", "driver")] for each in (fixed, natural)]
+    scales = [
+        [float(memory_scale(each, level, Doubt())) for level in ("allocated", "driver")]
+        for each in (fixed, natural)
+    ]
     assert scales[1][1] > 1.2 * scales[0][1]
     assert scales[1][0] == scales[0][0]
     assert float(need_scale(natural, Doubt())) == float(need_scale(fixed, Doubt()))
 
 
 def test_unknown_lengths_widen_what_passes_hold() -> None:
-    """Padded to the longest of samples of unknown lengths, a peak is less sure; whether it fits is asked for full samples."""
+    """Padded to the longest of samples of unknown lengths, a peak is less sure;
+    whether it fits is asked for full samples.
+    """
     said, unsaid = job(padding="longest", tokens_per_sample=600), job(padding="longest")
     assert [lengths_are_unknown(each) for each in (job(), said, unsaid)] == [False, False, True]
     memory, unknown = estimate(unsaid).memory, Doubt(lengths_unknown=True)
-    assert float(memory_scale(memory, "driver", unknown)) > 1.5 * float(memory_scale(memory, "driver", Doubt()))
+    assert float(memory_scale(memory, "driver", unknown)) > 1.5 * float(
+        memory_scale(memory, "driver", Doubt())
+    )
     assert float(need_scale(memory, unknown)) == float(need_scale(memory, Doubt()))
 
 
 def test_what_waits_for_the_host_is_less_sure() -> None:
-    """A step that offloads is less sure than one that does not, and a host's name without records of it changes nothing."""
+    """A step that offloads is less sure than one that does not,
+    and a host's name without records of it changes nothing.
+    """
     times = [
         estimate(job(method=method, gpu="h100-sxm", gpus=4, sharding="zero3", offload=offload)).time
         for method, offload in (("full", "optimizer+params"), ("lora", "none"))
@@ -316,7 +404,9 @@ def test_an_unseen_gpu_or_stack_is_said() -> None:
 
 
 def test_lengths_are_natural_where_that_is_said() -> None:
-    """Padding to the longest with shorter samples changes shapes from step to step; packed and full samples do not."""
+    """Padding to the longest with shorter samples changes shapes from step to step;
+    packed and full samples do not.
+    """
     assert lengths_of(job()) == "fixed"
     assert lengths_of(job(padding="packed")) == "fixed"
     assert lengths_of(job(padding="longest")) == "natural"

@@ -30,19 +30,38 @@ RECORD = RunRecord(
 def readings(allocated: tuple[int, int]) -> dict[str, Any]:
     """Two phases of one rank with these peaks of allocated bytes, reserved a byte more."""
     phases = [
-        {"phase": name, "visits": 1, "wall_s": 0.1, "allocated_peak_bytes": peak, "reserved_peak_bytes": peak + 1}
+        {
+            "phase": name,
+            "visits": 1,
+            "wall_s": 0.1,
+            "allocated_peak_bytes": peak,
+            "reserved_peak_bytes": peak + 1,
+        }
         for name, peak in zip(("forward", "backward"), allocated, strict=True)
     ]
     keys = {"case_key": "c", "environment_key": "e", "said": {}, "options": {}, "workload": "loop"}
-    times = {"started_at": "2026-01-01", "duration_s": 1.0, "how": "fork", "host": {"n_samples": 1, "interval_s": 0.05}}
+    times = {
+        "started_at": "2026-01-01",
+        "duration_s": 1.0,
+        "how": "fork",
+        "host": {"n_samples": 1, "interval_s": 0.05},
+    }
     return {"raw": {**keys, **times, "ranks": [{"rank": 0, "phases": phases}]}}
 
 
 def test_the_same_job_is_found_on_any_gpu_and_no_other(tmp_path: Path) -> None:
-    """Model, recipe and stack decide; a run on a CPU, a failed one, another length and an unknown model are no match."""
+    """Model, recipe and stack decide; a run on a CPU, a failed one,
+    another length and an unknown model are no match.
+    """
     path = tmp_path / "h100-sxm" / "runs.jsonl"
     path.parent.mkdir()
-    others = ({"gpu": "cpu"}, {"outcome": "oom"}, {"seq_len": 512}, {"model": "nobody/knows"}, {"gpus_per_node": 2})
+    others = (
+        {"gpu": "cpu"},
+        {"outcome": "oom"},
+        {"seq_len": 512},
+        {"model": "nobody/knows"},
+        {"gpus_per_node": 2},
+    )
     for number, changes in enumerate(others):
         append_jsonl(path, replace(RECORD, id=f"other-{number}", **changes))
     append_jsonl(path, RECORD, readings((5, 7)))

@@ -1,4 +1,6 @@
-"""Peaks that are a percentile over the steps: the law of lengths behind them, and the batch that they are compared with."""
+"""Peaks that are a percentile over the steps: the law of lengths behind them,
+and the batch that they are compared with.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,35 @@ SORTED = "sorts_lengths=true;keeps_outgrown_blocks=false;drops_long_samples=true
 
 
 def _job(switches: str) -> Job:
-    said = {"model": "llama-3.2-3b", "method": "lora", "gpu": "l40s", "batch": BATCH, "seq": CAP, "padding": "longest"}
-    scenario = resolve(from_flags({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})}))
+    said = {
+        "model": "llama-3.2-3b",
+        "method": "lora",
+        "gpu": "l40s",
+        "batch": BATCH,
+        "seq": CAP,
+        "padding": "longest",
+    }
+    scenario = resolve(
+        from_flags({**said, "tokens_per_sample": MEAN, **({"switches": switches} if switches else {})})
+    )
     return job_of(scenario, replace(Coefficients(), length_variation=0.8))
 
 
 def _record() -> RunRecord:
-    return next(each for each in read_records([published_dir() / "peft_metamath.csv"]).records if each.id == "peft_metamath-034")
+    return next(
+        each
+        for each in read_records([published_dir() / "peft_metamath.csv"]).records
+        if each.id == "peft_metamath-034"
+    )
 
 
 def _drawn(*, drops: bool, spread: float, seed: int) -> list[float]:
     """Lengths of a shifted exponential, above the cap cut to it or left out."""
     draw = random.Random(seed)
     lengths = (START * spread + draw.expovariate(1 / spread) for _ in range(120_000))
-    return [length for length in lengths if length <= CAP] if drops else [min(length, CAP) for length in lengths]
+    return (
+        [length for length in lengths if length <= CAP] if drops else [min(length, CAP) for length in lengths]
+    )
 
 
 def _spread(*, drops: bool) -> float:
@@ -58,8 +75,12 @@ def _spread(*, drops: bool) -> float:
 
 @pytest.mark.parametrize(("switches", "drops", "together"), [(SORTED, True, 1), ("", False, BATCH)])
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_the_length_is_the_quantile_of_drawn_batches(switches: str, drops: bool, together: int, share: float) -> None:
-    """Within 4 %: of single samples where batches are sorted by length, of the longest of four where they are not."""
+def test_the_length_is_the_quantile_of_drawn_batches(
+    switches: str, drops: bool, together: int, share: float
+) -> None:
+    """Within 4 %: of single samples where batches are sorted by length,
+    of the longest of four where they are not.
+    """
     lengths = _drawn(drops=drops, spread=_spread(drops=drops), seed=2)
     longest = sorted(max(lengths[at : at + together]) for at in range(0, len(lengths) - together, together))
     expected = longest[math.floor(share * len(longest))]

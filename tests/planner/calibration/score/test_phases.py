@@ -1,4 +1,6 @@
-"""`plan validate` on records of our own: phase by phase, terms from an allocator history, and CPU runs apart."""
+"""`plan validate` on records of our own: phase by phase, terms from an allocator history,
+and CPU runs apart.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ RECORD = RunRecord(
 
 
 def readings(record: RunRecord, scale: float, **more: Any) -> dict[str, Any]:
-    """What a record would carry if every phase took ``scale`` times what is predicted; two ranks, the second the fuller."""
+    """What a record would carry if every phase took ``scale`` times what is predicted; two ranks,
+    the second the fuller.
+    """
     memory = predict_with(resolve(from_record(record), force=True), _priors()).memory
 
     def phase(peak: Any, factor: float) -> dict[str, Any]:
@@ -79,7 +83,9 @@ def write(folder: Path, *pairs: tuple[RunRecord, dict[str, Any]]) -> str:
 
 
 def test_each_phase_is_compared_with_the_fullest_rank(tmp_path: Path) -> None:
-    """A record that reads a quarter more than predicted everywhere is 20 % too low in each phase, at both levels."""
+    """A record that reads a quarter more than predicted everywhere is 20 % too low in each phase,
+    at both levels.
+    """
     validation = validate(read_records([write(tmp_path, (RECORD, readings(RECORD, 1.25)))]))
     phases = validation.phases["run-1"]
     assert [each.phase for each in phases][:3] == ["load", "adapters", "forward"]
@@ -101,7 +107,9 @@ def test_the_phase_that_failed_is_not_compared(tmp_path: Path) -> None:
 
 def test_runs_on_a_cpu_are_in_no_number_of_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are counted, scored and shown apart, and change nothing about the others."""
-    on_cpu = replace(RECORD, id="run-2", gpu="cpu", step_time_s=1.0, host_memory_mib=500.0, host_memory_kind="rss_peak")
+    on_cpu = replace(
+        RECORD, id="run-2", gpu="cpu", step_time_s=1.0, host_memory_mib=500.0, host_memory_kind="rss_peak"
+    )
     attachments = readings(RECORD, 1.0)
     for rank in attachments["raw"]["ranks"]:
         for phase in rank["phases"]:
@@ -128,7 +136,9 @@ def test_runs_on_a_cpu_are_in_no_number_of_a_gpu(tmp_path: Path, capsys: pytest.
 
 
 def step_events() -> list[AllocEvent]:
-    """One step by hand, in blocks of 1 to 8 MiB: number, size, and the phases from which and to which it lives."""
+    """One step by hand, in blocks of 1 to 8 MiB: number, size,
+    and the phases from which and to which it lives.
+    """
     lives = [
         (1, 8, "load", None),
         (2, 1, "load", "load"),
@@ -154,7 +164,9 @@ def step_events() -> list[AllocEvent]:
 
 
 def test_terms_follow_from_when_a_block_is_made_and_let_go() -> None:
-    """Each kind of life is one term; what lives on beyond its micro-step is neither an activation nor a temporary of a pass."""
+    """Each kind of life is one term;
+    what lives on beyond its micro-step is neither an activation nor a temporary of a pass.
+    """
     terms = {event.block: event.term for event in with_terms(step_events()) if event.action == "alloc"}
     assert terms == {
         1: "weights",
@@ -174,19 +186,28 @@ def test_terms_follow_from_when_a_block_is_made_and_let_go() -> None:
 
 def test_what_stays_after_a_whole_step_is_no_activation() -> None:
     """A workspace that the forward pass makes and nobody frees is not saved for the backward pass."""
-    events = [AllocEvent("alloc", 1, MIB, phase="forward"), AllocEvent("alloc", 2, MIB, phase="optimizer_step")]
+    events = [
+        AllocEvent("alloc", 1, MIB, phase="forward"),
+        AllocEvent("alloc", 2, MIB, phase="optimizer_step"),
+    ]
     assert [event.term for event in with_terms(events)] == ["other_temporaries", "optimizer_states"]
 
 
 def history_of(events: list[AllocEvent]) -> bytes:
     """The file that a run would write: the snapshot of the stream, and when each phase began."""
     snapshot = snapshot_of(events)
-    marks = [(each["time_us"], each["name"]) for each in snapshot["external_annotations"] if each["stage"] == "START"]
+    marks = [
+        (each["time_us"], each["name"])
+        for each in snapshot["external_annotations"]
+        if each["stage"] == "START"
+    ]
     return pack_history(snapshot, 0, marks)
 
 
 def test_a_history_is_set_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The history beside the record is replayed, and its terms at the peak stand beside those of the closed form."""
+    """The history beside the record is replayed,
+    and its terms at the peak stand beside those of the closed form.
+    """
     (tmp_path / "histories").mkdir()
     (tmp_path / "histories" / "run-1.jsonl.gz").write_bytes(history_of(step_events()))
     path = write(tmp_path, (RECORD, readings(RECORD, 1.0, history="histories/run-1.jsonl.gz")))
@@ -194,24 +215,35 @@ def test_a_history_is_set_beside_the_prediction(tmp_path: Path, capsys: pytest.C
     document = ValidationDocument.model_validate_json(capsys.readouterr().out)
     (scored,) = document.histories
     measured = {pair.name: pair.measured_bytes for pair in scored.pairs}
-    # Weights, adapters, activations, logits, one gradient and one temporary are there at once, in the backward pass.
+    # Weights, adapters, activations, logits, one gradient and one temporary are there at once,
+    # in the backward pass.
     assert scored.phase == "backward"
     assert scored.allocated_bytes == sum(measured.values()) == (8 + 2 + 4 + 6 + 2 + 3) * MIB
-    assert (measured["weights"], measured["logits and loss"], measured["gradients"]) == (8 * MIB, 6 * MIB, 2 * MIB)
-    assert all(pair.predicted_bytes > 0 for pair in scored.pairs if pair.name in ("weights", "adapters", "gradients"))
+    assert (measured["weights"], measured["logits and loss"], measured["gradients"]) == (
+        8 * MIB,
+        6 * MIB,
+        2 * MIB,
+    )
+    assert all(
+        pair.predicted_bytes > 0 for pair in scored.pairs if pair.name in ("weights", "adapters", "gradients")
+    )
     assert main(["validate", path, "--history"]) == 0
     assert "Terms of run-1" in capsys.readouterr().out
 
 
 def test_a_history_that_cannot_be_had_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Missing, or named outside of the folder of its record: one sentence for that record.  None at all: exit code 2."""
+    """Missing, or named outside of the folder of its record: one sentence for that record.  None at all:
+    exit code 2.
+    """
     path = write(
         tmp_path,
         (RECORD, readings(RECORD, 1.0, history="histories/gone.jsonl.gz")),
         (replace(RECORD, id="run-2"), readings(RECORD, 1.0, history="../../etc/passwd")),
     )
     assert main(["validate", path, "--history", "--json"]) == 0
-    reasons = {each["record_id"]: each["not_scored"] for each in json.loads(capsys.readouterr().out)["histories"]}
+    reasons = {
+        each["record_id"]: each["not_scored"] for each in json.loads(capsys.readouterr().out)["histories"]
+    }
     assert "is missing" in reasons["run-1"]
     assert "outside" in reasons["run-2"]
     (tmp_path / "plain").mkdir()
@@ -244,16 +276,21 @@ def test_a_hostile_history_is_skipped_by_name(tmp_path: Path, capsys: pytest.Cap
         (replace(RECORD, id="run-2"), readings(RECORD, 1.0, history="histories/bad.jsonl.gz")),
     )
     assert main(["validate", path, "--history", "--json"]) == 0
-    reasons = {each["record_id"]: each["not_scored"] for each in json.loads(capsys.readouterr().out)["histories"]}
+    reasons = {
+        each["record_id"]: each["not_scored"] for each in json.loads(capsys.readouterr().out)["histories"]
+    }
     assert "skipped: its history is not beside its record" in reasons["run-1"]
     assert reasons["run-2"].startswith("skipped: ")
     assert "not gzip, or damaged" in reasons["run-2"]
 
 
 @pytest.mark.parametrize(
-    "name", ["histories/loop.jsonl.gz", "histories/\0.jsonl.gz", "../outside.jsonl.gz", "histories/" + "x" * 5000]
+    "name",
+    ["histories/loop.jsonl.gz", "histories/\0.jsonl.gz", "../outside.jsonl.gz", "histories/" + "x" * 5000],
 )
-def test_a_history_named_where_no_file_can_be_is_skipped(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_history_named_where_no_file_can_be_is_skipped(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The name comes from a file: a link to itself, a NUL byte, another folder, a name that no disk takes."""
     (tmp_path / "histories").mkdir()
     (tmp_path / "histories" / "loop.jsonl.gz").symlink_to("loop.jsonl.gz")

@@ -28,7 +28,14 @@ from planner.report.validation.words import amount, quantity_label, signed_perce
 from planner.units import GIB, MIB
 
 RECORD = RunRecord(
-    id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="qlora", seq_len=512, outcome="ok"
+    id="r1",
+    source="s",
+    source_group="g",
+    model="llama-2-7b",
+    gpu="rtx4090",
+    method="qlora",
+    seq_len=512,
+    outcome="ok",
 )
 PHASES = (
     PhasePeak("load", 10 * GIB, 11 * GIB, 12 * GIB),
@@ -76,11 +83,18 @@ def memory_of(**columns: object) -> Comparison:
     return found
 
 
-@pytest.mark.parametrize(("kind", "predicted"), [("allocated", 20 * GIB), ("reserved", 22 * GIB), ("driver", 24 * GIB)])
+@pytest.mark.parametrize(
+    ("kind", "predicted"), [("allocated", 20 * GIB), ("reserved", 22 * GIB), ("driver", 24 * GIB)]
+)
 def test_memory_is_compared_at_the_level_of_the_record(kind: str, predicted: int) -> None:
     """Allocated with allocated, reserved with reserved, driver with driver; nothing is assumed."""
     found = memory_of(memory_kind=kind)
-    assert (found.quantity, found.measured, found.predicted, found.note) == (f"{kind}_bytes", 20 * GIB, predicted, "")
+    assert (found.quantity, found.measured, found.predicted, found.note) == (
+        f"{kind}_bytes",
+        20 * GIB,
+        predicted,
+        "",
+    )
 
 
 def test_a_meter_without_a_name_is_taken_as_the_driver_and_said() -> None:
@@ -96,9 +110,13 @@ def test_a_total_over_all_gpus_is_one_gpu_times_the_processes() -> None:
     assert memory_of(memory_kind="driver", memory_scope="per_gpu").predicted == 24 * GIB
 
 
-@pytest.mark.parametrize(("phase", "predicted"), [("load", 10 * GIB), ("adapters", 8 * GIB), ("forward", 14 * GIB)])
+@pytest.mark.parametrize(
+    ("phase", "predicted"), [("load", 10 * GIB), ("adapters", 8 * GIB), ("forward", 14 * GIB)]
+)
 def test_a_run_that_ended_early_is_compared_with_the_phases_it_saw(phase: str, predicted: int) -> None:
-    """Loading and adding adapters are phases on their own; a run up to the forward pass had at most the peak until there."""
+    """Loading and adding adapters are phases on their own;
+    a run up to the forward pass had at most the peak until there.
+    """
     assert memory_of(memory_kind="allocated", phase_reached=phase).predicted == predicted
 
 
@@ -116,7 +134,9 @@ def test_a_phase_cannot_show_more_than_the_card() -> None:
         ({"run_time_s": 200.0}, "run_time_s", 0.25),
     ],
 )
-def test_throughput_is_scored_on_the_first_number_present(columns: dict[str, float], quantity: str, error: float) -> None:
+def test_throughput_is_scored_on_the_first_number_present(
+    columns: dict[str, float], quantity: str, error: float
+) -> None:
     """Step time, samples/s, tokens/s, run time, in that order; the error is that of the printed quantity."""
     found, reason = compare_throughput(replace(RECORD, **columns), TIME)
     assert found is not None
@@ -124,10 +144,15 @@ def test_throughput_is_scored_on_the_first_number_present(columns: dict[str, flo
 
 
 def test_a_time_that_cannot_be_predicted_is_said() -> None:
-    """A card without rates, or a run time without a number of samples, gives a reason instead of a comparison."""
+    """A card without rates, or a run time without a number of samples,
+    gives a reason instead of a comparison.
+    """
     run = replace(RECORD, run_time_s=100.0)
     assert compare_throughput(run, None) == (None, "run_time_s: the rates of this card are unknown")
-    assert compare_throughput(run, replace(TIME, run_time_s=None)) == (None, "run_time_s: the number of samples is not said")
+    assert compare_throughput(run, replace(TIME, run_time_s=None)) == (
+        None,
+        "run_time_s: the number of samples is not said",
+    )
     assert compare_throughput(RECORD, None) == (None, "")
 
 
@@ -138,14 +163,27 @@ def test_a_time_that_cannot_be_predicted_is_said() -> None:
         ({"host_memory_kind": "rss_mark", "host_memory_scope": "node"}, "node_bytes", 40 * GIB, ""),
         ({"host_memory_kind": "cgroup"}, "node_bytes", 40 * GIB, "assumed"),
         ({"host_memory_kind": "rss_peak"}, "process_bytes", 10 * GIB, "assumed"),
-        ({"host_memory_kind": "rss_mark", "phase_reached": "optimizer_step"}, "process_bytes", 8 * GIB, "assumed"),
-        ({"host_memory_kind": "rss_peak", "phase_reached": "backward_2"}, "process_bytes", 9 * GIB, "assumed"),
+        (
+            {"host_memory_kind": "rss_mark", "phase_reached": "optimizer_step"},
+            "process_bytes",
+            8 * GIB,
+            "assumed",
+        ),
+        (
+            {"host_memory_kind": "rss_peak", "phase_reached": "backward_2"},
+            "process_bytes",
+            9 * GIB,
+            "assumed",
+        ),
         ({"host_memory_kind": "rss_peak", "phase_reached": "save"}, "process_bytes", 10 * GIB, "assumed"),
         ({"host_memory_kind": "cgroup", "phase_reached": "backward_2"}, "node_bytes", 32 * GIB, "assumed"),
     ],
 )
-def test_host_memory_is_compared_at_its_scope(columns: dict[str, str], quantity: str, predicted: int, note: str) -> None:
-    """A process with a process, a node with the node; marks of steps with steps, and what never saved without a save.
+def test_host_memory_is_compared_at_its_scope(
+    columns: dict[str, str], quantity: str, predicted: int, note: str
+) -> None:
+    """A process with a process, a node with the node; marks of steps with steps,
+    and what never saved without a save.
 
     A blank scope follows the meter and is said.
     """
@@ -155,7 +193,9 @@ def test_host_memory_is_compared_at_its_scope(columns: dict[str, str], quantity:
 
 def test_installed_memory_is_a_bound_and_no_measurement() -> None:
     """Installed memory is in no error; it is compared with the node as an upper bound."""
-    record = replace(RECORD, host_memory_mib=32 * 1024.0, host_memory_kind="installed_min", host_memory_scope="node")
+    record = replace(
+        RECORD, host_memory_mib=32 * 1024.0, host_memory_kind="installed_min", host_memory_scope="node"
+    )
     assert compare_host(record, HOST) is None
     bound = compare_host_bound(record, HOST)
     assert bound == Comparison("installed_bytes", 32 * GIB, 40 * GIB)
@@ -184,18 +224,24 @@ def test_installed_memory_is_a_bound_and_no_measurement() -> None:
     ],
 )
 def test_each_verdict_is_judged_by_the_outcome(outcome: str, verdict: str, result: str | None) -> None:
-    """A false fit and a false out-of-memory are told apart; a run that ended otherwise says nothing about GPU memory."""
+    """A false fit and a false out-of-memory are told apart;
+    a run that ended otherwise says nothing about GPU memory.
+    """
     assert judge_verdict(replace(RECORD, outcome=outcome), replace(PREDICTION, verdict=verdict)) == result
 
 
 def test_a_run_that_only_loaded_does_not_judge_the_verdict() -> None:
-    """That the model could be loaded does not mean that the job runs; running out while loading means that it does not."""
+    """That the model could be loaded does not mean that the job runs;
+    running out while loading means that it does not.
+    """
     assert judge_verdict(replace(RECORD, phase_reached="load"), PREDICTION) is None
     assert judge_verdict(replace(RECORD, phase_reached="load", outcome="oom"), PREDICTION) == "false_fit"
 
 
 def test_a_mark_of_steps_does_not_judge_the_verdict_again() -> None:
-    """The run itself is another record; a run of our own, which names the last phase that it went through, is judged."""
+    """The run itself is another record; a run of our own, which names the last phase that it went through,
+    is judged.
+    """
     mark = replace(RECORD, host_memory_mib=1.0, host_memory_kind="rss_mark", phase_reached="optimizer_step")
     assert judge_verdict(mark, PREDICTION) is None
     assert judge_verdict(replace(RECORD, phase_reached="save"), PREDICTION) == "right"
@@ -204,7 +250,13 @@ def test_a_mark_of_steps_does_not_judge_the_verdict_again() -> None:
 def test_verdicts_are_counted() -> None:
     """Counts by kind, and how many ran and ran out."""
     found = count_verdicts(
-        [(False, "right"), (False, "false_oom"), (True, "false_fit"), (True, "uncertain_oom"), (True, "right")]
+        [
+            (False, "right"),
+            (False, "false_oom"),
+            (True, "false_fit"),
+            (True, "uncertain_oom"),
+            (True, "right"),
+        ]
     )
     assert (found.n_ok, found.n_oom, found.false_oom, found.false_fit, found.uncertain_oom) == (2, 3, 1, 1, 1)
     assert (found.uncertain_ok, found.no_verdict) == (0, 0)
@@ -212,7 +264,11 @@ def test_verdicts_are_counted() -> None:
 
 def test_errors_are_summed_up() -> None:
     """Errors of +10 %, -20 % and +40 %: mean absolute 23.3 %, median +10 %, worst 40 %."""
-    rows = [("a", Comparison("x_s", 10, 11)), ("b", Comparison("x_s", 10, 8)), ("c", Comparison("y_per_s", 10, 14))]
+    rows = [
+        ("a", Comparison("x_s", 10, 11)),
+        ("b", Comparison("x_s", 10, 8)),
+        ("c", Comparison("y_per_s", 10, 14)),
+    ]
     found = summarise(rows)
     assert found is not None
     assert (found.n, found.worst_row, found.quantities) == (3, "c", (("x_s", 2), ("y_per_s", 1)))
@@ -234,7 +290,9 @@ def test_the_average_over_groups_is_unweighted() -> None:
 
 
 def measured(name: str, group: str, factor: float, source: str | None = None) -> RunRecord:
-    """A record whose memory reading is the prediction divided by ``factor``, so that its error is ``factor - 1``."""
+    """A record whose memory reading is the prediction divided by ``factor``,
+    so that its error is ``factor - 1``.
+    """
     score = score_record(RECORD, Coefficients())
     assert score.prediction is not None
     mib = float(score.prediction.memory.driver_peak_bytes) / MIB / factor
@@ -250,7 +308,9 @@ def measured(name: str, group: str, factor: float, source: str | None = None) ->
 
 
 def test_overall_is_the_mean_over_groups_with_enough_rows() -> None:
-    """Groups of three rows at +10 % and four at -30 % give 20 %; a third group of two rows at +90 % is left out of the mean."""
+    """Groups of three rows at +10 % and four at -30 % give 20 %;
+    a third group of two rows at +90 % is left out of the mean.
+    """
     rows = [measured(f"a{i}", "a", 1.1) for i in range(3)] + [measured(f"b{i}", "b", 0.7) for i in range(4)]
     validation = validate(record_set(*rows, *(measured(f"c{i}", "c", 1.9) for i in range(2))))
     overall = validation.overall
@@ -264,7 +324,11 @@ def test_overall_is_the_mean_over_groups_with_enough_rows() -> None:
 
 def test_two_documents_of_one_group_count_once() -> None:
     """Documents that share an author are two sources in the table and one group in the mean."""
-    rows = [measured(f"{doc}{i}", "one", factor, source=doc) for doc, factor in (("a", 1.1), ("b", 1.3)) for i in range(2)]
+    rows = [
+        measured(f"{doc}{i}", "one", factor, source=doc)
+        for doc, factor in (("a", 1.1), ("b", 1.3))
+        for i in range(2)
+    ]
     validation = validate(record_set(*rows))
     assert len(validation.sources) == 2
     assert validation.overall.memory is not None
@@ -284,7 +348,9 @@ def test_two_documents_of_one_group_count_once() -> None:
 )
 def test_what_is_not_modelled_is_counted_with_its_reason(columns: dict[str, object], reason: str) -> None:
     """A row without a formula is kept, with the reason, and is in no error."""
-    validation = validate(record_set(replace(RECORD, peak_memory_mib=100.0, **columns), measured("r2", "g", 1.0, source="s")))
+    validation = validate(
+        record_set(replace(RECORD, peak_memory_mib=100.0, **columns), measured("r2", "g", 1.0, source="s"))
+    )
     (row,) = validation.overall.not_modelled_rows
     assert row.record.id == "r1"
     assert reason in row.not_modelled
@@ -302,7 +368,9 @@ def test_what_is_not_modelled_is_counted_with_its_reason(columns: dict[str, obje
     ],
 )
 def test_what_plan_refuses_is_reported_and_not_scored(columns: dict[str, object], reason: str) -> None:
-    """A row that plan would refuse, or that no such card can show, does not say what ran: it is in no error."""
+    """A row that plan would refuse, or that no such card can show, does not say what ran:
+    it is in no error.
+    """
     score = score_record(replace(RECORD, **{"peak_memory_mib": 8000.0, **columns}), Coefficients())
     assert reason in score.not_modelled
     assert (score.prediction, score.memory, score.oom) == (None, None, None)
@@ -310,7 +378,9 @@ def test_what_plan_refuses_is_reported_and_not_scored(columns: dict[str, object]
 
 def test_a_longer_table_of_positions_is_no_reason_to_leave_a_run_out() -> None:
     """A program may lengthen the table, and a run that took place shows that it did."""
-    score = score_record(replace(RECORD, model="mpt-7b", method="full", seq_len=65_536, step_time_s=1.0), Coefficients())
+    score = score_record(
+        replace(RECORD, model="mpt-7b", method="full", seq_len=65_536, step_time_s=1.0), Coefficients()
+    )
     assert score.not_modelled == ""
     assert score.throughput is not None
 
@@ -328,7 +398,9 @@ def test_an_unknown_name_is_listed_with_file_and_line_and_the_rest_is_scored() -
 
 def test_a_row_that_ran_out_has_no_memory_error() -> None:
     """What a failed run held when it failed is no peak of the job."""
-    score = score_record(replace(RECORD, outcome="oom", peak_memory_mib=24000.0, step_time_s=1.0), Coefficients())
+    score = score_record(
+        replace(RECORD, outcome="oom", peak_memory_mib=24000.0, step_time_s=1.0), Coefficients()
+    )
     assert (score.memory, score.throughput, score.oom) == (None, None, "false_fit")
 
 

@@ -35,7 +35,9 @@ def _config(name: str) -> dict[str, Any]:
     ("mpt-7b", {"attn_config": {"alibi": False}}, "alibi"),
 ])  # fmt: skip
 def test_unmodelled_variants_are_refused(name: str, change: dict[str, Any], words: str) -> None:
-    """A config of a known type that builds another module gets no verdict, and the message says what it is."""
+    """A config of a known type that builds another module gets no verdict,
+    and the message says what it is.
+    """
     with pytest.raises(NotModelledError, match=words):
         model_from_config(_config(name) | change, "config.json")
 
@@ -68,11 +70,20 @@ def test_broken_configs_name_the_field(name: str, change: dict[str, Any], words:
     assert str(caught.value).startswith("some/config.json")
 
 
-MOSAIC = {"model_type": "mosaic_gpt", "vocab_size": 1000, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 128}
+MOSAIC = {
+    "model_type": "mosaic_gpt",
+    "vocab_size": 1000,
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_seq_len": 128,
+}
 
 
 def test_mosaic_gpt_by_hand() -> None:
-    """MPT 1B: 24 layers of 12 h^2 in matrices and four norms without bias, one tied table, no table of positions."""
+    """MPT 1B: 24 layers of 12 h^2 in matrices and four norms without bias, one tied table,
+    no table of positions.
+    """
     spec = load_model("mosaicml/mpt-1b-redpajama-200b").spec
     hidden, table = 2048, 50_368 * 2048
     assert spec.param_count == 24 * (12 * hidden**2 + 4 * hidden) + table + hidden == 1_311_311_872
@@ -92,7 +103,9 @@ def test_mosaic_gpt_with_biases_and_positions() -> None:
 
 
 def test_mosaic_gpt_writes_attention_out() -> None:
-    """Its module has no call of torch's fused kernels, so that an unsaid kernel is eager under every stack."""
+    """Its module has no call of torch's fused kernels,
+    so that an unsaid kernel is eager under every stack.
+    """
     flags = {"model": "mpt-1b", "method": "lora", "gpu": "4090", "seq": 512}
     for stack in ("hf-trainer@5", "hf-trainer@4", "llama-factory"):
         assert resolve(from_flags({**flags, "stack": stack})).recipe.attention == "eager"

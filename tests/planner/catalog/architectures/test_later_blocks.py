@@ -1,4 +1,6 @@
-"""What the readers of the later dense architectures say beyond shapes, and what they refuse.  Needs no torch."""
+"""What the readers of the later dense architectures say beyond shapes, and what they refuse.
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, NotModelledError
 
-_SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 96}
+_SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
 
 
 def _spec(kind: str, **fields: Any) -> ModelSpec:
@@ -19,14 +27,20 @@ def _spec(kind: str, **fields: Any) -> ModelSpec:
 
 def _layers(spec: ModelSpec) -> dict[tuple[int | None, str], int]:
     """Layers by window and kind of positions."""
-    return {(each.block.attention.window_tokens, each.block.attention.position): each.count for each in spec.groups}
+    return {
+        (each.block.attention.window_tokens, each.block.attention.position): each.count
+        for each in spec.groups
+    }
 
 
 @pytest.mark.parametrize("kind", ["cohere2", "exaone4"])
 def test_every_fourth_layer_attends_fully_and_has_no_positions(kind: str) -> None:
     """The others turn query and key, and see 4096 tokens where the file names no window."""
     assert _layers(_spec(kind, num_key_value_heads=2)) == {(4096, "rope"): 6, (None, "none"): 2}
-    assert _layers(_spec(kind, num_key_value_heads=2, sliding_window_pattern=2)) == {(4096, "rope"): 4, (None, "none"): 4}
+    assert _layers(_spec(kind, num_key_value_heads=2, sliding_window_pattern=2)) == {
+        (4096, "rope"): 4,
+        (None, "none"): 4,
+    }
 
 
 def test_exaone_without_a_window_turns_every_layer() -> None:
@@ -35,7 +49,9 @@ def test_exaone_without_a_window_turns_every_layer() -> None:
 
 
 def test_dropouts_are_those_of_the_file() -> None:
-    """Seed-OSS drops a tenth unless it says otherwise, StarCoder2 nothing unless it says so; both inside their parts."""
+    """Seed-OSS drops a tenth unless it says otherwise, StarCoder2 nothing unless it says so;
+    both inside their parts.
+    """
     seed, silent = _spec("seed_oss", num_key_value_heads=2), _spec("starcoder2", num_key_value_heads=2)
     assert (seed.groups[0].block.dropouts, seed.groups[0].block.attention.dropout) == (2, True)
     assert _spec("seed_oss", num_key_value_heads=2, residual_dropout=0.0).groups[0].block.dropouts == 0

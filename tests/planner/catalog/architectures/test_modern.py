@@ -11,8 +11,20 @@ from planner.catalog.models import load_model, model_entry
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, NotModelledError
 
-_SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 96}
-_MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "moe_intermediate_size": 20}
+_SMALL = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+}
+_MLA = {
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 20,
+}
 
 
 def _spec(name: str) -> ModelSpec:
@@ -21,7 +33,12 @@ def _spec(name: str) -> ModelSpec:
 
 def test_active_parameters_of_mixtures() -> None:
     """One token passes through as many parameters as the authors give, within their rounding."""
-    published = {"mixtral-8x7b": 12.9e9, "qwen3-30b-a3b": 3.3e9, "qwen3-235b-a22b": 22e9, "olmoe-1b-7b": 1.3e9}
+    published = {
+        "mixtral-8x7b": 12.9e9,
+        "qwen3-30b-a3b": 3.3e9,
+        "qwen3-235b-a22b": 22e9,
+        "olmoe-1b-7b": 1.3e9,
+    }
     published |= {"deepseek-v3": 37e9, "granite-3.1-3b-a800m": 0.8e9, "deepseek-v2-lite": 2.4e9}
     for name, active in published.items():
         spec = _spec(name)
@@ -31,19 +48,27 @@ def test_active_parameters_of_mixtures() -> None:
 
 
 def test_latent_attention_shapes() -> None:
-    """Without a cache keys are expanded to every head (192 features), values to 128; both latents carry a norm."""
+    """Without a cache keys are expanded to every head (192 features), values to 128;
+    both latents carry a norm.
+    """
     spec = _spec("deepseek-v3")
     dense, sparse = spec.groups
     assert (dense.count, sparse.count) == (3, 58)
     attention = sparse.block.attention
     assert (attention.k_width, attention.v_width, attention.out_width) == (128 * 192, 128 * 128, 128 * 128)
     reads = {linear.name: linear.reads for linear in sparse.block.linears}
-    assert (reads["q_b_proj"], reads["kv_b_proj"], reads["kv_a_proj_with_mqa"]) == ("attn_latent_q", "attn_latent_kv", "attn_in")
+    assert (reads["q_b_proj"], reads["kv_b_proj"], reads["kv_a_proj_with_mqa"]) == (
+        "attn_latent_q",
+        "attn_latent_kv",
+        "attn_in",
+    )
     assert [norm.width for norm in sparse.block.norms if norm.on == "latent"] == [1536, 512]
 
 
 def test_positions_and_caps() -> None:
-    """Every fourth SmolLM3 layer has no rotary positions; Gemma 2 caps scores and logits, Gemma 3 neither; gpt-oss has sinks."""
+    """Every fourth SmolLM3 layer has no rotary positions; Gemma 2 caps scores and logits,
+    Gemma 3 neither; gpt-oss has sinks.
+    """
     smol = _spec("smollm3-3b")
     assert {group.block.attention.position: group.count for group in smol.groups} == {"rope": 27, "none": 9}
     gemma2 = _spec("gemma-2-2b")
@@ -63,7 +88,9 @@ def _internlm_params(config: dict[str, Any]) -> int:
     return 2 * config["vocab_size"] * hidden + config["num_hidden_layers"] * layer + hidden
 
 
-@pytest.mark.parametrize("name", ["internlm-7b", "internlm-20b", "internlm2-1.8b", "internlm2-7b", "internlm2-20b"])
+@pytest.mark.parametrize(
+    "name", ["internlm-7b", "internlm-20b", "internlm2-1.8b", "internlm2-7b", "internlm2-20b"]
+)
 def test_remote_code_count_by_hand(name: str) -> None:
     """InternLM 1 and 2 agree with the sum written out from their modelling files."""
     config, spec = model_entry(name).config, _spec(name)

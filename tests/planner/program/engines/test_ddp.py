@@ -18,8 +18,18 @@ def test_a_bucket_ends_with_the_gradient_that_fills_it() -> None:
 
 
 def test_buckets_hold_every_gradient_once_and_stay() -> None:
-    """Qwen2.5-0.5B has 494,032,768 parameters of two bytes; the table of a tied model closes the last bucket."""
-    flags = {"model": "qwen2.5-0.5b", "method": "full", "sharding": "ddp", "gpus": 2, "gpu": "a100-80gb", "seq": 512, "batch": 1}
+    """Qwen2.5-0.5B has 494,032,768 parameters of two bytes;
+    the table of a tied model closes the last bucket.
+    """
+    flags = {
+        "model": "qwen2.5-0.5b",
+        "method": "full",
+        "sharding": "ddp",
+        "gpus": 2,
+        "gpu": "a100-80gb",
+        "seq": 512,
+        "batch": 1,
+    }
     scenario = resolve(from_flags(flags))
     stream = step_of(job_of(scenario, Coefficients()))
     buckets = [slot for slot in range(len(stream.units)) if stream.place(slot)[2] == "bucket"]

@@ -1,4 +1,6 @@
-"""What FSDP gathers, reduces and keeps, counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards."""
+"""What FSDP gathers, reduces and keeps,
+counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ Row = tuple[str, int, int]
 
 def job(**flags: object) -> Job:
     """One micro-batch of 512 tokens."""
-    given = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80gb", "gpus": N, "sharding": "fsdp", "seq": 512, "batch": 1}
+    given = {
+        "model": "llama-2-7b",
+        "method": "full",
+        "gpu": "a100-80gb",
+        "gpus": N,
+        "sharding": "fsdp",
+        "seq": 512,
+        "batch": 1,
+    }
     return job_of(resolve(from_flags({**given, "stack": "hf-trainer@5", **flags})), Coefficients())
 
 
@@ -56,17 +66,25 @@ def left(subject: Job) -> dict[str, int]:
 
 
 def test_a_forward_casts_receives_and_copies_out_one_group_after_the_other() -> None:
-    """Two bytes of each parameter: this GPU's eighth in the gather stream, all of it there, and copies in the main stream."""
+    """Two bytes of each parameter: this GPU's eighth in the gather stream, all of it there,
+    and copies in the main stream.
+    """
     found = rows(job(), "forward_2")
     gathered = [each for each in found if each[2] == 1]
     of_layer = [("all_gather_input", 2 * LAYER // N, 1), ("all_gather_output", 2 * LAYER, 1)]
-    assert gathered == [("all_gather_input", 2 * TABLE // N, 1), ("all_gather_output", 2 * TABLE, 1), *LAYERS * of_layer]
+    assert gathered == [
+        ("all_gather_input", 2 * TABLE // N, 1),
+        ("all_gather_output", 2 * TABLE, 1),
+        *LAYERS * of_layer,
+    ]
     copies = [n_bytes for op, n_bytes, stream in found if op == "unsharded parameter" and stream == 0]
     assert sum(copies) == 2 * (TABLE + LAYERS * LAYER)
 
 
 def test_the_head_comes_with_the_last_norm_and_the_last_layer_is_sent_for_in_the_loss() -> None:
-    """Its gradients are reduced there too: two bytes each to send, an eighth received, and an eighth in fp32."""
+    """Its gradients are reduced there too: two bytes each to send, an eighth received,
+    and an eighth in fp32.
+    """
     found = rows(job(), "loss_2")
     assert [n_bytes for op, n_bytes, _ in found if op == "all_gather_output"] == [2 * TAIL, 2 * LAYER]
     assert found[-3:] == [
@@ -78,14 +96,20 @@ def test_the_head_comes_with_the_last_norm_and_the_last_layer_is_sent_for_in_the
 
 @pytest.mark.parametrize(("sharding", "n_layers"), [("fsdp", LAYERS - 1), ("fsdp-grad-op", 0)])
 def test_a_backward_gathers_again_what_was_given_back(sharding: str, n_layers: int) -> None:
-    """The last layer came in the loss; the table, which nothing reads again, comes too.  With grad-op all of them stay."""
-    found = [n_bytes for op, n_bytes, _ in rows(job(sharding=sharding), "backward_2") if op == "all_gather_output"]
+    """The last layer came in the loss; the table, which nothing reads again, comes too.
+    With grad-op all of them stay.
+    """
+    found = [
+        n_bytes for op, n_bytes, _ in rows(job(sharding=sharding), "backward_2") if op == "all_gather_output"
+    ]
     assert found == n_layers * [2 * LAYER] + [2 * TABLE] * (n_layers > 0)
 
 
 @pytest.mark.parametrize(("checkpointing", "copies"), [(True, 1), (False, 0)])
 def test_a_frozen_table_comes_back_where_its_output_has_a_gradient(checkpointing: bool, copies: int) -> None:
-    """Checkpointing asks for one.  Without it the first layer sends for the table all the same, and nobody copies it."""
+    """Checkpointing asks for one.  Without it the first layer sends for the table all the same,
+    and nobody copies it.
+    """
     found = rows(job(method="lora", gradient_checkpointing=checkpointing), "backward_2")
     assert ("all_gather_output", 2 * TABLE, 1) in found
     assert found.count(("unsharded parameter", 2 * TABLE, 0)) == copies
@@ -98,7 +122,9 @@ def test_nothing_but_gradients_of_shards_is_left() -> None:
 
 
 def test_accelerate_reduces_after_the_last_micro_step_and_torchtune_after_each() -> None:
-    """The second micro-step of three is the one that is not the last; both later ones are in the same phase."""
+    """The second micro-step of three is the one that is not the last;
+    both later ones are in the same phase.
+    """
     reduced = [op for op, *_ in rows(job(grad_accum=4), "backward_2")].count("reduce_scatter_input")
     assert reduced == LAYERS + 1
     tuned = job(grad_accum=4, stack="torchtune", precision="bf16-mixed")
@@ -130,7 +156,10 @@ def test_fsdp1_joins_gradients_and_reduces_them_in_a_pool_of_its_own() -> None:
     reduced = [each for each in found if each[0] != "_mp_shard" and each[0] != "_full_param_padded"]
 
     def of(elements: int) -> list[Row]:
-        parts = [("new_sharded_grad", 2 * elements // N, 2), ("_cast_grad_to_param_dtype", 4 * elements // N, 2)]
+        parts = [
+            ("new_sharded_grad", 2 * elements // N, 2),
+            ("_cast_grad_to_param_dtype", 4 * elements // N, 2),
+        ]
         return [("cat", 2 * elements, 0), *parts]
 
     assert reduced == [*LAYERS * of(LAYER), *of(TABLE + TAIL)]
@@ -142,13 +171,19 @@ def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradien
     apart = {n_bytes for op, n_bytes, _ in rows(job(**flags), "backward_2") if op == "cat"}
     assert apart == {2 * ADAPTERS}
     mixed = job(**flags, switches="fsdp1_wraps_adapters=false")
-    assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {2 * (LAYER + ADAPTERS)}
+    assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {
+        2 * (LAYER + ADAPTERS)
+    }
 
 
 @pytest.mark.parametrize("storage", ["bf16", None])
 def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> None:
-    """Half a byte for each element where 4-bit bytes are stored as floats; stored as bytes they are whole on every card."""
-    flags = {"method": "qlora", "lora_rank": 16, "lora_targets": "all-linear"} | ({"quant_storage": storage} if storage else {})
+    """Half a byte for each element where 4-bit bytes are stored as floats;
+    stored as bytes they are whole on every card.
+    """
+    flags = {"method": "qlora", "lora_rank": 16, "lora_targets": "all-linear"} | (
+        {"quant_storage": storage} if storage else {}
+    )
     received = {n_bytes for op, n_bytes, _ in rows(job(**flags), "forward_2") if op == "all_gather_output"}
     matrices, floats = LAYER - 2 * WIDTH, 2 * (2 * WIDTH + ADAPTERS)
     assert (matrices // 2 + floats if storage else floats) in received
@@ -157,7 +192,9 @@ def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> Non
 def test_a_module_is_found_among_the_events_of_a_part() -> None:
     """Frees after its last allocation are its own."""
     stream = Stream()
-    slots = [stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")]
+    slots = [
+        stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")
+    ]
     events = [slots[0], slots[1], ~slots[0], slots[2]]
     assert around(stream, events, "lm_head") == ([slots[0]], [slots[1], ~slots[0]], [slots[2]])
     assert around(stream, events, "embed_tokens") == ([], [], events)

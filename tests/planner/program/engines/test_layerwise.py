@@ -12,7 +12,14 @@ from planner.program.step import step_of
 
 def job(optimizer: str) -> Job:
     """A full fine-tune in bf16."""
-    flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm", "seq": 512, "precision": "bf16", "load_dtype": "bf16"}
+    flags = {
+        "model": "llama-3.1-8b",
+        "method": "full",
+        "gpu": "h100-sxm",
+        "seq": 512,
+        "precision": "bf16",
+        "load_dtype": "bf16",
+    }
     return job_of(resolve(from_flags({**flags, "optimizer": optimizer})), Coefficients())
 
 
@@ -31,7 +38,9 @@ def left_after(subject: Job, phase: str) -> float:
 
 
 def test_gradients_go_as_soon_as_their_parameter_is_stepped() -> None:
-    """After backward the same states are there as after a step that waits for all gradients, and no gradient."""
+    """After backward the same states are there as after a step that waits for all gradients,
+    and no gradient.
+    """
     states = left_after(job("apollo_adamw"), "optimizer_step")
     assert left_after(job("apollo_adamw_layerwise"), "backward") == states
     assert left_after(job("apollo_adamw"), "backward") > 15e9

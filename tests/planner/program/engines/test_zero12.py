@@ -34,7 +34,8 @@ def stream_of(**flags: str) -> tuple[Stream, dict[int, int]]:
     job = job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
     stream, values = step_of(job), unit_values(job)
     sizes = {
-        slot: round(float(n * values[unit])) for slot, (unit, n) in enumerate(zip(stream.units, stream.unit_bytes, strict=True))
+        slot: round(float(n * values[unit]))
+        for slot, (unit, n) in enumerate(zip(stream.units, stream.unit_bytes, strict=True))
     }
     return stream, sizes
 
@@ -87,7 +88,10 @@ def test_masters_and_states_are_a_part_and_weights_are_whole() -> None:
     """Two groups: what decays, then norms and biases."""
     stream, sizes = stream_of(sharding="zero2")
     assert sum(allocated(stream, sizes, "bit16_groups_flat")) == 2 * TRAINED
-    assert allocated(stream, sizes, "single_partition_of_fp32_groups") == [2 * (TRAINED - VECTORS), 2 * VECTORS]
+    assert allocated(stream, sizes, "single_partition_of_fp32_groups") == [
+        2 * (TRAINED - VECTORS),
+        2 * VECTORS,
+    ]
     end = left(stream, sizes)
     assert end["master_weights"] == 4 * TRAINED / 2
     assert end["optimizer_states"] == 8 * TRAINED / 2
@@ -99,7 +103,8 @@ def test_gradients_of_a_whole_step_are_copied_into_one_partition() -> None:
     stream, sizes = stream_of(sharding="zero2")
     partitions = allocated(stream, sizes, "grads_in_partition")
     assert len(partitions) == 2
-    # A gradient that both processes share counts whole: at most one matrix of 896 x 4864 more than half, and one vector.
+    # A gradient that both processes share counts whole: at most one matrix of 896 x 4864 more than half,
+    # and one vector.
     assert TRAINED <= partitions[0] <= TRAINED + 2 * (896 * 4864 + 896)
 
 
@@ -121,7 +126,9 @@ def test_stage_1_reduces_in_the_last_micro_step_alone(sharding: str, n_partition
 
 
 def test_set_up_copies_the_part_and_steps_once_with_gradients_of_zero() -> None:
-    """Two and four bytes of each own parameter come and go before the first pass; offloaded, the step is on the host."""
+    """Two and four bytes of each own parameter come and go before the first pass; offloaded,
+    the step is on the host.
+    """
     halves = [(TRAINED - VECTORS) // 2, VECTORS // 2]
     stream, sizes = stream_of(sharding="zero2")
     assert allocated(stream, sizes, "partition.clone()") == [2 * n for n in halves]
@@ -133,15 +140,19 @@ def test_set_up_copies_the_part_and_steps_once_with_gradients_of_zero() -> None:
 def test_gradients_that_are_reduced_beside_backward_lie_in_the_stream_of_reductions() -> None:
     """Memory of another stream serves no other request."""
     stream, _ = stream_of(sharding="zero2")
-    slots = [event for event in stream.events if event >= 0 and stream.place(event)[2] == "grads_in_partition"]
+    slots = [
+        event for event in stream.events if event >= 0 and stream.place(event)[2] == "grads_in_partition"
+    ]
     assert {stream.streams[slot] for slot in slots} == {2}
 
 
 @pytest.mark.parametrize(
-    ("flags", "on_card"), [({}, True), ({"versions": "deepspeed==0.18.9"}, False), ({"gpu_memory": "1GiB"}, False)]
+    ("flags", "on_card"),
+    [({}, True), ({"versions": "deepspeed==0.18.9"}, False), ({"gpu_memory": "1GiB"}, False)],
 )
 def test_weights_are_flattened_on_a_card_that_holds_them_twice(flags: dict[str, str], on_card: bool) -> None:
-    """From DeepSpeed 0.19.0 on single weights lie beside the flat buffer; else they go to the host before it comes.
+    """From DeepSpeed 0.19.0 on single weights lie beside the flat buffer;
+    else they go to the host before it comes.
 
     Two copies of Qwen2.5-0.5B have 1.84 GiB.
     """

@@ -55,7 +55,9 @@ def modules(*elements: int, persists: bool = False) -> list[Module]:
     """Modules of one 16-bit parameter each."""
     made = []
     for number, n in enumerate(elements):
-        weight = Param(number, n, 2, trained=True, decays=True, place=("layer 0", str(number)), term="weights")
+        weight = Param(
+            number, n, 2, trained=True, decays=True, place=("layer 0", str(number)), term="weights"
+        )
         made.append(Module([Live(weight, persists)]))
     return made
 
@@ -85,7 +87,8 @@ def test_later_passes_gather_ahead_until_the_bucket_is_full() -> None:
     coordinator = Coordinator(engine)  # type: ignore[arg-type]
     one_pass(coordinator, several, engine)
     said = one_pass(coordinator, several, engine)
-    # The first alone, then two together (15 elements need two of ten) in a buffer that is copied when the first is asked for.
+    # The first alone, then two together (15 elements need two of ten)
+    # in a buffer that is copied when the first is asked for.
     assert said[0] == [20, 40]
     assert said[2] == [20, 20, 20]
     # The buffer goes when both have been asked for; the fourth was gathered by itself.
@@ -134,18 +137,24 @@ def test_offloaded_parameters_and_optimizer_leave_the_bucket_and_small_parameter
 
 
 def test_one_process_gathers_only_what_is_offloaded() -> None:
-    """Alone, a process has every parameter where it is; an offloaded one has to come to the GPU, without a flat buffer."""
+    """Alone, a process has every parameter where it is; an offloaded one has to come to the GPU,
+    without a flat buffer.
+    """
     ops = {}
     for offload in ("none", "optimizer+params"):
         stream, _ = stream_of(sharding="zero3", gpus="1", offload=offload)
         ops[offload] = {
-            stream.place(event)[2] for event in stream.events if event >= 0 and stream.terms[event] == "gathered_parameters"
+            stream.place(event)[2]
+            for event in stream.events
+            if event >= 0 and stream.terms[event] == "gathered_parameters"
         }
     assert ops == {"none": set(), "optimizer+params": {"partition from the host"}}
 
 
 def test_the_step_flattens_gradients_before_it_widens_them() -> None:
-    """16-bit gradients of a group in one tensor, then their fp32 copy; what decays first, in each of two steps."""
+    """16-bit gradients of a group in one tensor, then their fp32 copy; what decays first,
+    in each of two steps.
+    """
     stream, sizes = stream_of(sharding="zero3")
     halves = [(TRAINED - VECTORS) // 2, VECTORS // 2]
     assert allocated(stream, sizes, "flatten(averaged_gradients)") == 2 * [2 * n for n in halves]
@@ -162,7 +171,9 @@ def test_large_groups_are_stepped_in_pieces_of_a_billion_elements() -> None:
 
 
 def test_an_offloaded_gradient_passes_through_the_stream_of_reductions() -> None:
-    """This process's part in 16 bits, its norm in fp64 (up to 250 million elements of it) and its fp32 copy for the host."""
+    """This process's part in 16 bits, its norm in fp64 (up to 250 million elements of it)
+    and its fp32 copy for the host.
+    """
     for model, table in (("qwen2.5-0.5b", 151_936 * 896), ("qwen2.5-7b", 152_064 * 3_584)):
         stream, sizes = stream_of(model=model, sharding="zero3", offload="optimizer+params")
         part = table // 2
@@ -172,11 +183,17 @@ def test_an_offloaded_gradient_passes_through_the_stream_of_reductions() -> None
             ("gradient partition in fp32", 4 * part),
         ):
             assert max(allocated(stream, sizes, op)) == n_bytes
-            assert {stream.streams[event] for event in stream.events if event >= 0 and stream.place(event)[2] == op} == {2}
+            assert {
+                stream.streams[event]
+                for event in stream.events
+                if event >= 0 and stream.place(event)[2] == op
+            } == {2}
 
 
 def test_a_head_above_what_may_be_live_is_there_twice_in_later_passes() -> None:
-    """Qwen2.5-72B's head has 1.2e9 elements.  Gathered ahead it comes in a flat buffer and is copied out; at first alone."""
+    """Qwen2.5-72B's head has 1.2e9 elements.  Gathered ahead it comes in a flat buffer and is copied out;
+    at first alone.
+    """
     head = 152_064 * 8_192
     stream, sizes = stream_of(model="qwen2.5-72b", method="lora", gpu="h200-sxm", gpus="4", sharding="zero3")
     begins, phase, live = dict(stream.phases), "", set[int]()
@@ -193,5 +210,7 @@ def test_a_head_above_what_may_be_live_is_there_twice_in_later_passes() -> None:
 def test_marks_stay_out_of_the_stream() -> None:
     """They are for engines alone."""
     for sharding in ("zero3", "none"):
-        stream, _ = stream_of(sharding=sharding, gpus="1" if sharding == "none" else "2", gradient_checkpointing="true")
+        stream, _ = stream_of(
+            sharding=sharding, gpus="1" if sharding == "none" else "2", gradient_checkpointing="true"
+        )
         assert max(stream.events) < MARK

@@ -39,7 +39,9 @@ BACKWARD: frozenset[Phase] = frozenset({"backward"})
 ALWAYS: frozenset[Phase] = frozenset({"forward", "loss", "backward", "optimizer_step"})
 
 
-def lever(description: str = "shorter", flags: Mapping[str, str | bool | None] | None = None, **changed: object) -> Lever:
+def lever(
+    description: str = "shorter", flags: Mapping[str, str | bool | None] | None = None, **changed: object
+) -> Lever:
     """A lever as the search hands it over, after which the job fits."""
     said = {"seq": "512"} if flags is None else flags
     made = Lever("training", description, said, 3 * GIB // 2, 0.55, 0, None, "fits", 0.97)
@@ -93,7 +95,10 @@ def scenario() -> Scenario:
     names = ("method", "quantization", "double_quant", "lora_rank", "optimizer", "precision", "loss")
     assumptions = tuple(Assumption(name, "value", "default:hf-trainer@5") for name in names)
     model = replace(
-        model_from_config(LLAMA, "config"), id="llama-2-7b", params_origin="published-exact", published_params=6738415616
+        model_from_config(LLAMA, "config"),
+        id="llama-2-7b",
+        params_origin="published-exact",
+        published_params=6738415616,
     )
     return Scenario(
         model=model,
@@ -101,7 +106,10 @@ def scenario() -> Scenario:
         recipe=recipe,
         stack=load_stack("hf-trainer@5"),
         run=RunPlan(10_000, 3.0, 0.44),
-        assumptions=(*assumptions, Assumption("model", "llama-2-7b", "catalog", "a size alone means this reference model")),
+        assumptions=(
+            *assumptions,
+            Assumption("model", "llama-2-7b", "catalog", "a size alone means this reference model"),
+        ),
         warnings=("the desktop holds memory",),
     )
 
@@ -119,15 +127,41 @@ def prediction() -> Prediction:
             "6738415616 x 0.52 B",
         ),
         Term("adapters", "LoRA matrices", 160_000_000, "replicated", ALWAYS, "planner.units:format_gib"),
-        Term("saved_activations", "block inputs", 1_073_741_824.5, "transient", BACKWARD, "planner.units:format_bytes"),
-        Term("logits_and_loss", "logits", 900_000_000, "transient", frozenset({"loss"}), "planner.units:format_bytes"),
-        Term("gathered_parameters", "nothing gathered", 0, "transient", BACKWARD, "planner.units:format_bytes"),
-        Term("allocator_slack", "caching allocator", 200_000_000, "transient", ALWAYS, "planner.units:format_bytes"),
+        Term(
+            "saved_activations",
+            "block inputs",
+            1_073_741_824.5,
+            "transient",
+            BACKWARD,
+            "planner.units:format_bytes",
+        ),
+        Term(
+            "logits_and_loss",
+            "logits",
+            900_000_000,
+            "transient",
+            frozenset({"loss"}),
+            "planner.units:format_bytes",
+        ),
+        Term(
+            "gathered_parameters", "nothing gathered", 0, "transient", BACKWARD, "planner.units:format_bytes"
+        ),
+        Term(
+            "allocator_slack",
+            "caching allocator",
+            200_000_000,
+            "transient",
+            ALWAYS,
+            "planner.units:format_bytes",
+        ),
         Term("context", "CUDA context", 450 * MIB, "replicated", ALWAYS, "planner.units:format_bytes"),
     )
     allocated = 3_500_000_000 + 160_000_000 + 1_073_741_824.5
     reserved, driver = allocated + 200_000_000, allocated + 200_000_000 + 450 * MIB
-    phases = (PhasePeak("loss", 4_560_000_000, 4_760_000_000, 5_231_859_200), PhasePeak("backward", allocated, reserved, driver))
+    phases = (
+        PhasePeak("loss", 4_560_000_000, 4_760_000_000, 5_231_859_200),
+        PhasePeak("backward", allocated, reserved, driver),
+    )
     memory = MemoryPrediction(
         terms=terms,
         phases=phases,
@@ -141,14 +175,25 @@ def prediction() -> Prediction:
         limit_bytes=24 * GIB - 992 * MIB,
     )
     host = HostPrediction(
-        (HostTerm("process_baseline", 4 * GIB, "planner.units:format_bytes", pinned=True),), *(4 * GIB,) * 7, None
+        (HostTerm("process_baseline", 4 * GIB, "planner.units:format_bytes", pinned=True),),
+        *(4 * GIB,) * 7,
+        None,
     )
     parts = (
         TimeTerm("matmuls", 2.5, "planner.units:format_seconds", 0.5, "3 x forward"),
         TimeTerm("optimizer", 0.01, "planner.units:format_seconds"),
     )
     time = TimePrediction(parts, 2.01, 7.96, 6368.0, 8151.0, 1.1e14, 0.331, 3768.0, 0.46)
-    return Prediction(memory, host, time, "fits", "the peak is 17.9 GiB below the limit", None, "uncalibrated", ("uncalibrated",))
+    return Prediction(
+        memory,
+        host,
+        time,
+        "fits",
+        "the peak is 17.9 GiB below the limit",
+        None,
+        "uncalibrated",
+        ("uncalibrated",),
+    )
 
 
 def draw(subject: Subject, *, width: int = 100, color: bool = False) -> str:

@@ -23,7 +23,9 @@ def documented(n_bytes: int) -> int:
 
 
 def test_explain_reads_the_docstring_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Summary, formula and source come from the function that the term names; a name that does not exist says nothing."""
+    """Summary, formula and source come from the function that the term names;
+    a name that does not exist says nothing.
+    """
     import planner.units
 
     monkeypatch.setattr(planner.units, "documented", documented, raising=False)
@@ -35,7 +37,9 @@ def test_explain_reads_the_docstring_of_the_formula(monkeypatch: pytest.MonkeyPa
         "a book, second line.",
     )
     assert formula_text("planner.memory.outside:context_bytes").rule.startswith("multiprocessors x threads")
-    assert formula_text("planner.program.load:load").source.startswith("transformers 5.23 core_model_loading.py")
+    assert formula_text("planner.program.load:load").source.startswith(
+        "transformers 5.23 core_model_loading.py"
+    )
     assert formula_text("planner.units:no_such_function").summary == ""
     assert formula_text("os:system").summary == ""
 
@@ -55,7 +59,9 @@ JOBS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("flags", JOBS.values(), ids=JOBS)
 def test_each_term_has_numbers_and_a_source(flags: dict[str, object]) -> None:
-    """Its operators with their sizes, or the numbers of its formula; what is counted; and where that comes from."""
+    """Its operators with their sizes, or the numbers of its formula; what is counted;
+    and where that comes from.
+    """
     scenario = resolve(from_flags({"model": "qwen2-0.5b", "gpu": "a100-80-sxm", "seq": 1024, **flags}))
     made = estimate(scenario, Coefficients(uncounted_fraction=0.1), explain=True)
     shown = [each for each in explanations(made) if each.topic != "Step time"]
@@ -64,4 +70,7 @@ def test_each_term_has_numbers_and_a_source(flags: dict[str, object]) -> None:
         assert each.detail, each
         assert each.text.summary, each
         assert each.text.source, each
-    assert any(each.label == "not counted" and each.detail.startswith("coefficient uncounted_fraction = 0.1") for each in shown)
+    assert any(
+        each.label == "not counted" and each.detail.startswith("coefficient uncounted_fraction = 0.1")
+        for each in shown
+    )

@@ -12,7 +12,9 @@ from planner.report.prediction.subject import Subject
 from planner.units import GIB, MIB
 from tests.planner.report.prediction.made import draw, scenario, short_of_memory, subject
 
-FAILED = FailedRequest("backward", "layer 17", "q_proj", "mm", 64 * MIB, 96 * MIB, 3, 40 * MIB, 2 * MIB, 5, None)
+FAILED = FailedRequest(
+    "backward", "layer 17", "q_proj", "mm", 64 * MIB, 96 * MIB, 3, 40 * MIB, 2 * MIB, 5, None
+)
 
 
 def failing(helps: bool | None, *, limit_bytes: int = 4 * GIB) -> Subject:
@@ -25,7 +27,8 @@ def failing(helps: bool | None, *, limit_bytes: int = 4 * GIB) -> Subject:
 def timeline(limit_bytes: int) -> Timeline:
     """Two phases of five events, of which the fourth of the second one fails."""
     moments = tuple(
-        Moment(event, "load" if event < 5 else "backward", "mm", "", (event + 1) * GIB, 10 * GIB, {}) for event in range(10)
+        Moment(event, "load" if event < 5 else "backward", "mm", "", (event + 1) * GIB, 10 * GIB, {})
+        for event in range(10)
     )
     return Timeline((Span("load", 0, 5), Span("backward", 5, 10)), moments, 10, limit_bytes, 8)
 
@@ -34,7 +37,10 @@ def test_the_request_that_fails_is_named_with_what_was_free() -> None:
     """Phase, part, module, operator, size, and the pieces of the cache."""
     text = " ".join(draw(failing(None)).split())
     assert "when backward, 1st micro-step where layer 17, q_proj operator mm asks for 64.0 MiB" in text
-    assert "2.0 MiB outside of the cache; 3 free pieces of the cache, 96.0 MiB in all, the largest of 40.0 MiB" in text
+    assert (
+        "2.0 MiB outside of the cache; 3 free pieces of the cache, 96.0 MiB in all, the largest of 40.0 MiB"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,9 @@ def test_less_memory_kept_for_others_is_named_where_it_is_enough() -> None:
         prediction=replace(made.prediction, memory=memory),
     )
     assert "With a --gpu-reserved of at most 2.00 GiB the job fits." in " ".join(draw(short).split())
-    less = replace(short, scenario=replace(short.scenario, hardware=replace(hardware, gpu_reserved_bytes=GIB // 2)))
+    less = replace(
+        short, scenario=replace(short.scenario, hardware=replace(hardware, gpu_reserved_bytes=GIB // 2))
+    )
     assert "--gpu-reserved" not in draw(less).partition("Assumptions")[0]
 
 

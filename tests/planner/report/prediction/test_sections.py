@@ -38,7 +38,9 @@ def test_what_does_not_fit_says_how_much_it_needs() -> None:
 
 
 def test_a_full_card_shows_what_it_would_show_and_says_so() -> None:
-    """A job that fits as cached blocks are returned is shown at the limit, and what a larger card would show beside it."""
+    """A job that fits as cached blocks are returned is shown at the limit,
+    and what a larger card would show beside it.
+    """
     made = prediction()
     memory = replace(made.memory, driver_peak_bytes=4 * GIB, limit_bytes=4 * GIB)
     text = draw(Subject(scenario(), replace(made, memory=memory)))
@@ -48,11 +50,16 @@ def test_a_full_card_shows_what_it_would_show_and_says_so() -> None:
 
 @pytest.mark.parametrize("width", range(60, 121, 10))
 def test_formulas_are_whole_or_left_out(width: int) -> None:
-    """Names to copy are never broken: where they would have to be, the tables keep their numbers and drop the column."""
+    """Names to copy are never broken: where they would have to be,
+    the tables keep their numbers and drop the column.
+    """
     made = prediction()
     named = replace(made.memory.terms[0], formula="planner.memory.weights:quantization_constant_bytes")
     text = draw(
-        Subject(scenario(), replace(made, memory=replace(made.memory, terms=(named, *made.memory.terms[1:])))), width=width
+        Subject(
+            scenario(), replace(made, memory=replace(made.memory, terms=(named, *made.memory.terms[1:])))
+        ),
+        width=width,
     )
     assert re.search(r"^a  base weights in nf4 +3\.26 +64\.7 % +replicated", text, re.MULTILINE)
     assert ("weights:quantization_constant_bytes" in text) == ("weights:" in text) == (width >= 100)
@@ -97,7 +104,9 @@ def test_terms_at_the_peak_add_up_to_the_levels() -> None:
 
 
 def test_terms_of_other_phases_are_named_with_their_phase() -> None:
-    """A term that is dead at the peak is listed without a share; a term of zero bytes is not listed at all."""
+    """A term that is dead at the peak is listed without a share;
+    a term of zero bytes is not listed at all.
+    """
     text = draw(subject())
     assert re.search(r"^logits +0\.84 +transient +loss, 1st micro-step$", text, re.MULTILINE)
     assert "nothing gathered" not in text
@@ -115,9 +124,16 @@ def test_no_line_is_wider_than_the_terminal(width: int, explain: bool) -> None:
     """Nothing overflows, also with long names and with the formulas."""
     made = short_of_memory()
     long_term = Term(
-        "weights", "a very long label " * 5, GIB, "sharded", ALWAYS, "planner.memory.outside:a_very_long_function_name_indeed"
+        "weights",
+        "a very long label " * 5,
+        GIB,
+        "sharded",
+        ALWAYS,
+        "planner.memory.outside:a_very_long_function_name_indeed",
     )
-    made = replace(made, memory=replace(made.memory, terms=(*made.memory.terms, long_term)), reason="word " * 60)
+    made = replace(
+        made, memory=replace(made.memory, terms=(*made.memory.terms, long_term)), reason="word " * 60
+    )
     flags = {f"sharding{index}": "optimizer+params" for index in range(6)}
     text = draw(Subject(scenario(), made, [lever("weights in host RAM " * 5, flags)], explain), width=width)
     assert all(f"--{name} {value}" in text for name, value in flags.items())
@@ -125,10 +141,18 @@ def test_no_line_is_wider_than_the_terminal(width: int, explain: bool) -> None:
 
 
 def test_levers_say_what_they_save_and_cost() -> None:
-    """Each lever comes with its flags, what it saves and costs, and whether the job then fits; also for a job that fits."""
+    """Each lever comes with its flags, what it saves and costs, and whether the job then fits;
+    also for a job that fits.
+    """
     levers = [
         lever("one kernel", {"loss": "liger"}, kind="free", step_time_ratio=1.0),
-        lever("states in host RAM", {"offload": "optimizer"}, kind="money", host_bytes=67 * GIB, step_time_ratio=1.23),
+        lever(
+            "states in host RAM",
+            {"offload": "optimizer"},
+            kind="money",
+            host_bytes=67 * GIB,
+            step_time_ratio=1.23,
+        ),
         lever("half the rank", {"lora-rank": "8"}, saves_bytes=GIB // 10, verdict="does_not_fit"),
     ]
     for made in (prediction(), short_of_memory()):
@@ -143,7 +167,9 @@ def test_an_unknown_card_is_said_plainly() -> None:
     """Without a limit there are no shares, and the report says that it is unknown."""
     made = prediction()
     unknown = Subject(
-        replace(scenario(), hardware=replace(scenario().hardware, gpu=replace(gpu(), visible_memory_bytes=None))),
+        replace(
+            scenario(), hardware=replace(scenario().hardware, gpu=replace(gpu(), visible_memory_bytes=None))
+        ),
         replace(made, verdict="no_verdict", memory=replace(made.memory, limit_bytes=None), time=None),
     )
     text = draw(unknown)
@@ -153,12 +179,16 @@ def test_an_unknown_card_is_said_plainly() -> None:
 
 
 def test_assumptions_are_all_there_with_their_origin() -> None:
-    """Every assumption is printed with its value beside its origin, lines of files included; a note gets a line of its own."""
+    """Every assumption is printed with its value beside its origin, lines of files included;
+    a note gets a line of its own.
+    """
     made = scenario()
     from_file = (Assumption("seq", "512", "job.toml:4"), Assumption("batch", "2", "job.toml:5"))
     text = draw(Subject(replace(made, assumptions=(*made.assumptions, *from_file)), prediction()))
     rows = text[text.index("Assumptions and their origins") :]
-    assert re.search(r"^default:hf-trainer@5 +method=value, quantization=value, double_quant=value", rows, re.MULTILINE)
+    assert re.search(
+        r"^default:hf-trainer@5 +method=value, quantization=value, double_quant=value", rows, re.MULTILINE
+    )
     assert re.search(r"^catalog +model=llama-2-7b$", rows, re.MULTILINE)
     assert re.search(r"^job\.toml +seq=512 \(line 4\), batch=2 \(line 5\)$", rows, re.MULTILINE)
     assert all(f"{each.name}={each.value}" in rows for each in made.assumptions)

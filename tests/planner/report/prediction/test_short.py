@@ -26,7 +26,9 @@ from tests.planner.report.prediction.made import (
 
 
 def test_the_first_answer_shows_what_makes_it_fit_and_nothing_else() -> None:
-    """Under "what would make it fit" stands what does; a job that nothing makes fit says so and shows what saves most."""
+    """Under "what would make it fit" stands what does;
+    a job that nothing makes fit says so and shows what saves most.
+    """
     short = [lever("no", {f"no{index}": "1"}, kind="free", verdict="does_not_fit") for index in range(5)]
     enough = [lever("yes", {"yes": "1"}), lever("also", {"also": "1"})]
     text = draw_short(Subject(scenario(), short_of_memory(), [*short, *enough]))
@@ -34,7 +36,9 @@ def test_the_first_answer_shows_what_makes_it_fit_and_nothing_else() -> None:
     assert "--also 1" in text
     assert text.index("--yes 1") < text.index("--also 1")
     assert "--no" not in text
-    most = replace(lever("most", {"most": "1"}, kind="training", verdict="does_not_fit"), saves_bytes=30 * GIB)
+    most = replace(
+        lever("most", {"most": "1"}, kind="training", verdict="does_not_fit"), saves_bytes=30 * GIB
+    )
     nothing = draw_short(Subject(scenario(), short_of_memory(), [*short, most]))
     assert "Nothing that was tried makes it fit; what saves most" in nothing
     assert "--most 1" in nothing
@@ -55,34 +59,58 @@ def test_of_several_stacks_the_one_that_is_enough_is_the_lever() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_first_answer_is_short_whatever_there_is_to_say(width: int) -> None:
-    """Levers shrink first, then assumptions; verdict, time, bar and a warning stay, and nothing is wider than the terminal."""
-    flags: dict[str, str | bool | None] = {"sharding": "zero3", "offload": "optimizer+params", "quant-storage": "bf16"}
+    """Levers shrink first, then assumptions; verdict, time, bar and a warning stay,
+    and nothing is wider than the terminal.
+    """
+    flags: dict[str, str | bool | None] = {
+        "sharding": "zero3",
+        "offload": "optimizer+params",
+        "quant-storage": "bf16",
+    }
     levers = [lever(f"lever {index}", {**flags, "batch": str(index)}) for index in range(9)]
-    stacks = [StackNeed(f"a-long-stack-name-{index}", 30 * GIB, 31 * GIB, "fits", 0.9, ("packing",)) for index in range(9)]
+    stacks = [
+        StackNeed(f"a-long-stack-name-{index}", 30 * GIB, 31 * GIB, "fits", 0.9, ("packing",))
+        for index in range(9)
+    ]
     unsaid = [Unsaid(f"setting={index}", f"--setting {index}", GIB, 1.1, "fits") for index in range(6)]
     made = short_of_memory()
     long = replace(
         scenario(),
-        model=replace(scenario().model, id="an-organisation/with-a-very-long-name-of-a-model-instruct-v0.3" * 2),
+        model=replace(
+            scenario().model, id="an-organisation/with-a-very-long-name-of-a-model-instruct-v0.3" * 2
+        ),
         warnings=tuple(f"warning {index} " * 12 for index in range(9)),
     )
     at_length = AtLength(256, 400.0, 1.5)
-    text = draw_short(Subject(long, made, levers, unsaid=unsaid, stacks=stacks, at_length=at_length), width=width)
+    text = draw_short(
+        Subject(long, made, levers, unsaid=unsaid, stacks=stacks, at_length=at_length), width=width
+    )
     lines = text.splitlines()
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= width
     assert lines[0].startswith("DOES NOT FIT")
     assert any(line.startswith("DOES NOT FIT") for line in lines[-2:])
-    marks = ("Step, with room: 2.01 s", "Run: 10,000 full samples x 3 epochs", "--tokens-per-sample 256", "Warning: warning 0")
+    marks = (
+        "Step, with room: 2.01 s",
+        "Run: 10,000 full samples x 3 epochs",
+        "--tokens-per-sample 256",
+        "Warning: warning 0",
+    )
     for mark in (*marks, "w weights"):
         assert mark in text, mark
 
 
 def test_the_first_answer_has_one_meaning_for_each_number() -> None:
-    """The need that is compared with the card is in the verdict; what it uses with room is a number of its own."""
+    """The need that is compared with the card is in the verdict;
+    what it uses with room is a number of its own.
+    """
     made = prediction()
     memory = replace(
-        made.memory, must_have_bytes=6 * GIB, driver_peak_bytes=8 * GIB, uncapped_driver_bytes=9 * GIB, limit_bytes=8 * GIB
+        made.memory,
+        must_have_bytes=6 * GIB,
+        driver_peak_bytes=8 * GIB,
+        uncapped_driver_bytes=9 * GIB,
+        limit_bytes=8 * GIB,
     )
     lines = draw_short(Subject(scenario(), replace(made, memory=memory))).splitlines()
     assert lines[0].startswith("FITS: needs at least 6.00 of 8.00 GiB per GPU")
@@ -91,9 +119,13 @@ def test_the_first_answer_has_one_meaning_for_each_number() -> None:
 
 
 def test_host_ram_that_is_judged_is_in_the_first_answer() -> None:
-    """Where the host's memory is known, what a node needs of it is beside what the GPU needs; mapped files do not count."""
+    """Where the host's memory is known, what a node needs of it is beside what the GPU needs;
+    mapped files do not count.
+    """
     made = prediction()
-    host = replace(made.host, per_node_bytes=9 * GIB, required_per_node_bytes=4 * GIB, available_bytes=8 * GIB)
+    host = replace(
+        made.host, per_node_bytes=9 * GIB, required_per_node_bytes=4 * GIB, available_bytes=8 * GIB
+    )
     assert "Host RAM: a node needs 4.00 of 8.00 GiB." in draw_short(subject(host=host))
     assert "Host RAM" not in draw_short(subject())
     whole = " ".join(draw(subject(host=host)).split())
@@ -114,11 +146,17 @@ def test_run_time_and_cost_are_asked_for_or_offered() -> None:
 
 def test_warnings_are_whole_where_there_is_room() -> None:
     """What a warning advises stands at its end: it is cut only where the answer would be too long."""
-    long = "This is what may be wrong about the answer above, and the way to say it otherwise: " + "--a-long-flag " * 3 + "end"
+    long = (
+        "This is what may be wrong about the answer above, and the way to say it otherwise: "
+        + "--a-long-flag " * 3
+        + "end"
+    )
     made = replace(scenario(), warnings=(long,))
     text = draw_short(Subject(made, replace(short_of_memory(), warnings=())))
     assert "end" in text.split()
-    crowded = draw_short(Subject(made, short_of_memory(), [lever(f"{n}", {f"flag{n}": "1"}) for n in range(9)]), width=60)
+    crowded = draw_short(
+        Subject(made, short_of_memory(), [lever(f"{n}", {f"flag{n}": "1"}) for n in range(9)]), width=60
+    )
     assert crowded.count("\n") <= MAX_LINES
 
 

@@ -22,7 +22,9 @@ from tests.planner.report.prediction.made import (
 
 
 def test_json_is_valid_by_its_own_models_and_complete() -> None:
-    """The text parses into the published models, and holds integer bytes, terms, phases, assumptions and the verdict."""
+    """The text parses into the published models, and holds integer bytes, terms, phases,
+    assumptions and the verdict.
+    """
     made = Subject(scenario(), short_of_memory(), [lever(step_time_ratio=math.inf)], explain=True)
     text = to_json(made)
     document = PredictionDocument.model_validate_json(text)
@@ -30,7 +32,9 @@ def test_json_is_valid_by_its_own_models_and_complete() -> None:
     data = json.loads(text)
     assert data["schema"] == "planner/prediction@1"
     assert isinstance(data["memory"]["driver_peak_bytes"], int)
-    assert [term["label"] for term in data["memory"]["terms"]] == [term.label for term in made.prediction.memory.terms]
+    assert [term["label"] for term in data["memory"]["terms"]] == [
+        term.label for term in made.prediction.memory.terms
+    ]
     assert [phase["phase"] for phase in data["memory"]["phases"]] == ["loss", "backward"]
     assert len(data["assumptions"]) == len(made.scenario.assumptions)
     (found,) = data["levers"]
@@ -44,7 +48,12 @@ def test_json_has_no_nan_and_no_infinity() -> None:
     """A number that is not finite becomes null."""
     made = prediction()
     assert made.time is not None
-    time = replace(made.time, step_s=math.inf, tokens_per_s=math.nan, terms=(TimeTerm("matmuls", math.inf, "planner.units:x"),))
+    time = replace(
+        made.time,
+        step_s=math.inf,
+        tokens_per_s=math.nan,
+        terms=(TimeTerm("matmuls", math.inf, "planner.units:x"),),
+    )
     data = json.loads(to_json(subject(time=time)), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     assert data["time"]["step_s"] is None
     assert data["time"]["tokens_per_s"] is None

@@ -15,7 +15,9 @@ from tests.planner.report.prediction.made import draw, prediction, scenario, sub
 
 
 def test_the_verdict_comes_first_with_peak_and_limit() -> None:
-    """The first line says whether it fits, the peak against the limit in GiB, and that nothing is calibrated."""
+    """The first line says whether it fits, the peak against the limit in GiB,
+    and that nothing is calibrated.
+    """
     first = draw(subject()).splitlines()[0]
     assert first == "FITS: needs at least 5.03 of 23.03 GiB per GPU; not calibrated, no interval"
 
@@ -45,12 +47,17 @@ def test_each_verdict_has_its_words_and_exit_code(verdict: str, words: str, code
 
 
 def test_a_job_that_fits_rests_on_host_ram_that_nobody_said() -> None:
-    """With states in host RAM of unknown size the verdict names the condition; known RAM, or a job that fails, has none."""
+    """With states in host RAM of unknown size the verdict names the condition; known RAM,
+    or a job that fails, has none.
+    """
     made = prediction()
     offloads = replace(scenario(), recipe=replace(scenario().recipe, offload="optimizer"))
     said = replace(made, host=replace(made.host, required_per_node_bytes=9 * GIB))
     first = draw(Subject(offloads, said), width=120).splitlines()[0]
-    assert first == "FITS IF A NODE HAS 9.00 GiB OF RAM: needs at least 5.03 of 23.03 GiB per GPU; not calibrated, no interval"
+    assert first == (
+        "FITS IF A NODE HAS 9.00 GiB OF RAM: needs at least 5.03 of 23.03 GiB per GPU; not "
+        "calibrated, no interval"
+    )
     known = replace(said, host=replace(said.host, available_bytes=64 * GIB))
     assert draw(Subject(offloads, known)).startswith("FITS: ")
     assert draw(Subject(offloads, replace(said, verdict="does_not_fit"))).startswith("DOES NOT FIT: ")

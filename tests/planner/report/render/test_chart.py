@@ -15,8 +15,12 @@ def part(*points: tuple[float, float], labels: tuple[str, ...] = ("loading", "lo
 
 
 def test_a_cell_shows_the_most_of_the_points_that_fall_into_it() -> None:
-    """Five cells of each part: half of 10 GiB allocated in the first one, all of it reserved in the second one."""
-    lines = chart_lines(Chart((part((1, 2), (5, 5)), part(*[(0, 10)] * 5, labels=("forward", "fwd")))), 7 + 10)
+    """Five cells of each part: half of 10 GiB allocated in the first one,
+    all of it reserved in the second one.
+    """
+    lines = chart_lines(
+        Chart((part((1, 2), (5, 5)), part(*[(0, 10)] * 5, labels=("forward", "fwd")))), 7 + 10
+    )
     assert len(lines) == HEIGHT + 2
     assert lines[0] == " 10.0 |     :::::"
     assert lines[5] == "  5.0 |   ##:::::"

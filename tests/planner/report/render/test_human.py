@@ -19,7 +19,9 @@ from tests.planner.report.prediction.made import (
 
 
 def test_plain_text_has_no_escape_codes_and_no_trailing_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is no terminal gets plain text, even where the environment asks for colours of a terminal."""
+    """A stream that is no terminal gets plain text,
+    even where the environment asks for colours of a terminal.
+    """
     monkeypatch.setenv("TERM", "xterm-256color")
     text = human.to_text(build_sections(subject()), human.make_console(io.StringIO()))
     assert "\x1b" not in text
@@ -44,8 +46,12 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_colours_change_no_character() -> None:
-    """Colours change how the report looks, not what it says: the bar has its letters under the colours, too."""
-    console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True, highlight=False)
+    """Colours change how the report looks, not what it says:
+    the bar has its letters under the colours, too.
+    """
+    console = Console(
+        file=io.StringIO(), width=80, color_system="standard", force_terminal=True, highlight=False
+    )
     coloured = short_text(subject(), console)
     assert coloured.count("\x1b[30;10") >= 5
     without_codes = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
@@ -53,10 +59,15 @@ def test_colours_change_no_character() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"), [(None, 80), ("0", 80), ("-3", 80), ("x", 80), ("9" * 30, 80), ("40", 40), ("7", 40), ("132", 132)]
+    ("columns", "width"),
+    [(None, 80), ("0", 80), ("-3", 80), ("x", 80), ("9" * 30, 80), ("40", 40), ("7", 40), ("132", 132)],
 )
-def test_a_width_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int) -> None:
-    """Where no terminal says its width, COLUMNS does; 80 otherwise, and never so few that nothing can be said."""
+def test_a_width_that_is_none_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
+) -> None:
+    """Where no terminal says its width, COLUMNS does; 80 otherwise,
+    and never so few that nothing can be said.
+    """
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
@@ -69,7 +80,12 @@ def test_a_width_that_is_none_is_passed_over(monkeypatch: pytest.MonkeyPatch, co
 
 
 WIDE = Grid(
-    (Column("id", whole=True), Column("parameters", "right"), Column("only where there is room", wide_only=True), Column("way")),
+    (
+        Column("id", whole=True),
+        Column("parameters", "right"),
+        Column("only where there is room", wide_only=True),
+        Column("way"),
+    ),
     (
         Row(("a-model-with-a-long-name", "1,234,567,890", "extra", "published-exactly"), "good"),
         Row(("another\x1b[31m", "", "", "")),
@@ -91,7 +107,9 @@ def test_a_table_without_room_becomes_a_list() -> None:
 def test_a_table_that_has_room_stays_one() -> None:
     """Above the width of its words, with the columns for a wide terminal or without."""
     for width, columns in ((120, 4), (70, 3)):
-        text = human.to_text((Section("", (WIDE,)),), Console(file=io.StringIO(), width=width, color_system=None))
+        text = human.to_text(
+            (Section("", (WIDE,)),), Console(file=io.StringIO(), width=width, color_system=None)
+        )
         assert len(re.split(r"\s{2,}", text.splitlines()[0])) == columns
 
 

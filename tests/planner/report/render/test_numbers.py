@@ -19,7 +19,14 @@ def test_bytes_are_printed_as_gib_of_two_to_the_thirty() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0412, "0.0412"), (3.2149, "3.21"), (99.96, "100.0"), (2931.4, "2,931"), (0, "0.00"), (math.inf, "unknown")],
+    [
+        (0.0412, "0.0412"),
+        (3.2149, "3.21"),
+        (99.96, "100.0"),
+        (2931.4, "2,931"),
+        (0, "0.00"),
+        (math.inf, "unknown"),
+    ],
 )
 def test_rates_have_three_significant_digits(value: float, text: str) -> None:
     """Small rates keep their digits, large ones get thousands separators, an infinite one is unknown."""
@@ -60,7 +67,8 @@ def test_two_durations_share_their_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0000412, "0.0412 ms"), (0.0621, "62.1 ms"), (4.814, "4.81 s"), (3600.0, "1 h 00 min")]
+    ("seconds", "text"),
+    [(0.0000412, "0.0412 ms"), (0.0621, "62.1 ms"), (4.814, "4.81 s"), (3600.0, "1 h 00 min")],
 )
 def test_short_durations_keep_their_digits(seconds: float, text: str) -> None:
     """What takes less than a millisecond is not printed as nothing."""

@@ -14,7 +14,9 @@ def request(n_bytes: int, *freed: int) -> Request:
 
 
 def test_a_request_takes_what_is_freed_before_the_next_one() -> None:
-    """Small tensors and ignored sizes are left out; a free that another stream delays counts once, when the program lets go."""
+    """Small tensors and ignored sizes are left out; a free that another stream delays counts once,
+    when the program lets go.
+    """
     events = [
         AllocEvent("alloc", 1, 8 * KIB, phase="load"),
         AllocEvent("alloc", 2, 16 * KIB, phase="forward", op="mm", module="mlp"),
@@ -33,7 +35,9 @@ def test_a_request_takes_what_is_freed_before_the_next_one() -> None:
 
 
 def test_lists_part_at_the_first_request_of_another_size_or_with_other_frees() -> None:
-    """The order of frees between two requests does not matter; a list that ends first has no request there."""
+    """The order of frees between two requests does not matter;
+    a list that ends first has no request there.
+    """
     same = [request(4096), request(8192, 4096, 2048)]
     assert first_difference(same, [request(4096), request(8192, 2048, 4096)]) is None
     larger = first_difference(same, [request(4096), request(16384, 4096, 2048)])
