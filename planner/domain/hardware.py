@@ -102,6 +102,7 @@ class HostSpec:
     """The machine around the GPUs.  ``None`` is unknown,
     which is the default and widens the intervals of time.
 
+    ``pcie_generation``, ``pcie_lanes``: of the slot of each GPU.
     ``network_bytes_per_s``: one direction of all links from this node to others, summed.
     """
 
@@ -112,6 +113,7 @@ class HostSpec:
     pcie_generation: int | None = None
     source: str = ""
     network_bytes_per_s: float | None = None
+    pcie_lanes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,8 @@ class Hardware:
 
     ``gpu_reserved_bytes`` is memory that a desktop or another job already holds on each card.  ``link``
     overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None``: the card's own links, and
-    PCIe where those need a bridge.
+    PCIe where those need a bridge.  ``link_bytes_per_s`` is what was measured on that way, in one direction.
+    ``power_limit_w``: what each GPU may draw, where that is less than its rated power.
     """
 
     gpu: GpuSpec
@@ -130,6 +133,8 @@ class Hardware:
     gpu_reserved_bytes: int = 0
     link: str | None = None
     network_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    power_limit_w: float | None = None
 
     @property
     def world_size(self) -> int:

@@ -316,6 +316,10 @@ class BlockSpec:
         matrices = sum(linear.weight_count + linear.bias_count for linear in self.linears)
         return matrices + sum(norm.param_count for norm in self.norms) + self.extra_params
 
+    def __hash__(self) -> int:
+        """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
+        return hash((len(self.linears), self.linears[:1], self.linears[-1:]))
+
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:

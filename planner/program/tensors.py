@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.domain.term import TermName
 
@@ -158,8 +158,7 @@ the number of a :class:`Mark`, plus this.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A moment at which the hooks of an engine run.
 
     ``number``: of the module, or of the parameter whose gradient is ready; ``slot``: of that gradient.

@@ -22,7 +22,10 @@ if config.model_type == "qwen3_5":
     config.text_config.use_cache = False  # as TRL and LLaMA-Factory do
 model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
 if method == "lora":
-    names = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj"
+    names = (
+        "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"
+        "|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj"
+    )
     language = rf".*language_model.*\.({names})"
     targets = language if frozen == "true" else "all-linear"
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.0, target_modules=targets))
