@@ -126,7 +126,12 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
     recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
-    situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
+    situation = Situation(
+        batch.is_padded,
+        recorder,
+        int(batch.rows * batch.tokens_per_sample),
+        scenario.hardware.gpu.counted_multiprocessors,
+    )
     if _is_sharded(scenario):
         cast_for_engine(built.model, scenario)
     models = [each for each in (built.model, built.reference) if each is not None]

@@ -16,6 +16,7 @@ from planner.errors import NotModelledError, show
 
 _PARTS = {
     "attention": "self_attn",
+    "mixer": "mamba",
     "mlp": "mlp",
     "expert": "mlp.experts",
     "shared_expert": "mlp",

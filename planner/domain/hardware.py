@@ -18,6 +18,8 @@ or square ones of a few sizes.
 # Major compute capability, CUDA C++ Programming Guide, tensor cores by capability.
 _FIRST_WITH_BF16 = 8
 
+USUAL_MULTIPROCESSORS = 108
+"""Those of an A100, where nobody says how many a card has."""
 UNKNOWN_HOST = "unknown"
 """Id of the host of a job that names none."""
 
@@ -64,6 +66,11 @@ class GpuSpec:
     def is_cuda(self) -> bool:
         """Whether torch's CUDA allocator runs on it, which the memory formulas describe."""
         return self.vendor == "nvidia"
+
+    @property
+    def counted_multiprocessors(self) -> int:
+        """Its multiprocessors, or those of an A100 where they are not known."""
+        return self.multiprocessors or USUAL_MULTIPROCESSORS
 
     @property
     def needs_bridge(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from planner.errors import RefusedCombinationError
 from planner.intake.rule import Case, Level, Rule
 from planner.intake.rules_adapters import ADAPTER_RULES
+from planner.intake.rules_mixers import MIXER_RULES
 from planner.intake.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules_recipe import RECIPE_RULES
 from planner.intake.rules_stored import STORED_RULES
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *TRAINED_LAYER_RULES,
     *ADAPTER_RULES,
     *MIXTURE_RULES,
+    *MIXER_RULES,
     *STORED_RULES,
     *TASK_RULES,
     *VISION_RULES,
