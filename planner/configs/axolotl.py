@@ -216,11 +216,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
     if of_2023:
-        reading.default(
-            "attention",
-            "eager",
-            "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa",
-        )
+        origin = "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa"
+        reading.default("attention", "eager", origin)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
@@ -232,8 +229,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     _read_evaluation(keys, reading)
-    keys.skip(AXOLOTL_HARMLESS)
-    keys.skip(TRAINER_HARMLESS)
+    keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
 
 
 def _read_evaluation(keys: Keys, reading: Reading) -> None:

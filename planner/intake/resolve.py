@@ -17,9 +17,8 @@ from planner.domain.recipe import LANGUAGE_TASKS, Batch
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
-from planner.errors import NotModelledError, UsageError
+from planner.errors import NotModelledError, UsageError, show
 from planner.intake.data_file import read_data
-from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.ledger import Ledger

@@ -146,6 +146,9 @@ def test_a_run_that_ends_by_steps_has_no_epochs(tmp_path: Path, text: str) -> No
     config = read_config_file(written(tmp_path, text + "max_steps: 100\n"))
     assert config.request.get("epochs") is None
     assert [remark.text for remark in config.remarks if remark.origin.endswith(":max_steps")] != []
+    for unused in (0, -1):
+        config = read_config_file(written(tmp_path, text + f"max_steps: {unused}\n"))
+        assert config.request.get("epochs") == 2
 
 
 def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) -> None:

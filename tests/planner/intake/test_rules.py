@@ -60,6 +60,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "qwen3.5-0.8b", "stack": "torchtune"},
         {"model": "qwen3.5-0.8b", "stack": "trl"},
     ),
+    "packed-out-proj": (
+        {"model": "nemotron-h-8b", "method": "qlora", "lora_targets": ("in_proj",)},
+        {"model": "jamba-v0.1", "method": "qlora", "lora_targets": ("in_proj",)},
+    ),
+    "adapter-on-out-proj": (
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj", "out_proj")},
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj",)},
+    ),
+    "adapter-on-out-proj-idle": (
+        {"model": "granite-4.0-h-tiny", "method": "lora", "lora_targets": ("all-linear",)},
+        {"model": "granite-4.0-h-tiny", "method": "lora", "lora_targets": ("in_proj",)},
+    ),
     "train-layers-with-adapters": ({"train_layers": "last:8"}, {"method": "full", "train_layers": "last:8"}),
     "train-layers-not-there": (
         {"method": "full", "train_layers": "30-32;norm"},
