@@ -9,7 +9,7 @@
     |   +-- RefusedCombinationError   exit 2   settings that exclude each other
     +-- DoesNotFit                    exit 3   a job that is about to start needs more memory than there is
     +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
-        +-- UnknownArchitectureError  exit 6   a model whose architecture has no formulas; a trace may still run its modules
+        +-- UnknownArchitectureError  exit 6   no formulas for an architecture; a trace may run its modules
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ Optimizer = Literal[
     "muon",
     "apollo_adamw",
     "apollo_adamw_layerwise",
+    "badam",
 ]
 Offload = Literal[
     "none",

@@ -17,13 +17,12 @@ from planner.domain.recipe import LANGUAGE_TASKS, Batch
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
-from planner.errors import NotModelledError, UsageError
+from planner.errors import NotModelledError, UsageError, show
 from planner.intake.data_file import read_data
-from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.ledger import Ledger
-from planner.intake.linears import with_parameters
+from planner.intake.linears import with_parameters, with_separate_experts
 from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
@@ -125,6 +124,8 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack)
+    if not found.stack.fused_experts:
+        model = with_separate_experts(model)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
     model = without_adapters(model, recipe.frozen)

@@ -10,7 +10,7 @@ from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
-from planner.memory.host_tensors import (
+from planner.memory.pinned_tensors import (
     frozen_tensors,
     parts_bytes,
     parts_pinned_alone_bytes,

@@ -77,6 +77,8 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
         made.append(linear(torch, view, matrix, x))
         if spec.scales_query and not index:
             made[0] = torch.same(made[0], "mul")
+        if spec.scales_key and index == 1:
+            made[1] = torch.same(made[1], "mul")
         if whole:
             made[index] = head_norm(torch, view, index, made[index])
         if spec.output_gate and not index:

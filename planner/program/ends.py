@@ -285,6 +285,8 @@ def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tens
     logits = _logits(torch, ends, hidden, weight)
     if model.scales_logits:
         logits = torch.same(logits, "mul")
+    if model.wide_logits:
+        logits = torch.to(logits, "fp32")
     if model.logit_softcap:
         logits = torch.same(logits, "div")
         logits = torch.kernel(logits, "tanh", saves="output")

@@ -91,11 +91,13 @@ class Job:
         as for padding.
         Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa
         (``kv_length < local_attention_size``), models/falcon/modeling_falcon.py FalconModel.forward
-        (``allow_is_causal_skip=False``).
+        (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py create_masks_for_vision_model.
         """
-        window = block.attention.window_tokens
+        window, vision = block.attention.window_tokens, self.model.vision
         if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
             return False
+        if vision is not None and vision.code == "gemma3" and self.recipe.batch.images is not None:
+            return True  # the tokens of an image attend to each other both ways
         if window is None or block.attention.makes_mask:
             return block.attention.makes_mask
         reached: Any = self.recipe.batch.seq_len >= window

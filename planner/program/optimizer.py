@@ -53,7 +53,7 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
             for each in group:
                 states += make_states(stream, job, each)
         _own_gradients(stream, job, group)
-        if job.recipe.optimizer in ("adamw_torch", "rmsprop"):
+        if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
             _foreach_roots(stream, job, group)
     return states
 

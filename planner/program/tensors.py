@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.domain.term import TermName
 
@@ -55,15 +55,21 @@ class Unit(IntEnum):
     RANK_PATCHES = 12
     PIXELS = 13
     """Numbers in ``pixel_values`` of all micro-batches of a step."""
-    EVAL_TOKENS = 14
+    CHUNK_SPLITS = 14
+    """Chunks of all samples times the parts in which a kernel of Mamba 2 sums the heads of a group."""
+    MULTIPROCESSORS = 15
+    """Those of the card, each of which a kernel gives a sum of its own."""
+    SCAN_BLOCKS = 16
+    """Blocks of positions of all samples, whose last states the kernel of Mamba 1 keeps."""
+    EVAL_TOKENS = 17
     """From here on: as those above, of a batch that is evaluated."""
-    EVAL_PAIRS = 15
-    EVAL_RANK_TOKENS = 16
-    EVAL_PIECE_TOKENS = 17
-    EVAL_SINK_PAIRS = 18
-    EVAL_ROWS = 19
-    EVAL_PATCHES = 20
-    EVAL_RANK_PATCHES = 21
+    EVAL_PAIRS = 18
+    EVAL_RANK_TOKENS = 19
+    EVAL_PIECE_TOKENS = 20
+    EVAL_SINK_PAIRS = 21
+    EVAL_ROWS = 22
+    EVAL_PATCHES = 23
+    EVAL_RANK_PATCHES = 24
 
 
 EVALUATED = {
@@ -152,8 +158,7 @@ the number of a :class:`Mark`, plus this.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A moment at which the hooks of an engine run.
 
     ``number``: of the module, or of the parameter whose gradient is ready; ``slot``: of that gradient.

@@ -16,9 +16,9 @@ from planner.domain.origin import is_tool_default
 from planner.domain.recipe import Offload
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import FSDP, HSDP, ZERO2, ZERO3, Sharding, sharding_named
-from planner.errors import UsageError
+from planner.errors import UsageError, show
 from planner.intake.config_file import ConfigFile, with_flags
-from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.kernels import cannot_step
 from planner.intake.parallel import FIELDS
 from planner.intake.request import ScenarioRequest, from_flags, merge

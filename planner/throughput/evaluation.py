@@ -42,8 +42,7 @@ def evaluation_step_seconds(job: Job) -> Number:
     collecting of logits, metrics.
     """
     batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
-    sorts = job.scenario.stack.sorts_lengths
-    micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, sorts_lengths=sorts)
+    micro = micro_step(replace(job.recipe, batch=batch), job.coefficients, job.scenario.stack)
     evaluated = replace(job, micro=micro)
     # Training from preferences asks the model as it was, too.
     passes = 1 + passes_aside(job.recipe)

@@ -177,21 +177,14 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         oft_block_size=adapter.oft_block_size if adapter else 0,
         rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
     )
-    sorts = scenario.stack.sorts_lengths
-    mean_micro = micro_step(recipe, coefficients, sorts_lengths=sorts)
+    mean_micro = micro_step(recipe, coefficients, scenario.stack)
     return Job(
         scenario=scenario,
         coefficients=coefficients,
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=slowest_rank(
-            mean_micro,
-            recipe,
-            coefficients.length_variation,
-            scenario.hardware.world_size,
-            sorts_lengths=sorts,
-        ),
+        micro=slowest_rank(mean_micro, recipe, coefficients, scenario.hardware.world_size, scenario.stack),
         mean_micro=mean_micro,
         rank=adapter.rank if adapter else 0,
     )

@@ -112,12 +112,14 @@ def test_people_get_tables_of_at_most_100_columns(capsys: Captured) -> None:
     assert max(len(line) for line in out.splitlines()) <= 100
 
 
-def test_every_public_source_is_validated_at_once(capsys: Captured) -> None:
-    """All published files give one answer: every row counted,
+def test_several_sources_are_validated_at_once(capsys: Captured) -> None:
+    """Files that a pattern names give one answer: every row counted,
     and a reason for each row that is not modelled.
     """
-    document = document_of(capsys, str(PUBLISHED / "*.csv"))
-    assert {each["source"] for each in document["sources"]} == {path.stem for path in PUBLISHED.glob("*.csv")}
+    document = document_of(capsys, str(PUBLISHED / "torch*.csv"))
+    assert {each["source"] for each in document["sources"]} == {
+        path.stem for path in PUBLISHED.glob("torch*.csv")
+    }
     overall = document["overall"]
     assert overall["not_modelled"] == len(overall["not_modelled_rows"]) > 0
     assert all(row["reason"] for row in overall["not_modelled_rows"])

@@ -91,7 +91,11 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             InputFileError,
             "which ends in none of .json, .yaml, .yml, .conf; say where it is: --deepspeed",
         ),
-        (LLAMA_FACTORY + "use_badam: true\n", NotModelledError, "use_badam: BAdam"),
+        (
+            LLAMA_FACTORY + "use_badam: true\n",
+            UsageError,
+            "use_badam: LLaMA-Factory refuses it beside adapters",
+        ),
         (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage 'ppo' is not modelled"),
         (LLAMA_FACTORY.replace("lora", "vera"), NotModelledError, "finetuning_type: 'vera'"),
         (LLAMA_FACTORY + "optim: lomo\n", NotModelledError, "optim: optimizer 'lomo'"),
@@ -142,6 +146,9 @@ def test_a_run_that_ends_by_steps_has_no_epochs(tmp_path: Path, text: str) -> No
     config = read_config_file(written(tmp_path, text + "max_steps: 100\n"))
     assert config.request.get("epochs") is None
     assert [remark.text for remark in config.remarks if remark.origin.endswith(":max_steps")] != []
+    for unused in (0, -1):
+        config = read_config_file(written(tmp_path, text + f"max_steps: {unused}\n"))
+        assert config.request.get("epochs") == 2
 
 
 def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) -> None:
