@@ -62,23 +62,21 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths)
     if job_of_file is not None:
         command, files = job_of_file.command, dict(job_of_file.files)
-        said = f"rows of {job_of_file.n_tokens:,} tokens"
-        stood_in = (
-            Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),
+        said, way_out = (
+            f"rows of {job_of_file.n_tokens:,} tokens",
+            "as long as its limit; --lengths says another",
         )
+        stood_in = (Assumed("data sets", said, how.check, way_out),)
     check_program(command)
     need("measure", "torch")
     card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
-    multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
-    facts = CardFacts(
-        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards
-    )
+    name, memory = f"NVIDIA {card.name}", card.visible_memory_bytes or 0
+    facts = CardFacts(name, (major, minor), memory, card.multiprocessors or _ASSUMED_MULTIPROCESSORS, n_cards)
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = Job(
         str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
-        how.trust_remote_code,
-        files, how.check is not None or bool(rows), rows,
+        how.trust_remote_code, files, how.check is not None or bool(rows), rows,
     )  # fmt: skip
     ran = dry_run(job)
     if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:
@@ -87,12 +85,6 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
             "so its own data is needed: give the whole command after --"
         )
     if ran.allocator and not how.allocator:
-        stood_in += (
-            Assumed(
-                "settings of torch's allocator",
-                ran.allocator,
-                "the program's variables",
-                "--allocator says others",
-            ),
-        )
+        origin, way_out = "the program's variables", "--allocator says others"
+        stood_in += (Assumed("settings of torch's allocator", ran.allocator, origin, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))

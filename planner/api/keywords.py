@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS, RequestField, show
+from planner.errors import UnknownNameError, UsageError, show
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.request_field import RequestField
 
 Text = str | os.PathLike[str]
 Names = str | Sequence[str]
@@ -34,6 +35,10 @@ class JobFlags(TypedDict, total=False):
     host: str
     host_memory: Size
     link: str
+    link_gb_per_s: float | str
+    pcie_lanes: int | str
+    pcie_generation: int | str
+    power_limit_w: float | str
     nodes: int | str
     seq: int | str
     batch: int | str
@@ -81,6 +86,8 @@ class JobFlags(TypedDict, total=False):
     eval_samples: int | str
     eval_batch: int | str
     price: float | str
+    tensor_parallel: int | str
+    context_parallel: int | str
 
 
 class SearchFlags(TypedDict, total=False):
@@ -99,6 +106,10 @@ class SearchFlags(TypedDict, total=False):
     host: str
     host_memory: Size
     link: str
+    link_gb_per_s: float | str
+    pcie_lanes: int | str
+    pcie_generation: int | str
+    power_limit_w: float | str
     nodes: int | str | Sequence[int]
     seq: int | str | Sequence[int]
     batch: int | str | Sequence[int]
@@ -146,6 +157,8 @@ class SearchFlags(TypedDict, total=False):
     eval_samples: int | str
     eval_batch: int | str
     price: float | str | Sequence[float]
+    tensor_parallel: int | str
+    context_parallel: int | str
 
 
 class SearchKeywords(SearchFlags, total=False):

@@ -217,11 +217,8 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
     if of_2023:
-        reading.default(
-            "attention",
-            "eager",
-            "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa",
-        )
+        origin = "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa"
+        reading.default("attention", "eager", origin)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
@@ -232,11 +229,23 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(keys.where(name), text)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
-    # Axolotl evaluates as many samples at once as it trains on, unless it is told otherwise.
-    if not any(keys.get(name) for name in ("val_set_size", "test_datasets")):
-        reading.said.pop("eval_batch", None)
+    _read_evaluation(keys, reading)
     _read_generated(keys, reading)
     keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
+
+
+def _read_evaluation(keys: Keys, reading: Reading) -> None:
+    """As many samples at once as it trains on, unless the file says otherwise;
+    none where none are held back.
+    """
+    if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
+        place = (
+            "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the "
+            "same in 2023-11"
+        )
+        reading.default("eval_batch", reading.value("batch"), place)
+    else:
+        reading.said.pop("eval_batch", None)
 
 
 def _read_task(keys: Keys, reading: Reading) -> None:

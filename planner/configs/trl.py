@@ -234,16 +234,8 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if keys.flag("use_dora") and reading.value("method") == "lora":
         reading.say("dora", True, keys.where("use_dora"))
     if not peft:
-        keys.skip(
-            (
-                *adapter,
-                "lora_target_modules",
-                "lora_target_parameters",
-                "lora_modules_to_save",
-                "load_in_4bit",
-                "load_in_8bit",
-            )
-        )
+        keys.skip((*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save"))
+        keys.skip(("load_in_4bit", "load_in_8bit"))
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
         _refuse_quantised_full(keys)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.parallel import ALONE, Parallel
 from planner.domain.rollout import Rollout
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import Sharding
@@ -13,6 +14,8 @@ from planner.domain.vision import FrozenPart, Images
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from planner.domain.hardware import Hardware
 
     # A number, or an array of numbers when one call answers a grid of scenarios.
     Number = int | float | npt.NDArray[np.float64]
@@ -39,6 +42,7 @@ Optimizer = Literal[
     "muon",
     "apollo_adamw",
     "apollo_adamw_layerwise",
+    "badam",
 ]
 Offload = Literal[
     "none",
@@ -186,7 +190,8 @@ class Batch:
     on natural lengths; ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a
     sample is two sequences, prompt and completion each.  ``lengths``: those of all samples, where the data
     set was read.  ``images``: those of each sequence, whose tokens are among its own; ``None`` for text
-    alone.
+    alone.  ``parts``: over how many GPUs each sequence is divided, where the lengths are those of one GPU's
+    part.
     """
 
     micro_batch: Number
@@ -197,6 +202,7 @@ class Batch:
     is_paired: bool = False
     lengths: SampleLengths | None = None
     images: Images | None = None
+    parts: int = 1
 
     @property
     def rows(self) -> Number:
@@ -236,9 +242,10 @@ class Recipe:
     ``train_layers``: what a full fine-tune trains where that is not everything
     (:mod:`planner.intake.trained`); empty for all.  ``frozen``: parts of a vision-language model that are not
     trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.  ``rollout``:
-    what is generated, of a task that does so.  ``checkpoint_policy``: a checkpointed layer keeps its input
-    alone (``full``), or attention's output and that of every second matrix product, too (``selective-op``).
-    ``caches_reference``: what the model was before is asked once, before training.
+    what is generated, of a task that does so.
+    ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
+    that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
+    before is asked once, before training.  ``parallel``: GPUs that share a batch.
     """
 
     method: Method
@@ -260,6 +267,13 @@ class Recipe:
     frozen: tuple[FrozenPart, ...] = ()
     optimizer_rank: int | None = None
     rollout: Rollout | None = None
+    parallel: Parallel = ALONE
+
+    def shards(self, hardware: Hardware) -> Number:
+        """Over how many GPUs one copy of what is divided lies;
+        those that divide a sequence are among them.
+        """
+        return self.sharding.shards(hardware) // self.parallel.tensor
 
     @property
     def steps_in_backward(self) -> bool:

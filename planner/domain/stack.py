@@ -31,8 +31,10 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
+WholeOutProj = Literal["none", "falcon_h1"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+ModelParallel = Literal["unread", "features", "tokens"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
@@ -139,17 +141,21 @@ class Stack:
     trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are divided
     by the temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
-    ``caches_reference``: log-probabilities of the reference are computed once, before training.
-    ``reward_head``: what scores in a reward model: a head in the place of that of the words, or one of values
-    beside it.  ``loss_weights``: the trainer takes the loss of each token from the logits that the model
-    returns, and weighs it by the probability of the token, or by the entropy of a copy of its logits.
-    ``none``: the loss is the model's own.  ``keeps_expanded_weight``: 4-bit weights are expanded into one
-    buffer that stays, and in backward beside it.  ``offloaded_inputs_kept``: block inputs on the GPU, beside
-    the one that is being rebuilt, while others are in host RAM.  ``saves_through_host``: to save, every
-    process of DeepSpeed's stages 1 and 2 copies all weights to the host.  ``ties_tables``: a model whose head
-    is its token table is built so; else it gets a head of its own.  ``quantizer``: who replaces matrices by
-    4-bit ones: Transformers all but the head, Lightning's ``BitsandbytesPrecision`` every ``nn.Linear``, from
-    an fp16 copy.  ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ
+    ``caches_reference``:
+    log-probabilities of the reference are computed once, before training.  ``model_parallel``: what GPUs that
+    divide a model's matrices have of the stream between them: all ``features`` of each token, or their own
+    ``tokens`` (sequence parallel).  ``reward_head``: what scores in a
+    reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
+    trainer takes the loss of each token from the logits that the model returns, and weighs it by the
+    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's
+    own.  ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward
+    beside it.  ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt,
+    while others are in host RAM.  ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and
+    2 copies all weights to the host.  ``ties_tables``: a model whose head is its token table is built so;
+    else it gets a head of its own.  ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but
+    the head, Lightning's ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
+    ``whole_out_proj``: the architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which
+    then pack the head.  ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ
     (``auto``), ``gptqmodel``, or the Triton kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``:
     models of AWQ matrices are loaded in fp16 where bf16 is asked.  ``loads_tower``: of a checkpoint that sees
     it loads the tower for text alone, too, where Transformers could leave it out.  ``binds_loss``: the
@@ -216,12 +222,14 @@ class Stack:
     pair_logps: PairLogps
     completion_logps: CompletionLogps
     caches_reference: bool
+    model_parallel: ModelParallel
     reward_head: RewardHead
     loss_weights: LossWeights
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     ties_tables: bool
     quantizer: Quantizer
+    whole_out_proj: WholeOutProj
     packed_kernels: PackedKernels
     awq_in_fp16: bool
     loads_tower: bool

@@ -79,6 +79,8 @@ TermName = Literal[
     "nccl",
     "vllm_engine",
 ]
+TERM_NAMES: tuple[TermName, ...] = get_args(TermName)
+TERM_NUMBERS: dict[TermName, int] = {name: number for number, name in enumerate(TERM_NAMES)}
 TermKind = Literal["replicated", "sharded", "transient"]
 
 # Which of the three totals a term belongs to: allocator slack adds to reserved,

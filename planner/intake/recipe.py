@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import CATALOG, DATA, stack_default
+from planner.domain.parallel import Parallel
 from planner.domain.recipe import (
     BITSANDBYTES,
     GENERATING_TASKS,
@@ -34,7 +35,7 @@ from planner.domain.recipe import (
     Task,
 )
 from planner.domain.sample_lengths import SampleLengths
-from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
+from planner.domain.sharding import DDP, FSDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
@@ -49,6 +50,7 @@ from planner.intake.kernels import (
     widest_head,
 )
 from planner.intake.ledger import Ledger
+from planner.intake.parallel import resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.request import require
 from planner.intake.rollout import resolve_rollout
@@ -89,7 +91,8 @@ def resolve_recipe(
     method, quantization, double_quant = _resolve_method(ledger, model.stored)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
-    sharding = _resolve_sharding(ledger, hardware)
+    parallel = resolve_parallel(ledger, hardware)
+    sharding = _resolve_sharding(ledger, hardware, parallel)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)
     policy: CheckpointPolicy = ledger.choose("checkpoint_policy", defaults.checkpoint_policy, origin)
@@ -115,6 +118,7 @@ def resolve_recipe(
         frozen=resolve_frozen(ledger, model),
         optimizer_rank=_resolve_optimizer_rank(ledger),
         rollout=resolve_rollout(ledger, task),
+        parallel=parallel,
     )
 
 
@@ -165,8 +169,11 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
     return method, chosen, doubled
 
 
-def _resolve_sharding(ledger: Ledger, hardware: Hardware) -> Sharding:
-    if hardware.world_size == 1:
+def _resolve_sharding(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Sharding:
+    if parallel.divides and hardware.world_size > parallel.tensor:
+        note = "beside GPUs that share a batch the libraries have FSDP2 alone"
+        return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
+    if hardware.world_size == parallel.tensor:
         return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
     return sharding_named(
         ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything")

@@ -10,6 +10,7 @@ from functools import lru_cache
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import where
 from planner.domain.coefficients import Coefficients
+from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Term
@@ -31,8 +32,8 @@ _THREADS_BY_CAPABILITY = {
     "10.0": 2048,
 }
 _THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
-# Where a card's multiprocessors are not known: as on an A100, 108 x 2,048.
-_USUAL_THREADS = 108 * 2048
+# Where a card's multiprocessors are not known: as on an A100.
+_USUAL_THREADS = USUAL_MULTIPROCESSORS * 2048
 
 
 _AFTER_LOADING = ALL_PHASES - {"load", "adapters"}
@@ -79,9 +80,14 @@ def context_bytes(job: Job) -> Number:
 def nccl_bytes(job: Job) -> Number:
     """Channel buffers of NCCL communicators; none with one process.
 
-    Coefficient ``nccl_bytes``.  Source: NCCL src/init.cc: about 9.2 MiB per channel and peer.
+    Coefficient ``nccl_bytes`` for each kind of group that a GPU is in: of those that divide weights or
+    gradients, matrices, or sequences.
+    Source: NCCL src/init.cc: about 9.2 MiB per channel and peer; torch 2.13 distributed/device_mesh.py, which
+    has a group for each dimension.
     """
-    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes, 0)
+    recipe = job.recipe
+    groups = recipe.sharding.communicates + (recipe.parallel.tensor > 1) + (recipe.parallel.context > 1)
+    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes * max(groups, 1), 0)
 
 
 def vllm_bytes(job: Job) -> Number:
@@ -197,6 +203,7 @@ def outlier_weight_bytes(job: Job) -> Number:
     if job.recipe.numerics.quantization != "int8" or not stack.int8_keeps_outlier_weights:
         return 0
     read = {"attn_in": regime.norm_out, "mlp_in": regime.norm_out, "attn_out": regime.compute}
+    read |= {"mixer_in": regime.norm_out, "mixer_out": regime.compute}
     whole = sum(
         group.count * linear.weight_count * read.get(linear.reads, regime.linear_out)
         for group in job.model.groups

@@ -78,7 +78,7 @@ def _planned_bytes(job: Job) -> Number:
     taken: Number = 0
     for event in stream.events:
         slot = event if event >= 0 else ~event
-        n_bytes = stream.unit_bytes[slot] * counts[stream.units[slot]]
+        n_bytes = stream.unit_bytes[slot] * counts[Unit(stream.units[slot])]
         taken = taken + (n_bytes if event >= 0 else -n_bytes)
     half = (visible - job.hardware.gpu_reserved_bytes - taken) // 2
     return minimum(maximum(half, _LEAST_PLANNED_BYTES), _MOST_PLANNED_BYTES)

@@ -15,7 +15,7 @@ from planner.program.load import load
 from planner.program.merge import merge_adapters
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
-from planner.program.stream import Instance, Stream, Trained, instances
+from planner.program.stream import Instance, Stream, instances
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
@@ -101,8 +101,8 @@ class Runtime:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
         self.weights = load(self.stream, self.job)
 
-    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
-        """Forward, loss and backward of one micro-batch; gives the parameters whose gradients it made."""
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
+        """Forward, loss and backward of one micro-batch; gives the slots of the gradients that it made."""
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
@@ -125,10 +125,10 @@ class Runtime:
         self.end_of_backward(phases)
         if self.job.stack.binds_loss:
             self._bound = made
-            return [*_trained(made)]
+            return [*_gradients(made)]
         for each in made:
             stream.events += each.events(BACKWARD_END)
-        return [*_trained(made)]
+        return [*_gradients(made)]
 
     def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
         """The head and the loss; then the graph of the micro-step before goes,
@@ -213,22 +213,22 @@ class Runtime:
     def end_of_backward(self, phases: Pass) -> None:
         """What an engine does when all gradients are there, before the graph goes."""
 
-    def optimizer_step(self, trained: list[Trained]) -> None:
+    def optimizer_step(self, gradients: list[int]) -> None:
         """Update the parameters and drop their gradients."""
         self.stream.enter("optimizer_step")
         weights = [each for each in self.weights if each.trained]
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
-        for each in trained:
-            self.stream.free(each.gradient_slot)
+        for slot in gradients:
+            self.stream.free(slot)
         self._steps += 1
         adapter = self.job.recipe.adapter
         if adapter is not None and adapter.relora and self._steps > 1:
             merge_adapters(self.stream, self.job, adapter)
 
 
-def _trained(made: list[Instance]) -> Iterable[Trained]:
+def _gradients(made: list[Instance]) -> Iterable[int]:
     for each in made:
-        for unit, count, dtype, slot, name in each.template.gradients:
+        for _, _, _, slot, _ in each.template.gradients:
             lies_at = each.slot(slot)
             if lies_at is not None:
-                yield Trained(unit, count, dtype, lies_at, f"{each.name} {name}")
+                yield lies_at

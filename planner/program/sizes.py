@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.arrays import minimum
-from planner.domain.recipe import Number
+from planner.arrays import ceil_div, maximum, minimum
+from planner.domain.mixers import SCAN_BLOCK_TOKENS, Mamba2Spec
+from planner.domain.recipe import Batch, Number
 from planner.program.job import Job
 from planner.program.loss_pieces import completion_tokens, piece_tokens
 from planner.program.tensors import EVALUATED, Unit
@@ -47,6 +48,9 @@ def _units_of(job: Job) -> dict[Unit, Number]:
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
         Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
+        Unit.CHUNK_SPLITS: _chunk_splits(job, batch),
+        Unit.SCAN_BLOCKS: batch.rows * ceil_div(batch.seq_len, SCAN_BLOCK_TOKENS),
+        Unit.MULTIPROCESSORS: job.hardware.gpu.counted_multiprocessors,
         Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
     }
 
@@ -73,3 +77,19 @@ def _generated_units(job: Job) -> dict[Unit, Number]:
         Unit.CACHED_SINK_TOKENS: rows * (cached + 1),
         Unit.WINDOW_TOKENS: rows * minimum(cached, window),
     }
+
+
+def _chunk_splits(job: Job, batch: Batch) -> Number:
+    """Chunks times the parts in which the heads of a group are summed:
+    as many as keep all multiprocessors busy.
+
+    Source: mamba-ssm 2.3.2 ops/triton/ssd_chunk_state.py _chunk_state_bwd_db (``nheads_per_program``,
+    ``nsplits``).
+    """
+    specs = {block.mixer for block, _ in job.model.blocks() if isinstance(block.mixer, Mamba2Spec)}
+    counts: list[Number] = []
+    for spec in specs:
+        in_group, n_chunks = spec.heads // spec.groups, batch.rows * ceil_div(batch.seq_len, spec.chunk)
+        busy = ceil_div(n_chunks * spec.heads, job.hardware.gpu.counted_multiprocessors)
+        counts.append(n_chunks * ceil_div(in_group, maximum(minimum(busy, in_group), 1)))
+    return maximum(0, *counts) if counts else 0

@@ -68,14 +68,15 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     runtime.optimizer_step(runtime.micro_step(parts, Pass("forward", "loss", "backward", is_last=True)))
     take_pixels(stream, job, pixels)
     runtime.generate(generation, "generation_2")
-    trained = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
+    gradients = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
     if accumulates:
         if job.recipe.generation_micro_steps < job.recipe.batch.grad_accum:
             runtime.generate(generation, "generation_2")
         again = parts_of(job, "added") if runtime.adds_gradients else parts
         runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
-    runtime.optimizer_step(trained)
+    runtime.optimizer_step(gradients)
     runtime.evaluate(evaluation_of(job))
+    stream.close()
     return stream
 
 

@@ -11,6 +11,7 @@ from planner.throughput.communication import gathered_bytes, reduced_bytes
 from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
+from planner.throughput.parallel import parallel_bytes
 from planner.throughput.passes import passes_aside
 from planner.throughput.vision import runs_backward
 from planner.units import GIGA, MEGA, MICRO_S, TERA
@@ -124,6 +125,11 @@ def _tower(job: Job) -> str:
     return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
 
 
+def _parallel(job: Job) -> str:
+    parallel = job.recipe.parallel
+    return f"{parallel_bytes(job) / GIGA:,.2f} GB among {parallel.tensor} x {parallel.context} GPUs"
+
+
 _DETAILS: dict[str, Callable[[Job], str]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -134,6 +140,7 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "dequantization": _quantized,
     "passes_aside": _aside,
     "vision_tower": _tower,
+    "parallel_collectives": _parallel,
     "sharding_copies": _memory,
     "launch": _launch,
     "sharding_hooks": _hooks,

@@ -363,8 +363,9 @@ def dequantization_seconds(job: Job) -> Number:
 # m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
 # momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
 # both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
-# addcmul 4, root 2, add 2, addcdiv 4.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for
-# matrices, which are most.
+# addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
+# between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
+# are most.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -381,6 +382,7 @@ _UPDATE_BYTES = {
     "muon": 52,
     "apollo_adamw": 44,
     "apollo_adamw_layerwise": 44,
+    "badam": 96,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
@@ -414,7 +416,7 @@ def optimizer_seconds(job: Job) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     params = job.trained_params
-    share = params / job.world if recipe.sharding.divides_optimizer else params
+    share = params / (job.world / recipe.parallel.tensor) if recipe.sharding.divides_optimizer else params
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s

@@ -21,7 +21,7 @@ from planner.program.engines.settings import reference_settings
 from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
 from planner.program.runtime import Part, Pass
-from planner.program.stream import Instance, Stream, Trained, labelled
+from planner.program.stream import Instance, Stream, labelled
 from planner.program.tensors import ELEMENT_BYTES, Mark
 
 _WHOLE = What("parameter before it is divided", "weights")
@@ -185,7 +185,7 @@ class Zero3(DeepSpeed):
         if group:
             yield group
 
-    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
         self._own.coordinator.new_pass(self._own.live.values())
         return super().micro_step(parts, phases)
