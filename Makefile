@@ -29,7 +29,7 @@ help:
 	@echo "make pictures    the README's picture and the outputs of the notebooks"
 	@echo "make clean   remove the environments and caches"
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocator/replay.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"

@@ -68,10 +68,8 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     need("measure", "torch")
     card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
-    multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
-    facts = CardFacts(
-        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards
-    )
+    name, memory = f"NVIDIA {card.name}", card.visible_memory_bytes or 0
+    facts = CardFacts(name, (major, minor), memory, card.multiprocessors or _ASSUMED_MULTIPROCESSORS, n_cards)
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = Job(
         str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
@@ -86,14 +84,8 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
             "so its own data is needed: give the whole command after --"
         )
     if ran.allocator and not how.allocator:
-        stood_in += (
-            Assumed(
-                "settings of torch's allocator",
-                ran.allocator,
-                "the program's variables",
-                "--allocator says others",
-            ),
-        )
+        origin, way_out = "the program's variables", "--allocator says others"
+        stood_in += (Assumed("settings of torch's allocator", ran.allocator, origin, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))
 
 

@@ -196,7 +196,10 @@ def _flash_gradients(
     unit, rows = _rows_at_once(view)
     _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
-        _work += [torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op) for _ in range(2)]
+        n_keys = view.recipe.parallel.context
+        _work += [
+            torch.new(Unit.TOKENS, n_keys * spec.n_heads * width, shapes[0].dtype, op) for _ in range(2)
+        ]
     return [torch.like(shape, op) for shape in shapes]
 
 

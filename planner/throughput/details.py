@@ -8,8 +8,10 @@ from dataclasses import replace
 from planner.anatomy.work import matmul_flop
 from planner.domain.prediction import TimePrediction
 from planner.throughput.communication import gathered_bytes, reduced_bytes
+from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
+from planner.throughput.parallel import parallel_bytes
 from planner.throughput.passes import passes_aside
 from planner.throughput.vision import runs_backward
 from planner.units import GIGA, MEGA, MICRO_S, TERA
@@ -54,6 +56,16 @@ def _logits(job: Job) -> str:
     return (
         f"{job.scenario.model.vocab_size} logits per token, {job.profile.logits_bytes:.0f} bytes each, "
         f"at {_memory(job)}"
+    )
+
+
+def _generation(job: Job) -> str:
+    rollout, rows = job.recipe.rollout, job.recipe.batch.rows * job.recipe.generation_micro_steps
+    tokens = rollout.completion_tokens if rollout else 0
+    cached = cache_bytes_per_token(job) / MEGA
+    return (
+        f"{rows} sequences, {tokens} tokens one after another, {cached:.2f} MB of cache per token at "
+        f"{_memory(job)}"
     )
 
 
@@ -113,6 +125,11 @@ def _tower(job: Job) -> str:
     return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
 
 
+def _parallel(job: Job) -> str:
+    parallel = job.recipe.parallel
+    return f"{parallel_bytes(job) / GIGA:,.2f} GB among {parallel.tensor} x {parallel.context} GPUs"
+
+
 _DETAILS: dict[str, Callable[[Job], str]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -123,10 +140,12 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "dequantization": _quantized,
     "passes_aside": _aside,
     "vision_tower": _tower,
+    "parallel_collectives": _parallel,
     "sharding_copies": _memory,
     "launch": _launch,
     "sharding_hooks": _hooks,
     "optimizer_step": _optimizer,
+    "generation": _generation,
     "collectives": _collectives,
     "host_transfers": _transfers,
     "cpu_adam": _cpu_adam,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planner.anatomy.regime import WIDE_BYTES
 from planner.anatomy.work import Macs, Work, attention_forward_flop, matmul_flop, newton_schulz_flop
-from planner.arrays import maximum, where
-from planner.domain.recipe import GPTQ, Number
+from planner.arrays import maximum, minimum, where
+from planner.domain.recipe import GPTQ, Number, Recipe
 from planner.throughput.job import Job
 from planner.throughput.rotations import rotation_seconds
 
@@ -93,6 +93,7 @@ def head_seconds(job: Job, tokens: Number) -> Number:
     rasbt/LLMs-from-scratch, ch05 bonus on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long
     as its head needs.
     """
+    tokens = tokens * scored_share(job.recipe)
     aligned = (
         job.regime.compute == 4 or job.scenario.model.vocab_size * job.regime.compute % _ALIGNMENT_BYTES == 0
     )
@@ -286,8 +287,19 @@ def logits_seconds(job: Job) -> Number:
     model = job.scenario.model
     words = 0 if job.recipe.task == "reward" and not model.value_head else model.vocab_size
     by_logit = 2 * job.regime.compute + 4 if model.value_head else job.profile.logits_bytes
-    moved = words * job.micro.computed * by_logit + job.profile.normhead_bytes
+    tokens = job.micro.computed * scored_share(job.recipe)
+    moved = words * tokens * by_logit + job.profile.normhead_bytes
     return moved / job.rates.memory_bytes_per_s
+
+
+def scored_share(recipe: Recipe) -> Number:
+    """Share of the tokens whose logits are made: those of completions, where these were generated.
+
+    Source: trl 1.16.0 trainer/grpo_trainer.py (``logits_to_keep``).
+    """
+    if recipe.rollout is None:
+        return 1.0
+    return minimum(recipe.rollout.completion_tokens / recipe.batch.seq_len, 1.0)
 
 
 # Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of
@@ -351,8 +363,9 @@ def dequantization_seconds(job: Job) -> Number:
 # m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
 # momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
 # both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
-# addcmul 4, root 2, add 2, addcdiv 4.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for
-# matrices, which are most.
+# addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
+# between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
+# are most.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -369,6 +382,7 @@ _UPDATE_BYTES = {
     "muon": 52,
     "apollo_adamw": 44,
     "apollo_adamw_layerwise": 44,
+    "badam": 96,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
@@ -402,7 +416,7 @@ def optimizer_seconds(job: Job) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     params = job.trained_params
-    share = params / job.world if recipe.sharding.divides_optimizer else params
+    share = params / (job.world / recipe.parallel.tensor) if recipe.sharding.divides_optimizer else params
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s

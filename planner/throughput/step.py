@@ -19,6 +19,7 @@ from planner.throughput.communication import (
     waiting_hook_seconds,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
+from planner.throughput.generation import generation_seconds
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import (
     adapter_seconds,
@@ -31,6 +32,7 @@ from planner.throughput.kernels import (
     weight_cast_seconds,
 )
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
+from planner.throughput.parallel import parallel_seconds
 from planner.throughput.passes import passes_aside
 from planner.throughput.reference import aside_seconds, issued_operators, waiting_operators
 from planner.throughput.vision import tower_flop, tower_seconds
@@ -47,6 +49,7 @@ _GPU_FORMULAS = (
     ("dequantization", dequantization_seconds, "kernels:dequantization_seconds"),
     ("passes_aside", aside_seconds, "reference:aside_seconds"),
     ("vision_tower", tower_seconds, "vision:tower_seconds"),
+    ("parallel_collectives", parallel_seconds, "parallel:parallel_seconds"),
     ("sharding_copies", sharding_copy_seconds, "communication:sharding_copy_seconds"),
 )
 # Kernels over weights: as long in a short micro-step as in a long one.
@@ -145,6 +148,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    terms += _term("generation", generation_seconds(job), "generation:generation_seconds")
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
@@ -167,8 +171,9 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     """Rates of the whole job from the time of a step; a last partial batch is counted in proportion."""
     recipe, run, micro = job.recipe, job.scenario.run, job.mean_micro
     per_step = job.world * recipe.batch.grad_accum
-    samples_per_s = per_step * recipe.batch.micro_batch / step_s
-    length = micro.real / recipe.batch.rows
+    batches = per_step / recipe.parallel.gpus
+    samples_per_s = batches * recipe.batch.micro_batch / step_s
+    length = micro.real / recipe.batch.rows * recipe.parallel.context
     needed = per_step * model_flop(job.work, job.rank, micro.real, length)
     needed = needed + per_step * (
         passes_aside(recipe) * forward_flop(job.work, micro.real, length) + tower_flop(job)
@@ -183,8 +188,8 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
         terms=terms,
         step_s=step_s,
         samples_per_s=samples_per_s,
-        tokens_per_s=per_step * micro.real / step_s,
-        padded_tokens_per_s=per_step * micro.computed / step_s,
+        tokens_per_s=batches * recipe.parallel.context * micro.real / step_s,
+        padded_tokens_per_s=batches * recipe.parallel.context * micro.computed / step_s,
         model_flop_per_step=needed,
         mfu=needed / step_s / (job.world * job.rates.peak_flop_per_s),
         run_time_s=run_time_s,

@@ -61,9 +61,9 @@ class TrafficView:
 
     def input_bytes(self, linear: LinearSpec) -> int:
         """Bytes per element of the tensor that this matrix reads."""
-        if linear.reads in ("attn_in", "mlp_in", "head_in"):
+        if linear.reads in ("attn_in", "mixer_in", "mlp_in", "head_in"):
             return self.regime.norm_out
-        return self.regime.compute if linear.reads == "attn_out" else self.regime.linear_out
+        return self.regime.compute if linear.reads in ("attn_out", "mixer_out") else self.regime.linear_out
 
 
 @dataclass(frozen=True, slots=True)

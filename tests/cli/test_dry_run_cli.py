@@ -68,9 +68,11 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert torch.cuda.get_device_capability() == (8, 9) and torch.cuda.is_bf16_supported()
         before = torch.cuda.memory_allocated()
         big = torch.empty(3 << 20, device="cuda")
-        assert torch.cuda.memory_allocated() - before == 12 << 20 and big.is_cuda and big.device.type == "cuda"
+        assert torch.cuda.memory_allocated() - before == 12 << 20
+        assert big.is_cuda and big.device.type == "cuda"
         del big
-        assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() == before + (12 << 20)
+        assert torch.cuda.memory_allocated() == before
+        assert torch.cuda.max_memory_allocated() == before + (12 << 20)
         free, total = torch.cuda.mem_get_info()
         assert total == card.total_memory and total - free == torch.cuda.memory_reserved() > 0
         mask = torch.tensor([[1, 1, 0], [1, 0, 0]], device="cuda")
@@ -82,7 +84,8 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert large.masked_select(rows[:, None]).shape == (51200,)
         assert large.index_select(0, rows.nonzero().flatten()).shape == (100, 512)
         strange = large.isnan().logical_or(large.isinf())
-        assert not strange.any() and strange.float().max().item() == 0 and strange.sum().item() == 0 and large.max().item() == 1
+        assert not strange.any() and strange.float().max().item() == 0
+        assert strange.sum().item() == 0 and large.max().item() == 1
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             assert torch.cuda.current_stream() == side

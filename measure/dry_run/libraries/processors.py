@@ -32,8 +32,12 @@ class _Family:
     tokens: Mapping[str, str]
 
 
-_QWEN_TOKENS = {"<|image_pad|>": "image_token_id", "<|video_pad|>": "video_token_id",
-                "<|vision_start|>": "vision_start_token_id", "<|vision_end|>": "vision_end_token_id"}  # fmt: skip
+_QWEN_TOKENS = {
+    "<|image_pad|>": "image_token_id",
+    "<|video_pad|>": "video_token_id",
+    "<|vision_start|>": "vision_start_token_id",
+    "<|vision_end|>": "vision_end_token_id",
+}
 # transformers 5.23 models/auto/processing_auto.py, image_processing_auto.py,
 # and what each processor asks its tokenizer.
 _FAMILIES = {

@@ -79,9 +79,9 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("trainer.py", STEP[1], "liger"): (),
     ("no_trainer.py", STEP[1]): (),
     **{("adapter.py", name): () for name in ("lora", "dora", "oft", "vera")},
-    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
+    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
     **{("--check", name): () for name in FILES},
-    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
+    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
 }  # fmt: skip
 
 
