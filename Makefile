@@ -11,12 +11,12 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-llamafactory env-trl lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
 	@echo "make lint    style, types and import contracts only"
-	@echo "make env-llamafactory, env-trl   environments of other tools, for dry runs of their own command lines"
+	@echo "make env-axolotl, env-llamafactory, env-trl   environments of other tools, for dry runs of their own command lines"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
 	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
@@ -29,7 +29,7 @@ help:
 	@echo "make pictures    the README's picture and the outputs of the notebooks"
 	@echo "make clean   remove the environments and caches"
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocator/replay.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
@@ -39,11 +39,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 env: $(VENV)/.installed
 
 # Other people's tools, each in an environment of its own, for dry runs of their command lines; never part of `make test`.
+# A GPU installation has Triton by way of torch; files of all three may ask for the rest.
+BESIDE := bitsandbytes deepspeed liger_kernel peft triton
 TOOLS := tests/against_libraries/programs/environments
-env-llamafactory env-trl: env-%:
+env-axolotl env-llamafactory env-trl: env-%:
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
-	.venv-$*/bin/python -m pip install --quiet --constraint $(TOOLS)/$*.txt $* bitsandbytes
+	.venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint $(TOOLS)/$*.txt $* $(BESIDE)
 	.venv-$*/bin/python -m pip install --quiet --constraint $(TOOLS)/$*.txt --editable .
 
 lint: env

@@ -9,7 +9,7 @@
     |   +-- RefusedCombinationError   exit 2   settings that exclude each other
     +-- DoesNotFit                    exit 3   a job that is about to start needs more memory than there is
     +-- NotModelledError              exit 6   understood, but no formula covers it: no verdict
-        +-- UnknownArchitectureError  exit 6   a model whose architecture has no formulas; a trace may still run its modules
+        +-- UnknownArchitectureError  exit 6   no formulas for an architecture; a trace may run its modules
 """
 
 from __future__ import annotations
@@ -126,6 +126,12 @@ class NotModelledError(PlannerError):
     """Understood, but no formula covers it; there is no verdict rather than a guess."""
 
     exit_code = ExitCode.NOT_MODELLED
+
+
+class UnreadCombinationError(NotModelledError, RefusedCombinationError):
+    """Settings that some library may run together, and whose code nobody read: no verdict,
+    and a search passes over them.
+    """
 
 
 class UnknownArchitectureError(NotModelledError):

@@ -16,9 +16,9 @@ from typing import Any
 
 from measure.run.case import RunOptions, option_names
 from measure.run.options import checked_options, memory_limit_bytes
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.files.structured import read_toml
-from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import from_flags, require
 
 SCHEMA = 1

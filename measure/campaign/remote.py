@@ -13,8 +13,7 @@ from typing import Any
 from measure.campaign.file import PlannedCase
 from measure.run.processes import worker_environment
 from measure.run.readings.nvml import look_for_gpus
-from planner.errors import UnknownNameError, UsageError, how_to_install
-from planner.intake.fields import show
+from planner.errors import UnknownNameError, UsageError, how_to_install, show
 from planner.units import MINUTE_S
 
 EXECUTORS = ("slurm", "local")

@@ -22,8 +22,8 @@ _HELP = """Trace or measure a fine-tuning step.
 
 Example: measure trace --model 7b --method lora --seq 1024 --batch 2
 
-Exit codes: 0 done, 1 internal error or a run that crashed or timed out, 2 usage or unreadable input, 3 GPU memory ran out
-or does not fit (--fits), 5 host memory ran out, 6 cannot be traced or run.
+Exit codes: 0 done, 1 internal error or a run that crashed or timed out, 2 usage or unreadable input,
+3 GPU memory ran out or does not fit (--fits), 5 host memory ran out, 6 cannot be traced or run.
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from measure.cli.said import need
 from measure.output import write_remark
@@ -13,6 +13,10 @@ from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
 from planner.errors import NotModelledError, UsageError
 from planner.intake.fields import split_count
+
+if TYPE_CHECKING:
+    from measure.dry_run.tool_jobs import ToolJob
+    from measure.trace.assumed import Assumed
 
 # What a program can be joined with; all else the program says itself.
 _TAKEN = ("gpu",)
@@ -57,28 +61,21 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     from measure.dry_run.tool_jobs import tool_job
     from measure.trace.assumed import Assumed
 
-    files: dict[str, str] = {}
-    stood_in: tuple[Assumed, ...] = ()
-    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths)
-    if job_of_file is not None:
-        command, files = job_of_file.command, dict(job_of_file.files)
-        said = f"rows of {job_of_file.n_tokens:,} tokens"
-        stood_in = (
-            Assumed("data sets", said, how.check, "as long as its limit; --lengths says another length"),
-        )
+    job_of_file = None if how.check is None else tool_job(Path(how.check), how.lengths, cards[1])
+    stood_in = () if job_of_file is None else _stand_ins(job_of_file, how.check)
+    command = command if job_of_file is None else job_of_file.command
     check_program(command)
     need("measure", "torch")
     card, n_cards = cards
     major, minor = (int(each) for each in card.compute_capability.split("."))
-    multiprocessors = card.multiprocessors or _ASSUMED_MULTIPROCESSORS
-    facts = CardFacts(
-        f"NVIDIA {card.name}", (major, minor), card.visible_memory_bytes or 0, multiprocessors, n_cards
-    )
+    name, memory = f"NVIDIA {card.name}", card.visible_memory_bytes or 0
+    facts = CardFacts(name, (major, minor), memory, card.multiprocessors or _ASSUMED_MULTIPROCESSORS, n_cards)
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = Job(
         str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
         how.trust_remote_code,
-        files, how.check is not None or bool(rows), rows,
+        {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
+        {} if job_of_file is None else dict(job_of_file.variables),
     )  # fmt: skip
     ran = dry_run(job)
     if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:
@@ -87,12 +84,23 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
             "so its own data is needed: give the whole command after --"
         )
     if ran.allocator and not how.allocator:
-        stood_in += (
-            Assumed(
-                "settings of torch's allocator",
-                ran.allocator,
-                "the program's variables",
-                "--allocator says others",
-            ),
-        )
+        origin, way_out = "the program's variables", "--allocator says others"
+        stood_in += (Assumed("settings of torch's allocator", ran.allocator, origin, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))
+
+
+def _stand_ins(job: ToolJob, file: str) -> tuple[Assumed, ...]:
+    """What stands in for the data of a tool's file, in words."""
+    from measure.dry_run.tool_jobs import MICRO_STEPS
+    from measure.trace.assumed import Assumed
+
+    rows = Assumed(
+        "data sets",
+        f"rows of {job.n_tokens:,} tokens",
+        file,
+        "as long as its limit; --lengths says another length",
+    )
+    if not job.n_micro_steps:
+        return (rows,)
+    instead = f"over {MICRO_STEPS} micro-steps instead of {job.n_micro_steps}, which repeat the second"
+    return rows, Assumed("gradients", instead, file, "accumulated")

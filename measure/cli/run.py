@@ -11,8 +11,7 @@ from measure.cli.options import RUN_OPTIONS, run_options
 from measure.cli.said import need, over_config, with_length
 from measure.output import write_remark, write_result
 from measure.run.hostfile import with_hosts
-from planner.errors import ExitCode, UnknownNameError
-from planner.intake.fields import show
+from planner.errors import ExitCode, UnknownNameError, show
 from planner.intake.flags import Config, Force, OwnOptions
 
 if TYPE_CHECKING:

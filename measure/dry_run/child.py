@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
     from measure.dry_run.guesses import Guesses
     from measure.dry_run.stages import Stages
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 
 def main(text: str) -> None:
     """Run one job and leave the answer in its folder."""
+    _end_with_parent()
     job = Job.of_fields(json.loads(text))
     folder = Path(job.folder)
     stacks = (folder / STACKS_FILE).open("w", encoding="utf-8")
@@ -47,6 +52,14 @@ def main(text: str) -> None:
     )
     # Without what programs do at exit: nothing that they would upload or join is there.
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Nobody is left to stop this process once the one that started it is gone,
+    however it went (Linux alone has this).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(job: Job) -> tuple[Ending, str, int]:

@@ -18,7 +18,7 @@ class Job:
     ``library``: the compiled part.  ``folder``: where the answer goes, the program's own folders are below.
     ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  ``files``: contents by name, for the folder that
     the program sees.  ``stands_in``: whether a tokenizer that is not there may be replaced; ``rows``: a file
-    that data sets may be replaced by.
+    that data sets may be replaced by.  ``variables``: of the program's environment, beside the caller's.
     """
 
     library: str
@@ -32,6 +32,7 @@ class Job:
     files: dict[str, str] = field(default_factory=dict)
     stands_in: bool = False
     rows: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
 
     def to_fields(self) -> dict[str, Any]:
         """As plain values."""

@@ -162,9 +162,10 @@ def _variables(wanted: Mapping[str, str] | None) -> Iterator[None]:
     if wanted is None:
         yield
         return
-    before = dict(os.environ)
+    # Some launchers hand on os.environ itself, which would be empty after it is cleared.
+    before, after = dict(os.environ), dict(wanted)
     os.environ.clear()
-    os.environ.update(wanted)
+    os.environ.update(after)
     try:
         yield
     finally:

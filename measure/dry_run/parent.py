@@ -34,6 +34,7 @@ _VARIABLES = {
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "WANDB_MODE": "disabled",
+    "DO_NOT_TRACK": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }
@@ -67,7 +68,10 @@ def dry_run(job: Job) -> DryRun:
         its own words went to standard error.
         NotModelledError: it needs something that cannot be pretended; names the operator and the place.
     """
-    with tempfile.TemporaryDirectory(prefix="measure-dry-run-", ignore_cleanup_errors=True) as name:
+    with (
+        _ends_in_order(),
+        tempfile.TemporaryDirectory(prefix="measure-dry-run-", ignore_cleanup_errors=True) as name,
+    ):
         folder = Path(name).resolve()
         code = _run_child(replace(job, folder=str(folder)), folder)
         answer = _answer_in(folder)
@@ -95,6 +99,23 @@ def dry_run(job: Job) -> DryRun:
     )
 
 
+@contextlib.contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """A request to end takes the folder and the program with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _run_child(job: Job, folder: Path) -> int:
     work = view_of(Path.cwd(), folder / "work")
     for name, content in job.files.items():
@@ -105,7 +126,7 @@ def _run_child(job: Job, folder: Path) -> int:
     with subprocess.Popen(
         command,
         cwd=work,
-        env={**_environment(folder), _DEVICES: str(job.card.n_cards)},
+        env={**_environment(folder), **job.variables, _DEVICES: str(job.card.n_cards)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ from measure.dry_run.libraries import (
     cuda_builds,
     flash_attention,
     kernels,
+    processors,
     refused,
     saving,
     stand_ins,
@@ -59,6 +60,7 @@ def set_up(native: Native, job: Job) -> Pretended:
     flash_attention.install(imports, guesses)
     saving.install(imports)
     stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
+    processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
     process_group.install()

@@ -74,7 +74,7 @@ class Stages:
         self.places: list[tuple[Stage, int, str]] = []
         self.roles: dict[int, Role] = {}
         self.steps_done = self.micro_steps = 0
-        self.backwards = 0
+        self.backwards = self._counted = 0
         self.most_tokens = (0, 0)
         self.allocator = ""
         self._numbers: dict[tuple[Stage, int, str], int] = {}
@@ -140,13 +140,21 @@ class Stages:
         torch.autograd.graph._engine_run_backward = follow
 
     def _follow_tokens(self) -> None:
-        """Note the largest batch of tokens that is looked up in an embedding."""
+        """Note the largest batch that is looked up in the largest embedding,
+        which is that of tokens and not of positions.
+        """
         embedding = torch.nn.functional.embedding
 
-        def follow(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
-            if input.dim() > 0 and input.numel() > self.most_tokens[0] * self.most_tokens[1]:
+        n_words = 0
+
+        def follow(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
+            nonlocal n_words
+            if weight.shape[0] > n_words:
+                n_words, self.most_tokens = weight.shape[0], (0, 0)
+            whole = weight.shape[0] == n_words and input.dim() > 0
+            if whole and input.numel() > self.most_tokens[0] * self.most_tokens[1]:
                 self.most_tokens = input.numel() // max(input.shape[-1], 1), input.shape[-1]
-            return embedding(input, *args, **kwargs)
+            return embedding(input, weight, *args, **kwargs)
 
         torch.nn.functional.embedding = follow
 
@@ -160,7 +168,10 @@ class Stages:
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
                     self._mark(value, "optimizer_states")
-        self.steps_done += 1
+        # ZeRO-3 steps group by group, and layerwise optimizers parameter by parameter:
+        # one step of the program all the same.
+        if self.micro_steps > self._counted:
+            self.steps_done, self._counted = self.steps_done + 1, self.micro_steps
         if self.steps_done >= self._n_steps:
             raise StepsDone
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +15,102 @@ from planner.errors import NotModelledError, UsageError
 
 FOLDER = "dry_run_stand_ins"
 """Where files that stand in for others lie, in the folder that the program sees."""
+MICRO_STEPS = 2
+"""To accumulate gradients over: the second finds what all later ones find."""
+_ACCUMULATION = "gradient_accumulation_steps"
 _WORDS = 1000
 # As many rows as the steps of a dry run take, and never so few that a tool splits them to nothing.
 _FEWEST_ROWS, _ROWS_PER_STEP = 32, 2
-# Files, splits and places that lead to data, reports and copies elsewhere.
-_LEFT_OUT = {
-    "llama-factory": ("eval_dataset", "val_size", "tokenized_path", "max_samples", "resume_from_checkpoint",
+# Files, splits and places that lead to data, reports and copies elsewhere,
+# and what depends on how an evaluation ends.
+_EVALUATION = (
     "eval_strategy",
-                      "evaluation_strategy", "eval_steps", "media_dir", "streaming", "mix_strategy",
-                      "push_to_hub"),
-    "trl": ("dataset_config", "dataset_name", "dataset_train_split", "dataset_test_split", "eval_strategy",
+    "evaluation_strategy",
     "eval_steps",
-            "resume_from_checkpoint", "push_to_hub", "hub_model_id", "datasets", "dataset_mixture"),
+    "eval_delay",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+)
+_COPIES = ("push_to_hub", "hub_model_id", "resume_from_checkpoint")
+_LEFT_OUT = {
+    "llama-factory": (*_EVALUATION, *_COPIES, "eval_dataset", "val_size", "tokenized_path", "max_samples",
+    "media_dir",
+                      "streaming", "mix_strategy"),
+    "trl": (*_EVALUATION, *_COPIES, "dataset_config", "dataset_name", "dataset_train_split",
+    "dataset_test_split", "datasets",
+            "dataset_mixture"),
+    "axolotl": (*_EVALUATION, *_COPIES, "evals_per_epoch", "val_set_size", "test_datasets",
+    "early_stopping_patience",
+                "dataset_prepared_path", "push_dataset_to_hub", "hub_strategy", "do_bench_eval",
+                "bench_dataset", "datasets",
+                "pretraining_dataset", "shuffle_merged_datasets", "dataset_processes", "dataset_num_proc"),
 }  # fmt: skip
-_LIMITS = {"llama-factory": ("cutoff_len", 2048), "trl": ("max_length", 1024)}
+_REPORTS = (
+    "wandb_",
+    "use_wandb",
+    "mlflow_",
+    "use_mlflow",
+    "comet_",
+    "use_comet",
+    "use_tensorboard",
+    "trackio_",
+    "use_trackio",
+)
+_LIMITS = {
+    "llama-factory": ("cutoff_len", 2048),
+    "trl": ("max_length", 1024),
+    "axolotl": ("sequence_len", 2048),
+}
 _TRL_TASKS = ("sft", "dpo", "kto", "reward")
 _PAIRS, _MARKED = ("dpo", "rm", "reward"), ("kto",)
+# Keys of images that --check has no rows for.
+_SEES = {"llama-factory": (), "trl": (), "axolotl": ("processor_type", "image_size")}
+_PIXELS, _DEFAULT_PIXELS = ("image_max_pixels", "image_resolution"), 768 * 768
+_PICTURE = "picture.pbm"
+_EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1}
+# The first and the last token, and one more where prompt and answer meet.
+_ADDED_TOKENS = 4
+_ROWS, _HELD_OUT = "rows", "held_out"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolJob:
-    """``files`` by name below the folder that the program sees; ``n_tokens``: of each row."""
+    """``files`` by name below the folder that the program sees; ``n_tokens``: of each row.
+
+    ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as
+    the file says.  ``variables``: that the tool reads.
+    """
 
     command: tuple[str, ...]
     files: Mapping[str, str]
     n_tokens: int
+    n_micro_steps: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def tool_job(path: Path, n_tokens: int | None = None) -> ToolJob:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A file without what leads to data: its fields, and the rows that it gets; ``n_held_out``:
+    0 where it does not evaluate.
+    """
+
+    path: Path
+    fields: dict[str, Any]
+    n_tokens: int
+    n_rows: int
+    n_held_out: int
+    n_micro_steps: int
+
+    def rows(self, count: int, columns: tuple[str, ...], prompt_share: int = 2, spared: int = 0) -> str:
+        """Rows of words, of which the tool cuts off what is too much.
+
+        The prompt is one part in ``prompt_share``.  ``spared`` words are left out,
+        where a tool adds tokens and does not cut.
+        """
+        return _rows(max(self.n_tokens - spared, 1), count, columns, self.n_tokens // prompt_share)
+
+
+def tool_job(path: Path, n_tokens: int | None = None, n_cards: int = 1) -> ToolJob:
     """The job of ``path`` as its own tool runs it.  ``n_tokens``: of each row;
     ``None`` for as many as the file lets through.
 
@@ -57,30 +126,61 @@ def tool_job(path: Path, n_tokens: int | None = None) -> ToolJob:
             f"a file of {tool.title} is not started by itself yet: give the whole command, measure trace "
             "--gpu 4090 -- COMMAND"
         )
-    fields = {key: value for key, value in document.table.items() if key not in _LEFT_OUT[tool.name]}
-    key, default = _LIMITS[tool.name]
+    seen = next((key for key in _SEES[tool.name] if document.table.get(key)), None)
+    if seen is not None:
+        raise NotModelledError(
+            f"{path} trains on images ({seen}), and --check lays rows of text: give the whole "
+            "command after --"
+        )
+    asked = _asked(path, dict(document.table), tool.name, n_tokens, n_cards)
+    return _MAKERS[tool.name](asked)
+
+
+def _asked(path: Path, table: dict[str, Any], tool: str, n_tokens: int | None, n_cards: int) -> _Asked:
+    fields = {
+        key: value
+        for key, value in table.items()
+        if key not in _LEFT_OUT[tool] and not key.startswith(_REPORTS)
+    }
+    key, default = _LIMITS[tool]
     length = n_tokens or _whole(fields.get(key), default)
     if n_tokens is not None and key in fields:
         fields[key] = max(n_tokens, _whole(fields[key], default))
-    rows = _n_rows(fields)
-    if tool.name == "llama-factory":
-        return _llama_factory(fields, length, rows)
-    return _trl(fields, length, rows, path)
+    of_axolotl = tool == "axolotl"
+    batch = _whole(
+        fields.get("micro_batch_size" if of_axolotl else "per_device_train_batch_size"),
+        1 if of_axolotl else 8,
+    )
+    evaluated = _whole(
+        fields.get("eval_batch_size" if of_axolotl else "per_device_eval_batch_size"),
+        batch if of_axolotl else 8,
+    )
+    accumulated, left_out = _whole(fields.get(_ACCUMULATION), 1), 0
+    # A file of DeepSpeed may say it as well, and both have to agree.
+    if accumulated > MICRO_STEPS and not fields.get("deepspeed"):
+        fields[_ACCUMULATION], left_out, accumulated = MICRO_STEPS, accumulated, MICRO_STEPS
+    count = batch * accumulated * _ROWS_PER_STEP * 2
+    held_out = max(2 * evaluated, 8) * n_cards if _evaluates(table, tool) else 0
+    return _Asked(path, fields, length, max(_FEWEST_ROWS, count) * n_cards, held_out, left_out)
+
+
+def _evaluates(table: Mapping[str, Any], tool: str) -> bool:
+    """Whether the file evaluates while it trains; it then does so after each step of a dry run."""
+    strategy = table.get("eval_strategy") or table.get("evaluation_strategy") or "no"
+    if tool == "axolotl":
+        # Without rows there is nothing to evaluate,
+        # and without steps or a strategy it never happens (core/builders/base.py).
+        when = table.get("eval_steps") or table.get("evals_per_epoch") or strategy != "no"
+        return bool(table.get("val_set_size") or table.get("test_datasets")) and bool(when)
+    return strategy != "no"
 
 
 def _whole(value: Any, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
 
-def _n_rows(fields: Mapping[str, Any]) -> int:
-    batch = _whole(fields.get("per_device_train_batch_size"), 8) * _whole(
-        fields.get("gradient_accumulation_steps"), 1
-    )
-    return max(_FEWEST_ROWS, batch * _ROWS_PER_STEP * 2)
-
-
-def _llama_factory(fields: dict[str, Any], length: int, rows: int) -> ToolJob:
-    stage = str(fields.get("stage", "sft"))
+def _llama_factory(asked: _Asked) -> ToolJob:
+    stage = str(asked.fields.get("stage", "sft"))
     columns, ranking = {"prompt": "prompt", "response": "completion"}, False
     if stage == "pt":
         columns = {"prompt": "text"}
@@ -92,45 +192,127 @@ def _llama_factory(fields: dict[str, Any], length: int, rows: int) -> ToolJob:
         raise NotModelledError(
             f"stage {stage} of LLaMA-Factory generates text, which a dry run cannot follow"
         )
-    described = {"file_name": "rows.jsonl", "columns": columns, "ranking": ranking}
-    changed = {
-        "dataset": "rows",
+    side = _side_of_images(asked.fields)
+    if side:
+        columns |= {"images": "images"}
+    kept = tuple(columns.values())
+    changed: dict[str, Any] = {
+        "dataset": _ROWS,
         "dataset_dir": FOLDER,
         "output_dir": "dry_run_output",
         "report_to": "none",
-        "do_train": True,
     }
-    files = {
-        f"{FOLDER}/dataset_info.json": json.dumps({"rows": described}),
-        f"{FOLDER}/rows.jsonl": _rows(length, rows, marked=stage in _MARKED),
-        f"{FOLDER}/train.yaml": json.dumps(
-            {**fields, **changed, "preprocessing_num_workers": 1}, default=str
-        ),
+    changed |= {"do_train": True, "preprocessing_num_workers": 1}
+    files = {f"{FOLDER}/{_ROWS}.jsonl": asked.rows(asked.n_rows, kept)}
+    if side:
+        files[f"{FOLDER}/{_PICTURE}"] = f"P1\n{side} {side}\n" + ("0" * side + "\n") * side
+    if asked.n_held_out:
+        changed |= {**_EVERY_STEP, "eval_dataset": _HELD_OUT}
+        files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, kept)
+    described = {
+        name: {"file_name": f"{name}.jsonl", "columns": columns, "ranking": ranking}
+        for name in (_ROWS, _HELD_OUT)
     }
-    return ToolJob(("llamafactory-cli", "train", f"{FOLDER}/train.yaml"), files, length)
+    files[f"{FOLDER}/dataset_info.json"] = json.dumps(described)
+    job = _job(("llamafactory-cli", "train"), asked, changed, files)
+    # Without this it refuses DeepSpeed on one card (llamafactory 0.9.5 hparams/parser.py).
+    return replace(job, variables={"FORCE_TORCHRUN": "1"}) if asked.fields.get("deepspeed") else job
 
 
-def _trl(fields: dict[str, Any], length: int, rows: int, path: Path) -> ToolJob:
-    named = [task for task in _TRL_TASKS if task in path.stem.lower()]
+def _side_of_images(fields: Mapping[str, Any]) -> int:
+    """Pixels of the side of a square image as large as the file lets through;
+    0 for a file that says nothing of images.
+
+    Source: llamafactory 0.9.5 hparams/model_args.py, whose default is 768 x 768.
+    """
+    if any(fields.get(key) for key in _PIXELS):
+        return math.isqrt(
+            next(_whole(fields.get(key), _DEFAULT_PIXELS) for key in _PIXELS if fields.get(key))
+        )
+    return 0
+
+
+def _trl(asked: _Asked) -> ToolJob:
+    where = "/".join(asked.path.resolve().parts[-2:]).lower()
+    named = [task for task in _TRL_TASKS if task in where]
     if len(named) != 1:
-        said = " or ".join(f"-- trl {task} --config {path}" for task in _TRL_TASKS[:2])
+        said = " or ".join(f"-- trl {task} --config {asked.path}" for task in _TRL_TASKS[:2])
         raise UsageError(
             f"the file does not say which trainer of TRL it is for: give the whole command, {said}"
         )
-    task = named[0]
-    changed = {
-        "dataset_name": f"{FOLDER}/rows",
+    changed: dict[str, Any] = {
+        "dataset_name": f"{FOLDER}/{_ROWS}",
         "output_dir": "dry_run_output",
         "report_to": "none",
-        "max_length": length,
     }
-    files = {
-        f"{FOLDER}/rows/train.jsonl": _rows(length, rows, marked=task in _MARKED, only=_TRL_COLUMNS[task]),
-        f"{FOLDER}/train.yaml": json.dumps({**fields, **changed}, default=str),
-    }
-    return ToolJob(("trl", task, "--config", f"{FOLDER}/train.yaml"), files, length)
+    columns = _TRL_COLUMNS[named[0]]
+    files = {f"{FOLDER}/{_ROWS}/train.jsonl": asked.rows(asked.n_rows, columns)}
+    if asked.n_held_out:
+        changed |= _EVERY_STEP
+        files[f"{FOLDER}/{_ROWS}/test.jsonl"] = asked.rows(asked.n_held_out, columns)
+    return _job(("trl", named[0], "--config"), asked, {**changed, "max_length": asked.n_tokens}, files)
 
 
+def _axolotl(asked: _Asked) -> ToolJob:
+    """Rows of text are cut into pieces, and preferences at their answers.
+
+    Source: axolotl 0.19.0 prompt_strategies/completion.py, utils/data/rl.py.
+    """
+    kind = str(asked.fields.get("rl") or ("reward model" if asked.fields.get("reward_model") else ""))
+    if asked.fields.get("process_reward_model") or kind not in _AXOLOTL_COLUMNS:
+        raise NotModelledError(
+            f"--check has no rows for what {asked.path} trains: give the whole command after --"
+        )
+    columns, form = _AXOLOTL_COLUMNS[kind], {"type": "completion"} if not kind else {}
+    if kind == "reward model":
+        form = {"type": "bradley_terry.chat_template"}
+
+    def described(name: str) -> list[dict[str, str]]:
+        return [{"path": f"{FOLDER}/{name}.jsonl", "ds_type": "json", "split": "train", **form}]
+
+    changed: dict[str, Any] = {
+        "datasets": described(_ROWS),
+        "val_set_size": 0,
+        "output_dir": "dry_run_output",
+        "dataset_num_proc": 1,
+    }
+    changed |= {
+        "dataset_prepared_path": "dry_run_prepared",
+        **({"excess_length_strategy": "truncate"} if kind else {}),
+    }
+    # A prompt is never cut, and a word may be several tokens.
+    # ORPO cuts what is too long to less than half (trl 1.9.0).
+    cut = 8, _ADDED_TOKENS if kind == "orpo" else 0
+    files = {f"{FOLDER}/{_ROWS}.jsonl": asked.rows(asked.n_rows, columns, *cut)}
+    if asked.n_held_out:
+        changed |= {"test_datasets": described(_HELD_OUT), "eval_steps": 1}
+        files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, columns, *cut)
+    return _job(("axolotl", "train"), asked, changed, files)
+
+
+def _job(
+    command: tuple[str, ...], asked: _Asked, changed: Mapping[str, Any], files: Mapping[str, str]
+) -> ToolJob:
+    name = f"{FOLDER}/train.yaml"
+    return ToolJob(
+        (*command, name),
+        {**files, name: json.dumps({**asked.fields, **changed}, default=str)},
+        asked.n_tokens,
+        asked.n_micro_steps,
+    )
+
+
+_MAKERS: dict[str, Callable[[_Asked], ToolJob]] = {
+    "llama-factory": _llama_factory,
+    "trl": _trl,
+    "axolotl": _axolotl,
+}
+_AXOLOTL_COLUMNS = {
+    "": ("text",),
+    **dict.fromkeys(("dpo", "ipo", "simpo", "orpo"), ("prompt", "chosen", "rejected")),
+    "kto": ("prompt", "completion", "label"),
+    "reward model": ("system", "input", "chosen", "rejected"),
+}
 _TRL_COLUMNS = {
     "sft": ("text",),
     "dpo": ("prompt", "chosen", "rejected"),
@@ -139,20 +321,22 @@ _TRL_COLUMNS = {
 }
 
 
-def _rows(length: int, count: int, *, marked: bool, only: tuple[str, ...] = ()) -> str:
-    """Rows of at least ``length`` words, each with a prompt of half of them, which the tool cuts."""
+def _rows(length: int, count: int, columns: tuple[str, ...], prompt: int) -> str:
+    """Rows of at least ``length`` words, each with a prompt of ``prompt`` of them."""
     lines = []
     for number in range(count):
         words = [f"w{(number * 7 + each) % _WORDS}" for each in range(length)]
-        prompt, rest = " ".join(words[: length // 2]), " ".join(words[: length - length // 2])
+        said, rest = " ".join(words[:prompt]), " ".join(words[: length - prompt])
+        if "images" in columns:
+            said = f"<image>{said}"
         row: dict[str, Any] = {
             "text": " ".join(words),
-            "prompt": prompt,
-            "completion": rest,
-            "chosen": rest,
-            "rejected": rest,
+            "label": number % 2 == 0,
+            "system": "",
+            "images": [_PICTURE],
         }
-        if marked:
-            row["label"] = number % 2 == 0
-        lines.append(json.dumps({key: value for key, value in row.items() if not only or key in only}))
+        row |= dict.fromkeys(("prompt", "input"), said) | dict.fromkeys(
+            ("completion", "chosen", "rejected"), rest
+        )
+        lines.append(json.dumps({key: row[key] for key in columns}))
     return "\n".join(lines) + "\n"

@@ -21,7 +21,8 @@ def _attention_paths(model: nn.Module, spec: ModelSpec) -> list[str]:
     linears = (linear for group in spec.groups for linear in group.block.linears)
     names = {linear.name for linear in linears if linear.group == "attention"}
     parts = ((path, *path.rpartition(".")[::2]) for path, _ in model.named_modules())
-    return [path for path, parent, name in parts if name in names and "att" in parent.rpartition(".")[2]]
+    named = ((path, parent.rpartition(".")[2]) for path, parent, name in parts if name in names)
+    return [path for path, parent in named if "att" in parent or parent == "mixer"]
 
 
 def _parameters(adapter: Adapter) -> list[str]:

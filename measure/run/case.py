@@ -170,6 +170,10 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         raise NotModelledError(
             f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out"
         )
+    if recipe.parallel.divides:
+        raise NotModelledError(
+            "GPUs that share a batch cannot be run: leave --tensor-parallel and --context-parallel out"
+        )
     if "switches" in case.values:
         raise NotModelledError(
             "switches describe other software than the one that runs here; leave --switches out"

@@ -147,8 +147,7 @@ class Launcher:
             while (status := child.status()) is None:
                 watch.look(child.pid)
                 running_s = time.monotonic() - start_s
-                if running_s > case.options.timeout_s:
-                    timed_out = True
+                timed_out = running_s > case.options.timeout_s
                 given_up = given_up or (
                     how == "fork" and running_s > _OPENING_S and not _has_opened_device(watch.events)
                 )

@@ -9,8 +9,7 @@ from typing import Any, Final, get_args
 
 from measure.run.case import WORKLOADS, RunOptions
 from planner.domain.run_record import Outcome
-from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import show
+from planner.errors import UnknownNameError, UsageError, show
 from planner.units import GIB, HOUR_S, MINUTE_S
 
 _MAX_COUNT: Final = 100_000

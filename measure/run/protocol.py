@@ -3,7 +3,7 @@
 A file, not a pipe: nobody waits for the other, and what a killed worker said remains.  Every line has
 ``event`` and ``time_s`` (the system's monotonic clock, which processes share).  Events, in their order:
 
-========= ===================================================================================================================
+========= ==========================================================================================
 history   the allocator's history is in a file of the folder
 hello     the worker runs: pid, library versions, device, whether it was forked or spawned
 phase     a phase begins for the first time: phase, micro-step
@@ -12,7 +12,7 @@ step      one optimizer step is over: its readings
 readings  peaks of all phases, counters of the allocator
 done      everything was measured
 failed    an expected failure: outcome, phase, message
-========= ===================================================================================================================
+========= ==========================================================================================
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ def _reached(outcome: str, phase: str | None) -> str:
 def _phase_table(raw: Mapping[str, Any]) -> list[str]:
     header = f"{'phase':16}{'allocated':>12}{'reserved':>12}{'device':>12}{'host RSS':>12}{'time':>16}"
     rows = [
-        f"{phase['phase']:16}{_size(phase['allocated_peak_bytes']):>12}{_size(phase['reserved_peak_bytes']):>12}"
-        f"{_size(phase['device_used_bytes']):>12}{_size(phase['host_rss_bytes']):>12}{_time(phase):>16}"
+        f"{phase['phase']:16}{_size(phase['allocated_peak_bytes']):>12}"
+        f"{_size(phase['reserved_peak_bytes']):>12}{_size(phase['device_used_bytes']):>12}"
+        f"{_size(phase['host_rss_bytes']):>12}{_time(phase):>16}"
         for rank in raw["ranks"][:1]
         for phase in rank["phases"]
     ]

@@ -96,6 +96,8 @@ def build_on_meta(scenario: Scenario, config: Any) -> Built:
         model = freeze(model, scenario)
         if recipe.numerics.quantization != "none":
             quantize_on_meta(model, recipe)
+            # transformers 5.23 quantizers/base.py _assign_is_quantized, which Jamba's code asks for.
+            config._is_quantized = config.get_text_config()._is_quantized = True
             _prepare_for_kbit(model, scenario)
         if recipe.adapter is not None:
             with dora_reads_stand_ins():

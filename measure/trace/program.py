@@ -32,6 +32,7 @@ from planner.allocator.events import AllocEvent
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import FSDP1
+from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
 
 _OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
@@ -125,7 +126,12 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
     products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
     recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
     batch = scenario.recipe.batch
-    situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
+    situation = Situation(
+        batch.is_padded,
+        recorder,
+        int(batch.rows * batch.tokens_per_sample),
+        scenario.hardware.gpu.counted_multiprocessors,
+    )
     if _is_sharded(scenario):
         cast_for_engine(built.model, scenario)
     models = [each for each in (built.model, built.reference) if each is not None]
@@ -185,10 +191,16 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
+        (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
             wider,
+        ),
+        (
+            recipe.rollout is not None,
+            f"task '{recipe.task}'",
+            "the dry run of its script (measure trace --gpu CARD -- PROGRAM)",
         ),
         (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
@@ -200,32 +212,27 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             f"a second model as the reference under {recipe.sharding}",
             "--sharding ddp or none",
         ),
-        (
-            stack.fused_norm or stack.fused_mlp,
-            f"the fused kernels of stack '{stack.id}'",
-            "--stack hf-trainer@5",
-        ),
-        (
-            recipe.gradient_checkpointing and stack.checkpoints_parts,
-            f"the checkpointing of stack '{stack.id}'",
-            "--stack hf-trainer@5",
-        ),
-        (
-            stack.prepares_unquantized,
-            f"the preparation of unquantised bases in stack '{stack.id}'",
-            "--stack hf-trainer@5",
-        ),
-        (
-            not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
-            f"the loss of stack '{stack.id}'",
-            "--stack hf-trainer@5",
-        ),
+        *_untraced_stacks(recipe, stack),
     )
     for applies, what, way_out in refused:
         if applies:
             raise NotModelledError(
                 f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ..."
             )
+
+
+def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
+    """What a stack does that is not traced: whether it does so here, what it is, the way out."""
+    untraced = (
+        (stack.fused_norm or stack.fused_mlp, "the fused kernels"),
+        (recipe.gradient_checkpointing and stack.checkpoints_parts, "the checkpointing"),
+        (stack.prepares_unquantized, "the preparation of unquantised bases"),
+        (
+            not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
+            "the loss",
+        ),
+    )
+    return tuple((is_so, f"{what} of stack '{stack.id}'", "--stack hf-trainer@5") for is_so, what in untraced)
 
 
 def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:

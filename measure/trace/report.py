@@ -90,8 +90,8 @@ def _expandable_sentence(other: ReplayResult) -> str:
 
 def _phase_line(each: PhaseSummary) -> str:
     peaks, moment = each.peaks, each.at_peak
-    sizes = f"{peaks.allocated_bytes / GIB:>11.2f}{peaks.reserved_bytes / GIB:>11.2f}{moment.unused_bytes / GIB:>9.2f}"
-    return f"{peaks.phase:<16}{sizes}  {_place(moment)}"
+    sizes = f"{peaks.allocated_bytes / GIB:>11.2f}{peaks.reserved_bytes / GIB:>11.2f}"
+    return f"{peaks.phase:<16}{sizes}{moment.unused_bytes / GIB:>9.2f}  {_place(moment)}"
 
 
 def _place(moment: Moment) -> str:

@@ -1,4 +1,4 @@
-"""The replay's loop as ``replay.c`` has it,
+"""The loops that ``replay.c`` has,
 where a C compiler was there when the package was installed (``build_hook.py``).
 """
 
@@ -9,14 +9,28 @@ from array import array
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 LIBRARY = Path(__file__).with_name("replay.native")
 N_STREAMS = 16
 """CUDA streams that the library keeps apart."""
 # What all blocks together may take: sums of it fit into 64 bits.
 _MOST_BYTES = 1 << 60
+_NUMBER_BYTES = 8
 _ENDED, _NO_HOST_MEMORY = -1, -2
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+# What each function of the library gives, and what it takes.
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "memory_open": (_POINTER, [_NUMBER]),
+    "memory_copy": (_POINTER, [_POINTER, _NUMBER]),
+    "memory_close": (None, [_POINTER]),
+    "release_cached": (None, [_POINTER]),
+    "run": (_NUMBER, [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER]),
+    "count_free": (_NUMBER, [_POINTER, _POINTER]),
+    "held_at": (None, [_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]),
+    "fullest": (None, [_POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _POINTER]),
+    "in_bytes": (_NUMBER, [_POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER]),
+}
 
 
 class _State(ctypes.Structure):
@@ -24,24 +38,23 @@ class _State(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("limit", "allocated", "reserved", "most_allocated", "most_reserved", "n_retries")
+        for name in ("limit", "keeps_cache", "allocated", "reserved", "most_allocated", "most_reserved",
+        "n_retries")
     ]  # fmt: skip
 
 
 @cache
 def _library() -> Any:
-    """The library; ``None`` where there is none, or none for this machine."""
+    """The library; ``None`` where there is none, none for this machine,
+    or one that was built before a function came.
+    """
     try:
         library = ctypes.CDLL(str(LIBRARY))
-    except OSError:
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
         return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.memory_open.argtypes, library.memory_open.restype = [number, number], pointer
-    library.memory_close.argtypes, library.memory_close.restype = [pointer], None
-    library.release_cached.argtypes, library.release_cached.restype = [pointer], None
-    library.run.argtypes = [pointer, pointer, number, pointer, pointer, pointer]
-    library.run.restype = number
-    library.count_free.argtypes, library.count_free.restype = [pointer, pointer], number
     return library
 
 
@@ -58,7 +71,46 @@ def packed(
     """
     if _library() is None or sum(sizes) > _MOST_BYTES or max(streams, default=0) >= N_STREAMS:
         return None
-    return array("q", events), array("q", sizes), array("B", streams)
+    return _as_array("q", events), _as_array("q", sizes), _as_array("B", streams)
+
+
+def _as_array(code: Literal["q", "B"], numbers: Sequence[int]) -> Any:
+    return numbers if isinstance(numbers, array) and numbers.typecode == code else array(code, numbers)
+
+
+def _start(numbers: Any) -> int:
+    """Where the numbers of an array lie."""
+    address: int = numbers.buffer_info()[0]
+    return address
+
+
+def in_bytes(units: array[int], unit_bytes: array[float], values: Sequence[float]) -> array[int] | None:
+    """As :func:`planner.allocator.columns.in_bytes`; ``None`` where the library is not there,
+    or numbers are too large for it.
+    """
+    library = _library()
+    if library is None:
+        return None
+    counts, sizes = array("d", values), array("q", bytes(_NUMBER_BYTES * len(units)))
+    found = library.in_bytes(
+        _start(units), _start(unit_bytes), len(units), _start(counts), _MOST_BYTES, _start(sizes)
+    )
+    return None if found < 0 else sizes
+
+
+def held_at(events: Any, sizes: Any, kinds: Any, n_kinds: int, moments: Sequence[int]) -> list[list[int]]:
+    """As :func:`planner.allocator.columns.held_at`, of arrays."""
+    places, held = array("q", moments), array("q", bytes(_NUMBER_BYTES * n_kinds * len(moments)))
+    addresses = _start(events), _start(sizes), _start(kinds), _start(places)
+    _library().held_at(*addresses, len(places), n_kinds, _start(held))
+    return [held[start : start + n_kinds].tolist() for start in range(0, len(held), n_kinds)]
+
+
+def fullest(events: Any, sizes: Any, begins: Sequence[int]) -> list[int]:
+    """As :func:`planner.allocator.columns.fullest`, of arrays."""
+    places, most = array("q", begins), array("q", bytes(_NUMBER_BYTES * len(begins)))
+    _library().fullest(_start(events), len(events), _start(sizes), _start(places), len(places), _start(most))
+    return most.tolist()
 
 
 class CompiledMemory:
@@ -69,14 +121,17 @@ class CompiledMemory:
         MemoryError: the host has no room for the list of blocks.
     """
 
-    def __init__(self, limit_bytes: int | None, n_slots: int) -> None:
-        self._library = _library()
-        self._memory = self._library.memory_open(
-            -1 if limit_bytes is None else min(limit_bytes, _MOST_BYTES), n_slots
-        )
+    def __init__(
+        self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False, begun: int | None = None
+    ) -> None:
+        """``begun``: where the library has a card that ran already."""
+        self._library, self._n_slots = _library(), n_slots
+        self._memory = begun or self._library.memory_open(n_slots)
         if not self._memory:
             raise MemoryError
         self._state = _State.from_address(self._memory)
+        self._state.limit = -1 if limit_bytes is None else min(limit_bytes, _MOST_BYTES)
+        self._state.keeps_cache = keeps_cache
 
     def __del__(self) -> None:
         self._library.memory_close(self._memory)
@@ -84,6 +139,13 @@ class CompiledMemory:
     def __getattr__(self, name: str) -> int:
         number: int = getattr(self._state, name)
         return number
+
+    def under(self, limit_bytes: int) -> CompiledMemory:
+        """A card with this limit in the same state."""
+        begun = self._library.memory_copy(self._memory, self._n_slots)
+        if not begun:
+            raise MemoryError
+        return CompiledMemory(limit_bytes, self._n_slots, begun=begun)
 
     def begin_phase(self) -> None:
         """What is reserved now is the most of the phase that begins."""

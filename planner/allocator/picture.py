@@ -35,6 +35,7 @@ _COLOURS = {
     "saved_activations": "#d9a441",
     "block_recompute": "#f0d090",
     "logits_and_loss": "#b5485d",
+    "kv_cache": "#8f6bb3",
     "dequantization": "#7fb8b0",
     "gathered_parameters": "#4f9d94",
     "other_temporaries": "#b0b0b0",

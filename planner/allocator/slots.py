@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -96,10 +97,13 @@ _NONE = -1
 
 
 class Memory:
-    """One card while a program runs: blocks by number, and the free ones of each stream and size class."""
+    """One card while a program runs: blocks by number, and the free ones of each stream and size class.
 
-    def __init__(self, limit_bytes: int | None, n_slots: int) -> None:
-        self.limit_bytes = limit_bytes
+    ``keeps_cache``: a request beyond the limit fails at once, and all is as it was before.
+    """
+
+    def __init__(self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False) -> None:
+        self.limit_bytes, self.keeps_cache = limit_bytes, keeps_cache
         self.live = [_NONE] * n_slots
         self.size: list[int] = []
         self.address: list[int] = []
@@ -113,6 +117,15 @@ class Memory:
         self.next_address = LARGE_ROUNDING_BYTES
         self.n_retries = 0
 
+    def under(self, limit_bytes: int) -> Memory:
+        """A card with this limit in the same state."""
+        made = copy(self)
+        made.limit_bytes, made.keeps_cache = limit_bytes, False
+        for name in ("live", "size", "address", "before", "after", "free", "at"):
+            setattr(made, name, getattr(self, name).copy())
+        made.pools = {stream: (small.copy(), large.copy()) for stream, (small, large) in self.pools.items()}
+        return made
+
     def pool(self, stream: int, is_small: bool) -> list[int]:
         """Free blocks of one stream and size class."""
         if stream not in self.pools:
@@ -125,6 +138,8 @@ class Memory:
         """
         n_bytes = segment_bytes(want)
         if self.limit_bytes is not None and self.reserved + n_bytes > self.limit_bytes:
+            if self.keeps_cache:
+                return _NONE
             self.release_cached()
             self.n_retries += 1
             if self.reserved + n_bytes > self.limit_bytes:
@@ -161,7 +176,7 @@ class Memory:
         sizes = [key >> _ADDRESS_BITS for pools in self.pools.values() for keys in pools for key in keys]
         return len(sizes), max(sizes, default=0)
 
-    def run(  # noqa: C901, PLR0912, PLR0915 - one loop, because a call for each event would take longer than the event
+    def run(
         self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
     ) -> tuple[int | None, int]:
         """Serve ``events``; (the one that failed, the one after which most was allocated),
@@ -171,86 +186,92 @@ class Memory:
         and free_block.
         """
         # Local names: this loop runs for every event.
-        live, size, address, before, after = self.live, self.size, self.address, self.before, self.after
-        free, at, place = self.free, self.at, _NONE
+        live, size, free, at, place = self.live, self.size, self.free, self.at, _NONE
         allocated = most = self.allocated
         failed = None
         small, large = self.pool(0, is_small=True), self.pool(0, is_small=False)
         for index, event in enumerate(events):
-            if event >= 0:
-                want = (sizes[event] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
-                if not want:
-                    continue
-                is_small = want <= SMALL_REQUEST_BYTES
-                keys = small if is_small else large
-                if streams and streams[event]:
-                    keys = self.pool(streams[event], is_small)
-                found = bisect_left(keys, want << _ADDRESS_BITS)
-                if found < len(keys):
-                    block = at[keys.pop(found) & _ADDRESS_MASK]
-                    free[block] = False
-                else:
-                    block = self.new_segment(want)
-                    if block < 0:
-                        failed = index
-                        break
-                rest = size[block] - want
-                if rest >= MIN_BLOCK_BYTES if is_small else rest > SMALL_REQUEST_BYTES:
-                    cut, behind = len(size), after[block]
-                    size.append(rest)
-                    address.append(address[block] + want)
-                    before.append(block)
-                    after.append(behind)
-                    free.append(True)
-                    if behind >= 0:
-                        before[behind] = cut
-                    after[block], size[block] = cut, want
-                    at[address[cut]] = cut
-                    insort(keys, rest << _ADDRESS_BITS | address[cut])
-                live[event] = block
-                allocated += size[block]
-                if allocated > most:
-                    most, place = allocated, index
+            slot = event if event >= 0 else ~event
+            is_small = sizes[slot] <= SMALL_REQUEST_BYTES
+            keys = small if is_small else large
+            if streams and streams[slot]:
+                keys = self.pool(streams[slot], is_small)
+            if event < 0:
+                block = live[slot]
+                if block >= 0:
+                    allocated -= size[block]
+                    self._merge(block, keys)
                 continue
-            block = live[~event]
-            if block < 0:
+            want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+            if not want:
                 continue
-            allocated -= size[block]
-            keys = small if sizes[~event] <= SMALL_REQUEST_BYTES else large
-            if streams and streams[~event]:
-                keys = self.pool(streams[~event], sizes[~event] <= SMALL_REQUEST_BYTES)
-            neighbour = before[block]
-            if neighbour >= 0 and free[neighbour]:
-                del keys[bisect_left(keys, size[neighbour] << _ADDRESS_BITS | address[neighbour])]
-                size[neighbour] += size[block]
-                after[neighbour] = after[block]
-                if after[block] >= 0:
-                    before[after[block]] = neighbour
-                block = neighbour
-            neighbour = after[block]
-            if neighbour >= 0 and free[neighbour]:
-                del keys[bisect_left(keys, size[neighbour] << _ADDRESS_BITS | address[neighbour])]
-                free[neighbour] = False
-                size[block] += size[neighbour]
-                after[block] = after[neighbour]
-                if after[neighbour] >= 0:
-                    before[after[neighbour]] = block
-            free[block] = True
-            at[address[block]] = block
-            insort(keys, size[block] << _ADDRESS_BITS | address[block])
+            found = bisect_left(keys, want << _ADDRESS_BITS)
+            if found < len(keys):
+                block = at[keys.pop(found) & _ADDRESS_MASK]
+                free[block] = False
+            elif (block := self.new_segment(want)) < 0:
+                failed = index
+                break
+            rest = size[block] - want
+            if rest >= MIN_BLOCK_BYTES if is_small else rest > SMALL_REQUEST_BYTES:
+                self._split(block, want, keys)
+            live[slot] = block
+            allocated += size[block]
+            if allocated > most:
+                most, place = allocated, index
         self.allocated, self.most_allocated = allocated, most
         return failed, place
 
+    def _split(self, block: int, want: int, keys: list[int]) -> None:
+        """Cut ``block`` down to ``want`` bytes; the rest is a free block behind it."""
+        size, address, before, after = self.size, self.address, self.before, self.after
+        rest, cut, behind = size[block] - want, len(size), after[block]
+        size.append(rest)
+        address.append(address[block] + want)
+        before.append(block)
+        after.append(behind)
+        self.free.append(True)
+        if behind >= 0:
+            before[behind] = cut
+        after[block], size[block] = cut, want
+        self.at[address[cut]] = cut
+        insort(keys, rest << _ADDRESS_BITS | address[cut])
 
-def _memory(program: SlotEvents, limit_bytes: int | None) -> Memory | CompiledMemory:
-    return (CompiledMemory if isinstance(program.sizes, array) else Memory)(limit_bytes, len(program.sizes))
+    def _merge(self, block: int, keys: list[int]) -> None:
+        """Make ``block`` free, as one with the free blocks on both sides of it."""
+        size, address, before, after, free = self.size, self.address, self.before, self.after, self.free
+        left = before[block]
+        if left >= 0 and free[left]:
+            del keys[bisect_left(keys, size[left] << _ADDRESS_BITS | address[left])]
+            size[left] += size[block]
+            after[left] = after[block]
+            if after[block] >= 0:
+                before[after[block]] = left
+            block = left
+        right = after[block]
+        if right >= 0 and free[right]:
+            del keys[bisect_left(keys, size[right] << _ADDRESS_BITS | address[right])]
+            free[right] = False
+            size[block] += size[right]
+            after[block] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = block
+        free[block] = True
+        self.at[address[block]] = block
+        insort(keys, size[block] << _ADDRESS_BITS | address[block])
+
+
+def _memory(
+    program: SlotEvents, limit_bytes: int | None, *, keeps_cache: bool = False
+) -> Memory | CompiledMemory:
+    is_packed = isinstance(program.sizes, array)
+    return (CompiledMemory if is_packed else Memory)(limit_bytes, len(program.sizes), keeps_cache=keeps_cache)
 
 
 def for_replay(program: SlotEvents) -> SlotEvents:
     """The program as it is replayed fastest; one that is replayed more than once is best kept so."""
-    arrays = (
-        None if isinstance(program.sizes, array) else packed(program.events, program.sizes, program.streams)
-    )
+    columns = program.events, program.sizes, program.streams
+    arrays = None if all(isinstance(each, array) for each in columns) else packed(*columns)
     return program if arrays is None else SlotEvents(*arrays, program.begins, program.empties)
 
 
@@ -304,6 +325,39 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     return reserved[1:]
 
 
+class _Begun:
+    """``program`` up to the first request for which more than ``limit_bytes`` would be reserved.
+
+    Until then it is the same under every larger limit, so it runs once for all that are tried.
+    """
+
+    def __init__(self, program: SlotEvents, limit_bytes: int) -> None:
+        self._program, self._bounds = program, [*pairwise((*program.begins, len(program.events)))]
+        self._memory = _memory(program, limit_bytes, keeps_cache=True)
+        self._stopped = self._first_failure(self._memory, 0, self._bounds[0][0])
+
+    def ends_under(self, limit_bytes: int) -> bool:
+        """Whether the program ends under this limit."""
+        return (
+            self._stopped is None
+            or self._first_failure(self._memory.under(limit_bytes), *self._stopped) is None
+        )
+
+    def _first_failure(
+        self, memory: Memory | CompiledMemory, phase: int, event: int
+    ) -> tuple[int, int] | None:
+        """The phase and the event that fails, from ``event`` of ``phase`` on."""
+        program = self._program
+        for number, (begin, end) in enumerate(self._bounds[phase:], phase):
+            start = event if number == phase else begin
+            if number > phase and number in program.empties:
+                memory.release_cached()
+            failed, _ = memory.run(program.events[start:end], program.sizes, program.streams)
+            if failed is not None:
+                return number, start + failed
+        return None
+
+
 def least_limit(
     program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None
 ) -> int:
@@ -316,8 +370,11 @@ def least_limit(
     program = for_replay(program)
     low, high = done.allocated_bytes, done.reserved_bytes
     guess = low + step_bytes if limit_bytes is None or not low <= limit_bytes < high else limit_bytes
+    if high - low <= step_bytes:
+        return high
+    begun = _Begun(program, low)
     while high - low > step_bytes:
-        if replay_slots(program, guess).failure is None:
+        if begun.ends_under(guess):
             high = guess
         else:
             low = guess

@@ -46,7 +46,9 @@ def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
 def _parent_matches(parent: str, linear: LinearSpec) -> bool:
     last = parent.rpartition(".")[2]
     if linear.group == "attention":
-        return "att" in last
+        return "att" in last or last == "mixer"
+    if linear.group == "mixer":
+        return last in ("mamba", "mixer")
     return linear.group in ("mlp", "expert", "shared_expert") and last in (
         "mlp",
         "feed_forward",

@@ -1,25 +1,25 @@
 """Natural lengths of samples: the one place that says how they are distributed.
 
-Where the data set was read, its table of lengths says so (:mod:`planner.domain.sample_lengths`).  Else two
-laws stand in, because each is compared with what its readers predict, and joining them would move
-predictions.  :class:`CutLaw` is an exponential that starts above 0 and is cut at the cap.  Bytes follow it:
-they need the whole distribution.  :func:`expected_longest` is one number in closed form.  Seconds follow it.
-Both have the mean that the samples have.  For one draw they agree.  The longest of 2 to 64 samples differs by
-up to 6 % of the cap, most where the mean is 0.25 to 0.75 of it;
-``tests/planner/anatomy/test_natural_lengths.py`` holds the numbers.
+Where the data set was read, its table of lengths says so (:mod:`planner.domain.sample_lengths`).  Else
+:class:`CutLaw` stands in: an exponential that starts above 0 and is cut at the cap.  Bytes draw batches from
+it, and seconds take the mean and the spread of the longest of a batch.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from itertools import product
 
 from planner.arrays import exp, log, maximum, minimum, sqrt, where
 from planner.domain.recipe import Batch, Number
 from planner.domain.sample_lengths import Longest, SampleLengths
 
-_EULER_GAMMA = 0.5772156649015329
 _NEWTON_STEPS = 12
+# Integrals are taken by Gauss's rule of two points in each of so many panels; where its points lie.
+_PANELS = 16
+_PLACES = (0.5 - 12**-0.5, 0.5 + 12**-0.5)
+# Beyond this level above the logarithm of the draws, one longest sample in a million lies.
+_LAST_LEVEL = 14.0
 # Lengths have at least this smallest value, in units of the spread: an exponential that starts at 0 has none.
 _LEAST_START = 0.02
 # And the cap at least this level, in the same units: means next to the cap.
@@ -36,14 +36,18 @@ def mean_tokens(batch: Batch) -> Number:
     return minimum(batch.tokens_per_sample, batch.seq_len)
 
 
-def longest_sample(batch: Batch, draws: Number, variation: float) -> Longest:
+def longest_sample(batch: Batch, draws: Number, variation: float, *, drops_long: bool) -> Longest:
     """The longest of ``draws`` samples: by the table of the data set, or by the law of natural lengths."""
     if batch.lengths is not None:
         return batch.lengths.longest(batch.seq_len, draws)
     mean, cap = mean_tokens(batch), batch.seq_len
-    return Longest(
-        expected_longest(mean, cap, draws, variation), spread_of_longest(mean, cap, draws, variation)
-    )
+    if _all_alike(mean, cap):
+        return Longest(cap, 0.0)
+    law = cut_law(batch, draws, variation, drops_long=drops_long)
+    longest, spread = law.longest()
+    # One sample has the mean that was given, to the last digit: what is not longer is not padded.
+    tokens = where(draws <= 1, mean, minimum(maximum(longest * cap, mean), cap))
+    return Longest(where(mean >= cap, cap, tokens), where(mean >= cap, 0.0, spread))
 
 
 def unlike_samples(batch: Batch, *, sorts_lengths: bool) -> Number:
@@ -73,6 +77,24 @@ class CutLaw:
             (self.start - log(1 - below ** (1 / self.samples) * self.kept)) / (self.start + self.end), 1
         )
 
+    def longest(self) -> tuple[Number, Number]:
+        """Mean of a batch's length in units of the cap, and its standard deviation over that mean.
+
+        Formula: ``start + the integral of 1 - F(x)`` up to ``end``, where ``F = ((1 - e^-x) / kept)^samples``
+        is the share of batches within ``start + x``; the mean square with ``2 x (1 - F(x))``.
+        Source: order statistics, Arnold, Balakrishnan and Nagaraja,
+        "A First Course in Order Statistics", 2.2.
+        """
+        step = minimum(self.end, log(self.samples) + _LAST_LEVEL) / _PANELS
+        mean: Number = 0.0
+        square: Number = 0.0
+        for panel, place in product(range(_PANELS), _PLACES):
+            level = (panel + place) * step
+            longer = step / 2 * (1 - ((1 - exp(-level)) / self.kept) ** self.samples)
+            mean, square = mean + longer, square + 2 * level * longer
+        spread = sqrt(maximum(square - mean * mean, 0.0)) / (self.start + mean)
+        return (self.start + mean) / (self.start + self.end), spread
+
 
 @dataclass(frozen=True, slots=True)
 class TableLaw:
@@ -87,15 +109,14 @@ class TableLaw:
         return self.table.length_within(below, self.cap, self.samples) / self.cap
 
 
-def length_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: bool) -> CutLaw | TableLaw:
-    """How long batches are: by the table of the data set, or by :func:`cut_law`."""
+def length_law(batch: Batch, draws: Number, variation: float, *, drops_long: bool) -> CutLaw | TableLaw:
+    """How long batches of ``draws`` samples are: by the table of the data set, or by :func:`cut_law`."""
     if batch.lengths is not None:
-        samples = unlike_samples(batch, sorts_lengths=sorts_lengths)
-        return TableLaw(batch.lengths, float(batch.seq_len), float(samples))
-    return cut_law(batch, variation, drops_long=drops_long, sorts_lengths=sorts_lengths)
+        return TableLaw(batch.lengths, float(batch.seq_len), float(draws))
+    return cut_law(batch, draws, variation, drops_long=drops_long)
 
 
-def cut_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: bool) -> CutLaw:
+def cut_law(batch: Batch, draws: Number, variation: float, *, drops_long: bool) -> CutLaw:
     """The exponential of coefficient of variation ``variation``,
     cut at the cap so that its mean is that of the samples.
 
@@ -106,7 +127,7 @@ def cut_law(batch: Batch, variation: float, *, drops_long: bool, sorts_lengths: 
     end = _level_of_last(mean, start) if drops_long else _level_of_cap(mean, start)
     # Of the samples' law: what lies below the cap, which is all of it where longer samples are left out.
     kept: Number = 1 - exp(-end) if drops_long else 1.0
-    return CutLaw(start, end, unlike_samples(batch, sorts_lengths=sorts_lengths), kept)
+    return CutLaw(start, end, draws, kept)
 
 
 def _level_of_cap(mean: Number, start: Number) -> Number:
@@ -137,61 +158,6 @@ def _level_of_last(mean: Number, start: Number) -> Number:
     return level
 
 
-def expected_longest(mean: Number, cap: Number, draws: Number, variation: float) -> Number:
-    """Expected longest of ``draws`` samples of mean length ``mean``, none above ``cap``; tokens.
-
-    The smaller of two expectations.  (1) Lengths bounded by the cap follow the power-function distribution
-    with that mean, the only one-parameter law on ``[0, cap]`` whose maximum is of the same family:
-    ``cap d m / (d m + cap - m)``.  (2) Far below the cap, samples spread like an exponential with coefficient
-    of variation ``variation``: ``m (1 + variation (H_d - 1))`` with the harmonic number ``H_d`` (Renyi's
-    representation).  Both are the mean for one draw.
-    Source: order statistics, Arnold, Balakrishnan and Nagaraja, "A First Course in Order Statistics",
-    2.2 and 4.6.
-    """
-    return cap if _all_alike(mean, cap) else minimum(*_longest_by_law(mean, cap, draws, variation))
-
-
 def _all_alike(mean: Number, cap: Number) -> bool:
     """Whether every sample has the length of the cap, which saves the laws; a grid asks them."""
     return isinstance(mean, int | float) and isinstance(cap, int | float) and mean >= cap
-
-
-def _longest_by_law(mean: Number, cap: Number, draws: Number, variation: float) -> tuple[Number, Number]:
-    """What is expected of the longest by lengths bounded by the cap, and by samples far below it."""
-    return cap * draws * mean / (draws * mean + cap - mean), mean * (1 + variation * (_harmonic(draws) - 1))
-
-
-def spread_of_longest(mean: Number, cap: Number, draws: Number, variation: float) -> Number:
-    """Standard deviation over mean of the longest of ``draws`` samples, under the two laws of
-    :func:`expected_longest`.
-
-    That of the law that gives the length, and the smaller one for a single draw, of which both give the mean:
-    ``(cap - m) / sqrt(d m (d m + 2 (cap - m)))`` below the cap, and far below it
-    ``variation sqrt(1 + 1/4 + ... + 1/d^2) / (1 + variation (H_d - 1))``.
-    Source: as of :func:`expected_longest`.
-    """
-    if _all_alike(mean, cap):
-        return 0.0
-    room, drawn = cap - mean, draws * mean
-    near = room / sqrt(drawn * (drawn + 2 * room))
-    far = variation * sqrt(_squares(draws)) / (1 + variation * (_harmonic(draws) - 1))
-    bounded, free = _longest_by_law(mean, cap, draws, variation)
-    return where(draws <= 1, minimum(near, far), where(bounded < free, near, far))
-
-
-def _squares(count: Number) -> Number:
-    """``1 + 1/4 + ... + 1/count^2`` by its asymptotic series, exact at 1 (error below 3e-3 elsewhere)."""
-    series = math.pi**2 / 6 - 1 / count + 1 / (2 * count * count) - 1 / (6 * count**3)
-    return where(count <= 1, 1.0, series)
-
-
-def _harmonic(count: Number) -> Number:
-    """Harmonic number by its asymptotic series, exact at 1 (error below 1e-3 elsewhere)."""
-    if isinstance(count, int | float):
-        log: Number = math.log(count)
-    else:
-        import numpy as np
-
-        log = np.log(count)
-    series = log + _EULER_GAMMA + 1 / (2 * count) - 1 / (12 * count * count) + 1 / (120 * count**4)
-    return where(count <= 1, 1.0, series)

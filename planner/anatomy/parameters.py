@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.anatomy.packing import Matrices
-from planner.domain.model import LinearSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockGroup, LinearSpec, ModelSpec, NormSpec
 from planner.domain.stack import Stack
 
 
@@ -71,16 +71,29 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
 
 @lru_cache(maxsize=256)
 def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
-    """``model`` as a stack builds it: with a head of its own, or with one that is quantised.
+    """``model`` as a stack builds it: with a head of its own, with one that is quantised,
+    or with mixers that are not.
 
+    A list of modules that are not to be packed stands in for the default one, which has the head.
     Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``); lightning 2.5
-    fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``).
+    fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``);
+    transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``).
     """
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
     if stack.quantizer == "lightning":
         model = replace(model, head=replace(model.head, packed_as_head=True))
+    if model.architecture == stack.whole_out_proj:
+        head = model.head if model.tied else replace(model.head, packed_as_head=True)
+        model = replace(model, head=head, groups=tuple(_with_whole_out_proj(group) for group in model.groups))
     return model
+
+
+def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:
+    linears = (
+        replace(each, left_whole=each.left_whole or each.reads == "mixer_out") for each in group.block.linears
+    )
+    return replace(group, block=replace(group.block, linears=tuple(linears)))
 
 
 @lru_cache(maxsize=256)

@@ -127,20 +127,15 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     base, outside, norm_weight = _weight_bytes(key, stack, engine)
     # FSDP gathers weights in the compute dtype,
     # so inside the blocks everything is 16-bit although shards are fp32.
-    seen_outside = compute if engine == "fsdp" and numerics.mixed else outside
-    seen_norm = compute if engine == "fsdp" and numerics.mixed else norm_weight
+    gathers = engine == "fsdp" and numerics.mixed
+    seen_outside, seen_norm = (compute, compute) if gathers else (outside, norm_weight)
     if autocast and outside == compute == 2 and numerics.load_dtype != numerics.compute_dtype:
         # fp16 and bf16 have no common 16-bit type:
         # the first addition of a product to the stream makes it fp32.
         seen_outside = 4
     norm_out = max(seen_norm, seen_outside) if norm_kind == "rms" else (4 if autocast else seen_outside)
-    linear_out = (
-        _linear_out(key, stack, norm_out)
-        if quantized
-        else compute
-        if (autocast or engine != "native")
-        else base
-    )
+    plain_out = compute if autocast or engine != "native" else base
+    linear_out = _linear_out(key, stack, norm_out) if quantized else plain_out
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
     residual = max(seen_outside, linear_out) if quantized else seen_outside
     trained = _trained_bytes(key, base, engine, compute)
@@ -151,7 +146,7 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
         base=base,
         outside=outside,
         norm_weight=norm_weight,
-        compute=compute if (autocast or engine != "native" or quantized) else base,
+        compute=compute if quantized else plain_out,
         residual=residual,
         norm_out=norm_out,
         linear_out=linear_out,

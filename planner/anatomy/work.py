@@ -279,7 +279,7 @@ def _starts_the_graph(linear: LinearSpec, block: BlockSpec, key: WorkKey, model:
         return False
     if any(name.rpartition(".")[2] == model.token_embedding.name for name in key.modules_to_save):
         return False
-    return linear.reads == "attn_in" or (block.parallel and linear.reads == "mlp_in")
+    return linear.reads in ("attn_in", "mixer_in") or (block.parallel and linear.reads == "mlp_in")
 
 
 def _without_input_gradient(linear: LinearSpec, base: Macs, branch: Macs) -> tuple[Macs, Macs]:

@@ -11,8 +11,9 @@ from planner.configs.sharding import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
 from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.fields import PARTS, REQUEST_FIELDS
+from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.request import ScenarioRequest, require
+from planner.intake.request_field import PARTS
 from planner.report.check.checked import Checked
 
 _EXAMPLE = "plan check train.yaml --gpu 4090"

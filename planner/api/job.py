@@ -9,8 +9,8 @@ from planner.api.calibration_choice import calibration_for
 from planner.domain.calibration import Calibration
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.intake.fields import PARTS
 from planner.intake.request import ScenarioRequest, from_flags, require
+from planner.intake.request_field import PARTS
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.report.prediction.subject import Subject

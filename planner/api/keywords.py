@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS, RequestField, show
+from planner.errors import UnknownNameError, UsageError, show
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.request_field import RequestField
 
 Text = str | os.PathLike[str]
 Names = str | Sequence[str]
@@ -34,12 +35,23 @@ class JobFlags(TypedDict, total=False):
     host: str
     host_memory: Size
     link: str
+    link_gb_per_s: float | str
+    pcie_lanes: int | str
+    pcie_generation: int | str
+    power_limit_w: float | str
     nodes: int | str
     seq: int | str
     batch: int | str
     grad_accum: int | str
     padding: str
     tokens_per_sample: float | str
+    generations: int | str
+    completion_length: int | str
+    generation_steps: int | str
+    iterations: int | str
+    compare_reference: bool
+    generator: str
+    vllm_memory: float | str
     data: Text
     tokenizer: Text
     images_per_sample: int | str
@@ -74,6 +86,8 @@ class JobFlags(TypedDict, total=False):
     eval_samples: int | str
     eval_batch: int | str
     price: float | str
+    tensor_parallel: int | str
+    context_parallel: int | str
 
 
 class SearchFlags(TypedDict, total=False):
@@ -92,12 +106,23 @@ class SearchFlags(TypedDict, total=False):
     host: str
     host_memory: Size
     link: str
+    link_gb_per_s: float | str
+    pcie_lanes: int | str
+    pcie_generation: int | str
+    power_limit_w: float | str
     nodes: int | str | Sequence[int]
     seq: int | str | Sequence[int]
     batch: int | str | Sequence[int]
     grad_accum: int | str | Sequence[int]
     padding: Names
     tokens_per_sample: float | str
+    generations: int | str
+    completion_length: int | str
+    generation_steps: int | str
+    iterations: int | str
+    compare_reference: bool
+    generator: str
+    vllm_memory: float | str
     data: Text
     tokenizer: Text
     images_per_sample: int | str
@@ -132,6 +157,8 @@ class SearchFlags(TypedDict, total=False):
     eval_samples: int | str
     eval_batch: int | str
     price: float | str | Sequence[float]
+    tensor_parallel: int | str
+    context_parallel: int | str
 
 
 class SearchKeywords(SearchFlags, total=False):

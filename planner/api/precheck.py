@@ -36,8 +36,8 @@ from planner.domain.recipe import TARGET_PATTERN
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.config_file import config_of, with_flags
-from planner.intake.fields import PARTS
 from planner.intake.request import Given, ScenarioRequest, from_flags, merge, require
+from planner.intake.request_field import PARTS
 from planner.report.prediction.subject import Subject
 
 _HOW = ("model_config", "peft_config", "calibration", "force")

@@ -114,9 +114,8 @@ def _origin(url: str) -> tuple[str | None, int]:
 
 
 def _read(url: str, authorization: str, max_bytes: int, end: float) -> bytes:
-    request = urllib.request.Request(
-        url, headers={"User-Agent": "finetune-planner", "Accept": "application/json"}
-    )  # noqa: S310
+    headers = {"User-Agent": "finetune-planner", "Accept": "application/json"}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310
     if authorization:
         request.add_unredirected_header("Authorization", authorization)
     with urllib.request.build_opener(_Redirects).open(request, timeout=_left(end)) as answer:

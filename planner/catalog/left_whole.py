@@ -16,6 +16,7 @@ from planner.errors import NotModelledError, show
 
 _PARTS = {
     "attention": "self_attn",
+    "mixer": "mamba",
     "mlp": "mlp",
     "expert": "mlp.experts",
     "shared_expert": "mlp",
@@ -24,8 +25,8 @@ _PARTS = {
 # Around the layers, where nothing is quantised; norms, which have no matrix;
 # or towers that the model is counted without.
 _OUTSIDE = re.compile(
-    r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*|multi_modal\w*|mm_\w+|audio\w*|merger"
-    r"|projector)"
+    r"(?:\w+\.)*(?:lm_head|embed_out|output|embed_tokens|wte|\w*norm\w*|visual|vision\w*"
+    r"|multi_modal\w*|mm_\w+|audio\w*|merger|projector)"
 )
 HEADS = ("lm_head", "embed_out", "output")
 """Names of a head, which Transformers' quantisers leave whole where nobody lists what to leave."""

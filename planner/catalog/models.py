@@ -204,6 +204,29 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     raise UnknownNameError("model", name[:_MAX_NAME_CHARS], (*index.ids, *sizes), hint)
 
 
+def entry_named_in(hub_id: str) -> ModelEntry | None:
+    """The entry of the known model that ``hub_id`` names as its base, with the dtype that the id says.
+
+    ``None`` where it names none, or two of other shapes, where its weights are packed,
+    and for what is no Hub id.
+
+    Raises:
+        InputFileError: a file of the catalog cannot be read.
+    """
+    from planner.catalog.hub import is_hub_id
+    from planner.catalog.same_shape import kin_of
+
+    if not is_hub_id(hub_id):
+        return None
+    kin = kin_of(hub_id, _index())
+    entries = [_read_entry(model_id) for model_id in kin.model_ids]
+    if len({_shape(spec_of(entry)) for entry in entries}) != 1:
+        return None
+    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    said = {} if kin.stored is None else {"torch_dtype": names[kin.stored]}
+    return entries[0].model_copy(update={"config": {**entries[0].config, **said}})
+
+
 def spec_of(entry: ModelEntry) -> ModelSpec:
     """``entry`` as the calculations use it."""
     where = str(data_dir() / "models" / f"{entry.id}.toml")

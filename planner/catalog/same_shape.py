@@ -16,8 +16,9 @@ from typing import Literal
 from planner.catalog.index import CatalogIndex, fold_name
 
 QUANTISED = re.compile(
-    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|fp8|nvfp4|mxfp[468]|nf4|fp4|w4a16|w8a8|int[48]"
-    r"|[1-8](?:\.\d+)?-?bits?|q[2-8](?:_\w+)?|quip|autoround|quantized|quants?|qat|bitnet|1\.58)(?=$|[-_./])",
+    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|fp8"
+    r"|nvfp4|mxfp[468]|nf4|fp4|w4a16|w8a8|int[48]|[1-8](?:\.\d+)?-?bits?|q[2-8](?:_\w+)?"
+    r"|quip|autoround|quantized|quants?|qat|bitnet|1\.58)(?=$|[-_./])",
     re.IGNORECASE,
 )
 """A word of an id that says that weights are stored quantised."""

@@ -36,7 +36,7 @@ _ASSUMED_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StoredConfig:
     """What a ``quantization_config`` says; ``whole``: names of modules that it left as they were."""
 
     stored: StoredWeights
@@ -58,7 +58,7 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
     )
 
 
-def stored_said(data: Mapping[str, Any], where: str) -> Said | None:
+def stored_said(data: Mapping[str, Any], where: str) -> StoredConfig | None:
     """What the fields of a ``config.json`` say of packed matrices; ``None`` where they say nothing.
 
     Checkpoints in mxfp4 are trained as they are without it: Transformers turns them to 16 bits while it loads
@@ -119,7 +119,7 @@ def _refuse_packed_head(fields: ConfigFields, name: str, whole: tuple[str, ...])
         )
 
 
-def _gptq(fields: ConfigFields) -> Said:
+def _gptq(fields: ConfigFields) -> StoredConfig:
     bits = fields.integer("bits")
     if bits not in (4, 8):
         raise _not_modelled(fields, "bits")
@@ -134,10 +134,10 @@ def _gptq(fields: ConfigFields) -> Said:
         if fields.data.get(name):
             raise _not_modelled(fields, name)
     quantization: Quantization = "gptq-int4" if bits == 4 else "gptq-int8"
-    return Said(StoredWeights(quantization, Packing(_group(fields)), source=fields.where))
+    return StoredConfig(StoredWeights(quantization, Packing(_group(fields)), source=fields.where))
 
 
-def _awq(fields: ConfigFields) -> Said:
+def _awq(fields: ConfigFields) -> StoredConfig:
     if fields.integer("bits", default=4) != 4:
         raise _not_modelled(fields, "bits")
     for name in ("version", "format"):
@@ -145,13 +145,13 @@ def _awq(fields: ConfigFields) -> Said:
             raise _not_modelled(fields, name)
     if str(fields.data.get("backend")).lower() == "llm-awq":
         raise _not_modelled(fields, "backend")
-    return Said(
+    return StoredConfig(
         StoredWeights("awq-int4", Packing(_group(fields)), source=fields.where),
         fields.texts("modules_to_not_convert"),
     )
 
 
-def _aqlm(fields: ConfigFields) -> Said:
+def _aqlm(fields: ConfigFields) -> StoredConfig:
     group, books = fields.integer("in_group_size", default=8), fields.integer("num_codebooks", default=1)
     bits = fields.integer("nbits_per_codebook", default=16)
     if fields.integer("out_group_size", default=1) != 1:
@@ -160,17 +160,17 @@ def _aqlm(fields: ConfigFields) -> Said:
         raise _not_modelled(fields, "num_codebooks")
     whole = tuple(name.removesuffix(".weight") for name in fields.texts("linear_weights_not_to_quantize"))
     _refuse_packed_head(fields, "linear_weights_not_to_quantize", whole)
-    return Said(StoredWeights("aqlm", Packing(group, books, bits), source=fields.where), whole)
+    return StoredConfig(StoredWeights("aqlm", Packing(group, books, bits), source=fields.where), whole)
 
 
-def _bitsandbytes(fields: ConfigFields) -> Said:
+def _bitsandbytes(fields: ConfigFields) -> StoredConfig:
     whole, packing = fields.texts("llm_int8_skip_modules"), Packing(is_stored=True)
     if whole:
         _refuse_packed_head(fields, "llm_int8_skip_modules", whole)
     if fields.flag("load_in_8bit", default=False) or fields.flag("_load_in_8bit", default=False):
         if fields.flag("llm_int8_has_fp16_weight", default=False):
             raise _not_modelled(fields, "llm_int8_has_fp16_weight")
-        return Said(StoredWeights("int8", packing, source=fields.where), whole)
+        return StoredConfig(StoredWeights("int8", packing, source=fields.where), whole)
     kind = fields.text("bnb_4bit_quant_type", "fp4")
     if kind not in ("nf4", "fp4"):
         raise _not_modelled(fields, "bnb_4bit_quant_type")
@@ -188,10 +188,10 @@ def _bitsandbytes(fields: ConfigFields) -> Said:
         compute_dtype=_DTYPES[compute],
         source=fields.where,
     )
-    return Said(stored, whole)
+    return StoredConfig(stored, whole)
 
 
-_READERS: Mapping[str, Callable[[ConfigFields], Said]] = {
+_READERS: Mapping[str, Callable[[ConfigFields], StoredConfig]] = {
     "gptq": _gptq,
     "awq": _awq,
     "aqlm": _aqlm,

@@ -25,8 +25,8 @@ _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
 Example: plan --model 7b --method qlora --gpu 4090 --seq 1024
 
-Exit codes: 0 fits, 1 internal error, 2 usage or unreadable input, 3 GPU memory short, 4 uncertain, 5 host RAM short,
-6 not modelled (no verdict).
+Exit codes: 0 fits, 1 internal error, 2 usage or unreadable input, 3 GPU memory short, 4 uncertain,
+5 host RAM short, 6 not modelled (no verdict).
 """
 
 

@@ -5,6 +5,7 @@ and turns every failure into one sentence and an exit code.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from planner.printing import in_short, prepare_streams, printable
 
 _INTERRUPTED = 130
 _DEBUG_VARIABLE = "PLANNER_DEBUG"
+# New objects between two looks for cycles that nothing refers to: a command makes few of those,
+# and is soon over.
+_OBJECTS = 500_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     document on standard output, too.  ``PLANNER_DEBUG=1`` shows where an unexpected failure came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(_OBJECTS)
     prepare_streams()
     try:
         return _run_or_tell(arguments)
@@ -115,8 +120,8 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
         UsageError: a value after a switch.
         NotModelledError: a value that asks for what no formula covers.
     """
-    from planner.errors import UsageError
-    from planner.intake.fields import REQUEST_FIELDS, show
+    from planner.errors import UsageError, show
+    from planner.intake.fields import REQUEST_FIELDS
 
     for flag, value in pairwise(arguments):
         field = REQUEST_FIELDS.get(flag.removeprefix("--").replace("-", "_"))

@@ -16,6 +16,7 @@ TOOL = "Accelerate 1.15.0"
 _FSDP_VERSION = 1
 _COMPILED = "compilation is not counted: memory and time are those without it"
 _ZERO_STAGE = 2
+_DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel"}
 
 _HARMLESS = (
     "compute_environment",
@@ -67,7 +68,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     _read_counts(keys, reading, kind)
     _read_precision(keys, reading)
-    _read_parallelism(keys)
+    _read_parallelism(keys, reading)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
         read_fsdp(
@@ -126,16 +127,20 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
     reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
 
 
-def _read_parallelism(keys: Keys) -> None:
+def _read_parallelism(keys: Keys, reading: Reading) -> None:
+    """``parallelism_config``: the degrees that the model and each sequence are divided by;
+    what they go with is checked later.
+    """
     part = keys.part("parallelism_config")
     if part is None:
         return
-    for name in [
-        name
-        for name in part.left_over_here()
-        if name.endswith(("tp_size", "cp_size", "sp_size", "replicate_size"))
-    ]:
-        part.refuse_above_one({name: "a degree"})
+    for name in part.left_over_here():
+        field = next((field for end, field in _DEGREES.items() if name.endswith(end)), None)
+        degree = part.count(name) if field else None
+        if field is not None and degree is not None and degree > 1:
+            reading.say(field, degree, part.where(name))
+        elif name.endswith(("sp_size", "replicate_size")):
+            part.refuse_above_one({name: "a degree"})
     part.skip(part.left_over_here())
 
 

@@ -18,9 +18,10 @@ _OFF = (None, False, 0, "", "none", "None", "no", "false")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies,
 # what the step keeps, how long it is.
 _MATTERS = re.compile(
-    "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16|expert|moe"
-    "|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim|ref_model|reference_model"
-    "|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length|sequence_length|max_length|packed|packing"
+    "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
+    "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
+    "|ref_model|reference_model|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
+    "|sequence_length|max_length|packed|packing"
 )
 # What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
 _PLACEHOLDER = re.compile(

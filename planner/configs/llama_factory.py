@@ -12,6 +12,7 @@ from planner.configs.checkpoints import read_checkpoint
 from planner.configs.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.liger import say_liger
+from planner.configs.llama_factory_optimizers import read_own_optimizer
 from planner.configs.llama_factory_v1 import MARKS as V1
 from planner.configs.llama_factory_vision import READ_TEMPLATES, read_vision
 from planner.configs.preferences import llama_factory_task
@@ -71,14 +72,6 @@ _ATTENTIONS = {
     "flash_attention_2": "flash2",
 }
 _UNMODELLED = {
-    "use_galore": (
-        "GaLore is not modelled (nobody measured the workspace of its decomposition); without the key "
-        "AdamW is counted"
-    ),
-    "use_badam": (
-        "BAdam is not modelled (fp32 copies of one layer after the other); finetuning_type: freeze "
-        "trains some, and is"
-    ),
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
     "use_kt": "KTransformers is not modelled",
@@ -121,7 +114,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
     read_vision(keys, reading, keys.text("template"))
-    if "model" not in reading.needs:
+    if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
     keys.skip(("model_name_or_path",))
     _read_packing(keys, reading, stage)
@@ -138,7 +131,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_loss_weights(keys, reading)
     _read_v1_kernels(keys, reading)
     _remark(keys, reading)
-    _read_own_optimizer(keys, reading)
+    read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
     _drop_checkpointing_off(keys, reading)
     read_distribution(keys, reading, beside)
@@ -284,53 +277,22 @@ def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
         reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
 
 
-def _read_own_optimizer(keys: Keys, reading: Reading) -> None:
-    """Optimizers that take the place of the Trainer's (llamafactory 0.9.5 train/trainer_utils.py
-    create_custom_optimizer).
-    """
-    for name, optimizer in (("use_adam_mini", "adam_mini"), ("use_muon", "muon")):
-        if keys.flag(name):
-            reading.say("optimizer", optimizer, keys.where(name))
-    if keys.flag("use_apollo"):
-        _read_apollo(keys, reading)
-
-
-def _read_apollo(keys: Keys, reading: Reading) -> None:
-    """APOLLO over all linear layers, by random matrices (llamafactory 0.9.5 train/trainer_utils.py
-    _create_apollo_optimizer).
-
-    Raises:
-        NotModelledError: some layers only, projections by a decomposition,
-        other sides or scales than modelled.
-    """
-    if keys.names("apollo_target") not in ((), ("all",)):
-        raise keys.not_modelled("apollo_target", "APOLLO over some matrices only is not modelled; all is")
-    for name, default in (("apollo_proj", "random"), ("apollo_proj_type", "std")):
-        if keys.get(name) not in (None, default):
-            raise keys.not_modelled(name, f"'{show(keys.get(name))}' is not modelled; {default} is")
-    if keys.get("optim") not in (None, "adamw_torch"):
-        raise keys.not_modelled("optim", "LLaMA-Factory makes APOLLO of adamw_torch alone")
-    suffix = "_layerwise" if keys.flag("apollo_layerwise") else ""
-    reading.say("optimizer", f"apollo_adamw{suffix}", keys.where("use_apollo"))
-    reading.take(keys, {"apollo_rank": "optimizer_rank"})
-    reading.default("optimizer_rank", 16, "llamafactory 0.9.5 hparams/finetuning_args.py: apollo_rank")
-
-
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
-    """On NVIDIA cards only experts get a kernel, by the class of the model
-    (v1/plugins/model_plugins/kernels/ops/mlp).
+    """Kernels for Ascend's cards alone (ff6d4d12e of 2026-08 v1/plugins/model_plugins/kernels/interface.py
+    ``_AUTO_KERNELS``).
 
-    Raises:
-        NotModelledError: such a model.
+    0.9.5 takes all that are registered,
+    so that experts of some models get a Triton kernel on NVIDIA cards, too.
     """
     if not keys.flag("use_v1_kernels"):
         return
+    text = "has no effect on NVIDIA cards"
     if _HAS_EXPERTS.search(str(keys.get("model_name_or_path") or "").lower()):
-        raise keys.not_modelled("use_v1_kernels", "LLaMA-Factory's kernel for experts is not modelled")
-    reading.remark(
-        keys.where("use_v1_kernels"),
-        "has no effect on NVIDIA cards but for experts of Mixtral, Qwen3 and Qwen3.5",
-    )
+        text += (
+            " since 2026-07; before, 0.9.5 included, experts of Mixtral, Qwen3 and Qwen3.5 get a "
+            "Triton kernel, not counted"
+        )
+    reading.remark(keys.where("use_v1_kernels"), text)
 
 
 def _read_loss_weights(keys: Keys, reading: Reading) -> None:

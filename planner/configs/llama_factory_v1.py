@@ -14,6 +14,7 @@ from planner.configs.document import read_document
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
 from planner.configs.sharding import DEEPSPEED_FILE, Beside, referred
+from planner.configs.trained import read_freeze
 from planner.configs.trainer import ATTENTIONS, ends_by_steps
 from planner.errors import UsageError, show
 
@@ -150,8 +151,13 @@ def _read_method(keys: Keys, reading: Reading) -> None:
             "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/core/model_engine.py: peft_config",
         )
         return
+    if part.text("name") == "freeze":
+        _read_freeze(keys, reading, part)
+        return
     if (part.text("name") or "") != "lora":
-        raise part.not_modelled("name", f"'{show(part.get('name'))}' is not modelled; lora and full are")
+        raise part.not_modelled(
+            "name", f"'{show(part.get('name'))}' is not modelled; lora, freeze and full are"
+        )
     part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
     if part.has("export_dir"):
         raise part.not_modelled(
@@ -179,6 +185,28 @@ def _read_method(keys: Keys, reading: Reading) -> None:
             "export_legacy_format",
         )
     )
+
+
+def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
+    """Some layers, cast to fp32 (plugins/model_plugins/peft.py get_freeze_model,
+    as ``freeze`` of 0.9.5 chooses them).
+
+    Inputs of frozen layers require gradients under FSDP2 alone (distributed/fsdp2.py prepare_model).
+
+    Raises:
+        UsageError: without an engine, where layers in fp32 meet a stream in 16 bits, which torch refuses.
+    """
+    reading.say("method", "full", part.where("name"))
+    read_freeze(part, reading, "name")
+    dist, widens = keys.get("dist_config"), part.flag("cast_trainable_params_to_fp32")
+    if not isinstance(dist, dict):
+        raise UsageError(
+            f"{part.where('name')}: without dist_config layers in fp32 meet 16 bits, which torch refuses"
+        )
+    if widens is False:
+        reading.switch("trainable_fp32", False, part.where("cast_trainable_params_to_fp32"))
+    kind = "differentiated" if dist.get("name") == "fsdp2" else "skipped"
+    reading.switch("frozen_layers", kind, part.where("name"))
 
 
 def _read_batches(keys: Keys, reading: Reading) -> None:

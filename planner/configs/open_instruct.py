@@ -285,6 +285,12 @@ def _read_precision(keys: Keys, reading: Reading, beside: Beside) -> None:
         script = "allenai/open-instruct scripts/finetune_with_accelerate_config.sh: --mixed_precision bf16"
         reading.default("precision", "bf16-mixed", script)
         return
+    if reading.value("method") == "qlora" and beside.look and not (reading.launch or beside.given):
+        script = "scripts/finetune_qlora_with_accelerate.sh"
+        text = f"counted as {script} launches it, without --mixed_precision; --accelerate FILE says another"
+        reading.remark(str(keys.path), text)
+        reading.default("precision", "bf16", f"allenai/open-instruct {script}: no --mixed_precision")
+        return
     without = (
         "the launch line says no --mixed_precision"
         if reading.launch or beside.given

@@ -26,8 +26,15 @@ _LLAMA_FACTORY_UNMODELLED = {
     "ref_model_quantization_bit": _OTHER_REFERENCE,
 }
 # axolotl 0.19.0 utils/schemas/enums.py RLType.
-_AXOLOTL_TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo"}
-_REINFORCED = ("grpo", "gdpo", "ebft")
+_AXOLOTL_TASKS: dict[str, Task] = {
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "grpo": "grpo",
+}
+_REINFORCED = ("gdpo", "ebft")
 _PRECOMPUTE = "precompute_ref_log_probs"
 _PRECOMPUTED = (
     "log-probabilities of the reference that are computed before training are modelled for DPO with "

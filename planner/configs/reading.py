@@ -35,6 +35,18 @@ class Remark:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A key with which the tool trains on one GPU only, and what it says on several.
+
+    ``otherwise``: why one GPU is not modelled either; empty where it is.
+    """
+
+    origin: str
+    refused: str
+    otherwise: str = ""
+
+
 @dataclass(slots=True)
 class Reading:
     """What was read so far.  ``tool`` is the program that the file is for,
@@ -46,7 +58,7 @@ class Reading:
     ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
     tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
-    says one, with the place that settles it.
+    says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
     """
 
     path: Path
@@ -61,6 +73,7 @@ class Reading:
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
     several: tuple[str, str] | None = None
+    alone: Alone | None = None
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.

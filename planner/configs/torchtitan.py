@@ -27,8 +27,8 @@ FLAVORS = {
     "llama2": {size: f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
     "qwen3": {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
 }
+_TENSOR = "tensor_parallel_degree"
 _DEGREES = {
-    "tensor_parallel_degree": "a tensor-parallel degree",
     "pipeline_parallel_degree": "a pipeline-parallel degree",
     "context_parallel_degree": "a context-parallel degree",
     "expert_parallel_degree": "an expert-parallel degree",
@@ -63,8 +63,6 @@ _HARMLESS_TRAINING = (
     "data_parallel_type",
 )
 _HARMLESS_PARALLELISM = (
-    "disable_loss_parallel",
-    "enable_async_tensor_parallel",
     "pipeline_parallel_schedule",
     "pipeline_parallel_schedule_csv",
     "pipeline_parallel_microbatch_size",
@@ -275,6 +273,7 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     parallelism, training = tables["parallelism"], tables["training"]
     for each in (parallelism, training, tables["experimental"]):
         each.refuse_above_one(_DEGREES)
+        _read_tensor_degree(each, reading)
         each.skip((*_DEGREES, *_HARMLESS_PARALLELISM, *_DATA_DEGREES))
     part = (
         training
@@ -300,3 +299,21 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         reading.say("sharding", kind, where)
     elif shards != 1:
         reading.several = (kind, f"{_PLACE} Parallelism.data_parallel_shard_degree: -1 means all GPUs")
+
+
+def _read_tensor_degree(part: Keys, reading: Reading) -> None:
+    """Matrices over several GPUs, with the stream over their tokens and a loss over divided logits.
+
+    Raises:
+        NotModelledError: whole logits on every GPU, or products that send while they run.
+    """
+    degree = part.count(_TENSOR) or 1
+    if degree > 1:
+        reading.say("tensor_parallel", degree, part.where(_TENSOR))
+        part.refuse_switched_on(
+            {
+                "disable_loss_parallel": "a loss over whole logits beside tensor parallelism is not modelled",
+                "enable_async_tensor_parallel": "products that send while they run are not modelled",
+            }
+        )
+    part.skip(("disable_loss_parallel", "enable_async_tensor_parallel"))

@@ -25,12 +25,16 @@ _EXPERTS = tuple(
     f"block_sparse_moe.experts.{number}.{name}" for number in range(8) for name in ("w1", "w2", "w3")
 )
 _OF_MIXTURE = ("block_sparse_moe.gate", *_EXPERTS)
+# What LLaMA-Factory's own example expands Llama 3 8B to (examples/extras/llama_pro/expand.sh of 2024-04 to
+# 2026-08).
+_EXPANDED_BY_EXAMPLE = ("models/llama3-8b-pro", "models/llama3-8b-instruct-pro")
+_ADDED_LAYERS = 8
 # Patterns such as 2[0-9]+ also mean layers 200 to 299, which no model has.
 _MOST_LAYERS = 128
 
 
-def read_freeze(keys: Keys, reading: Reading) -> None:
-    """``finetuning_type: freeze``: the last layers, the first ones where the number is below zero,
+def read_freeze(keys: Keys, reading: Reading, name: str = "finetuning_type") -> None:
+    """What ``name`` calls ``freeze``: the last layers, the first ones where the number is below zero,
     or some evenly apart.
 
     Source: llamafactory 0.9.5 model/adapter.py _setup_freeze_tuning, the same since 0.7.1.
@@ -57,7 +61,7 @@ def read_freeze(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled(
             "freeze_extra_modules", f"'{show(unknown[0])}' is not modelled; {', '.join(_ENDS)} are"
         )
-    place = keys.where("finetuning_type" if said is None else "freeze_trainable_layers")
+    place = keys.where(name if said is None else "freeze_trainable_layers")
     if spread:
         _need_expanded(keys, reading, count)
     reading.say("train_layers", (layers, *(_ENDS[name] for name in extra)), place)
@@ -67,17 +71,36 @@ def _need_expanded(keys: Keys, reading: Reading, count: int) -> None:
     """Ask for the model where it is a folder with a model that the tool's script expanded,
     and that is not here.
 
+    The folder of the tool's own example is known.
+
     The Hub has no owner called models;
     such a name is what the script writes to (llamafactory 0.9.5 scripts/llama_pro.py).
     """
     name = keys.text("model_name_or_path") or ""
     folder = name.startswith(("models/", "saves/", "./", "../", "/", "~"))
-    if folder and not (keys.path.parent / Path(name).expanduser() / "config.json").is_file():
+    if not folder or _has_config(keys.path.parent, name):
+        return
+    if name.rstrip("/") in _EXPANDED_BY_EXAMPLE and count == _ADDED_LAYERS:
+        text = (
+            f"counted as examples/extras/llama_pro/expand.sh makes it: Llama 3 8B with {_ADDED_LAYERS} "
+            "layers added"
+        )
+        reading.say("model", "llama-3-8b-plus-8-layers", keys.where("model_name_or_path"), text)
+        reading.remark(keys.where("model_name_or_path"), f"{show(name)} is not here: {text}")
+    else:
         expanded = f"{show(name)} is a model expanded for LLaMA-Pro, which is not here"
         reading.needs["model"] = (
             f"{keys.where('model_name_or_path')}: {expanded}: say --model with its config.json; of the "
             f"expanded layers the file trains {count}"
         )
+
+
+def _has_config(parent: Path, folder: str) -> bool:
+    """Whether the model is there; a name that is no path, or of no user, is not."""
+    try:
+        return (parent / Path(folder).expanduser() / "config.json").is_file()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def read_unfrozen(keys: Keys, reading: Reading) -> None:

@@ -48,7 +48,7 @@ OPTIMIZERS = {
     "rmsprop": "rmsprop",
     "lion_32bit": "lion",
 }
-OWN_OPTIMIZERS = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
+OWN_OPTIMIZERS = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise", "badam")
 """Those that a tool makes by a key of its own, whatever ``optim`` says."""
 # attn_implementation -> ours.
 ATTENTIONS = {

@@ -19,6 +19,7 @@ from planner.configs.model_args import DTYPES, read_dtype
 from planner.configs.preferences import TRL_HARMLESS as PREFERENCE_HARMLESS
 from planner.configs.preferences import read_precomputed, trl_task
 from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.rollouts import read_rollout
 from planner.configs.sharding import ACCELERATE_FILE, Beside, referred
 from planner.configs.stock import stock_launch_file
 from planner.configs.trainer import (
@@ -50,6 +51,15 @@ MARKS = frozenset(
         "dataset_num_proc",
     }
 )
+# Keys that only trainers have that generate: trl 1.16.0 trainer/grpo_config.py, rloo_config.py.
+_GENERATED = (
+    "num_generations",
+    "reward_funcs",
+    "reward_weights",
+    "steps_per_generation",
+    "vllm_mode",
+    "use_vllm",
+)
 # With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
 HINTS = frozenset(
     {
@@ -64,7 +74,7 @@ HINTS = frozenset(
     }
 )
 _FILTERS = "this file filters a data set and does not train; training is what is predicted"
-_ONLINE = "reinforcement learning (GRPO, RLOO, PPO) is not modelled; supervised fine-tuning is"
+_ONLINE = "reinforcement learning other than GRPO (RLOO, PPO) is not modelled"
 _POLICY = "training by a reward model's scores is not modelled"
 # Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0
 # trainer/*_config.py.  In this order, because online ones also have ``beta``, and those that filter have keys
@@ -72,9 +82,7 @@ _POLICY = "training by a reward model's scores is not modelled"
 _OTHER_TRAININGS = {
     "pass_rate_min": _FILTERS,
     "pass_rate_max": _FILTERS,
-    "num_generations": _ONLINE,
-    "reward_funcs": _ONLINE,
-    "reward_weights": _ONLINE,
+    "rloo_k": _ONLINE,
     "num_ppo_epochs": _ONLINE,
     "cliprange": _ONLINE,
     "reward_model_path": _POLICY,
@@ -89,7 +97,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _refuse_other_trainings(keys)
-    compares = trl_task(keys, reading)
+    generates = _trains_on_generated(keys, reading)
+    compares = not generates and trl_task(keys, reading)
     read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
     old = read_age(keys, reading)
     _read_method(keys, reading)
@@ -99,11 +108,13 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_images(keys, reading)
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
-    if not compares:
+    if not (compares or generates):
         _read_loss(keys, reading)
     read_trainer(keys, reading)
     if compares:
         _read_preferences(keys, reading, old)
+    elif generates:
+        _read_generated(keys, reading, old)
     elif not old:
         _keep_loss(keys, reading)
     _read_precision(keys, reading, old)
@@ -132,6 +143,44 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
         reading.switch("pair_logps", "whole", keys.where("dataset_mixer"))
     reading.said.pop("padding", None)
     keys.skip(PREFERENCE_HARMLESS)
+
+
+def _trains_on_generated(keys: Keys, reading: Reading) -> bool:
+    """Whether a file trains on what the model generates, by keys that no other trainer has;
+    then its task is entered.
+
+    Raises:
+        NotModelledError: the path says that it is another one's than GRPO's.
+    """
+    told = next((name for name in _GENERATED if keys.has(name)), None)
+    if told is None:
+        return False
+    if any(
+        re.search(r"(?<![a-z])(rloo|ppo|nash|xpo|online_dpo)(?![a-z])", part.lower())
+        for part in keys.path.parts[-3:]
+    ):
+        raise keys.not_modelled(told, _ONLINE)
+    reading.say("task", "grpo", keys.where(told), "a key of trainers that generate")
+    return True
+
+
+def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
+    """What GRPO's trainer has of its own.
+
+    Raises:
+        NotModelledError: Liger's kernels where they bring a loss of their own,
+        and what :func:`read_rollout` refuses.
+    """
+    if keys.flag("use_liger_kernel"):
+        if old:
+            raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
+        reading.said.pop("loss", None)
+    reading.said.pop("padding", None)
+    reading.said.pop("images_per_sample", None)
+    reading.needs.pop("seq", None)
+    read_rollout(keys, reading, old=bool(old) or keys.has("max_prompt_length"))
+    if not old and keys.has("max_prompt_length"):
+        reading.take_stack("trl@0.24", keys.where("max_prompt_length"), "a key that TRL has up to 0.28")
 
 
 def _refuse_other_trainings(keys: Keys) -> None:
@@ -185,16 +234,8 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if keys.flag("use_dora") and reading.value("method") == "lora":
         reading.say("dora", True, keys.where("use_dora"))
     if not peft:
-        keys.skip(
-            (
-                *adapter,
-                "lora_target_modules",
-                "lora_target_parameters",
-                "lora_modules_to_save",
-                "load_in_4bit",
-                "load_in_8bit",
-            )
-        )
+        keys.skip((*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save"))
+        keys.skip(("load_in_4bit", "load_in_8bit"))
         keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
         _refuse_quantised_full(keys)
         return

@@ -126,7 +126,9 @@ class Calibration:
             ("method", method_of(scenario), support.methods),
             ("engine", engine_of(scenario), support.engines),
         )
-        return tuple(f"{what} {value}" for what, value, seen in asked if value not in seen)
+        # Records of such jobs are too few to fit anything.
+        parallel = ("GPUs that share a batch",) if scenario.recipe.parallel.divides else ()
+        return (*(f"{what} {value}" for what, value, seen in asked if value not in seen), *parallel)
 
     def doubt(self, scenario: Scenario) -> Doubt:
         """What widens the scenario's intervals: things that no calibrated record had,

@@ -18,6 +18,8 @@ or square ones of a few sizes.
 # Major compute capability, CUDA C++ Programming Guide, tensor cores by capability.
 _FIRST_WITH_BF16 = 8
 
+USUAL_MULTIPROCESSORS = 108
+"""Those of an A100, where nobody says how many a card has."""
 UNKNOWN_HOST = "unknown"
 """Id of the host of a job that names none."""
 
@@ -66,6 +68,11 @@ class GpuSpec:
         return self.vendor == "nvidia"
 
     @property
+    def counted_multiprocessors(self) -> int:
+        """Its multiprocessors, or those of an A100 where they are not known."""
+        return self.multiprocessors or USUAL_MULTIPROCESSORS
+
+    @property
     def needs_bridge(self) -> bool:
         """Whether its links are those of a bridge, which is sold apart from the card."""
         return self.interconnect.endswith("-bridge")
@@ -95,6 +102,7 @@ class HostSpec:
     """The machine around the GPUs.  ``None`` is unknown,
     which is the default and widens the intervals of time.
 
+    ``pcie_generation``, ``pcie_lanes``: of the slot of each GPU.
     ``network_bytes_per_s``: one direction of all links from this node to others, summed.
     """
 
@@ -105,6 +113,7 @@ class HostSpec:
     pcie_generation: int | None = None
     source: str = ""
     network_bytes_per_s: float | None = None
+    pcie_lanes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,8 @@ class Hardware:
 
     ``gpu_reserved_bytes`` is memory that a desktop or another job already holds on each card.  ``link``
     overrides how GPUs of one node talk: ``nvlink``, ``pcie``, ``qpi`` or ``None``: the card's own links, and
-    PCIe where those need a bridge.
+    PCIe where those need a bridge.  ``link_bytes_per_s`` is what was measured on that way, in one direction.
+    ``power_limit_w``: what each GPU may draw, where that is less than its rated power.
     """
 
     gpu: GpuSpec
@@ -123,6 +133,8 @@ class Hardware:
     gpu_reserved_bytes: int = 0
     link: str | None = None
     network_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+    power_limit_w: float | None = None
 
     @property
     def world_size(self) -> int:

@@ -10,13 +10,27 @@ from planner.domain.mixers import MixerSpec
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec
 
-LinearGroup = Literal["attention", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"]
+LinearGroup = Literal[
+    "attention", "mixer", "mlp", "expert", "shared_expert", "router", "head", "embedding_projection"
+]
 LinearKind = Literal["linear", "subclass", "conv1d", "parameter"]
+Side = Literal["no", "outputs", "inputs"]
 InputTensor = Literal[
-    "attn_in", "attn_latent_q", "attn_latent_kv", "attn_out", "mlp_in", "mlp_mid", "head_in", "embed"
+    "attn_in",
+    "attn_latent_q",
+    "attn_latent_kv",
+    "attn_out",
+    "mixer_in",
+    "mixer_mid",
+    "mixer_step",
+    "mixer_out",
+    "mlp_in",
+    "mlp_mid",
+    "head_in",
+    "embed",
 ]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed"]
+NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal[
     "softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module", "every"
@@ -50,7 +64,8 @@ class LinearSpec:
     ``legacy_names`` are those of the separate matrices that a bare parameter replaced: PEFT reaches it by
     these only, and not at all where there are none.  ``adaptable`` is false for a matrix whose name PEFT
     gives to the fused experts instead.  ``packed_as_head``: a head that k-bit quantisers replace like any
-    other matrix.  ``left_whole``: a matrix that the quantiser of the checkpoint left as it was.
+    other matrix.  ``left_whole``: a matrix that the quantiser of the checkpoint left as it was.  ``divided``:
+    which side of the matrix lies in parts on several GPUs.
     """
 
     name: str
@@ -66,6 +81,7 @@ class LinearSpec:
     adaptable: bool = True
     packed_as_head: bool = False
     left_whole: bool = False
+    divided: Side = "no"
 
     @property
     def rank_factor(self) -> int:
@@ -104,6 +120,7 @@ class NormSpec:
     - ``centred``: before casting back, on values less their mean (Cohere)
     - ``operators``: a layer norm made of single operators of torch
     - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
+    - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
     """
 
     kind: NormKind
@@ -187,6 +204,7 @@ class AttentionSpec:
     scales_query_in_fp32: bool = False
     output_gate: bool = False
     pieces: Pieces = "none"
+    scales_key: bool = False
 
     @property
     def q_width(self) -> int:
@@ -235,7 +253,8 @@ class MlpSpec:
     - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid,
       0 where not chosen (Llama 4)
 
-    ``shared_first``: the shared expert has no gate and runs before the router.
+    ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
+    of the gate and the output are multiplied by numbers (Falcon-H1).
     """
 
     width: int
@@ -246,6 +265,7 @@ class MlpSpec:
     shared_width: int = 0
     router: RouterKind = "softmax"
     shared_first: bool = False
+    scales_gate: bool = False
 
     @property
     def active_width(self) -> int:
@@ -259,15 +279,16 @@ class BlockSpec:
 
     ``parallel`` blocks feed attention and MLP from the residual stream at once (GPT-J, NeoX, Falcon, Phi-2).
     ``extra_params`` are trainable tensors that are neither matrix nor norm (attention sinks, layer scales,
-    convolutions).  ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then.
-    ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that attention reads the
-    layer's own input.  ``norms_first`` marks parallel blocks that make the outputs of both norms before
-    either part runs (Falcon 40B).  ``dropouts`` counts the model's own dropouts over the residual width (not
-    LoRA's) whose probability is above zero; ``drops_inside`` marks those that run inside attention and
-    feed-forward part, whose variables live until then.  ``norms_sums`` marks norms behind the branches that
-    read the stream after the addition, not the branch before it (OPT 350M).  ``branch_sum`` is what a
-    parallel block adds first: both branches, one in place to the other (Falcon), or the stream and the first
-    one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
+    convolutions).  ``mixer``: what mixes tokens in place of attention, which is ``NO_ATTENTION`` then, or
+    beside it (Falcon-H1).  A layer with one norm is one part alone: a mixer, attention or feed-forward
+    (Nemotron-H).  ``reads_stream`` marks blocks whose norms stand behind the branches (OLMo 2), so that
+    attention reads the layer's own input.  ``norms_first`` marks parallel blocks that make the outputs of
+    both norms before either part runs (Falcon 40B).  ``dropouts`` counts the model's own dropouts over the
+    residual width (not LoRA's) whose probability is above zero; ``drops_inside`` marks those that run inside
+    attention and feed-forward part, whose variables live until then.  ``norms_sums`` marks norms behind the
+    branches that read the stream after the addition, not the branch before it (OPT 350M).  ``branch_sum`` is
+    what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and the
+    first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
     ``keeps_attended``: a variable refers to what attention returned until the layer ends (Llama 4).
     """
 
@@ -288,10 +309,19 @@ class BlockSpec:
     mixer: MixerSpec | None = None
 
     @property
+    def attends(self) -> bool:
+        """Whether the layer has attention."""
+        return self.attention.n_heads > 0
+
+    @property
     def param_count(self) -> int:
         """All parameters of the layer."""
         matrices = sum(linear.weight_count + linear.bias_count for linear in self.linears)
         return matrices + sum(norm.param_count for norm in self.norms) + self.extra_params
+
+    def __hash__(self) -> int:
+        """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
+        return hash((len(self.linears), self.linears[:1], self.linears[-1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,14 +363,17 @@ class ModelSpec:
     the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them, the ``last`` thing
     before the layers or ``before_tables`` of rotary positions.  ``embedding_scale``: who multiplies
     embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model`` behind it (Granite).
-    ``scales_logits``: logits are multiplied by a number.  ``value_head``: beside the head of words one of a
-    single number, which alone is trained for.  ``rotary_tables``: cosines and sines are ``cast`` to the dtype
-    of the stream, stay ``fp32``, or are cast and hold each angle once (``half``); or each of the ``layers``
-    makes its own.  Those for time, height and width are put together of ``sections``, or ``interleaved`` in
-    place.  ``rotary_by_kind``: layers with a window have tables of their own.  ``vision``: the tower of a
-    model that sees.  ``text_class``: the class by which Transformers loads such a checkpoint without its
-    tower, where it has one.  ``stored``: how the checkpoint holds its matrices where a quantiser packed them.
-    ``omits`` says what the checkpoint holds besides; empty when nothing is left out.
+    ``scales_logits``: logits are multiplied by a number; ``wide_logits``: the model casts them to fp32.
+    ``value_head``: beside the head of words one of a single number, which alone is trained for.
+    ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast
+    and hold each angle once (``half``); or each of the ``layers`` makes its own.  Those for time, height and
+    width are put together of ``sections``, or ``interleaved`` in place.  ``rotary_by_kind``: layers with a
+    window have tables of their own.  ``vision``: the tower of a model that sees.  ``text_class``: the class
+    by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
+    AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
+    its matrices where a quantiser packed them.  ``parts``: over how many GPUs its matrices are divided, of
+    which this is one GPU's part.  ``omits`` says what the checkpoint holds besides; empty when nothing is
+    left out.
     """
 
     id: str
@@ -365,20 +398,25 @@ class ModelSpec:
     embedding_dropout: EmbeddingDropout = "none"
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
+    wide_logits: bool = False
     value_head: bool = False
     rotary_tables: RotaryTables = "cast"
     rotary_by_kind: bool = False
     vision: TowerSpec | None = None
     text_class: str = ""
+    loads_whole: bool = False
     omits: str = ""
     stored: StoredWeights | None = None
+    parts: int = 1
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"
     source: str = ""
 
     def __hash__(self) -> int:
         """Hash of the identifying fields: equality still compares all, and lookups in caches stay cheap."""
-        return hash((self.id, self.architecture, self.hidden_size, self.vocab_size, len(self.groups)))
+        return hash(
+            (self.id, self.architecture, self.hidden_size, self.vocab_size, len(self.groups), self.parts)
+        )
 
     def text_part(self) -> ModelSpec:
         """What ``text_class`` loads of a checkpoint that sees."""

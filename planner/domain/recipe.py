@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.parallel import ALONE, Parallel
+from planner.domain.rollout import Rollout
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.sharding import Sharding
 from planner.domain.vision import FrozenPart, Images
@@ -12,6 +14,8 @@ from planner.domain.vision import FrozenPart, Images
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from planner.domain.hardware import Hardware
 
     # A number, or an array of numbers when one call answers a grid of scenarios.
     Number = int | float | npt.NDArray[np.float64]
@@ -38,6 +42,7 @@ Optimizer = Literal[
     "muon",
     "apollo_adamw",
     "apollo_adamw_layerwise",
+    "badam",
 ]
 Offload = Literal[
     "none",
@@ -53,7 +58,7 @@ Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "grpo"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -72,6 +77,8 @@ REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 """Tasks that compare with the model as it was before."""
 LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
 """Tasks whose loss is that of the next token alone."""
+GENERATING_TASKS: frozenset[Task] = frozenset({"grpo"})
+"""Tasks that train on completions which the model generates itself."""
 
 BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
 """Quantisations that loading makes of any checkpoint; the others come packed."""
@@ -183,7 +190,8 @@ class Batch:
     on natural lengths; ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a
     sample is two sequences, prompt and completion each.  ``lengths``: those of all samples, where the data
     set was read.  ``images``: those of each sequence, whose tokens are among its own; ``None`` for text
-    alone.
+    alone.  ``parts``: over how many GPUs each sequence is divided, where the lengths are those of one GPU's
+    part.
     """
 
     micro_batch: Number
@@ -194,6 +202,7 @@ class Batch:
     is_paired: bool = False
     lengths: SampleLengths | None = None
     images: Images | None = None
+    parts: int = 1
 
     @property
     def rows(self) -> Number:
@@ -232,10 +241,11 @@ class Recipe:
 
     ``train_layers``: what a full fine-tune trains where that is not everything
     (:mod:`planner.intake.trained`); empty for all.  ``frozen``: parts of a vision-language model that are not
-    trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.  ``rollout``:
+    what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
     that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
-    before is asked once, before training.
+    before is asked once, before training.  ``parallel``: GPUs that share a batch.
     """
 
     method: Method
@@ -256,6 +266,14 @@ class Recipe:
     caches_reference: bool = False
     frozen: tuple[FrozenPart, ...] = ()
     optimizer_rank: int | None = None
+    rollout: Rollout | None = None
+    parallel: Parallel = ALONE
+
+    def shards(self, hardware: Hardware) -> Number:
+        """Over how many GPUs one copy of what is divided lies;
+        those that divide a sequence are among them.
+        """
+        return self.sharding.shards(hardware) // self.parallel.tensor
 
     @property
     def steps_in_backward(self) -> bool:
@@ -264,18 +282,43 @@ class Recipe:
 
     @property
     def is_preference(self) -> bool:
-        """Whether it trains from preferences: pairs, or samples marked good and bad."""
+        """Whether it trains from preferences: pairs, samples marked good and bad,
+        or rewards of what was generated.
+        """
         return self.task not in LANGUAGE_TASKS
 
     @property
     def has_reference(self) -> bool:
         """Whether each micro-step runs the model as it was before, too, without gradients."""
+        if self.rollout is not None:
+            return self.rollout.has_reference
         return self.task in REFERENCE_TASKS and not self.caches_reference
 
     @property
     def has_reference_model(self) -> bool:
         """Whether that is a second model; adapters are switched off instead."""
         return self.has_reference and self.adapter is None
+
+    @property
+    def generation_micro_steps(self) -> Number:
+        """Micro-batches that are generated at once; 0 where nothing is."""
+        if self.rollout is None:
+            return 0
+        return self.batch.grad_accum if self.rollout.micro_steps is None else self.rollout.micro_steps
+
+    @property
+    def asks_old(self) -> bool:
+        """Whether log-probabilities of completions are computed before they are trained on.
+
+        They are where weights change between generation and training, and where another program generates.
+        In a grid: in any of its scenarios.
+        Source: trl 1.16.0 trainer/grpo_trainer.py _generate_and_score_completions (``old_per_token_logps``).
+        """
+        if self.rollout is None:
+            return False
+        changes: Any = self.batch.grad_accum % (self.generation_micro_steps * self.rollout.iterations) != 0
+        changed = changes if isinstance(changes, bool) else bool(changes.any())
+        return changed or self.rollout.generator != "transformers"
 
     @property
     def rebuilds_some(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from planner.domain import origin as origins
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Recipe
+from planner.domain.recipe import Number, Recipe
 from planner.domain.stack import Stack
 
 EVAL_BATCH = 8
@@ -75,6 +75,11 @@ class Scenario:
     run: RunPlan = field(default_factory=RunPlan)
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def batches_at_once(self) -> Number:
+        """Micro-batches that all GPUs work on together: as many as GPUs, where none of them share one."""
+        return self.hardware.world_size // self.recipe.parallel.gpus
 
     def assumption(self, name: str) -> Assumption | None:
         """The entry of one field; ``None`` where none was made."""

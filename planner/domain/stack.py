@@ -31,10 +31,13 @@ Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
+WholeOutProj = Literal["none", "falcon_h1"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+ModelParallel = Literal["unread", "features", "tokens"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy"]
+CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
 PairLogps = Literal[
     "none",
     "whole",
@@ -134,8 +137,14 @@ class Stack:
     (``unshifted``).  ``compiled``: the log-softmax and what is picked of it are one compiled kernel, which
     saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
     layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``tiles``: of tiles
-    of the head's product, without logits.  ``none``: it has no such trainer.  ``caches_reference``:
-    log-probabilities of the reference are computed once, before training.  ``reward_head``: what scores in a
+    of the head's product, without logits.  ``none``: it has no such trainer.  ``completion_logps``: how its
+    trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are divided
+    by the temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
+    ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
+    ``caches_reference``:
+    log-probabilities of the reference are computed once, before training.  ``model_parallel``: what GPUs that
+    divide a model's matrices have of the stream between them: all ``features`` of each token, or their own
+    ``tokens`` (sequence parallel).  ``reward_head``: what scores in a
     reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
     trainer takes the loss of each token from the logits that the model returns, and weighs it by the
     probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's
@@ -145,22 +154,23 @@ class Stack:
     2 copies all weights to the host.  ``ties_tables``: a model whose head is its token table is built so;
     else it gets a head of its own.  ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but
     the head, Lightning's ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
-    ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``),
-    ``gptqmodel``, or the Triton kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``: models of AWQ
-    matrices are loaded in fp16 where bf16 is asked.  ``loads_tower``: of a checkpoint that sees it loads the
-    tower for text alone, too, where Transformers could leave it out.  ``binds_loss``: the training loop
-    refers to the loss, and so to its graph, until the next one is computed.  ``kbit_waits_on_host``: a k-bit
-    model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides it; else it is
-    whole on every GPU before.  ``checkpoints_units``: a layer's checkpoint is around its FSDP unit, as in
-    Transformers; else inside of it.  ``zero_init``: under ZeRO-3 each parameter is divided as it is made;
-    else the model is whole on every GPU before.  ``keeps_outputs``: the training loop refers to what the
-    model returned, with the logits, until the model returns again.  ``versions``: packages and versions whose
-    facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for each version that was asked
-    for and lies outside those that were read.  ``settled``: for every switch (and every default, as
-    ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the stack that this one
-    is a variant of (the last in a row of variants); empty where it is none's.  ``quantized_defaults``: the
-    defaults over a quantised base, where some of them differ.  ``usual``: what the example files of the tool
-    set where its bare defaults do not, by the name of the default.
+    ``whole_out_proj``: the architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which
+    then pack the head.  ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ
+    (``auto``), ``gptqmodel``, or the Triton kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``:
+    models of AWQ matrices are loaded in fp16 where bf16 is asked.  ``loads_tower``: of a checkpoint that sees
+    it loads the tower for text alone, too, where Transformers could leave it out.  ``binds_loss``: the
+    training loop refers to the loss, and so to its graph, until the next one is computed.
+    ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an
+    engine divides it; else it is whole on every GPU before.  ``checkpoints_units``: a layer's checkpoint is
+    around its FSDP unit, as in Transformers; else inside of it.  ``zero_init``: under ZeRO-3 each parameter
+    is divided as it is made; else the model is whole on every GPU before.  ``keeps_outputs``: the training
+    loop refers to what the model returned, with the logits, until the model returns again.  ``versions``:
+    packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for
+    each version that was asked for and lies outside those that were read.  ``settled``: for every switch (and
+    every default, as ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
+    stack that this one is a variant of (the last in a row of variants); empty where it is none's.
+    ``quantized_defaults``: the defaults over a quantised base, where some of them differ.  ``usual``: what
+    the example files of the tool set where its bare defaults do not, by the name of the default.
     """
 
     id: str
@@ -210,13 +220,16 @@ class Stack:
     quantizes_experts: bool
     loss_pieces: LossPieces
     pair_logps: PairLogps
+    completion_logps: CompletionLogps
     caches_reference: bool
+    model_parallel: ModelParallel
     reward_head: RewardHead
     loss_weights: LossWeights
     offloaded_inputs_kept: int
     keeps_expanded_weight: bool
     ties_tables: bool
     quantizer: Quantizer
+    whole_out_proj: WholeOutProj
     packed_kernels: PackedKernels
     awq_in_fp16: bool
     loads_tower: bool

@@ -10,10 +10,12 @@ from planner.domain.recipe import Number
 Phase = Literal[
     "load",
     "adapters",
+    "generation",
     "forward",
     "loss",
     "backward",
     "optimizer_step",
+    "generation_2",
     "forward_2",
     "loss_2",
     "backward_2",
@@ -23,10 +25,12 @@ Phase = Literal[
 PHASES: tuple[Phase, ...] = (
     "load",
     "adapters",
+    "generation",
     "forward",
     "loss",
     "backward",
     "optimizer_step",
+    "generation_2",
     "forward_2",
     "loss_2",
     "backward_2",
@@ -38,10 +42,12 @@ PHASES: tuple[Phase, ...] = (
 PHASE_WORDS: dict[Phase, str] = {
     "load": "loading the model",
     "adapters": "adding the adapters",
+    "generation": "generation, 1st time",
     "forward": "forward, 1st micro-step",
     "loss": "loss, 1st micro-step",
     "backward": "backward, 1st micro-step",
     "optimizer_step": "optimizer step",
+    "generation_2": "generation, later",
     "forward_2": "forward, later micro-steps",
     "loss_2": "loss, later micro-steps",
     "backward_2": "backward, later micro-steps",
@@ -63,6 +69,7 @@ TermName = Literal[
     "saved_activations",
     "block_recompute",
     "logits_and_loss",
+    "kv_cache",
     "dequantization",
     "gathered_parameters",
     "other_temporaries",
@@ -70,13 +77,16 @@ TermName = Literal[
     "paged_optimizer_states",
     "context",
     "nccl",
+    "vllm_engine",
 ]
+TERM_NAMES: tuple[TermName, ...] = get_args(TermName)
+TERM_NUMBERS: dict[TermName, int] = {name: number for number, name in enumerate(TERM_NAMES)}
 TermKind = Literal["replicated", "sharded", "transient"]
 
 # Which of the three totals a term belongs to: allocator slack adds to reserved,
 # driver terms to the device total.
 RESERVED_TERMS: frozenset[str] = frozenset({"allocator_slack"})
-DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states"})
+DRIVER_TERMS: frozenset[str] = frozenset({"context", "nccl", "paged_optimizer_states", "vllm_engine"})
 ALLOCATED_TERMS: frozenset[str] = frozenset(get_args(TermName)) - RESERVED_TERMS - DRIVER_TERMS
 # What stands on the device from setting up to saving, whatever the kernels and the allocator.
 STATE_TERMS: frozenset[TermName] = frozenset(

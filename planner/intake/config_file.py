@@ -9,15 +9,18 @@ from types import MappingProxyType
 
 from planner.configs.document import read_document
 from planner.configs.read import TOOL_NAMES, read_config
-from planner.configs.reading import Reading, Remark
+from planner.configs.reading import Alone, Reading, Remark
 from planner.configs.sharding import Beside
 from planner.configs.torchtitan import is_torchtitan
 from planner.domain.origin import tool_default
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.intake.fields import REQUEST_FIELDS, missing_fields, split_count
+from planner.intake.parallel import degrees
 from planner.intake.request import Given, ScenarioRequest, from_toml, merge
 
 OWN_TOOL = "plan"
+REFUSED_BY_TOOL = "refused-by-its-tool"
+"""What a sentence ends with that the tool of the file would say as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class ConfigFile:
     not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said
     beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
-    ``several``: the sharding of several GPUs, where nothing says one.
+    ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
+    on one GPU only.
     """
 
     request: ScenarioRequest
@@ -41,6 +45,7 @@ class ConfigFile:
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
     several: Given | None = None
+    alone: Alone | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -102,6 +107,7 @@ def config_of(reading: Reading) -> ConfigFile:
         launch=reading.launch,
         candidates=reading.candidates,
         several=None if reading.several is None else _several(reading, *reading.several),
+        alone=reading.alone,
     )
 
 
@@ -113,16 +119,26 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     """What file and flags say together; flags win.
 
     Raises:
-        UsageError: something that the file leaves open is not said,
-        or its batch over all GPUs is another than the job's.
+        UsageError: something that the file leaves open is not said, its batch over all GPUs is another than
+            the job's, or its tool refuses several GPUs.
+        NotModelledError: a key that no formula covers on one GPU either.
     """
     request = _with_both_switches(merge(config.request, flags), config.request)
+    if config.alone is not None:
+        _check_alone(config.alone, request)
     for name, sentence in config.needs.items():
         if request.get(name) is None:
             raise UsageError(sentence)
     if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
+
+
+def _check_alone(alone: Alone, request: ScenarioRequest) -> None:
+    if _gpus(request) > 1:
+        raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
+    if alone.otherwise:
+        raise NotModelledError(alone.otherwise)
 
 
 def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> ScenarioRequest:
@@ -167,14 +183,15 @@ def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioReq
     """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation,
     or checked against it.
 
-    As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left out is divided without a remainder,
-    accumulation is 1 where neither is given, and the product must be the batch.
+    GPUs that share a batch count as one.  As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left
+    out is divided without a remainder, accumulation is 1 where neither is given, and the product must be the
+    batch.
 
     Raises:
         UsageError: micro-batch x accumulation x GPUs is another number.
     """
     samples, where = total
-    gpus = _gpus(request)
+    gpus = max(_gpus(request) // degrees(request).gpus, 1)
     micro, accum = request.get("batch"), request.get("grad_accum")
     if micro is None:
         accum = accum or 1

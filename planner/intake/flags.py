@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.intake.fields import REQUEST_FIELDS, Kind, RequestField
+from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.request_field import Kind, RequestField
 
 __all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
 

@@ -42,6 +42,7 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
     link: str | None = ledger.request.get("link")
     if link is not None or gpus > 1:
         _enter_link(ledger, gpu)
+    link_gb_per_s: float | None = _said(ledger, "link_gb_per_s")
     return Hardware(
         gpu=gpu,
         gpus_per_node=gpus,
@@ -50,7 +51,22 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
         gpu_reserved_bytes=reserved,
         link=link,
         network_bytes_per_s=host.network_bytes_per_s,
+        link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * GIGA,
+        power_limit_w=_power_limit_w(ledger, gpu),
     )
+
+
+def _said(ledger: Ledger, name: str) -> Any:
+    """A value that has no default, entered only where it was given."""
+    return ledger.choose(name, None, "assumed") if ledger.said(name) else None
+
+
+def _power_limit_w(ledger: Ledger, gpu: GpuSpec) -> float | None:
+    """The limit that was given; refused where nobody knows what the card draws without one."""
+    limit: float | None = _said(ledger, "power_limit_w")
+    if limit is not None and gpu.tdp_w is None:
+        raise UsageError(f"power_limit_w: the rated power of {gpu.id} is not known; leave the limit out")
+    return limit
 
 
 def _enter_link(ledger: Ledger, gpu: GpuSpec) -> None:
@@ -157,6 +173,10 @@ def _resolve_host(ledger: Ledger) -> HostSpec:
     host = load_host(
         ledger.choose("host", UNKNOWN_HOST, "assumed", "host RAM is judged only when its size is known")
     )
+    slot = {
+        name: said for name in ("pcie_lanes", "pcie_generation") if (said := _said(ledger, name)) is not None
+    }
+    host = replace(host, **slot)
     if host.memory_bytes is None and not ledger.said("host_memory"):
         ledger.enter("host_memory", "unknown", "assumed")
         return host

@@ -32,12 +32,15 @@ def loaded_part(ledger: Ledger, model: ModelSpec, stack: Stack) -> ModelSpec:
         return model
     sharded = sharding_named(ledger.request.get("sharding") or "none").engine != "native"
     scores = ledger.request.get("task") == "reward"
-    if _sees(ledger, model) or ((stack.loads_tower or scores) and not sharded):
-        whole = "AutoModelForSequenceClassification" if scores else "AutoModelForImageTextToText"
+    whole_for_text = model.loads_whole and stack.model_code == "transformers-5"
+    if _sees(ledger, model) or ((stack.loads_tower or scores or whole_for_text) and not sharded):
+        whole = "AutoModelForCausalLM" if whole_for_text else "AutoModelForImageTextToText"
+        whole = "AutoModelForSequenceClassification" if scores else whole
         ledger.remark("model", f"with its vision tower, as {whole} loads it")
         return model
     text = model.text_part()
-    ledger.remark("model", f"without {text.omits}: AutoModelForCausalLM loads {text.text_class}")
+    why = "" if whole_for_text else f": AutoModelForCausalLM loads {text.text_class}"
+    ledger.remark("model", f"without {text.omits}{why}")
     return text
 
 

@@ -4,12 +4,22 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipe import TARGET_PARAMETER
 
 GROUP_TARGETS = ("all-linear", "attention")
+_SEPARATE_BEFORE_5 = frozenset({
+    *("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "olmoe", "deepseek_v2", "deepseek_v3",
+    "ernie4_5_moe", "glm4_moe")
+})  # fmt: skip
+"""Architectures whose experts were modules of ``nn.Linear`` up to Transformers 4.57
+(models/*/modeling_*.py).
+"""
+_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def linear_names(model: ModelSpec) -> tuple[str, ...]:
@@ -73,6 +83,36 @@ def with_parameters(model: ModelSpec, targets: tuple[str, ...]) -> ModelSpec:
         for group in model.groups
     )
     return replace(model, groups=tuple(groups))
+
+
+@lru_cache(maxsize=64)
+def with_separate_experts(model: ModelSpec) -> ModelSpec:
+    """``model`` with the matrices of each expert as Transformers 4 has them: three linear layers,
+    which adapters reach by name.
+
+    Source: transformers 4.57 models/mixtral/modeling_mixtral.py MixtralBlockSparseTop2MLP,
+    and likewise in the others.
+    """
+    if model.architecture not in _SEPARATE_BEFORE_5:
+        return model
+    groups = (
+        replace(group, block=replace(group.block, linears=tuple(_separated(group.block.linears))))
+        for group in model.groups
+    )
+    return replace(model, groups=tuple(groups))
+
+
+def _separated(linears: tuple[LinearSpec, ...]) -> Iterator[LinearSpec]:
+    for linear in linears:
+        if linear.kind != "parameter":
+            yield replace(linear, adaptable=True)
+        elif linear.group == "router":
+            yield replace(linear, legacy_names=(linear.name,))
+        else:
+            names = linear.legacy_names or _MATRICES[linear.name]
+            width = linear.out_features // len(names)
+            for name in names:
+                yield replace(linear, name=name, kind="linear", out_features=width, legacy_names=())
 
 
 def unmatched_modules(model: ModelSpec, modules: tuple[str, ...]) -> tuple[str, ...]:

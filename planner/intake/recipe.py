@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import CATALOG, DATA, stack_default
+from planner.domain.parallel import Parallel
 from planner.domain.recipe import (
     BITSANDBYTES,
+    GENERATING_TASKS,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
     PAIR_TASKS,
-    REFERENCE_TASKS,
     TARGET_PARAMETER,
     TARGET_PATTERN,
     Adapter,
@@ -34,7 +35,7 @@ from planner.domain.recipe import (
     Task,
 )
 from planner.domain.sample_lengths import SampleLengths
-from planner.domain.sharding import DDP, NONE, Sharding, sharding_named
+from planner.domain.sharding import DDP, FSDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
@@ -49,9 +50,11 @@ from planner.intake.kernels import (
     widest_head,
 )
 from planner.intake.ledger import Ledger
+from planner.intake.parallel import resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.request import require
-from planner.intake.tasks import scores_by_value
+from planner.intake.rollout import resolve_rollout
+from planner.intake.tasks import scores_by_value, takes_tiles
 from planner.intake.trained import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
@@ -88,7 +91,8 @@ def resolve_recipe(
     method, quantization, double_quant = _resolve_method(ledger, model.stored)
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
-    sharding = _resolve_sharding(ledger, hardware)
+    parallel = resolve_parallel(ledger, hardware)
+    sharding = _resolve_sharding(ledger, hardware, parallel)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)
     policy: CheckpointPolicy = ledger.choose("checkpoint_policy", defaults.checkpoint_policy, origin)
@@ -113,6 +117,8 @@ def resolve_recipe(
         caches_reference=stack.caches_reference and task == "dpo",
         frozen=resolve_frozen(ledger, model),
         optimizer_rank=_resolve_optimizer_rank(ledger),
+        rollout=resolve_rollout(ledger, task),
+        parallel=parallel,
     )
 
 
@@ -163,8 +169,11 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
     return method, chosen, doubled
 
 
-def _resolve_sharding(ledger: Ledger, hardware: Hardware) -> Sharding:
-    if hardware.world_size == 1:
+def _resolve_sharding(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Sharding:
+    if parallel.divides and hardware.world_size > parallel.tensor:
+        note = "beside GPUs that share a batch the libraries have FSDP2 alone"
+        return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
+    if hardware.world_size == parallel.tensor:
         return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
     return sharding_named(
         ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything")
@@ -257,7 +266,7 @@ def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     """Trainers of preferences set every dropout to zero.  Source:
     trl 1.16.0 trainer/dpo_config.py ``disable_dropout``.
     """
-    if task in LANGUAGE_TASKS or scores_by_value(task, setting.stack):
+    if task in LANGUAGE_TASKS | GENERATING_TASKS or scores_by_value(task, setting.stack):
         return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
     return 0.0
@@ -365,7 +374,7 @@ def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
     """
     if task in LANGUAGE_TASKS:
         return ledger.choose("loss", setting.defaults.loss, setting.origin)
-    in_pieces = setting.stack.pair_logps == "tiles" and task in REFERENCE_TASKS
+    in_pieces = takes_tiles(task, setting.stack)
     return ledger.choose(
         "loss", "chunked" if in_pieces else "hf", setting.origin, f"that of its trainer for {task}"
     )

@@ -11,19 +11,11 @@ from typing import Any
 
 from planner.domain.run_record import RunRecord
 from planner.domain.sharding import sharding_named
-from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError, show
 from planner.files.reading import MAX_CONFIG_BYTES, read_text
 from planner.files.structured import toml_table
-from planner.intake.fields import (
-    FIELD_OF_COLUMN,
-    REQUEST_FIELDS,
-    Part,
-    RequestField,
-    missing_fields,
-    missing_text,
-    show,
-    split_count,
-)
+from planner.intake.fields import FIELD_OF_COLUMN, REQUEST_FIELDS, missing_fields, missing_text, split_count
+from planner.intake.request_field import Part, RequestField
 
 __all__ = [
     "MAX_CONFIG_BYTES",

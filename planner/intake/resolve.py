@@ -17,13 +17,13 @@ from planner.domain.recipe import LANGUAGE_TASKS, Batch
 from planner.domain.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
-from planner.errors import NotModelledError, UsageError
+from planner.errors import NotModelledError, UsageError, show
 from planner.intake.data_file import read_data
-from planner.intake.fields import show
 from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.ledger import Ledger
-from planner.intake.linears import with_parameters
+from planner.intake.linears import with_parameters, with_separate_experts
+from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import ScenarioRequest, require
 from planner.intake.rules import Case, check
@@ -33,7 +33,8 @@ from planner.intake.versions import enter_own_versions, resolve_versions
 DEFAULT_STACK = "hf-trainer@5"
 PREFERENCE_STACK = "trl"
 """Where nothing is said: the Trainer of Transformers has no loss of preferences."""
-_PARALLEL = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+PARALLEL_STACK = "torchtitan"
+"""Where nothing is said: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
 
 
 def resolve(
@@ -94,7 +95,7 @@ def look_up(
         UsageError: the model or the GPU was not said.
         NotModelledError: understood, but no formula covers it.
     """
-    _refuse_parallel(request)
+    _refuse_pipelines(request)
     ledger = Ledger(request)
     doubts: tuple[str, ...] = ()
     if like is not None:
@@ -104,8 +105,8 @@ def look_up(
         model, doubts = _resolve_model(ledger, reader)
     else:
         ledger.choose("model", model.id, "given", model.source)
-    stack = _resolve_stack(ledger)
     hardware = resolve_hardware(ledger)
+    stack = _resolve_stack(ledger, hardware)
     lengths = like.lengths if like is not None else _resolve_data(ledger)
     return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions, doubts, lengths)
 
@@ -123,21 +124,23 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack)
+    if not found.stack.fused_experts:
+        model = with_separate_experts(model)
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
     model = without_adapters(model, recipe.frozen)
     stack = stack_for(found.stack, recipe.task)
     run = _run_over(found, recipe.batch)
     scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)
+    check_parallel(scenario)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=(*found.doubts, *warnings))
 
 
-def _refuse_parallel(request: ScenarioRequest) -> None:
-    for name in _PARALLEL:
-        degree = request.get(name) or 1
-        if degree > 1:
-            raise NotModelledError(f"{name.replace('_', ' ')} of {degree} is not modelled; only 1 is")
+def _refuse_pipelines(request: ScenarioRequest) -> None:
+    degree = request.get("pipeline_parallel") or 1
+    if degree > 1:
+        raise NotModelledError(f"pipeline parallel of {degree} is not modelled; only 1 is")
 
 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tuple[str, ...]]:
@@ -149,9 +152,12 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tup
     return resolved.spec, (resolved.doubt,) if resolved.doubt else ()
 
 
-def _resolve_stack(ledger: Ledger) -> Stack:
+def _resolve_stack(ledger: Ledger, hardware: Hardware) -> Stack:
     trains_tokens = (ledger.request.get("task") or "sft") in LANGUAGE_TASKS
+    parallel = degrees(ledger.request)
     default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
+    if parallel.divides and trains_tokens and hardware.world_size > parallel.tensor:
+        default = PARALLEL_STACK
     stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)

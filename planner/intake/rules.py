@@ -7,11 +7,13 @@ from __future__ import annotations
 from planner.errors import RefusedCombinationError
 from planner.intake.rule import Case, Level, Rule
 from planner.intake.rules_adapters import ADAPTER_RULES
+from planner.intake.rules_mixers import MIXER_RULES
 from planner.intake.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules_recipe import RECIPE_RULES
 from planner.intake.rules_stored import STORED_RULES
 from planner.intake.rules_system import SYSTEM_RULES
 from planner.intake.rules_tasks import TASK_RULES
+from planner.intake.rules_trained import TRAINED_LAYER_RULES
 from planner.intake.rules_vision import VISION_RULES
 
 __all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
@@ -20,8 +22,10 @@ FORCE_HINT = " (--force goes on anyway)"
 """How a refusal ends; a command without that flag leaves it out."""
 RULES: tuple[Rule, ...] = (
     *RECIPE_RULES,
+    *TRAINED_LAYER_RULES,
     *ADAPTER_RULES,
     *MIXTURE_RULES,
+    *MIXER_RULES,
     *STORED_RULES,
     *TASK_RULES,
     *VISION_RULES,

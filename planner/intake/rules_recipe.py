@@ -8,7 +8,6 @@ from planner.domain.model import LinearSpec
 from planner.domain.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rule import Case, Rule
-from planner.intake.trained import missing_layers, trained_parts
 from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be said beside them.
@@ -168,22 +167,6 @@ def _divides_matrices(case: Case) -> bool:
     return case.recipe.method != "full" or case.recipe.sharding.engine != "native"
 
 
-def _missing_layers(case: Case) -> tuple[str, ...]:
-    return missing_layers(case.recipe.train_layers, case.model.n_layers)
-
-
-def _trains_something(case: Case) -> bool:
-    parts = trained_parts(case.recipe.train_layers, case.model.n_layers, tied=case.model.tied)
-    return bool(parts.layers or parts.ends)
-
-
-def _freezes_checkpointed(case: Case) -> bool:
-    """Whether checkpointing meets frozen layers over a frozen table."""
-    layers = case.recipe.train_layers
-    tied_head = case.model.tied and "head" in layers
-    return bool(layers) and case.recipe.gradient_checkpointing and "embed" not in layers and not tied_head
-
-
 def _selects(case: Case) -> bool:
     return case.recipe.gradient_checkpointing and case.recipe.checkpoint_policy == "selective-op"
 
@@ -202,7 +185,7 @@ def _has_unknown_operators(case: Case) -> bool:
 
 def _samples_per_step(case: Case) -> int:
     batch = case.recipe.batch
-    return int(batch.micro_batch * batch.grad_accum * case.hardware.world_size)
+    return int(batch.micro_batch * batch.grad_accum * case.scenario.batches_at_once)
 
 
 RECIPE_RULES = (
@@ -234,83 +217,6 @@ RECIPE_RULES = (
         lambda case: case.recipe.method == "full" and "modules_to_save" in case.said,
     ),
     Rule(
-        "train-layers-with-adapters",
-        "refuse",
-        "train_layers says what a full fine-tune trains; beside adapters use --modules-to-save, or use "
-        "--method full",
-        lambda case: bool(case.recipe.train_layers) and case.recipe.method != "full",
-    ),
-    Rule(
-        "train-layers-not-there",
-        "warn",
-        "train_layers names layers that the model does not have, which are counted as nothing",
-        lambda case: bool(_missing_layers(case)),
-        lambda case: (
-            f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}"
-        ),
-    ),
-    Rule(
-        "train-layers-match-nothing",
-        "refuse",
-        "No layer of the model is among train_layers, and nothing around the layers",
-        lambda case: bool(case.recipe.train_layers) and not _trains_something(case),
-        lambda case: f"{case.model.id} has layers 0 to {case.model.n_layers - 1}",
-    ),
-    Rule(
-        "train-layers-divided",
-        "refuse",
-        "Training some layers only is modelled where every GPU holds everything; use --sharding ddp, or "
-        "none on one GPU",
-        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.engine != "native",
-        lambda case: case.recipe.sharding.name,
-    ),
-    Rule(
-        "train-layers-checkpointing-unread",
-        "refuse",
-        "Nobody read what the checkpointing of this stack makes of frozen layers; use "
-        "--no-gradient-checkpointing, or --switches frozen_layers=skipped where the inputs of frozen "
-        "layers require no gradients",
-        lambda case: (
-            _freezes_checkpointed(case)
-            and (case.stack.frozen_layers == "unread" or case.stack.checkpoints_parts)
-        ),
-        lambda case: case.stack.id,
-    ),
-    Rule(
-        # torch 2.13 utils/checkpoint.py: CheckpointFunction, an autograd function of the input alone.
-        "train-layers-without-gradients",
-        "refuse",
-        "Reentrant checkpointing gives weights no gradients where its input requires none, as in this "
-        "stack below trained layers; use --no-checkpoint-reentrant",
-        lambda case: (
-            _freezes_checkpointed(case)
-            and case.recipe.checkpoint_reentrant
-            and case.stack.frozen_layers == "skipped"
-        ),
-        lambda case: case.stack.id,
-    ),
-    Rule(
-        "train-layers-with-offload",
-        "refuse",
-        "Training some layers only is not modelled with activations in host RAM, nor where the model has "
-        "projections around its layers",
-        lambda case: (
-            bool(case.recipe.train_layers)
-            and (case.recipe.offload != "none" or bool(case.model.extra_linears))
-        ),
-    ),
-    Rule(
-        "train-layers-ends-in-pieces",
-        "refuse",
-        "A loss that multiplies by the head in pieces is modelled over trained layers or "
-        "tables; use --loss hf",
-        lambda case: (
-            bool(case.recipe.train_layers)
-            and case.recipe.loss != "hf"
-            and not set(case.recipe.train_layers) - {"norm", "head"}
-        ),
-    ),
-    Rule(
         "optimizer-of-whole-matrices",
         "refuse",
         "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use "
@@ -326,6 +232,17 @@ RECIPE_RULES = (
         "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside "
         "grad_accum, and not modelled where head and token table are one; leave _layerwise out",
         lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
+    ),
+    Rule(
+        # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
+        "badam-of-one-layer",
+        "refuse",
+        "BAdam trains one layer after the other, and its tools refuse it on several GPUs but under ZeRO-3, "
+        "which is not modelled; use --train-layers first:1 with --method full, and --gpu X:1",
+        lambda case: (
+            case.recipe.optimizer == "badam"
+            and (case.hardware.world_size > 1 or not case.recipe.train_layers)
+        ),
     ),
     Rule(
         "optimizer-rank-unused",

@@ -29,10 +29,6 @@ def _rates_unknown(case: Case) -> bool:
     )
 
 
-def _mixes(case: Case) -> bool:
-    return any(group.block.mixer is not None for group in case.model.groups)
-
-
 def _reserved_fills_card(case: Case) -> bool:
     visible = case.gpu.visible_memory_bytes
     return visible is not None and case.hardware.gpu_reserved_bytes >= visible
@@ -68,22 +64,9 @@ SYSTEM_RULES = (
         "warn",
         "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, "
         "which is not modelled)",
-        lambda case: case.hardware.world_size > 1 and not case.recipe.sharding.communicates,
-    ),
-    Rule(
-        "recurrent-kernels",
-        "warn",
-        "Layers without attention are counted with the kernels of causal-conv1d, and of "
-        "flash-linear-attention for the gated delta rule; without these packages Transformers' own code "
-        "needs more memory and many times the time",
-        _mixes,
-    ),
-    Rule(
-        "recurrent-layers-elsewhere",
-        "refuse",
-        "Layers without attention are read in the modules of Transformers 5, not in those of this stack",
-        lambda case: _mixes(case) and case.stack.model_code != "transformers-5",
-        lambda case: case.stack.id,
+        lambda case: (
+            case.hardware.world_size > case.recipe.parallel.gpus and not case.recipe.sharding.communicates
+        ),
     ),
     Rule(
         "hsdp-on-one-node",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.domain.recipe import REFERENCE_TASKS, Task
+from planner.domain.recipe import Task
 from planner.intake.rule import Case, Rule
-from planner.intake.tasks import scores_by_value
+from planner.intake.tasks import scores_by_value, takes_tiles
 
 # How a stack takes log-probabilities -> tasks whose trainer of that age was read.
 _READ: dict[str, frozenset[Task]] = {
@@ -22,11 +22,13 @@ _SEPARATE_PASSES = ("rows",)
 
 
 def _loss_of_trainer(case: Case) -> str:
-    return "chunked" if case.stack.pair_logps == "tiles" and case.recipe.task in REFERENCE_TASKS else "hf"
+    return "chunked" if takes_tiles(case.recipe.task, case.stack) else "hf"
 
 
 def _unread(case: Case) -> bool:
     task, stack = case.recipe.task, case.stack
+    if case.recipe.rollout is not None:
+        return stack.completion_logps == "none"
     return (
         case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
     )
@@ -48,10 +50,59 @@ def _divides_reference(case: Case) -> bool:
     )
     second = second and recipe.task == "dpo"
     known = (adapters or second) and recipe.loss == "hf"
-    return recipe.has_reference and recipe.sharding.gathers_weights and not known
+    return recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights and not known
+
+
+def _uneven(case: Case) -> bool:
+    """Whether what is generated at once is not a whole number of prompts (trl 1.16.0 trainer/grpo_config.py
+    __post_init__).
+    """
+    recipe = case.recipe
+    if recipe.rollout is None:
+        return False
+    generated = recipe.batch.micro_batch * case.hardware.world_size * recipe.generation_micro_steps
+    return bool(generated % recipe.rollout.generations != 0)
+
+
+def _uneven_text(case: Case) -> str:
+    rollout = case.recipe.rollout
+    steps = case.recipe.generation_micro_steps
+    generations = rollout.generations if rollout else 0
+    return (
+        f"batch {case.recipe.batch.micro_batch} x {case.hardware.world_size} GPUs x {steps} steps, "
+        f"{generations} generations"
+    )
 
 
 TASK_RULES = (
+    Rule(
+        "generations-uneven",
+        "refuse",
+        "Batch x GPUs x micro-steps of a generation must be a multiple of --generations; change --batch or "
+        "--generations",
+        _uneven,
+        _uneven_text,
+    ),
+    Rule(
+        "generation-divided",
+        "refuse",
+        "Generation is modelled where every GPU has whole weights; use --sharding zero2, ddp or none",
+        lambda case: case.recipe.rollout is not None and case.recipe.sharding.gathers_weights,
+        lambda case: f"{case.recipe.sharding}",
+    ),
+    Rule(
+        "generation-of-other-layers",
+        "refuse",
+        "Generation is modelled of text with layers of attention, not of images, nor of layers that keep a "
+        "state instead of keys; use another model",
+        lambda case: (
+            case.recipe.rollout is not None
+            and (
+                case.recipe.batch.images is not None
+                or any(group.block.mixer is not None for group in case.model.groups)
+            )
+        ),
+    ),
     Rule(
         "task-not-in-stack",
         "refuse",

@@ -29,6 +29,11 @@ def _runs_other_code(case: Case) -> bool:
     )
 
 
+def _leaves_tower_out(case: Case) -> bool:
+    whole = case.stack.loads_tower or (case.model.loads_whole and case.stack.model_code == "transformers-5")
+    return bool(case.model.text_class) and not _sees(case) and whole
+
+
 def _room_text(case: Case) -> str:
     images = case.recipe.batch.images
     assert images is not None
@@ -64,7 +69,7 @@ VISION_RULES = (
         "warn",
         "The tool loads the vision tower, too, which is not counted: how engines divide one that does not "
         "run is not modelled",
-        lambda case: bool(case.model.text_class) and not _sees(case) and case.stack.loads_tower,
+        _leaves_tower_out,
     ),
     Rule(
         "vision-code",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
-from planner.domain.recipe import LANGUAGE_TASKS, Task
+from planner.domain.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
 from planner.domain.stack import Stack
 
 
@@ -13,11 +13,13 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
     """The model that ``task`` trains: trainers of preferences set every dropout to zero,
     but for that of a value head.
 
+    Those that generate leave it as it is.
+
     Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2
-    trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``); hiyouga/LLaMA-Factory (commit ff6d4d12)
-    train/dpo/trainer.py.
+    trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``, off in grpo_config.py);
+    hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
     """
-    if task in LANGUAGE_TASKS:
+    if task in LANGUAGE_TASKS | GENERATING_TASKS:
         return model
     if scores_by_value(task, stack):
         return replace(model, value_head=True)
@@ -25,6 +27,15 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
         model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups)
     )
     return _with_score(model) if task == "reward" else model
+
+
+def takes_tiles(task: Task, stack: Stack) -> bool:
+    """Whether the trainer for ``task`` takes log-probabilities of tiles of the head's product,
+    without logits.
+    """
+    if task in GENERATING_TASKS:
+        return stack.completion_logps == "tiles"
+    return stack.pair_logps == "tiles" and task in REFERENCE_TASKS
 
 
 def scores_by_value(task: Task, stack: Stack) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from random import Random
 
-from planner.anatomy.natural_lengths import CutLaw, TableLaw, length_law, lengths_vary
+from planner.anatomy.natural_lengths import CutLaw, TableLaw, length_law, lengths_vary, unlike_samples
 from planner.arrays import ceil_div
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
@@ -53,9 +53,8 @@ def _law(job: Job) -> CutLaw | TableLaw:
     # Not the calibrated one: it is fitted to times,
     # and a replay would have to be made anew for each of its values.
     stack, variation = job.stack, Coefficients().length_variation
-    return length_law(
-        job.recipe.batch, variation, drops_long=stack.drops_long_samples, sorts_lengths=stack.sorts_lengths
-    )
+    draws = unlike_samples(job.recipe.batch, sorts_lengths=stack.sorts_lengths)
+    return length_law(job.recipe.batch, draws, variation, drops_long=stack.drops_long_samples)
 
 
 def _records(law: CutLaw | TableLaw, cap: int, n_steps: int) -> list[int]:

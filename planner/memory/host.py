@@ -10,7 +10,7 @@ from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
-from planner.memory.host_tensors import (
+from planner.memory.pinned_tensors import (
     frozen_tensors,
     parts_bytes,
     parts_pinned_alone_bytes,
@@ -274,7 +274,11 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
     """Host RAM per process and per node.
     Mapped checkpoint files are shared by the processes of a node and counted once.
     """
-    mapped, saved, gpus = mapped_checkpoint_bytes(job), saved_copy_bytes(job), job.hardware.gpus_per_node
+    mapped, saved, gpus = (
+        mapped_checkpoint_bytes(job) * job.model.parts,
+        saved_copy_bytes(job),
+        job.hardware.gpus_per_node,
+    )
     parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
     private = (
         *_kept_terms(job),

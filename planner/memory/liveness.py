@@ -16,7 +16,6 @@ import numpy as np
 from planner.arrays import maximum
 from planner.domain.recipe import Number
 from planner.domain.term import Phase
-from planner.memory.structures import Program
 from planner.program.stream import Stream
 from planner.program.tensors import Unit
 
@@ -46,11 +45,11 @@ def phase_bytes(stream: Stream, values: Mapping[Unit, Number]) -> dict[Phase, Nu
     return found
 
 
-def state_bytes(program: Program, values: Mapping[Unit, Number]) -> Number:
+def state_bytes(stream: Stream, values: Mapping[Unit, Number]) -> Number:
     """Bytes of weights and states when the step ends."""
-    stream = program.stream
-    units = np.array([int(stream.units[slot]) for slot in program.states], dtype=np.int64)
-    row: Floats = np.bincount(units, [stream.unit_bytes[slot] for slot in program.states], len(UNITS)).astype(
+    states = stream.state_slots()
+    units = np.array([stream.units[slot] for slot in states], dtype=np.int64)
+    row: Floats = np.bincount(units, [stream.unit_bytes[slot] for slot in states], len(UNITS)).astype(
         np.float64
     )
     return _total(row, [values[unit] for unit in UNITS])

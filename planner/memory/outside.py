@@ -10,6 +10,7 @@ from functools import lru_cache
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import where
 from planner.domain.coefficients import Coefficients
+from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Term
@@ -31,8 +32,11 @@ _THREADS_BY_CAPABILITY = {
     "10.0": 2048,
 }
 _THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
-# Where a card's multiprocessors are not known: as on an A100, 108 x 2,048.
-_USUAL_THREADS = 108 * 2048
+# Where a card's multiprocessors are not known: as on an A100.
+_USUAL_THREADS = USUAL_MULTIPROCESSORS * 2048
+
+
+_AFTER_LOADING = ALL_PHASES - {"load", "adapters"}
 
 
 def resident_threads(job: Job) -> int | None:
@@ -76,9 +80,30 @@ def context_bytes(job: Job) -> Number:
 def nccl_bytes(job: Job) -> Number:
     """Channel buffers of NCCL communicators; none with one process.
 
-    Coefficient ``nccl_bytes``.  Source: NCCL src/init.cc: about 9.2 MiB per channel and peer.
+    Coefficient ``nccl_bytes`` for each kind of group that a GPU is in: of those that divide weights or
+    gradients, matrices, or sequences.
+    Source: NCCL src/init.cc: about 9.2 MiB per channel and peer; torch 2.13 distributed/device_mesh.py, which
+    has a group for each dimension.
     """
-    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes, 0)
+    recipe = job.recipe
+    groups = recipe.sharding.communicates + (recipe.parallel.tensor > 1) + (recipe.parallel.context > 1)
+    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes * max(groups, 1), 0)
+
+
+def vllm_bytes(job: Job) -> Number:
+    """What vLLM takes on the same card:
+    weights of its own and a cache that fills its share of the card's memory.
+
+    Formula: ``--vllm-memory`` x memory of the card.  Source: vllm v1/worker/gpu_worker.py
+    determine_available_memory, ``requested_memory`` (total memory x gpu_memory_utilization) less
+    ``non_kv_cache_memory``, without what was there before.
+    Ignored: graphs that it records beyond its share; vLLM up to 0.8 counted what was there before,
+    and took that much less.
+    """
+    rollout, visible = job.recipe.rollout, job.hardware.gpu.visible_memory_bytes
+    if rollout is None or rollout.generator != "vllm" or visible is None:
+        return 0
+    return rollout.vllm_share * visible
 
 
 def driver_terms(job: Job) -> tuple[Term, ...]:
@@ -90,6 +115,14 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
             "context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"
         ),
         *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "outside:nccl_bytes", "replicated"),
+        *make_term(
+            "vllm_engine",
+            "vLLM beside the training",
+            vllm_bytes(job),
+            _AFTER_LOADING,
+            "outside:vllm_bytes",
+            "replicated",
+        ),
         *make_term(
             "paged_optimizer_states",
             "paged optimizer states",
@@ -170,6 +203,7 @@ def outlier_weight_bytes(job: Job) -> Number:
     if job.recipe.numerics.quantization != "int8" or not stack.int8_keeps_outlier_weights:
         return 0
     read = {"attn_in": regime.norm_out, "mlp_in": regime.norm_out, "attn_out": regime.compute}
+    read |= {"mixer_in": regime.norm_out, "mixer_out": regime.compute}
     whole = sum(
         group.count * linear.weight_count * read.get(linear.reads, regime.linear_out)
         for group in job.model.groups

@@ -8,7 +8,7 @@ from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
 
 ALL_PHASES: frozenset[Phase] = frozenset(PHASES)
 AFTER_STEP: frozenset[Phase] = frozenset(
-    {"forward_2", "loss_2", "backward_2", "optimizer_step", "eval", "save"}
+    {"optimizer_step", "generation_2", "forward_2", "loss_2", "backward_2", "eval", "save"}
 )
 PASSES: frozenset[Phase] = frozenset({"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"})
 STEPS: frozenset[Phase] = PASSES | {"optimizer_step"}

@@ -7,13 +7,12 @@ For searches, levers and grids.  Whoever is shown, or is near the limit, is repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
-from operator import neg
 from typing import Any
 
+from planner.allocator.columns import fullest
 from planner.arrays import maximum, where
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import BlockGroup
@@ -21,13 +20,12 @@ from planner.domain.prediction import MemoryPrediction
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
-from planner.memory.replayed import PhaseBytes, Replayed, without_card
+from planner.memory.replayed import PhaseBytes, Replayed, slot_events, states_at_end, without_card
 from planner.memory.replayed_peak import prediction_of
 from planner.memory.structures import alike, program_of
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job, job_of
 from planner.program.sizes import unit_values
-from planner.program.stream import Stream
 
 _Read = tuple[Mapping[Phase, Number], Number]
 """Most bytes allocated in each phase, and those of weights and states that are there when the step ends."""
@@ -107,23 +105,15 @@ def _counts_elements(job: Job, depth: int, layers: BlockGroup) -> bool:
 
 
 def _read(job: Job) -> _Read:
-    program = program_of(job)
-    sizes = program.stream.sizes({unit: float(count) for unit, count in unit_values(job).items()})
+    stream = program_of(job)
+    events = slot_events(stream, job)
     most: dict[Phase, Number] = {}
-    for phase, n_bytes in _phases(program.stream, sizes):
-        most[phase] = maximum(n_bytes, most.get(phase, 0))
-    return most, sum(sizes[slot] for slot in program.states)
-
-
-def _phases(stream: Stream, sizes: list[int]) -> Iterator[tuple[Phase, int]]:
-    """Most bytes allocated in each phase; phases that several micro-steps go through come several times."""
-    # A free is the complement of its slot: from the end, -1 is slot 0.
-    changes = [*sizes, *map(neg, reversed(sizes))]
-    level = [*accumulate(map(changes.__getitem__, stream.events))]
-    bounds = [*(begin for begin, _ in stream.phases), len(level)]
-    for (begin, phase), end in zip(stream.phases, bounds[1:], strict=True):
-        # What is there when a phase begins counts, too.
-        yield phase, max(level[max(begin - 1, 0) : end], default=0)
+    for (_, phase), n_bytes in zip(
+        stream.phases, fullest(events.events, events.sizes, events.begins), strict=True
+    ):
+        # Several micro-steps go through some phases.
+        most[phase] = max(n_bytes, most.get(phase, 0))
+    return most, states_at_end(stream, events)
 
 
 def _grid(job: Job) -> Replayed:
@@ -133,8 +123,8 @@ def _grid(job: Job) -> Replayed:
     values = unit_values(job)
 
     def read(one: Job) -> _Read:
-        program = program_of(one)
-        return phase_bytes(program.stream, values), state_bytes(program, values)
+        stream = program_of(one)
+        return phase_bytes(stream, values), state_bytes(stream, values)
 
     peak: Number = 0
     states: Number = 0

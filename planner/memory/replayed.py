@@ -6,11 +6,13 @@ Source of the allocator's rules: :mod:`planner.allocator.caching_allocator`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from planner.allocator.columns import held_at
 from planner.allocator.slots import (
     SlotEvents,
     SlotReplay,
@@ -23,12 +25,12 @@ from planner.arrays import maximum
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.domain.term import Phase, TermName
+from planner.domain.term import STATE_TERMS, TERM_NAMES, Phase, TermName
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.structures import program_of
 from planner.program.job import Job, job_of
 from planner.program.sizes import unit_values
-from planner.program.stream import Stream, lasting
+from planner.program.stream import Stream
 from planner.program.tensors import Unit
 from planner.units import MIB
 
@@ -130,7 +132,7 @@ def without_card(scenario: Scenario) -> Scenario:
 def _run(scenario: Scenario) -> Run:
     # No coefficient moves a request.
     job = job_of(scenario, Coefficients())
-    stream = program_of(job).stream
+    stream = program_of(job)
     events = slot_events(stream, job)
     return Run(stream, events, replay_slots(events))
 
@@ -143,8 +145,7 @@ def _replayed(scenario: Scenario) -> Replayed:
     piled = max(max(growth, default=0) - done.reserved_bytes, 0)
     steps = [after - before for before, after in pairwise(growth)]
     spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
-    states = sum(events.sizes[slot] for slot in program_of(job).states)
-    return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread)
+    return Replayed(tuple(_by_phase(stream, events, done)), states_at_end(stream, events), piled, spread)
 
 
 @lru_cache(maxsize=4096)
@@ -160,7 +161,7 @@ def _values(job: Job) -> dict[Unit, float]:
 
 def slot_events(stream: Stream, job: Job) -> SlotEvents:
     """The requests of ``stream`` in bytes, with the events at which its phases begin."""
-    streams = stream.streams if any(stream.streams) else ()
+    streams = stream.streams if any(stream.streams) else array("B")
     begins = [begin for begin, _ in stream.phases]
     # A stack that empties the cache every few steps, or lets segments grow, keeps nothing of the first step.
     later = (
@@ -207,17 +208,17 @@ def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[
 
 
 def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dict[TermName, int]]:
-    """Bytes of each term after each of the events ``moments``, which are in order."""
-    held: dict[TermName, int] = {}
-    found: list[dict[TermName, int]] = []
-    terms, sizes = stream.terms, events.sizes
-    start = 0
-    for moment in moments:
-        for event in lasting(stream.events[start : moment + 1]):
-            if event >= 0:
-                held[terms[event]] = held.get(terms[event], 0) + sizes[event]
-            else:
-                held[terms[~event]] -= sizes[~event]
-        start = max(moment + 1, start)
-        found.append({term: n_bytes for term, n_bytes in held.items() if n_bytes})
+    """Bytes of each term after each of the events ``moments``, which are in order; terms as they come up."""
+    order: dict[int, None] = {}
+    by_slot = sorted(range(len(TERM_NAMES)), key=stream.kinds.tobytes().find)
+    found = []
+    for held in held_at(events.events, events.sizes, stream.kinds, len(TERM_NAMES), moments):
+        order |= dict.fromkeys(kind for kind in by_slot if held[kind])
+        found.append({TERM_NAMES[kind]: held[kind] for kind in order if held[kind]})
     return found
+
+
+def states_at_end(stream: Stream, events: SlotEvents) -> int:
+    """Bytes of weights, adapters and optimizer states that are there when the step ends."""
+    (held,) = held_at(events.events, events.sizes, stream.kinds, len(TERM_NAMES), [len(events.events) - 1])
+    return sum(n_bytes for term, n_bytes in zip(TERM_NAMES, held, strict=True) if term in STATE_TERMS)

@@ -44,6 +44,7 @@ _LABELS: dict[TermName, str] = {
     "saved_activations": "saved activations",
     "block_recompute": "one layer at work",
     "logits_and_loss": "logits and loss",
+    "kv_cache": "KV cache of generation",
     "dequantization": "expanded weights",
     "gathered_parameters": "gathered parameters",
     "other_temporaries": "masks, workspaces, rounding",
@@ -128,6 +129,7 @@ _WRITTEN: dict[TermName, str] = {
     "saved_activations": "planner.program.layer:layer",
     "block_recompute": "planner.program.layer:layer",
     "logits_and_loss": "planner.program.ends:head",
+    "kv_cache": "planner.program.generation:cached",
     "other_temporaries": "planner.program.step:step_of",
 }
 _EXPANDED: dict[Quantization, str] = {

@@ -106,7 +106,7 @@ def _grouped(stream: Stream, events: SlotEvents, live: Iterable[int]) -> dict[Te
         part, module, op = stream.place(slot)
         layer = _LAYER.search(part) or _LAYER.search(module)
         where = f"{_LAYER.sub('', module)} {op}".strip()
-        counts[stream.terms[slot], where, events.sizes[slot], layer.group().strip() if layer else ""] += 1
+        counts[stream.term(slot), where, events.sizes[slot], layer.group().strip() if layer else ""] += 1
     layers: Counter[tuple[TermName, str, int, int, bool]] = Counter()
     for (term, where, n_bytes, number), count in counts.items():
         layers[term, where, n_bytes, count, bool(number)] += 1

@@ -32,15 +32,7 @@ class _Structure:
     job: Job = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The requests of a step, and the slots of weights and states that are there when it ends."""
-
-    stream: Stream
-    states: tuple[int, ...]
-
-
-def program_of(job: Job) -> Program:
+def program_of(job: Job) -> Stream:
     """The program of ``job``, which it may share with jobs of other sizes."""
     recipe, batch = job.recipe, job.recipe.batch
     rank = recipe.adapter.rank if recipe.adapter and _by_rank(job) else 0
@@ -54,11 +46,11 @@ def program_of(job: Job) -> Program:
     )
 
 
-# A program of a large model takes some ten megabytes.
-@lru_cache(maxsize=32)
-def _program(structure: _Structure) -> Program:
-    stream = step_of(structure.job)
-    return Program(stream, stream.state_slots())
+# One of a large model takes some five megabytes.
+# A search over counts of GPUs meets the same ones at each count.
+@lru_cache(maxsize=64)
+def _program(structure: _Structure) -> Stream:
+    return step_of(structure.job)
 
 
 def _without_sizes(recipe: Recipe) -> Recipe:

@@ -47,7 +47,7 @@ def unquantized_weight_bytes(job: Job) -> Number:
 def _float_shards(job: Job) -> Number:
     """Shards of the unquantised tensors: these are divided even where k-bit ones cannot be."""
     sharding = job.recipe.sharding
-    return sharding.shards(job.hardware) if sharding.divides_weights else 1
+    return job.recipe.shards(job.hardware) if sharding.divides_weights else 1
 
 
 def adapter_bytes(job: Job) -> Number:

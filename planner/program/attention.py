@@ -7,7 +7,9 @@ integrations/sdpa_attention.py.
 from __future__ import annotations
 
 from planner.program.activations import clamped
+from planner.program.collectives import gathered, gathered_keys
 from planner.program.eager import eager
+from planner.program.generation import cached
 from planner.program.heads import by_heads, fused_projection, head_norm, split
 from planner.program.kernels import fused_attention
 from planner.program.latent import latent_heads
@@ -21,7 +23,12 @@ from planner.program.view import LayerView
 def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
-        query, key, value, held = heads(torch, view, x)
+        query, key, value, held = heads(torch, view, gathered(torch, view, x))
+        if view.recipe.parallel.context > 1:
+            held += [key, value]
+            key, value = (gathered_keys(torch, view, each) for each in (key, value))
+        if torch.caches:
+            key, value = cached(torch, view, [key, value])
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
@@ -73,6 +80,8 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
         made.append(linear(torch, view, matrix, x))
         if spec.scales_query and not index:
             made[0] = torch.same(made[0], "mul")
+        if spec.scales_key and index == 1:
+            made[1] = torch.same(made[1], "mul")
         if whole:
             made[index] = head_norm(torch, view, index, made[index])
         if spec.output_gate and not index:

@@ -13,6 +13,14 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.adapters import with_adapter
 from planner.program.autograd import LEAF_ORDER, record
+from planner.program.collectives import (
+    entering,
+    gathered,
+    gathered_features,
+    scattered,
+    splits_tokens,
+    summed,
+)
 from planner.program.inputs import make_masks, make_tables
 from planner.program.losses import cross_entropy, cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.matrices import autocast, base_product, dropout, linear, weight_copy
@@ -102,7 +110,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:
     """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
     model = ends.model
-    tokens = _lookup(torch, ends, model.token_embedding)
+    tokens = _whole_rows(torch, ends, [_lookup(torch, ends, model.token_embedding)])
     if model.embedding_scale == "table":
         tokens = torch.same(tokens, "mul")
     if tokens.node is None and ends.needs_entry and torch.grad_enabled:
@@ -111,20 +119,39 @@ def token_rows(torch: Operators, ends: EndsView) -> Tensor:
     return torch.same(tokens, "mul") if model.embedding_scale == "model" else tokens
 
 
+def _whole_rows(torch: Operators, ends: EndsView, rows: list[Tensor]) -> Tensor:
+    """Each GPU looks up the words that it has, and the rows are summed; ``rows`` is emptied."""
+    if ends.model.parts == 1:
+        return rows.pop()
+    with torch.inside(ends.model.token_embedding.name):
+        return (
+            scattered(torch, ends.layer, rows.pop())
+            if splits_tokens(ends.layer)
+            else summed(torch, rows.pop())
+        )
+
+
 def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
-    """Rows of a table, whose gradient is dense."""
+    """Rows of a table, whose gradient is dense.
+
+    Where the table is a DTensor, its gradient is that of the whole one.
+    Source: torch 2.13 distributed/tensor/_ops/_embedding_ops.py embedding_dense_backward_strategy.
+    """
     count, dtype = table.param_count, ends.embed.dtypes.table
+    n_given = count if splits_tokens(ends.layer) else count * ends.model.parts
     with torch.inside(table.name):
         weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(ends.embed, table.name))
         unit = Unit.LENGTH if table.shared else Unit.TOKENS
         out = torch.new(unit, table.width, dtype, "embedding", cost=[Tensor(None, unit, table.width, dtype)])
         if HEAD_GRADIENT in torch.shared:
             weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
+        seen = weight.alias()
+        seen.node, seen.count = weight.node, n_given
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            return [torch.new(Unit.ONE, count, dtype, "embedding_dense_backward", cost=[gradient])]
+            return [torch.new(Unit.ONE, n_given, dtype, "embedding_dense_backward", cost=[gradient])]
 
-        return record(torch, out, [weight], [], backward)
+        return record(torch, out, [seen], [], backward)
 
 
 def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
@@ -261,6 +288,8 @@ def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tens
     logits = _logits(torch, ends, hidden, weight)
     if model.scales_logits:
         logits = torch.same(logits, "mul")
+    if model.wide_logits:
+        logits = torch.to(logits, "fp32")
     if model.logit_softcap:
         logits = torch.same(logits, "div")
         logits = torch.kernel(logits, "tanh", saves="output")
@@ -278,7 +307,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     for linear_spec in model.extra_linears:
         if linear_spec.reads != "embed":
             hidden = linear(torch, view, linear_spec, hidden)
-    return hidden
+    return gathered(torch, view, hidden)
 
 
 def head_weight(torch: Operators, ends: EndsView) -> Tensor:
@@ -309,6 +338,7 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
     def product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
         if view.quantized(spec):
             return base_product(torch, view, spec, x)
+        x = entering(torch, view, spec, x)
         bias = None
         if spec.bias:
             bias = torch.parameter(
@@ -316,7 +346,11 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
             )
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
-        return torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
+        out = torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
+        del x
+        if ends.model.parts == 1 or splits_tokens(view):
+            return out
+        return gathered_features(torch, [out], ends.model.parts)
 
     if view.adapted(head):
         return with_adapter(torch, view, head, hidden, product)

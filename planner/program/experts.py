@@ -98,6 +98,9 @@ def chosen(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
 def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
     """What the chosen experts return for each token, weighted and summed."""
     with torch.inside("experts"):
+        if _is_separate(view):
+            with torch.in_manner(_one_by_one(torch, view, _expert_spec(view, "mlp_mid"))):
+                return _in_turn(torch, view, x, weights)
         gate_up, down = (_expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
         # The wrapper of the second tensor is the outer one.
         down_factors = _factors(torch, view, down)
@@ -114,6 +117,23 @@ def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
     number of rows to the host.
     """
     return torch.manner if view.stack.fused_experts else replace(torch.manner, calls=spec.copies, waits=True)
+
+
+def _is_separate(view: LayerView) -> bool:
+    return any(spec.group == "expert" and spec.kind == "linear" for spec in view.linears("mlp_in"))
+
+
+def _in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """Experts of three linear layers each."""
+    hidden, rows = x.count, view.block.mlp.top_k
+    gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
+    selected = _rows_of(torch, x, rows * hidden)
+    gated = activation(torch, view, linear(torch, view, gate, selected))
+    out = torch.mul(gated, linear(torch, view, up, selected))
+    del selected, gated
+    out = linear(torch, view, _expert_spec(view, "mlp_mid"), out)
+    weighted = _rows_of(torch, torch.mul(out, weights), rows * hidden)
+    return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
 
 
 Factors = tuple[Tensor, Tensor] | None

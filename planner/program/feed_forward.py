@@ -6,8 +6,9 @@ transformers/swiglu.py.
 
 from __future__ import annotations
 
-from planner.domain.model import LinearGroup
+from planner.domain.model import LinearGroup, LinearSpec
 from planner.program.activations import activation, fused_gate
+from planner.program.collectives import gathered
 from planner.program.every_expert import every_expert
 from planner.program.experts import experts, router
 from planner.program.fused_adapters import fused_feed_forward, is_fused
@@ -31,6 +32,8 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
         if view.stack.fused_mlp:
             return linear(torch, view, down, fused_gate(torch, torch.contiguous(gate), torch.contiguous(up)))
         return linear(torch, view, down, torch.mul(up, activation(torch, view, gate)))
+    if view.block.mlp.scales_gate:
+        return _scaled(torch, view, (inputs[0], inputs[1], down), x)
     if view.stack.fused_mlp and all(view.adapted(spec) and is_fused(view, spec) for spec in (*inputs, down)):
         return fused_feed_forward(torch, view, (*inputs, down), x)
     if view.stack.fused_mlp:
@@ -46,12 +49,25 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
     )
 
 
+def _scaled(
+    torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec, LinearSpec], x: Tensor
+) -> Tensor:
+    """``down(up(x) * act(gate(x) * number)) * number``.  Source:
+    transformers 5.23 models/falcon_h1 FalconH1MLP.
+    """
+    gate, up, down = matrices
+    middle = torch.mul(
+        linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul"))
+    )
+    return torch.same(linear(torch, view, down, middle), "mul")
+
+
 def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What the feed-forward part adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("mlp"):
         if view.block.mlp.n_experts:
             return _mixture(torch, view, x)
-        out = dense(torch, view, x)
+        out = dense(torch, view, gathered(torch, view, x))
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
 

@@ -25,11 +25,11 @@ def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
     A checkpointed layer without attention keeps the tables of rotary positions too,
     because it is called with them.
     """
-    if view.block.mixer is not None and not (view.recipe.gradient_checkpointing and _turns(model)):
+    if not view.block.attends and not (view.recipe.gradient_checkpointing and _turns(model)):
         return {}
-    names = {MASK: f"{MASK}{_kind(view)}"} if _has_mask(view) and view.block.mixer is None else {}
+    names = {MASK: f"{MASK}{_kind(view)}"} if _has_mask(view) and view.block.attends else {}
     if (
-        view.block.attention.position == "rope" or view.block.mixer is not None
+        view.block.attention.position == "rope" or not view.block.attends
     ) and model.rotary_tables != "layers":
         kind = _kind(view) if model.rotary_by_kind else ""
         names.update({COSINES: f"{COSINES}{kind}", SINES: f"{SINES}{kind}"})
@@ -51,7 +51,7 @@ def make_masks(torch: Operators, model: ModelSpec, views: Sequence[LayerView]) -
 def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], stream: Dtype) -> None:
     """Make all tables of rotary positions, for layers without a window first."""
     for view in _full_first(views):
-        names = {} if view.block.mixer else names_for(model, view)
+        names = {} if not view.block.attends else names_for(model, view)
         if COSINES in names and names[COSINES] not in torch.shared:
             with torch.inside("rotary_emb"):
                 tables = _tables(torch, model, view, stream)
@@ -60,7 +60,7 @@ def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], 
 
 def _full_first(views: Sequence[LayerView]) -> list[LayerView]:
     return sorted(
-        views, key=lambda view: (view.block.mixer is not None, view.block.attention.window_tokens is not None)
+        views, key=lambda view: (not view.block.attends, view.block.attention.window_tokens is not None)
     )
 
 

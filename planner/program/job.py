@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.anatomy.adapters import adapter_param_count, saved_module_params
+from planner.anatomy.divided import on_one_gpu
 from planner.anatomy.parameters import ParamCounts, as_built, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import parts_of, trained_counts
@@ -90,11 +91,13 @@ class Job:
         as for padding.
         Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa
         (``kv_length < local_attention_size``), models/falcon/modeling_falcon.py FalconModel.forward
-        (``allow_is_causal_skip=False``).
+        (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py create_masks_for_vision_model.
         """
-        window = block.attention.window_tokens
+        window, vision = block.attention.window_tokens, self.model.vision
         if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
             return False
+        if vision is not None and vision.code == "gemma3" and self.recipe.batch.images is not None:
+            return True  # the tokens of an image attend to each other both ways
         if window is None or block.attention.makes_mask:
             return block.attention.makes_mask
         reached: Any = self.recipe.batch.seq_len >= window
@@ -110,12 +113,12 @@ def _own_trained(scenario: Scenario, counts: ParamCounts) -> int:
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
     """Work out dtype regime, counts and shard counts of a scenario."""
-    scenario = replace(scenario, model=as_built(scenario.model, scenario.stack))
+    scenario = on_one_gpu(replace(scenario, model=as_built(scenario.model, scenario.stack)))
     recipe, model = scenario.recipe, scenario.model
     counts = param_counts(model, scenario.stack.skips_experts)
     adapter_params: Number = adapter_param_count(model, recipe.adapter) if recipe.adapter else 0
     saved = saved_module_params(model, recipe.adapter.modules_to_save) if recipe.adapter else 0
-    sharding, shards = recipe.sharding, recipe.sharding.shards(scenario.hardware)
+    sharding, shards = recipe.sharding, recipe.shards(scenario.hardware)
     return Job(
         scenario=scenario,
         coefficients=coefficients,
@@ -128,6 +131,23 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
         weight_shards=shards if sharding.divides_weights and recipe.divides_base else 1,
         optimizer_shards=shards if sharding.divides_optimizer else 1,
     )
+
+
+def generation_job(job: Job) -> Job:
+    """The job of the passes that generate: with adapters they run without autocast,
+    in the dtype of the weights.
+
+    Accelerate lays autocast around the forward of the model with adapters;
+    PEFT's ``generate`` calls that of the model inside.
+    Source: accelerate 1.15 accelerator.py prepare_model, unwrap_model; peft 0.21 peft_model.py
+    PeftModelForCausalLM.generate.
+    """
+    recipe = job.recipe
+    if recipe.adapter is None or not recipe.numerics.mixed or recipe.uses_deepspeed:
+        return job
+    numerics = replace(recipe.numerics, precision=recipe.numerics.load_dtype)
+    scenario = replace(job.scenario, recipe=replace(recipe, numerics=numerics))
+    return replace(job, scenario=scenario, regime=regime_of(scenario))
 
 
 def reference_job(job: Job) -> Job:

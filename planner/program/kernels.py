@@ -214,8 +214,10 @@ def _flash_gradients(
     torch.pay(_cost(view, "flash", _BACKWARD_PRODUCTS))
     _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op, cost=None) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
+        n_keys = view.recipe.parallel.context
         _work += [
-            torch.new(Unit.TOKENS, spec.n_heads * width, shapes[0].dtype, op, cost=None) for _ in range(2)
+            torch.new(Unit.TOKENS, n_keys * spec.n_heads * width, shapes[0].dtype, op, cost=None)
+            for _ in range(2)
         ]
     return [torch.like(shape, op, cost=None) for shape in shapes]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from planner.domain.model import NormSpec
+from planner.domain.model import BlockSpec, NormSpec
 from planner.program.attention import attention
 from planner.program.autograd import record
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
@@ -22,6 +22,8 @@ from planner.program.operators import Operators
 from planner.program.tensors import Tensor
 from planner.program.view import LayerView
 
+Part = Callable[[Operators, LayerView, Tensor], Tensor]
+
 
 def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The stream after one layer."""
@@ -32,16 +34,15 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         view = replace(view, trains_base=False)
     if view.block.parallel:
         return _parallel(torch, view, trained, x)
-    first, second, *others = _norms_of(view)
-    before, behind = ([], [first, second]) if view.block.reads_stream else ([first, second], others)
+    norms = _norms_of(view)
+    before, behind = ([], norms) if view.block.reads_stream else (norms[:2], norms[2:])
     kept: list[Tensor] = []
-    first_part = attention if view.block.mixer is None else mixer
-    for number, part in enumerate((first_part, feed_forward)):
+    for number, part in enumerate(_parts_of(view.block)):
         residual = x
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
         given = x if view.block.keeps_attended and not number else None
-        x = _wrapped(torch, trained if number else view, part, x)
+        x = _wrapped(torch, trained if part is feed_forward else view, part, x)
         if given is not None:
             kept.append(x)
         if view.block.dropouts and not view.block.drops_inside:
@@ -55,13 +56,31 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return x
 
 
+def _parts_of(block: BlockSpec) -> list[Part]:
+    """What mixes tokens and the feed-forward part, or one of the two where the layer has one norm."""
+    first = attention if block.mixer is None else _both if block.attends else mixer
+    if sum(norm.copies for norm in block.norms if norm.on == "hidden") > 1:
+        return [first, feed_forward]
+    return [first] if block.attends or block.mixer is not None else [feed_forward]
+
+
+def _both(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """A mixer and attention side by side, whose inputs and outputs are multiplied by numbers.
+
+    Source: transformers 5.23 models/falcon_h1/modeling_falcon_h1.py FalconH1DecoderLayer.
+    """
+    mixed = torch.same(mixer(torch, view, x), "mul")
+    attended = torch.same(attention(torch, view, torch.same(x, "mul")), "mul")
+    # Variables of the layer.
+    torch.returned += [mixed, attended]
+    return torch.add(mixed, attended)
+
+
 def _one_norm(spec: NormSpec, torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return _norm(torch, view, spec, x)
 
 
-def _wrapped(
-    torch: Operators, view: LayerView, part: Callable[[Operators, LayerView, Tensor], Tensor], x: Tensor
-) -> Tensor:
+def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor:
     """One part of a layer, checkpointed by itself where the stack does so.
 
     Source: nemo_automodel components/distributed/parallelizer.py (``checkpoint_wrapper`` of norms,

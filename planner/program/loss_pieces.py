@@ -26,6 +26,8 @@ def piece_tokens(job: Job) -> Number:
     Liger: the next power of two of tokens / ceil(vocabulary / hidden).  Source: Liger-Kernel 0.5
     ops/fused_linear_cross_entropy.py.
     """
+    if job.recipe.rollout is not None:
+        return minimum(job.recipe.batch.rows * completion_tokens(job), TILE_TOKENS)
     if job.recipe.is_preference or (job.recipe.loss == "chunked" and job.stack.loss_pieces == "tiles"):
         return minimum(job.recipe.batch.rows * job.recipe.batch.seq_len, TILE_TOKENS)
     tokens, model, loss = job.recipe.batch.rows * job.recipe.batch.seq_len, job.model, job.recipe.loss
@@ -34,6 +36,15 @@ def piece_tokens(job: Job) -> Number:
     if loss == "chunked" and job.stack.loss_pieces == "free_memory":
         return _by_free_memory(job, tokens)
     return ceil_div(tokens, EIGHTHS) if loss == "chunked" or cuts_logits(job.stack) else tokens
+
+
+def completion_tokens(job: Job) -> Number:
+    """Tokens of a sequence that were generated, whose log-probabilities are taken;
+    the prompt has one token at least.
+    """
+    if job.recipe.rollout is None:
+        return 0
+    return maximum(minimum(job.recipe.rollout.completion_tokens, job.recipe.batch.seq_len - 1), 1)
 
 
 def _by_free_memory(job: Job, tokens: Number) -> Number:
@@ -67,7 +78,7 @@ def _planned_bytes(job: Job) -> Number:
     taken: Number = 0
     for event in stream.events:
         slot = event if event >= 0 else ~event
-        n_bytes = stream.unit_bytes[slot] * counts[stream.units[slot]]
+        n_bytes = stream.unit_bytes[slot] * counts[Unit(stream.units[slot])]
         taken = taken + (n_bytes if event >= 0 else -n_bytes)
     half = (visible - job.hardware.gpu_reserved_bytes - taken) // 2
     return minimum(maximum(half, _LEAST_PLANNED_BYTES), _MOST_PLANNED_BYTES)

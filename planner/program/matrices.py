@@ -15,6 +15,7 @@ from planner.program.adapters import with_adapter
 from planner.program.aqlm import linear_aqlm
 from planner.program.awq import linear_awq
 from planner.program.casts import autocast, rows_of, weight_copy
+from planner.program.collectives import entering, leaving
 from planner.program.four_bit import elements, linear_4bit, product_4bit
 from planner.program.fused_adapters import fused_linear, is_fused
 from planner.program.gptq import linear_gptq
@@ -30,11 +31,16 @@ __all__ = ["autocast", "base_product", "dropout", "linear", "product_4bit", "wei
 def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """What one matrix of a layer returns for ``x``, its adapter included."""
     with torch.inside(spec.name):
-        if not view.adapted(spec):
-            return base_product(torch, view, spec, x)
-        if is_fused(view, spec):
-            return fused_linear(torch, view, spec, x)
-        return with_adapter(torch, view, spec, x, _base_layer)
+        return leaving(torch, view, spec, _own_part(torch, view, spec, entering(torch, view, spec, x)))
+
+
+def _own_part(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The same on one GPU."""
+    if not view.adapted(spec):
+        return base_product(torch, view, spec, x)
+    if is_fused(view, spec):
+        return fused_linear(torch, view, spec, x)
+    return with_adapter(torch, view, spec, x, _base_layer)
 
 
 def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

@@ -11,11 +11,14 @@ a second half of the decay's gradient on cards with little shared memory.
 
 from __future__ import annotations
 
-from planner.domain.mixers import DELTA_CHUNK_TOKENS, GatedDeltaSpec, ShortConvSpec
+from planner.domain.mixers import DELTA_CHUNK_TOKENS, GatedDeltaSpec, Mamba1Spec, Mamba2Spec, ShortConvSpec
 from planner.program.autograd import record
+from planner.program.convolution import by_features, convolved
 from planner.program.heads import split
 from planner.program.matrices import linear
 from planner.program.operators import Operators
+from planner.program.selective_scan import mamba1
+from planner.program.state_space import mamba2
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.work import Multiplies, Product
@@ -25,6 +28,10 @@ def mixer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What a layer without attention adds to the stream, from the output ``x`` of the norm before it."""
     spec = view.block.mixer
     assert spec is not None
+    if isinstance(spec, Mamba1Spec):
+        return mamba1(torch, view, spec, x)
+    if isinstance(spec, Mamba2Spec):
+        return mamba2(torch, view, spec, x)
     if isinstance(spec, ShortConvSpec):
         return _short_conv(torch, view, spec, x)
     return _gated_delta(torch, view, spec, x)
@@ -35,23 +42,12 @@ def _short_conv(torch: Operators, view: LayerView, spec: ShortConvSpec, x: Tenso
     with torch.inside("conv"):
         if view.masked:
             x = torch.same(x, "mul")
-        joined = _by_features(torch, view, linear(torch, view, view.linears("attn_in")[0], x))
+        joined = by_features(torch, view, linear(torch, view, view.linears("attn_in")[0], x))
         before, behind, values = split(torch, joined, (spec.width,) * 3)
         x = torch.mul(before, values)
-        x = _convolved(torch, view, x, spec.kernel, "conv", bias=spec.bias)
+        x = convolved(torch, view, x, spec.kernel, "conv", bias=spec.bias)
         out = torch.mul(behind, x)
         return linear(torch, view, view.linears("attn_out")[0], out)
-
-
-def _by_features(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``x.transpose(1, 2)``, in whose order gradients of its parts are joined:
-    of several samples these are no rows.
-
-    The product copies them; with an adapter it is the adapter's that does, one operator later.
-    """
-    if view.single:
-        return x
-    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
 
 
 def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Tensor) -> Tensor:
@@ -65,7 +61,7 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
         else:
             mixed, gate, raw_beta, raw_decay = products
             products.clear()
-        mixed = _convolved(torch, view, mixed, spec.kernel, "conv1d")
+        mixed = convolved(torch, view, mixed, spec.kernel, "conv1d")
         query, key, value = split(torch, mixed, (spec.k_width, spec.k_width, spec.v_width))
         parts.clear()
         beta = torch.kernel(raw_beta, "sigmoid", saves="output")
@@ -96,26 +92,6 @@ def _taken_apart(
     query, key = (torch.contiguous(each) for each in (query, key))
     parts += [query, key, value if several else torch.contiguous(value)]
     return torch.cat(parts), gate, raw_beta, raw_decay
-
-
-def _convolved(
-    torch: Operators, view: LayerView, x: Tensor, kernel: int, owner: str, *, bias: bool = False
-) -> Tensor:
-    """A convolution of each feature over ``kernel`` positions, its activation included,
-    in one kernel that saves its input.
-    """
-    dtype, width = view.dtypes.base, x.count
-    sizes = [width * kernel, width] if bias else [width * kernel]
-    weights = [
-        torch.parameter(Unit.ONE, size, dtype, trained=view.trains_base, owner=owner) for size in sizes
-    ]
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        of_x = torch.like(kept[0], "causal_conv1d_backward", cost=(gradient,))
-        wide = [torch.new(Unit.ONE, size, "fp32", "zeros_like") for size in sizes]
-        return [of_x, *(torch.to(each, dtype) for each in wide)]
-
-    return record(torch, torch.like(x, "causal_conv1d"), [x, *weights], [x], backward)
 
 
 def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor) -> Tensor:

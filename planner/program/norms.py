@@ -46,6 +46,9 @@ def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Te
         return torch.mul(weight, hidden)
     if spec.scaling == "wide":
         return torch.to(torch.mul(weight, hidden), given)
+    if spec.scaling == "widened":
+        product = torch.mul(torch.to(weight, "fp32"), hidden)
+        return torch.to(product, given)
     if spec.scaling == "one_plus":
         hidden = torch.mul(hidden, torch.shifted(torch.to(weight, "fp32")))
     else:

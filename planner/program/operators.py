@@ -25,7 +25,8 @@ class Operators(Tape):
     backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
     first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the
     stream has rows alone, as that of some vision towers, so that no product sees it in another shape.
-    ``passing``: what a tower returns beside its output, until the loss is there.
+    ``passing``: what a tower returns beside its output, until the loss is there.  ``caches``: keys and values
+    are kept for the tokens to come.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:
@@ -42,6 +43,7 @@ class Operators(Tape):
         self.held: list[Tensor] = []
         self.bound: list[Tensor] = []
         self.flat = False
+        self.caches = False
         self.passing: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:

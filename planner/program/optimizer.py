@@ -52,7 +52,8 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
         if first:
             for each in group:
                 states += make_states(stream, job, each)
-        if job.recipe.optimizer in ("adamw_torch", "rmsprop"):
+        _own_gradients(stream, job, group)
+        if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
             _foreach_roots(stream, job, group)
     return states
 
@@ -88,6 +89,17 @@ class Temporary:
 
 def _temporary(stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str) -> Temporary:
     return Temporary(stream, unit, unit_bytes, (name, op))
+
+
+def _own_gradients(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
+    """The part of a table's gradient that belongs to this GPU's rows,
+    copied where GPUs have parts of the table as DTensors.
+
+    Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
+    """
+    if job.model.parts > 1 and job.stack.model_parallel == "features" and job.recipe.method == "full":
+        tables = [each for each in group if each.name == job.model.token_embedding.name]
+        _copies = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "clone")) for each in tables]
 
 
 def _foreach_roots(stream: Stream, job: Job, group: Sequence[Weight]) -> None:

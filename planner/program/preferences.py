@@ -30,9 +30,9 @@ from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
-Role = Literal["policy", "reference", "divergence"]
-"""What a pass is for: the model that is trained, or as it was before, or (KTO)
-how far both are apart on other completions.
+Role = Literal["policy", "reference", "divergence", "prompt", "token"]
+"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
+other completions; or which tokens a generation reads.
 """
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """Tokens and words of one tile of logits.  Source:
@@ -48,8 +48,12 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     ``passed`` holds the stream, and is emptied.
     """
     recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
-    if recipe.loss == "chunked":
-        return tiles(torch, ends, passed)
+    if recipe.loss == "chunked" or recipe.rollout is not None:
+        return (
+            tiles(torch, ends, passed)
+            if recipe.loss == "chunked"
+            else _completion_rows(torch, ends, passed, role)
+        )
     logits = [_logits(torch, ends, passed)]
     torch.enter(FORWARD_OUT)
     if recipe.task == "reward":
@@ -101,15 +105,70 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     return value
 
 
-def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """All logits, as the model returns them; Transformers before 4.46 widened them itself."""
+def _logits(torch: Operators, ends: EndsView, passed: list[Tensor], unit: Unit = Unit.TOKENS) -> Tensor:
+    """All logits, as the model returns them, or those of other positions;
+    Transformers before 4.46 widened them itself.
+    """
     model, view = ends.model, ends.layer
     hidden = last_norm(torch, ends, passed)
+    if unit is not Unit.TOKENS:
+        hidden = _last_positions(torch, hidden, unit)
     torch.shared.clear()
     with torch.inside(model.head.name):
         logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
     widens = model.fp32_logits and "compute" not in view.stack.loss_forward
     return torch.to(logits.pop(), "fp32") if widens else logits.pop()
+
+
+def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
+    """Logits of completions alone, divided by the temperature; then their entropy, where they are trained on.
+
+    Source: trl 0.16.1, 0.19.1, 0.24.0 and 1.9.0 trainer/grpo_trainer.py _get_per_token_logps(_and_entropies)
+    and trainer/utils.py entropy_from_logits.
+    """
+    view = ends.layer
+    logits = [_logits(torch, ends, passed, Unit.COMPLETION_TOKENS)]
+    torch.enter(FORWARD_OUT)
+    if view.dtypes.autocast:
+        logits.append(torch.to(logits.pop(), "fp32"))
+    in_place = view.stack.completion_logps == "in_place"
+    logits.append((torch.in_place if in_place else torch.same)(torch.part(logits[0], logits[0].count), "div"))
+    if not in_place:
+        del logits[0]
+    out = _rows(torch, logits[-1])
+    if role == "policy" and view.stack.completion_logps != "without_entropy":
+        _entropy(torch, logits[-1], copies=in_place)
+    return out
+
+
+def _entropy(torch: Operators, logits: Tensor, *, copies: bool) -> None:
+    """Piece by piece, of a copy where the logits are a part of others."""
+    _flat = torch.like(logits, "clone") if copies else None
+    # All pieces: log-softmax, exponential, their product and its sum.
+    for reads, writes in ((1, 1), (1, 1), (2, 1), (1, 0)):
+        torch.pay([logits] * reads, [logits] * writes)
+    _piece = [
+        torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op, cost=None)
+        for op in ("log_softmax", "exp", "mul")
+    ]
+
+
+def _last_positions(torch: Operators, hidden: Tensor, unit: Unit) -> Tensor:
+    """``hidden[:, -n:]``, counted in tokens of completions: a view,
+    whose gradient is written into zeros of all tokens.
+    """
+    count, whole = hidden.count, hidden.unit
+    out = hidden.alias()
+    out.unit, out.is_view = unit, True
+    return record(
+        torch,
+        out,
+        [hidden],
+        [],
+        lambda _, gradient: [
+            torch.new(whole, count, gradient.dtype, "slice_backward", cost=[gradient, gradient])
+        ],
+    )
 
 
 def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
@@ -344,7 +403,7 @@ def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     hidden = last_norm(torch, ends, passed)
     torch.shared.clear()
     with torch.inside(model.head.name):
-        rows = _picked(torch, hidden)
+        rows = _picked(torch, hidden, Unit.TOKENS if view.recipe.rollout is None else Unit.COMPLETION_TOKENS)
         weight = head_weight(torch, ends)
         _run_tiles(torch, view, model.head, rows, weight)
         seen = Tensor(None, rows.unit, rows.count, view.dtypes.compute)
@@ -357,11 +416,14 @@ def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
         return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "sub"), [rows, weight], [rows], backward)
 
 
-def _picked(torch: Operators, hidden: Tensor) -> Tensor:
-    """``hidden[:, :-1][mask]``, a copy; gradients are written into zeros for each of both indices."""
+def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
+    """``hidden[:, :-1][mask]``, a copy of all tokens or of those of completions.
+
+    Gradients are written into zeros for each of both indices.
+    """
     part = torch.part(hidden, hidden.count)
     unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
-    out = torch.new(unit, count, dtype, "index", cost=[hidden])
+    out = torch.new(picked, count, dtype, "index", cost=[Tensor(None, picked, count, dtype)])
     return record(
         torch,
         out,

@@ -4,17 +4,18 @@ gradients or states override what they do otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.domain.term import Phase
+from planner.program.generation import hand_over
 from planner.program.job import Job
 from planner.program.load import load
 from planner.program.merge import merge_adapters
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
-from planner.program.stream import Instance, Stream, Trained, instances
+from planner.program.stream import Instance, Stream, instances
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
@@ -28,7 +29,7 @@ from planner.program.template import (
     RETURNS_AGAIN,
     Template,
 )
-from planner.program.tensors import EVALUATED
+from planner.program.tensors import EVALUATED, PROMPTED, SAMPLED, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,10 @@ class Part:
     count: int
 
 
-def _evaluated(parts: list[Part]) -> list[Part]:
-    """The same parts with the sizes of a batch that is evaluated."""
-    made = {id(part.template): part.template.in_units(EVALUATED) for part in parts}
+def _in_units(parts: Iterable[Part], units: Mapping[Unit, Unit]) -> list[Part]:
+    """The same parts with the sizes of another batch."""
+    parts = list(parts)
+    made = {id(part.template): part.template.in_units(units) for part in parts}
     return [replace(part, template=made[id(part.template)]) for part in parts]
 
 
@@ -56,6 +58,19 @@ class Pass:
     loss: Phase
     backward: Phase
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What runs before the micro-steps of a task that generates, all of it without gradients.
+
+    ``prompts`` and ``token``: the pass over the prompts, and that of one more token; empty where another
+    program generates.  ``asides``: passes over a micro-batch of whole sequences.
+    """
+
+    prompts: Sequence[Part]
+    token: Sequence[Part]
+    asides: tuple[list[Part], ...]
 
 
 class Runtime:
@@ -86,8 +101,8 @@ class Runtime:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
         self.weights = load(self.stream, self.job)
 
-    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
-        """Forward, loss and backward of one micro-batch; gives the parameters whose gradients it made."""
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
+        """Forward, loss and backward of one micro-batch; gives the slots of the gradients that it made."""
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
@@ -110,10 +125,10 @@ class Runtime:
         self.end_of_backward(phases)
         if self.job.stack.binds_loss:
             self._bound = made
-            return [*_trained(made)]
+            return [*_gradients(made)]
         for each in made:
             stream.events += each.events(BACKWARD_END)
-        return [*_trained(made)]
+        return [*_gradients(made)]
 
     def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
         """The head and the loss; then the graph of the micro-step before goes,
@@ -143,15 +158,33 @@ class Runtime:
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
-        made = self.run_aside(_evaluated(parts))
-        asides = [self.run_aside(_evaluated(aside)) for aside in self.after]
+        made = self.run_aside(_in_units(parts, EVALUATED))
+        asides = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.after]
         self.stream.events += made[-1].events(FORWARD_LOSS)
         for each in (made, *asides):
             self.let_go(each)
 
-    def run_aside(self, parts: list[Part]) -> list[Instance]:
-        """A forward pass of parts that were made without gradients."""
+    def generate(self, generation: Generation | None, phase: Phase) -> None:
+        """Completions of the prompts, and what is asked about them before they are trained on."""
+        if generation is None:
+            return
+        self.stream.enter(phase)
+        if generation.prompts:
+            made = self.run_aside(_in_units(generation.prompts, PROMPTED))
+            token = _in_units(generation.token, SAMPLED)
+            for _ in range(2):
+                made = self.run_aside(token, made)
+            self.let_go(made)
+        for aside in generation.asides:
+            self.let_go(self.run_aside(aside))
+
+    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
+        """A forward pass of parts that were made without gradients; ``cached``: the pass before,
+        whose cache it goes on with.
+        """
         made = instances(self.stream, ((part.name, part.template, part.count) for part in parts))
+        if cached is not None:
+            hand_over(cached, made)
         for each in made[:-1]:
             self.forward(each)
             self.stream.events += each.events(FORWARD_NEXT)
@@ -180,22 +213,22 @@ class Runtime:
     def end_of_backward(self, phases: Pass) -> None:
         """What an engine does when all gradients are there, before the graph goes."""
 
-    def optimizer_step(self, trained: list[Trained]) -> None:
+    def optimizer_step(self, gradients: list[int]) -> None:
         """Update the parameters and drop their gradients."""
         self.stream.enter("optimizer_step")
         weights = [each for each in self.weights if each.trained]
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
-        for each in trained:
-            self.stream.free(each.gradient_slot)
+        for slot in gradients:
+            self.stream.free(slot)
         self._steps += 1
         adapter = self.job.recipe.adapter
         if adapter is not None and adapter.relora and self._steps > 1:
             merge_adapters(self.stream, self.job, adapter)
 
 
-def _trained(made: list[Instance]) -> Iterable[Trained]:
+def _gradients(made: list[Instance]) -> Iterable[int]:
     for each in made:
-        for unit, count, dtype, slot, name in each.template.gradients:
+        for _, _, _, slot, _ in each.template.gradients:
             lies_at = each.slot(slot)
             if lies_at is not None:
-                yield Trained(unit, count, dtype, lies_at, f"{each.name} {name}")
+                yield lies_at

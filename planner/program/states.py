@@ -11,8 +11,8 @@ Ignored: step counters and code books, of at most 2 KiB.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from planner.arrays import largest
 from planner.program.job import Job
@@ -30,8 +30,7 @@ _8BIT = ("adamw_8bit", "paged_adamw_8bit")
 _TORCHAO_BYTES: Mapping[str, float] = {"adamw_torch_8bit": 1, "adamw_torch_4bit": 0.5}
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Bytes for each of a unit.  ``paged``: managed memory, which lies outside of the allocator."""
 
     unit: Unit

@@ -18,12 +18,13 @@ from planner.intake.trained import TrainedParts
 from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
 from planner.program.ends import EndsView, embeddings, head, require_gradient
 from planner.program.engines import runtime_of
+from planner.program.generation import CACHE, sampled
 from planner.program.inputs import names_for
-from planner.program.job import Job, reference_job
+from planner.program.job import Job, generation_job, reference_job
 from planner.program.layer import layer
 from planner.program.operators import Operators
 from planner.program.preferences import Role, preference_head, tiles, values
-from planner.program.runtime import Part, Pass, Runtime
+from planner.program.runtime import Generation, Part, Pass, Runtime
 from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
@@ -49,6 +50,9 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     """Loading, a first micro-step, the optimizer's step, a later micro-step,
     and an evaluation of as many samples.
 
+    A task that generates does so before both micro-steps.  Where it generates more often than the optimizer
+    steps, the second time finds gradients.
+
     The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows,
     which finds gradients.  ``runtime_type`` writes it, where that is not the job's own.
     """
@@ -57,16 +61,22 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
     runtime.before, runtime.after = asides_of(job)
+    generation = generation_of(job)
     runtime.load()
+    runtime.generate(generation, "generation")
     pixels = take_pixels(stream, job)
     runtime.optimizer_step(runtime.micro_step(parts, Pass("forward", "loss", "backward", is_last=True)))
     take_pixels(stream, job, pixels)
-    trained = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
+    runtime.generate(generation, "generation_2")
+    gradients = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
     if accumulates:
+        if job.recipe.generation_micro_steps < job.recipe.batch.grad_accum:
+            runtime.generate(generation, "generation_2")
         again = parts_of(job, "added") if runtime.adds_gradients else parts
         runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
-    runtime.optimizer_step(trained)
+    runtime.optimizer_step(gradients)
     runtime.evaluate(evaluation_of(job))
+    stream.close()
     return stream
 
 
@@ -76,11 +86,27 @@ def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
     return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), "none", role)
 
 
+def generation_of(job: Job) -> Generation | None:
+    """The passes of a generation, and of what is asked about its completions;
+    ``None`` where nothing is generated.
+    """
+    rollout = job.recipe.rollout
+    if rollout is None:
+        return None
+    asides = (evaluation_of(job, "reference"),) if job.recipe.asks_old else ()
+    if rollout.has_reference:
+        asides = (*asides, parts_of(reference_job(job), "none", role="reference"))
+    if rollout.generator != "transformers":
+        return Generation((), (), asides)
+    alone = generation_job(job)
+    return Generation(evaluation_of(alone, "prompt"), evaluation_of(alone, "token"), asides)
+
+
 def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:
     """The passes without gradients of each micro-step: those before the forward pass,
     and those between it and the loss.
     """
-    if not job.recipe.has_reference:
+    if not job.recipe.has_reference or job.recipe.rollout is not None:
         return (), ()
     reference = parts_of(reference_job(job), "none", role="reference")
     if job.recipe.task == "dpo":
@@ -109,9 +135,10 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     mode = Mode(gradients, role)
     before = _before_layers(job, ends, mode)
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
+    grown = tuple(CACHE.items()) if role == "token" else ()
+    names = {view: names_for(job.model, view).items() for view in ends.kinds}
     given = {
-        view: tuple((name, shares[known]) for name, known in names_for(job.model, view).items())
-        for view in ends.kinds
+        view: (*((name, shares[known]) for name, known in found), *grown) for view, found in names.items()
     }
     for number, view in enumerate(layers):
         template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
@@ -201,18 +228,19 @@ def _one_layer(
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
     values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
     keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
-    return run(
-        partial(_kept_layer if keeps else _layer, view, call),
-        entry,
-        _LAYER,
-        dict(given),
-        gradients=mode.gradients,
-    )
+    runs = _caching_layer if mode.role in ("prompt", "token") else _kept_layer if keeps else _layer
+    return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 
 def _kept_layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     """A layer whose input the model returns (``output_hidden_states``)."""
     torch.outputs.append(x.alias())
+    return _layer(view, call, torch, x)
+
+
+def _caching_layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
+    """A layer that keeps keys and values for the tokens to come."""
+    torch.caches = True
     return _layer(view, call, torch, x)
 
 
@@ -222,6 +250,8 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
         # No variable here may refer to the stream while the head runs.
         passed = [x]
         del x
+        if mode.role in ("prompt", "token"):
+            return sampled(torch, ends, passed)
         if ends.model.value_head:
             return values(torch, ends, passed)
         if ends.layer.recipe.is_preference:

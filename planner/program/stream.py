@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import invert
 
-from planner.domain.term import STATE_TERMS, Phase, TermName
+from planner.allocator.columns import in_bytes
+from planner.domain.term import STATE_TERMS, TERM_NAMES, TERM_NUMBERS, Phase, TermName
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
@@ -24,34 +25,23 @@ from planner.program.template import (
     Template,
     foreign_events,
 )
-from planner.program.tensors import MARK, Dtype, Unit
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """One trained parameter: ``count`` elements for each of ``unit``, and the slot of its gradient."""
-
-    unit: Unit
-    count: float
-    dtype: Dtype
-    gradient_slot: int
-    name: str
+from planner.program.tensors import MARK, Unit
 
 
 class Stream:
     """Allocations and frees of a job, in order.
 
     ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.
-    ``units``, ``unit_bytes``, ``terms`` and ``streams`` (CUDA streams) describe each slot.  ``phases``:
-    (event it begins with, phase), in order.
+    ``units``, ``unit_bytes``, ``kinds`` (numbers of terms) and ``streams`` (CUDA streams) describe each slot.
+    ``phases``: (event it begins with, phase), in order.
     """
 
     def __init__(self) -> None:
-        self.events: list[int] = []
-        self.units: list[Unit] = []
-        self.unit_bytes: list[float] = []
-        self.terms: list[TermName] = []
-        self.streams: list[int] = []
+        self.events: MutableSequence[int] = []
+        self.units = array("B")
+        self.unit_bytes = array("d")
+        self.kinds = array("B")
+        self.streams = array("B")
         self.phases: list[tuple[int, Phase]] = []
         self.emptied: list[int] = []
         # Parts and the first slot of each, and where every other slot was made.
@@ -77,10 +67,21 @@ class Stream:
         self._places[slot] = place
         self.units.append(unit)
         self.unit_bytes.append(unit_bytes)
-        self.terms.append(term)
+        self.kinds.append(TERM_NUMBERS[term])
         self.streams.append(stream)
         self.events.append(slot)
         return slot
+
+    def allocate_all(self, sizes: Sequence[float], term: TermName, place: tuple[str, str, str]) -> list[int]:
+        """The slots of allocations of so many bytes each, one after the other, at one place."""
+        slots = range(len(self.units), len(self.units) + len(sizes))
+        self._places.update(dict.fromkeys(slots, place))
+        self.units += array("B", [Unit.ONE]) * len(sizes)
+        self.unit_bytes.extend(sizes)
+        self.kinds += array("B", [TERM_NUMBERS[term]]) * len(sizes)
+        self.streams += array("B", [0]) * len(sizes)
+        self.events += slots
+        return [*slots]
 
     def free(self, slot: int) -> None:
         """Free an allocation."""
@@ -91,28 +92,31 @@ class Stream:
         base = len(self.units)
         self._bases.append(base)
         self._parts.append((name, template))
-        self.units += template.units
-        self.unit_bytes += template.unit_bytes
-        self.terms += template.terms
-        self.streams += (0,) * len(template.units)
+        columns = template.columns
+        self.units += columns.units
+        self.unit_bytes += columns.unit_bytes
+        self.kinds += columns.kinds
+        self.streams += array("B", [0]) * len(columns.units)
         return base
 
-    def sizes(self, values: Mapping[Unit, float]) -> list[int]:
+    def close(self) -> None:
+        """Nothing more comes: events are kept as numbers of the machine,
+        which takes a fifth of the memory.
+        """
+        self.events = array("q", self.events)
+
+    def sizes(self, values: Mapping[Unit, float]) -> Sequence[int]:
         """Bytes of every allocation, where a micro-batch has so many of each unit."""
-        known: dict[int, list[int]] = {}
-        sizes: list[int] = []
-        for base, (_, made) in zip(self._bases, self._parts, strict=True):
-            alone = slice(len(sizes), base)
-            sizes += _sizes(self.units[alone], self.unit_bytes[alone], values)
-            if id(made) not in known:
-                known[id(made)] = _sizes(made.units, made.unit_bytes, values)
-            sizes += known[id(made)]
-        alone = slice(len(sizes), len(self.units))
-        return sizes + _sizes(self.units[alone], self.unit_bytes[alone], values)
+        return in_bytes(self.units, self.unit_bytes, [values[unit] for unit in Unit])
+
+    def term(self, slot: int) -> TermName:
+        """What an allocation counts as."""
+        return TERM_NAMES[self.kinds[slot]]
 
     def state_slots(self) -> tuple[int, ...]:
         """Slots of weights, adapters and optimizer states that are there when the step ends."""
-        states = {slot for slot, term in enumerate(self.terms) if term in STATE_TERMS}
+        kinds = {TERM_NUMBERS[name] for name in STATE_TERMS}
+        states = {slot for slot, kind in enumerate(self.kinds) if kind in kinds}
         freed = {~slot for slot in states}.intersection(self.events)
         return tuple(sorted(states.intersection(self.events) - {~event for event in freed}))
 
@@ -123,18 +127,6 @@ class Stream:
         index = bisect_right(self._bases, slot) - 1
         name, made = self._parts[index]
         return name, *made.ops[slot - self._bases[index]]
-
-
-def lasting(events: Sequence[int]) -> set[int]:
-    """Those of ``events`` that their complement does not undo:
-    a slot is allocated once and freed at most once.
-    """
-    seen = set(events)
-    return seen.difference(map(invert, seen))
-
-
-def _sizes(units: Sequence[Unit], unit_bytes: Sequence[float], values: Mapping[Unit, float]) -> list[int]:
-    return [round(each * values[unit]) for unit, each in zip(units, unit_bytes, strict=True)]
 
 
 @dataclass(slots=True)

@@ -8,13 +8,14 @@ have slots from ``SHARED_SLOTS`` on wherever they were not made.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from planner.domain.term import TermName
+from planner.domain.term import TERM_NUMBERS, TermName
 from planner.program.autograd import run_backward
 from planner.program.operators import Operators
 from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
@@ -53,6 +54,16 @@ class Shape:
 
 NO_INPUT = Shape(2, "fp32", False)
 """The input of a part that has none; a port all the same, so that slots count alike."""
+
+
+class Columns(NamedTuple):
+    """What describes each slot of a template, as a stream has it: units, bytes for each of one,
+    numbers of terms.
+    """
+
+    units: array[int]
+    unit_bytes: array[float]
+    kinds: array[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,7 @@ class Template:
     crossing: tuple[str, ...] = ()
     foreign: dict[str, tuple[int, ...]] = field(init=False)
     freed_shares: dict[str, tuple[int, ...]] = field(init=False)
+    columns: Columns = field(init=False)
 
     def __post_init__(self) -> None:
         own = {slot for slot, _ in self.shares.values()}
@@ -110,6 +122,10 @@ class Template:
             self, "foreign", {stage: foreign_events(events) for stage, events in self.stages.items()}
         )
         object.__setattr__(self, "freed_shares", shared)
+        kinds = array("B", map(TERM_NUMBERS.__getitem__, self.terms))
+        object.__setattr__(
+            self, "columns", Columns(array("B", self.units), array("d", self.unit_bytes), kinds)
+        )
 
     def in_units(self, units: Mapping[Unit, Unit]) -> Template:
         """The same with other units in place of those named."""

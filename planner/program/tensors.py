@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.domain.term import TermName
 from planner.program.work import Cost, Direction, FusedAttention, Key, Kind, Manner, Multiplies, Share
@@ -56,15 +56,38 @@ class Unit(IntEnum):
     RANK_PATCHES = 12
     PIXELS = 13
     """Numbers in ``pixel_values`` of all micro-batches of a step."""
-    EVAL_TOKENS = 14
+    CHUNK_SPLITS = 14
+    """Chunks of all samples times the parts in which a kernel of Mamba 2 sums the heads of a group."""
+    MULTIPROCESSORS = 15
+    """Those of the card, each of which a kernel gives a sum of its own."""
+    SCAN_BLOCKS = 16
+    """Blocks of positions of all samples, whose last states the kernel of Mamba 1 keeps."""
+    EVAL_TOKENS = 17
     """From here on: as those above, of a batch that is evaluated."""
-    EVAL_PAIRS = 15
-    EVAL_RANK_TOKENS = 16
-    EVAL_PIECE_TOKENS = 17
-    EVAL_SINK_PAIRS = 18
-    EVAL_ROWS = 19
-    EVAL_PATCHES = 20
-    EVAL_RANK_PATCHES = 21
+    EVAL_PAIRS = 18
+    EVAL_RANK_TOKENS = 19
+    EVAL_PIECE_TOKENS = 20
+    EVAL_SINK_PAIRS = 21
+    EVAL_ROWS = 22
+    EVAL_PATCHES = 23
+    EVAL_RANK_PATCHES = 24
+    EVAL_COMPLETION_TOKENS = 25
+    COMPLETION_TOKENS = 26
+    """Tokens of a micro-batch that were generated."""
+    PROMPT_TOKENS = 27
+    """From here on: of the batch that is generated at once.  Its prompts come first."""
+    PROMPT_PAIRS = 28
+    PROMPT_LENGTH = 29
+    PROMPT_LENGTH_PAIRS = 30
+    PROMPT_RANK_TOKENS = 31
+    GENERATED_ROWS = 32
+    """Sequences, each of which is one token longer after every step."""
+    GENERATED_RANK_ROWS = 33
+    CACHED_TOKENS = 34
+    """Tokens that are cached when the last one is generated."""
+    CACHED_SINK_TOKENS = 35
+    WINDOW_TOKENS = 36
+    """Those of them that a layer with a window keeps."""
 
 
 EVALUATED = {
@@ -76,8 +99,29 @@ EVALUATED = {
     Unit.ROWS: Unit.EVAL_ROWS,
     Unit.PATCHES: Unit.EVAL_PATCHES,
     Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
+    Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
+PROMPTED = {
+    Unit.TOKENS: Unit.PROMPT_TOKENS,
+    Unit.PAIRS: Unit.PROMPT_PAIRS,
+    Unit.SINK_PAIRS: Unit.PROMPT_PAIRS,
+    Unit.LENGTH: Unit.PROMPT_LENGTH,
+    Unit.LENGTH_PAIRS: Unit.PROMPT_LENGTH_PAIRS,
+    Unit.RANK_TOKENS: Unit.PROMPT_RANK_TOKENS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""Units of a batch that is trained on -> those of the prompts of one that is generated."""
+SAMPLED = {
+    Unit.TOKENS: Unit.GENERATED_ROWS,
+    Unit.PAIRS: Unit.CACHED_TOKENS,
+    Unit.SINK_PAIRS: Unit.CACHED_SINK_TOKENS,
+    Unit.LENGTH: Unit.ONE,
+    Unit.LENGTH_PAIRS: Unit.ONE,
+    Unit.RANK_TOKENS: Unit.GENERATED_RANK_ROWS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""The same -> those of one more token of each sequence."""
 
 
 class Storage:
@@ -167,8 +211,7 @@ the number of a :class:`Mark`, plus this.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A moment at which the hooks of an engine run.
 
     ``number``: of the module, or of the parameter whose gradient is ready; ``slot``: of that gradient.

@@ -79,6 +79,18 @@ class LayerView:
     trains_base: bool
     trains_mlp_only: bool = False
 
+    def __hash__(self) -> int:
+        """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
+        recipe = self.recipe
+        run = (
+            recipe.method,
+            recipe.gradient_checkpointing,
+            recipe.attention,
+            recipe.loss,
+            recipe.sharding.name,
+        )
+        return hash((self.stack.id, self.block, self.dtypes, self.masked, self.single, self.trains_base, run))
+
     def adapted(self, linear: LinearSpec) -> bool:
         """Whether LoRA adapts this matrix."""
         adapter = self.recipe.adapter

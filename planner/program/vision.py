@@ -66,7 +66,7 @@ def of_patches(template: Template) -> Template:
             f"a vision tower whose memory grows with {strange.name.lower()} is not modelled"
         )
     units = tuple(_OF_PATCHES[unit] for unit in template.units)
-    gradients = tuple((_OF_PATCHES[unit], *rest) for unit, *rest in template.gradients)
+    gradients = tuple((_OF_PATCHES[gradient[0]], *gradient[1:]) for gradient in template.gradients)
     shares = {
         name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit]))
         for name, (slot, shape) in template.shares.items()
@@ -79,7 +79,7 @@ def of_patches(template: Template) -> Template:
         shares=shares,
         out=out,
         work=in_units(template.work, _OF_PATCHES),
-    )  # type: ignore[arg-type]
+    )
 
 
 def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
@@ -251,6 +251,8 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     """
     if seeing.tower.code == "llava":
         return _selected(torch, seeing, x)
+    if seeing.tower.code == "gemma3":
+        return _averaged(torch, seeing, x)
     held = [torch.shared.pop(name) for name in _UNTIL_TOKENS]
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("merger"):
@@ -268,6 +270,31 @@ def _selected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     with torch.inside("multi_modal_projector"):
         chosen = torch.part(x, x.count * share, by_heads=False) if share < 1 else x
         return linear(torch, view, last, activation(torch, view, linear(torch, view, first, chosen)))
+
+
+def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
+    """Gemma 3's projector: a norm behind the tower, averages of patches, which keep what they read,
+    a norm, and a product.
+
+    Source: transformers 5.23 models/siglip/modeling_siglip.py SiglipVisionModel,
+    models/gemma3/modeling_gemma3.py Gemma3MultiModalProjector; torch 2.13 derivatives.yaml ``avg_pool2d``.
+    """
+    view, share = seeing.projector, seeing.tower.token_share
+    x = _one_norm(torch, seeing.entry, seeing.tower.behind[0], x)
+    torch.shared["last_hidden_state"] = x.alias()
+    with torch.inside("multi_modal_projector"):
+        by_features = torch.contiguous(x)
+
+        def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            return [torch.like(kept[0], "avg_pool2d_backward", cost=(gradient,))]
+
+        pooled = torch.new(x.unit, x.count * share, x.dtype, "avg_pool2d", cost=[by_features])
+        pooled = record(torch, pooled, [by_features], [by_features], backward)
+        del by_features
+        weight = view.block.linears[0]
+        table = torch.parameter(Unit.ONE, weight.weight_count, view.dtypes.base, trained=view.trains_base)
+        normed = autocast(torch, view, _one_norm(torch, view, view.block.norms[0], pooled))
+        return torch.mm(normed, weight_copy(torch, view, table), weight.out_features * share, to_unit=x.unit)
 
 
 def _merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -358,9 +385,12 @@ def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[T
     ``passed`` holds the tokens of images, and is emptied.  All variables live until the model returns.
     """
     embeds = [torch.shared.pop(TOKEN_EMBEDS)]
-    torch.shared["pooler_output"] = split = _split(torch, passed.pop())
-    features = torch.cat([split])
-    del split
+    if seeing.tower.code == "gemma3":
+        features = passed.pop()
+    else:
+        torch.shared["pooler_output"] = split = _split(torch, passed.pop())
+        features = torch.cat([split])
+        del split
     stream = _scattered(torch, ends, embeds, features)
     torch.shared["image_embeds"] = features
     stream = _join_stacked(torch, seeing, stream)

@@ -54,7 +54,7 @@ def _steps_differ(answer: Answer) -> tuple[str, ...]:
 
 def _samples_per_step(scenario: Scenario) -> int:
     batch = scenario.recipe.batch
-    return int(batch.micro_batch * batch.grad_accum) * scenario.hardware.world_size
+    return int(batch.micro_batch * batch.grad_accum * scenario.batches_at_once)
 
 
 def try_sizes(pool: Pool, option: Option, model: Model) -> bool:

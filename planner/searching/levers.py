@@ -225,7 +225,10 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
         if not runs_sharding(name, scenario.recipe.sharding):
             continue
         stack = scenario.stack if name == scenario.stack.id else load_stack(name)
-        after = with_flags(replace(scenario, stack=stack), {})
+        try:
+            after = with_flags(replace(scenario, stack=stack), {})
+        except RefusedCombinationError:
+            continue
         if refusals(after).keys() - refusals(scenario).keys():
             continue
         prediction = predict_with(after, model)

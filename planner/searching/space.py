@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +16,11 @@ from planner.domain.origin import is_tool_default
 from planner.domain.recipe import Offload
 from planner.domain.scenario import Scenario
 from planner.domain.sharding import FSDP, HSDP, ZERO2, ZERO3, Sharding, sharding_named
-from planner.errors import UsageError
+from planner.errors import UsageError, show
 from planner.intake.config_file import ConfigFile, with_flags
-from planner.intake.fields import REQUEST_FIELDS, show
+from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.kernels import cannot_step
+from planner.intake.parallel import FIELDS
 from planner.intake.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import LookedUp, complete
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding
@@ -286,12 +288,17 @@ def _storage(space: Space, base: Scenario, stage: Sharding) -> dict[str, str | b
 def sizes(space: Space, n_gpus: int) -> tuple[tuple[dict[str, str | bool], ...], ...]:
     """Micro-batch and accumulation to try, in runs of growing micro-batch;
     none where the global batch cannot be divided so.
+
+    GPUs that share a batch count as one.
     """
     batches, accums = space.values_of("batch") or MICRO_BATCHES, space.values_of("grad_accum")
     if space.global_batch is None:
         runs = [[(batch, accum) for batch in batches] for accum in accums or (None,)]
         return tuple(tuple(_size(batch, accum) for batch, accum in run) for run in runs)
-    per_gpu, rest = divmod(space.global_batch, n_gpus)
+    shared = (space.values_of(name) for name in FIELDS)
+    per_gpu, rest = divmod(
+        space.global_batch, max(n_gpus // prod(values[0] for values in shared if values), 1)
+    )
     if rest:
         return ()
     possible = batches if space.said("batch") else _divisors(per_gpu)

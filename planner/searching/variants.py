@@ -12,6 +12,7 @@ from planner.domain.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
 from planner.intake.fields import FIELD_OF_COLUMN, REQUEST_FIELDS
 from planner.intake.ledger import Ledger
+from planner.intake.parallel import check_parallel
 from planner.intake.recipe import resolve_recipe
 from planner.intake.request import Given, ScenarioRequest
 from planner.intake.rules import RULES, Case
@@ -44,7 +45,9 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
     if "eval_batch" in said:
         run = replace(run, eval_micro_batch=ledger.choose("eval_batch", 0, ""))
     assumptions = _updated(scenario.assumptions, ledger.assumptions)
-    return replace(scenario, hardware=hardware, recipe=recipe, run=run, assumptions=assumptions)
+    changed = replace(scenario, hardware=hardware, recipe=recipe, run=run, assumptions=assumptions)
+    check_parallel(changed)
+    return changed
 
 
 def request_of(scenario: Scenario) -> ScenarioRequest:

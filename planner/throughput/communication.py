@@ -55,7 +55,7 @@ def gathered_bytes(job: Job) -> Number:
     recipe = job.recipe
     if not recipe.sharding.gathers_weights:
         return 0
-    world = recipe.sharding.shards(job.scenario.hardware)
+    world = recipe.shards(job.scenario.hardware)
     gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(recipe)
     return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
 
@@ -74,7 +74,7 @@ def reduced_bytes(job: Job) -> Number:
     recipe, regime = job.recipe, job.regime
     if not recipe.sharding.communicates:
         return 0
-    world = recipe.sharding.shards(job.scenario.hardware)
+    world = recipe.shards(job.scenario.hardware)
     once = job.trained_params * regime.gradient * ring_fraction(world)
     if not recipe.sharding.reduces_each_micro_step:
         return 2 * once

@@ -12,23 +12,27 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from planner.arrays import where
+from planner.arrays import minimum, where
 from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
 from planner.domain.recipe import Batch, Number, Recipe
+from planner.domain.rollout import Rollout
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
-from planner.program.job import job_of
+from planner.program.job import Job, generation_job, job_of
 from planner.program.losses import EIGHTHS
+from planner.program.preferences import Role
 from planner.program.runtime import Part
-from planner.program.step import asides_of, evaluation_of, parts_of
+from planner.program.sizes import scan_units
+from planner.program.step import asides_of, evaluation_of, generation_of, parts_of
 from planner.program.template import FORWARD
 from planner.program.tensors import MARK, Unit
 from planner.program.work import Direction, Kind, Share
 from planner.throughput.tokens import MicroStep
 
 Place = Literal["model", "head", "tower"]
-Pass = Literal["training", "aside", "evaluation"]
+Pass = Literal["training", "aside", "evaluation", "prompts", "token"]
+"""``aside``: all that train nothing; ``prompts`` and one more ``token``: those that generate."""
 _TOWER_PARTS = ("vision layer", "projector")
 _TOWER_UNITS = (Unit.PATCHES, Unit.RANK_PATCHES, Unit.IMAGE_PATCHES)
 
@@ -87,14 +91,14 @@ def by_structure(
     return found
 
 
-def unit_values(recipe: Recipe, micro: MicroStep) -> dict[Unit, Number]:
+def unit_values(scenario: Scenario, micro: MicroStep) -> dict[Unit, Number]:
     """The number of each unit in a micro-step of mean size;
     pairs of tokens grow with the square of a length that varies.
 
     Source: the variance of ``micro.length``.
     """
-    tokens, length, rank = micro.computed, micro.length, recipe.adapter.rank if recipe.adapter else 0
-    rows, images = recipe.batch.rows, recipe.batch.images
+    recipe, tokens, length = scenario.recipe, micro.computed, micro.length
+    rank, rows, images = recipe.adapter.rank if recipe.adapter else 0, recipe.batch.rows, recipe.batch.images
     patches = rows * images.per_sample * images.patches if images else 0
     pairs = tokens * length * (1 + micro.spread**2)
     return {
@@ -112,7 +116,21 @@ def unit_values(recipe: Recipe, micro: MicroStep) -> dict[Unit, Number]:
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
         Unit.PIXELS: rows * images.per_sample * images.numbers if images else 0,
-    }
+        Unit.COMPLETION_TOKENS: tokens * scored_share(recipe),
+        # What was cached is counted as a whole, where the passes that generate are.
+        Unit.CACHED_TOKENS: 0,
+        Unit.WINDOW_TOKENS: 0,
+    } | scan_units(scenario.model, scenario.hardware, rows, length)
+
+
+def scored_share(recipe: Recipe) -> Number:
+    """Share of the tokens whose logits are made: those of completions, where these were generated.
+
+    Source: trl 1.16.0 trainer/grpo_trainer.py (``logits_to_keep``).
+    """
+    if recipe.rollout is None:
+        return 1.0
+    return minimum(recipe.rollout.completion_tokens / recipe.batch.seq_len, 1.0)
 
 
 @lru_cache(maxsize=64)
@@ -128,30 +146,54 @@ def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tup
     single, masked, *reached = flags
     length = max([window for window, each in zip(windows, reached, strict=True) if each], default=2)
     recipe, batch = scenario.recipe, scenario.recipe.batch
+    # As many micro-steps as a completion is trained on, so that what is asked about it stays the same.
+    n_micro = recipe.rollout.iterations if recipe.rollout else 1
     plain = Batch(
-        1 if single else 2, 1, length, "max_length" if masked else "packed", 1 if masked else length
+        1 if single else 2, n_micro, length, "max_length" if masked else "packed", 1 if masked else length
     )
     recipe = replace(
         recipe,
-        batch=replace(plain, is_paired=batch.is_paired, images=batch.images),
+        batch=replace(plain, is_paired=batch.is_paired, images=batch.images, parts=batch.parts),
+        rollout=_shortest(recipe),
         adapter=replace(recipe.adapter, rank=1) if recipe.adapter else None,
     )
     return _Structure(scenario.model, scenario.stack, recipe, passes, replace(scenario, recipe=recipe))
 
 
+def _shortest(recipe: Recipe) -> Rollout | None:
+    """A generation of one token that asks about its completions where that of ``recipe`` does."""
+    if recipe.rollout is None:
+        return None
+    return replace(recipe.rollout, completion_tokens=1, micro_steps=1 + int(recipe.asks_old))
+
+
 @lru_cache(maxsize=1024)
 def _counted(structure: _Structure) -> Counted:
-    job = job_of(structure.scenario, Coefficients())
-    if structure.passes == "training":
+    job, passes = job_of(structure.scenario, Coefficients()), structure.passes
+    if passes == "training":
         return _sum_of(parts_of(job))
-    asides = [part for aside in asides_of(job) for parts in aside for part in parts]
-    return _sum_of(asides if structure.passes == "aside" else [*evaluation_of(job), *asides])
+    if passes in ("prompts", "token"):
+        # Another program has weights of 16 bits, as the job's products are.
+        own = job.recipe.rollout is not None and job.recipe.rollout.generator == "transformers"
+        role: Role = "token" if passes == "token" else "prompt"
+        return _sum_of(evaluation_of(generation_job(job) if own else job, role))
+    return _sum_of(evaluation_of(job) if passes == "evaluation" else (), _asides(job))
 
 
-def _sum_of(parts: Iterable[Part]) -> Counted:
+def _asides(job: Job) -> Iterable[tuple[Part, float]]:
+    """Parts of the passes that train nothing and how often each micro-step runs them:
+    those over what was generated run once, however often that is trained on.
+    """
+    rollout, generation = job.recipe.rollout, generation_of(job)
+    if rollout is not None and generation is not None:
+        return [(part, 1 / rollout.iterations) for parts in generation.asides for part in parts]
+    return [(part, 1.0) for when in asides_of(job) for parts in when for part in parts]
+
+
+def _sum_of(parts: Iterable[Part], asides: Iterable[tuple[Part, float]] = ()) -> Counted:
     sums: dict[tuple[Place, Direction, Share, Kind, Unit], float] = {}
     modules = 0
-    for part in parts:
+    for part, times in (*((part, 1.0) for part in parts), *asides):
         template = part.template
         modules += part.count * sum(
             template.marks[event - MARK].moment == "before_forward"
@@ -161,7 +203,7 @@ def _sum_of(parts: Iterable[Part]) -> Counted:
         for (direction, share, kind), counts in template.work.items():
             for unit, amount in counts.items():
                 key = (_place(part.name, unit), direction, share, kind, unit)
-                sums[key] = sums.get(key, 0.0) + part.count * amount
+                sums[key] = sums.get(key, 0.0) + part.count * times * amount
     return Counted(tuple(Cost(*key, amount) for key, amount in sums.items()), modules)
 
 

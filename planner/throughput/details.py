@@ -9,12 +9,14 @@ from planner.anatomy.work import matmul_flop
 from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes
+from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import Job
 from planner.throughput.offload import transfers
+from planner.throughput.parallel import parallel_bytes
 from planner.throughput.passes import passes_aside
 from planner.throughput.terms import modules_called
 from planner.throughput.vision import runs_backward
-from planner.units import GIGA, MICRO_S, TERA
+from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
 def with_time_details(job: Job, time: TimePrediction) -> TimePrediction:
@@ -64,6 +66,16 @@ def _launch(job: Job, term: TimeTerm) -> str:
     )
 
 
+def _generation(job: Job, _: TimeTerm) -> str:
+    rollout, rows = job.recipe.rollout, job.recipe.batch.rows * job.recipe.generation_micro_steps
+    tokens = rollout.completion_tokens if rollout else 0
+    cached = cache_bytes_per_token(job) / MEGA
+    return (
+        f"{rows} sequences, {tokens} tokens one after another, {cached:.2f} MB of cache per token at "
+        f"{job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
+    )
+
+
 def _hooks(job: Job, _: TimeTerm) -> str:
     modules, cost = modules_called(job), job.coefficients.hook_s / MICRO_S
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
@@ -106,6 +118,11 @@ def _tower(job: Job, _: TimeTerm) -> str:
     return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
 
 
+def _parallel(job: Job, _: TimeTerm) -> str:
+    parallel = job.recipe.parallel
+    return f"{parallel_bytes(job) / GIGA:,.2f} GB among {parallel.tensor} x {parallel.context} GPUs"
+
+
 _DETAILS: dict[str, Callable[[Job, TimeTerm], str]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -116,10 +133,12 @@ _DETAILS: dict[str, Callable[[Job, TimeTerm], str]] = {
     "dequantization": _quantized,
     "passes_aside": _aside,
     "vision_tower": _tower,
+    "parallel_collectives": _parallel,
     "sharding_copies": _moved,
     "launch": _launch,
     "sharding_hooks": _hooks,
     "optimizer_step": _optimizer,
+    "generation": _generation,
     "collectives": _collectives,
     "host_transfers": _transfers,
     "cpu_adam": _cpu_adam,

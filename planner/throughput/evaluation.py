@@ -26,7 +26,7 @@ def run_evaluation_seconds(job: Job) -> Number:
     run = job.scenario.run
     if run.eval_samples is None:
         return 0.0
-    steps = ceil_div(run.eval_samples, job.world * _micro_batch(job))
+    steps = ceil_div(run.eval_samples, job.world / job.recipe.parallel.gpus * _micro_batch(job))
     return run.epochs * steps * evaluation_step_seconds(job)
 
 
@@ -39,7 +39,7 @@ def evaluation_step_seconds(job: Job) -> Number:
     """
     batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
     recipe = replace(job.recipe, batch=batch)
-    micro = micro_step(recipe, job.coefficients, sorts_lengths=job.scenario.stack.sorts_lengths)
+    micro = micro_step(recipe, job.coefficients, job.scenario.stack)
     evaluated = replace(job, scenario=replace(job.scenario, recipe=recipe), micro=micro)
     # Training from preferences asks the model as it was, too.
     seconds = pass_seconds(evaluated, "evaluation")
@@ -62,8 +62,11 @@ def _weight_seconds(job: Job) -> Number:
     recipe, rates = job.recipe, job.rates
     seconds: Number = 0.0
     if recipe.sharding.gathers_weights:
-        shards = recipe.sharding.shards(job.scenario.hardware)
+        shards = recipe.shards(job.scenario.hardware)
         seconds = stored_param_bytes(job) * ring_fraction(shards) / rates.collective_bytes_per_s
     if recipe.offloads_params:
-        seconds = seconds + stored_param_bytes(job) / job.world / rates.host_link_bytes_per_s
+        seconds = (
+            seconds
+            + stored_param_bytes(job) / (job.world / recipe.parallel.tensor) / rates.host_link_bytes_per_s
+        )
     return seconds

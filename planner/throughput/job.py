@@ -12,6 +12,7 @@ from planner.anatomy.adapters import (
     magnitude_count,
     saved_module_params,
 )
+from planner.anatomy.divided import on_one_gpu
 from planner.anatomy.packing import stored_bytes
 from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
@@ -127,11 +128,12 @@ class Job:
     @property
     def values(self) -> dict[Unit, Number]:
         """How many of each unit a micro-step has."""
-        return unit_values(self.recipe, self.micro)
+        return unit_values(self.scenario, self.micro)
 
 
 def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> Job | None:
     """The job of a scenario, whose regime may be ``known``, or ``None`` when the card's rates are unknown."""
+    scenario = on_one_gpu(scenario)
     recipe, regime = scenario.recipe, known or regime_of(scenario)
     rates = rates_of(scenario, regime, coefficients)
     if rates is None:
@@ -145,21 +147,14 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         numerics=recipe.numerics,
         rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
     )
-    sorts = scenario.stack.sorts_lengths
-    mean_micro = micro_step(recipe, coefficients, sorts_lengths=sorts)
+    mean_micro = micro_step(recipe, coefficients, scenario.stack)
     return Job(
         scenario=scenario,
         coefficients=coefficients,
         regime=regime,
         profile=profile_of(scenario.model, key),
         rates=rates,
-        micro=slowest_rank(
-            mean_micro,
-            recipe,
-            coefficients.length_variation,
-            scenario.hardware.world_size,
-            sorts_lengths=sorts,
-        ),
+        micro=slowest_rank(mean_micro, recipe, coefficients, scenario.hardware.world_size, scenario.stack),
         mean_micro=mean_micro,
         rank=adapter.rank if adapter else 0,
     )

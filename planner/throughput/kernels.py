@@ -112,10 +112,10 @@ def moving_seconds(job: Job, n_bytes: Number) -> Number:
 
 # Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of
 # which the threads of a warp take all: on an A100 of 40 GB it was 2.07 times slower than the one that
-# replaced it, taken as memory-bound: 2.56 bytes at 0.8 of 1,555 GB/s, so 4.3e-12 s per weight, times 19.5e12
+# replaced it, taken as memory-bound: 2.56 bytes at 0.89 of 1,555 GB/s, so 3.8e-12 s per weight, times 19.5e12
 # instructions per s.  The same number makes it memory-bound on A10, L4 and RTX 4090 and 2.0 to 2.6 times
 # slower on P100 and H100, as was seen there.
-_BRANCHING_INSTRUCTIONS = 83
+_BRANCHING_INSTRUCTIONS = 75
 
 
 def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
@@ -138,8 +138,9 @@ def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
 # m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
 # momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
 # both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
-# addcmul 4, root 2, add 2, addcdiv 4.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for
-# matrices, which are most.
+# addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
+# between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
+# are most.
 _UPDATE_BYTES = {
     "adamw_torch": 84,
     "adamw_torch_fused": 28,
@@ -156,6 +157,7 @@ _UPDATE_BYTES = {
     "muon": 52,
     "apollo_adamw": 44,
     "apollo_adamw_layerwise": 44,
+    "badam": 96,
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
@@ -189,7 +191,7 @@ def optimizer_seconds(job: Job) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     params = job.trained_params
-    share = params / job.world if recipe.sharding.divides_optimizer else params
+    share = params / (job.world / recipe.parallel.tensor) if recipe.sharding.divides_optimizer else params
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s

@@ -76,23 +76,19 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         if accumulates_at_half_rate(gpu)
         else coefficients.matmul_efficiency
     )
-    sustained = coefficients.gpu_rate
+    sustained = coefficients.gpu_rate * clock_share(hardware)
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
     matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
-    unnamed = hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(gpu).network
-    network = (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
+    network = _network_bytes_per_s(hardware, coefficients)
     # Torch's fused attention takes fp32 as it is, without tensor cores;
     # FlashAttention's package is given 16 bits.
     of_scores = gpu.fp32_flop_per_s or peak if regime.is_wide and recipe.attention != "flash2" else peak
     masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
     attention = masked
-    if scenario.stack.flash_generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
-        attention = (
-            of_scores
-            * coefficients.attention_efficiency
-            * _flash_share(gpu, scenario.stack.flash_generation)
-            * sustained
-        )
+    generation = scenario.stack.flash_generation
+    if generation > 1 and gpu.compute_capability not in _WITHOUT_FLASH:
+        share = _flash_share(gpu, generation)
+        attention = of_scores * coefficients.attention_efficiency * share * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
@@ -100,12 +96,22 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         attention_flop_per_s=attention,
         masked_attention_flop_per_s=masked,
         fp32_flop_per_s=fp32,
-        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * coefficients.memory_efficiency * sustained,
+        memory_bytes_per_s=gpu.memory_bandwidth_bytes_per_s
+        * coefficients.memory_efficiency
+        * coefficients.gpu_rate,
         host_link_bytes_per_s=pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency,
         collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
     )
+
+
+def _network_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
+    """Sustained bytes/s from one node to others: the host's links, or what servers of the card have."""
+    unnamed = (
+        hardware.gpus_per_node * coefficients.network_bytes_per_s_per_gpu * server_of(hardware.gpu).network
+    )
+    return (hardware.network_bytes_per_s or unnamed) * coefficients.network_efficiency
 
 
 def peak_flop_per_s(gpu: GpuSpec, dtype: str) -> float | None:
@@ -176,9 +182,23 @@ def _flash_share(gpu: GpuSpec, generation: int) -> float:
     return _OLD_INSTRUCTIONS_SHARE if generation < 3 and gpu.compute_capability in _NEW_INSTRUCTIONS else 1.0
 
 
+def clock_share(hardware: Hardware) -> float:
+    """Clock of the multiprocessors under a power limit, as a share of the clock without one;
+    1 where there is none.
+
+    Formula: sqrt(limit / rated power).  The memory keeps its clock.
+    Source: an RTX 3090 of 390 W loses 10 to 20 % of training speed at 280 W and 20 % at 230 W
+    (blog.qwertyforce.dev/posts/optimal_power_limit), one of 350 W loses 5 % at 280 W (pugetsystems.com, guide
+    1974).
+    Ignored: the chip's reserve, by which the first tenth of the power costs almost nothing.
+    """
+    limit, rated = hardware.power_limit_w, hardware.gpu.tdp_w
+    return 1.0 if limit is None or rated is None else min(1.0, (limit / rated) ** 0.5)
+
+
 def pcie_bytes_per_s(hardware: Hardware) -> float:
-    """Rated bytes/s of one direction between a GPU and its host:
-    the slower of the card's and the host's PCIe generation.
+    """Rated bytes/s of one direction between a GPU and its host: the slower of card and slot,
+    in generation and in lanes.
 
     An unknown generation counts as 3, the slowest in use.  Ignored: lanes shared through a switch.
     """
@@ -189,7 +209,7 @@ def pcie_bytes_per_s(hardware: Hardware) -> float:
     ]
     generation = min(known) if known else _ASSUMED_PCIE_GENERATION
     per_lane = _PCIE_LANE_BYTES_PER_S.get(generation, _PCIE_LANE_BYTES_PER_S[_ASSUMED_PCIE_GENERATION])
-    return per_lane * (hardware.gpu.pcie_lanes or _PCIE_LANES)
+    return per_lane * min(hardware.gpu.pcie_lanes or _PCIE_LANES, hardware.host.pcie_lanes or _PCIE_LANES)
 
 
 def talks_directly(hardware: Hardware) -> bool:
@@ -207,10 +227,12 @@ def talks_directly(hardware: Hardware) -> bool:
 def intra_node_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
     """Sustained bytes/s that one GPU receives in a ring inside its node.
 
-    NVLink and similar: half of the rated sum of both directions.  PCIe: one direction of the link.  ``qpi``:
-    at most what NCCL assumes between sockets.  Source: nccl ``src/graph/topo.h``; nccl-tests#149 (A100 NVLink
-    200 of 300 GB/s), nccl#1639 (5090).
+    What was measured, where it is given.  NVLink and similar: half of the rated sum of both
+    directions.  PCIe: one direction of the link.  ``qpi``: at most what NCCL assumes between sockets.
+    Source: nccl ``src/graph/topo.h``; nccl-tests#149 (A100 NVLink 200 of 300 GB/s), nccl#1639 (5090).
     """
+    if hardware.link_bytes_per_s is not None:
+        return hardware.link_bytes_per_s
     rated = hardware.gpu.interconnect_bytes_per_s
     pcie = pcie_bytes_per_s(hardware) * coefficients.pcie_efficiency
     if hardware.link == "qpi":

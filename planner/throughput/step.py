@@ -21,9 +21,11 @@ from planner.throughput.communication import (
     waiting_hook_seconds,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
+from planner.throughput.generation import generation_seconds
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import optimizer_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
+from planner.throughput.parallel import parallel_seconds
 from planner.throughput.passes import passes_aside
 from planner.throughput.terms import kernel_seconds, pass_seconds
 from planner.throughput.vision import tower_flop
@@ -40,6 +42,7 @@ _GPU_FORMULAS = {
     "dequantization": "kernels:expansion_seconds",
     "passes_aside": "terms:aside_seconds",
     "vision_tower": "terms:tower_seconds",
+    "parallel_collectives": "parallel:parallel_seconds",
     "sharding_copies": "communication:sharding_copy_seconds",
 }
 # Kernels over weights: as long in a short micro-step as in a long one.
@@ -69,7 +72,8 @@ def predict_time(
     aside = pass_seconds(job, "aside")
     for name in ("launches", "waits"):
         seconds[name] = seconds.get(name, 0.0) + aside.get(name, 0.0)
-    seconds |= {"passes_aside": kernel_seconds(aside), "sharding_copies": sharding_copy_seconds(job)}
+    seconds |= {"passes_aside": kernel_seconds(aside), "parallel_collectives": parallel_seconds(job)}
+    seconds["sharding_copies"] = sharding_copy_seconds(job)
     terms = _gpu_terms(job, seconds)
     gpu_s: Number = sum((term.seconds for term in terms), 0.0)
     terms += _host_terms(job, terms, gpu_s, seconds)
@@ -144,6 +148,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    terms += _term("generation", generation_seconds(job), "generation:generation_seconds")
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
@@ -166,8 +171,9 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
     """Rates of the whole job from the time of a step; a last partial batch is counted in proportion."""
     recipe, run, micro = job.recipe, job.scenario.run, job.mean_micro
     per_step = job.world * recipe.batch.grad_accum
-    samples_per_s = per_step * recipe.batch.micro_batch / step_s
-    length = micro.real / recipe.batch.rows
+    batches = per_step / recipe.parallel.gpus
+    samples_per_s = batches * recipe.batch.micro_batch / step_s
+    length = micro.real / recipe.batch.rows * recipe.parallel.context
     needed = per_step * model_flop(job.work, job.rank, micro.real, length)
     needed = needed + per_step * (
         passes_aside(recipe) * forward_flop(job.work, micro.real, length) + tower_flop(job)
@@ -182,8 +188,8 @@ def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePr
         terms=terms,
         step_s=step_s,
         samples_per_s=samples_per_s,
-        tokens_per_s=per_step * micro.real / step_s,
-        padded_tokens_per_s=per_step * micro.computed / step_s,
+        tokens_per_s=batches * recipe.parallel.context * micro.real / step_s,
+        padded_tokens_per_s=batches * recipe.parallel.context * micro.computed / step_s,
         model_flop_per_step=needed,
         mfu=needed / step_s / (job.world * job.rates.peak_flop_per_s),
         run_time_s=run_time_s,

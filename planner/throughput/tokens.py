@@ -8,6 +8,7 @@ from typing import Any
 from planner.anatomy.natural_lengths import longest_sample, mean_tokens, unlike_samples
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Number, Recipe
+from planner.domain.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,10 @@ class MicroStep:
     """Tokens of one micro-step on one GPU.
 
     ``computed``: tokens that pass the model, padding included, ``length`` per sample; ``real``: without
-    padding.  ``has_mask``: whether a padding mask reaches attention; an array of truth values on a grid.
-    ``spread``: standard deviation of ``length`` from one micro-step to the next, over its mean; 0 where all
-    are alike.
+    padding.  Of samples that several GPUs divide, ``length`` is that of the whole sample, whose keys every
+    token attends to.  ``has_mask``: whether a padding mask reaches attention; an array of truth values on a
+    grid.  ``spread``: standard deviation of ``length`` from one micro-step to the next, over its mean; 0
+    where all are alike.
     """
 
     computed: Number
@@ -27,29 +29,31 @@ class MicroStep:
     spread: Number = 0.0
 
 
-def micro_step(recipe: Recipe, coefficients: Coefficients, *, sorts_lengths: bool = False) -> MicroStep:
+def micro_step(recipe: Recipe, coefficients: Coefficients, stack: Stack) -> MicroStep:
     """Tokens of one micro-step.
 
     ``packed``: every token is real.  ``max_length``: all samples are padded to ``seq_len``.  ``longest``: to
     the longest of the batch (:func:`longest_sample`).  A batch of one is not padded under ``longest``, and
-    next to none is where the stack puts samples of like length together (``sorts_lengths``).
+    next to none is where the stack puts samples of like length together (stack switch
+    ``sorts_lengths``).
     """
     batch = recipe.batch
     if batch.padding == "packed":
         tokens = batch.rows * batch.seq_len
-        return MicroStep(tokens, tokens, batch.seq_len, False)
+        return MicroStep(tokens, tokens, batch.seq_len * batch.parts, False)
     natural = mean_tokens(batch)
     real = batch.rows * natural
     if batch.padding == "max_length":
         return MicroStep(batch.rows * batch.seq_len, real, batch.seq_len, natural < batch.seq_len)
-    draws = unlike_samples(batch, sorts_lengths=sorts_lengths)
-    longest = longest_sample(batch, draws, coefficients.length_variation)
+    draws = unlike_samples(batch, sorts_lengths=stack.sorts_lengths)
+    variation = coefficients.length_variation
+    longest = longest_sample(batch, draws, variation, drops_long=stack.drops_long_samples)
     length = longest.tokens
     return MicroStep(batch.rows * length, real, length, length > natural, longest.spread)
 
 
 def slowest_rank(
-    own: MicroStep, recipe: Recipe, variation: float, ranks: Number, *, sorts_lengths: bool = False
+    own: MicroStep, recipe: Recipe, coefficients: Coefficients, ranks: Number, stack: Stack
 ) -> MicroStep:
     """The micro-step of the GPU that all others of the job wait for; ``own``, that of any GPU,
     where lengths do not vary.
@@ -62,9 +66,10 @@ def slowest_rank(
     ``nn/parallel/distributed.py`` no_sync.
     """
     batch = recipe.batch
-    if not recipe.sharding.communicates or batch.padding != "longest" or sorts_lengths:
+    if not recipe.sharding.communicates or batch.padding != "longest" or stack.sorts_lengths:
         return own
-    longest = longest_sample(batch, batch.rows * ranks, variation)
+    draws, variation = batch.rows * ranks, coefficients.length_variation
+    longest = longest_sample(batch, draws, variation, drops_long=stack.drops_long_samples)
     meets = recipe.sharding.reduces_each_micro_step
     share = 1.0 if meets else batch.grad_accum**-0.5
     length = own.length + (longest.tokens - own.length) * share

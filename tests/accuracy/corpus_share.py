@@ -15,7 +15,9 @@ The rule for what is no training recipe was written before any file was counted:
 3. a file that says that it stops before training (``_STOPS``),
    or whose ``peft_config`` only merges (``export_dir``).
 
-Answered is exit code 0, 3, 4 or 5: a verdict, or a bounded answer that says how sure it is.
+Counted apart are files that their own tool refuses on so many GPUs, which ``plan check`` says with
+``refused-by-its-tool``. Answered is exit code 0, 3, 4 or 5: a verdict, or a bounded answer that says how sure
+it is.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from planner.cli.main import main as plan
 from planner.configs.document import read_document
 from planner.configs.read import recognise
 from planner.errors import PlannerError
+from planner.intake.config_file import REFUSED_BY_TOOL
 
 ANSWERED = (0, 3, 4, 5)
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")
@@ -99,7 +102,8 @@ def checked(file: str, gpu: str) -> tuple[int, str]:
 def reason_of(file: str, error: str) -> str:
     """A refusal without the file and without what it quotes, so that like ones count together."""
     text = _QUOTED.sub("...", error.replace(f"{file}:", "").strip())
-    return re.split(r"[;,]|: say ", text, maxsplit=1)[0][:90]
+    apart = f" [{REFUSED_BY_TOOL}]" if REFUSED_BY_TOOL in text else ""
+    return re.split(r"[;,]|: say ", text, maxsplit=1)[0][:90] + apart
 
 
 def files_of(root: Path, listed: Path | None) -> Iterator[tuple[str, str]]:
@@ -134,6 +138,8 @@ def tally(root: Path, listed: Path | None, gpu: str) -> dict[str, Tally]:
         code, reason = checked(file, gpu)
         if code in ANSWERED:
             found.answered += 1
+        elif REFUSED_BY_TOOL in reason:
+            found.left_out[f"counted apart: {reason}"] += 1
         else:
             found.refused[reason] += 1
     return tallies

@@ -10,23 +10,25 @@ from functools import cache
 
 import pytest
 
-from planner.calibration.score.rows import RowScore
+from planner.calibration.score.rows import score_record
 from planner.catalog.location import data_dir
+from planner.domain.run_record import RunRecord
+from planner.records import read_records
 from planner.records.calibration_file import read_calibration
 from tests.accuracy.choices import Case, Choice, stored_choices, worst_errors
-from tests.accuracy.published import published_validation
+from tests.accuracy.published import published_dir
 
 
 @cache
-def rows() -> tuple[RowScore, ...]:
-    """Uncalibrated predictions of every published row."""
-    return published_validation().rows
+def records() -> tuple[RunRecord, ...]:
+    """Every published row."""
+    return read_records([published_dir() / "*.csv"]).records
 
 
 @pytest.mark.parametrize("choice", stored_choices(), ids=lambda choice: choice.question)
 def test_a_choice_concerns_rows_and_changes_them(choice: Choice) -> None:
     """At least one row of the document is selected, and its other reading is another configuration."""
-    concerned = [row.record for row in rows() if choice.other_reading(row.record) is not None]
+    concerned = [record for record in records() if choice.other_reading(record) is not None]
     assert concerned
     assert all(record.source == choice.source for record in concerned)
     assert all(choice.other_reading(record) != record for record in concerned)
@@ -38,18 +40,18 @@ def test_the_other_readings_never_make_it_better() -> None:
     Memory is replayed, so four documents with few such rows stand for all.
     """
     model = read_calibration(data_dir() / "calibration" / "default.json")
-    few = Counter(
-        choice.source for choice in stored_choices() for row in rows() if choice.other_reading(row.record)
-    ).most_common()[-4:]
-    for quantity, sources in (
-        ("memory", {source for source, _ in few}),
-        ("throughput", {c.source for c in stored_choices()}),
-    ):
+    concerned = Counter(
+        choice.source for choice in stored_choices() for record in records() if choice.other_reading(record)
+    )
+    few = {source for source, _ in concerned.most_common()[-4:]}
+    for quantity, sources in (("memory", few), ("throughput", set(concerned))):
         choices = [choice for choice in stored_choices() if choice.source in sources]
+        quick = quantity != "memory"
+        rows = [score_record(record, model, quick=quick) for record in records() if record.source in sources]
         settled = worst_errors(
-            rows(), [Choice(source, "", ()) for source in sources], lambda _: model, quantity
+            rows, [Choice(source, "", ()) for source in sources], lambda _: model, quantity
         )
-        worst = worst_errors(rows(), choices, lambda _: model, quantity)
+        worst = worst_errors(rows, choices, lambda _: model, quantity)
         assert settled.keys() == worst.keys()
         assert all(worst[source] >= settled[source] for source in worst)
         assert any(worst[source] > settled[source] for source in worst)
@@ -57,7 +59,7 @@ def test_the_other_readings_never_make_it_better() -> None:
 
 def test_another_unit_scales_what_is_there() -> None:
     """A factor moves the number that a row has; a row without that number stays as it was."""
-    row = next(row.record for row in rows() if row.record.peak_memory_mib is not None)
+    row = next(record for record in records() if record.peak_memory_mib is not None)
     choice = Choice(row.source, "", (Case({}, {}, {"peak_memory_mib": 1.5}),))
     other = choice.other_reading(row)
     assert other is not None

@@ -1,5 +1,5 @@
-"""How wrong the predictions are on the published rows: an error budget that fails,
-and every miss accounted for.
+"""The error budget of the published rows and their list of misses;
+`make accuracy` holds all of them to what is stored.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.calibration.score.validate import SourceScore
+from planner.calibration.score.validate import SourceScore, validate
 from planner.catalog.location import data_dir
+from planner.records import read_records
 from tests.accuracy import budget
 from tests.accuracy.budget import (
     beyond_budget,
@@ -20,9 +21,8 @@ from tests.accuracy.budget import (
     rounded_up,
     stored_budget,
 )
-from tests.accuracy.misses import misses_part, stored_misses
-from tests.accuracy.published import published_dir, published_validation
-from tests.accuracy.stored import stored_accuracy
+from tests.accuracy.misses import stored_misses
+from tests.accuracy.published import published_dir
 
 DOCUMENTS = sorted(path.stem for path in published_dir().glob("*.csv"))
 REGENERATE = "see `plan validate 'data/published/*.csv' --rows`; `make regenerate` writes the new figures"
@@ -30,8 +30,9 @@ REGENERATE = "see `plan validate 'data/published/*.csv' --rows`; `make regenerat
 
 @pytest.fixture(scope="module")
 def scores() -> dict[str, SourceScore]:
-    """Every published document, scored."""
-    return {score.source: score for score in published_validation().sources}
+    """Three documents of few rows, scored: memory and time, memory alone, time alone."""
+    files = [published_dir() / f"{name}.csv" for name in ("torchtitan_h100", "colossalai", "fms_fsdp")]
+    return {score.source: score for score in validate(read_records(files)).sources}
 
 
 def test_the_budget_covers_every_document(scores: dict[str, SourceScore]) -> None:
@@ -39,21 +40,22 @@ def test_the_budget_covers_every_document(scores: dict[str, SourceScore]) -> Non
     and no figure is for a document or a quantity that is not there.
     """
     stored = stored_budget()
-    assert stored.keys() == scores.keys() == set(DOCUMENTS)
-    assert {name: set(figures) for name, figures in stored.items()} == {
-        name: set(budget_figures(score)) for name, score in scores.items()
-    }
+    assert stored.keys() == set(DOCUMENTS)
+    for name, score in scores.items():
+        assert set(stored[name]) == set(budget_figures(score))
 
 
-@pytest.mark.parametrize("source", DOCUMENTS)
-def test_errors_stay_within_the_budget(source: str, scores: dict[str, SourceScore]) -> None:
+def test_errors_stay_within_the_budget(scores: dict[str, SourceScore]) -> None:
     """No error, false verdict or number of rows without a model grows beyond what is stored."""
-    assert beyond_budget([scores[source]]) == [], REGENERATE
+    assert beyond_budget(list(scores.values())) == [], REGENERATE
 
 
 def test_a_figure_beyond_the_budget_is_named(scores: dict[str, SourceScore]) -> None:
     """A document that has no figures may have no error, and each of its figures is named with its value."""
-    unknown = replace(next(score for score in scores.values() if score.memory), source="unknown")
+    unknown = replace(
+        next(score for score in scores.values() if score.memory and score.memory.mape > 0.02),
+        source="unknown",
+    )
     assert any(line.startswith("unknown: memory_mape is 0.") for line in beyond_budget([unknown]))
 
 
@@ -64,15 +66,6 @@ def test_a_figure_beyond_the_budget_is_named(scores: dict[str, SourceScore]) -> 
 def test_budget_figures_are_rounded_up_at_the_second_digit(value: float, rounded: float) -> None:
     """Up, to two significant digits, never finer than a thousandth."""
     assert rounded_up(value) == rounded
-
-
-def test_the_budget_is_of_uncalibrated_predictions() -> None:
-    """Nothing is fitted; the generator writes the same documents with the same figures."""
-    assert published_validation().calibration == "uncalibrated"
-    written = budget_part(published_validation().sources)["documents"]
-    assert {name: set(figures) for name, figures in written.items()} == {
-        name: set(each) for name, each in stored_budget().items()
-    }
 
 
 def test_a_budget_that_is_loosened_has_a_reason() -> None:
@@ -102,16 +95,9 @@ def test_the_best_budget_is_kept(monkeypatch: pytest.MonkeyPatch, scores: dict[s
     assert loosened() == (f"{document}: false_fit",)
 
 
-def test_the_stored_misses_are_those_of_the_code() -> None:
-    """Which rows are far off, which of them no mechanism lists, and which are listed in vain."""
-    assert stored_accuracy()["misses"] == misses_part(published_validation().rows, stored_misses()), (
-        REGENERATE
-    )
-
-
 def test_only_published_rows_are_listed() -> None:
     """A mechanism is of rows that there are."""
-    known = {row.record.id for row in published_validation().rows}
+    known = {record.id for record in read_records([published_dir() / "*.csv"]).records}
     assert {row for table in stored_misses().values() for group in table for row in group.rows} <= known
 
 

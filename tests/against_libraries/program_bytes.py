@@ -35,7 +35,7 @@ def at_the_end_of(job: Job, phase: Phase) -> PhaseBytes:
     for index, event in enumerate(stream.events[:end]):
         slot = event if event >= 0 else ~event
         change = sizes[slot] if event >= 0 else -sizes[slot]
-        terms[stream.terms[slot]] += change
+        terms[stream.term(slot)] += change
         live += change
         peak = max(peak, live) if index >= begin else 0
     return PhaseBytes(terms, peak)

@@ -94,15 +94,8 @@ def main() -> None:
             if each.phase in trace
         ]
         reserved = 100 * (result.peak_reserved_bytes / int(row["trace_reserved_bytes"]) - 1)
-        print(
-            " ".join(key_of(row)),
-            f"{1000 * seconds:.0f} ms",
-            "reserved",
-            f"{reserved:+.2f}",
-            "|",
-            *said,
-            flush=True,
-        )  # noqa: T201
+        key = " ".join(key_of(row))
+        print(f"{key} {1000 * seconds:.0f} ms reserved {reserved:+.2f} |", *said, flush=True)  # noqa: T201
         if options.requests:
             from measure.trace.program import trace_events
 

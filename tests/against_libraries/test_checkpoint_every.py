@@ -52,6 +52,7 @@ def program_bytes(scenario: Scenario) -> int:
     return max(each.allocated_bytes for each in replayed_phases(job_of(scenario, Coefficients())))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), 3])

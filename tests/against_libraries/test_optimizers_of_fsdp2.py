@@ -35,7 +35,9 @@ OPTIMIZERS_OF: dict[Optimizer, Callable[[list[Any]], Any]] = {
 
 
 # LLaMA-Factory's own, which a rule refuses under every engine.
-REFUSED: frozenset[Optimizer] = frozenset({"adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise"})
+REFUSED: frozenset[Optimizer] = frozenset(
+    {"adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise", "badam"}
+)
 
 # torchao is no dependency; that its states become DTensors is read in its source.
 READ: frozenset[Optimizer] = frozenset({"adamw_torch_8bit", "adamw_torch_4bit"})

@@ -39,6 +39,8 @@ _EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 24,
 }
+_MAMBA = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 32}
+_NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", _DELTA),
     (
@@ -53,6 +55,33 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "conv_bias": True, "block_multiple_of": 16}),
     ("lfm2", {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "tie_embedding": False}),
+    (
+        "granitemoehybrid",
+        _MAMBA | {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 40},
+    ),
+    (
+        "granitemoehybrid",
+        _MAMBA | {"layer_types": ["mamba"] * 4, "num_local_experts": 0, "mamba_proj_bias": True},
+    ),
+    ("bamba", _MAMBA | {"attn_layer_indices": [1], "mamba_conv_bias": False, "mlp_bias": True}),
+    ("falcon_h1", _MAMBA | {"mamba_d_ssm": 48, "mamba_rms_norm": True, "projectors_bias": True}),
+    ("falcon_h1", _MAMBA | {"mamba_d_ssm": None, "tie_word_embeddings": True}),
+    ("nemotron_h", _NEMOTRON | {"hybrid_override_pattern": "M-*-"}),
+    (
+        "nemotron_h",
+        _NEMOTRON | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"], "use_bias": True},
+    ),
+    ("jamba", {"num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    (
+        "jamba",
+        {
+            "num_experts": 1,
+            "num_experts_per_tok": 1,
+            "mamba_dt_rank": 12,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
     ("qwen3_next", _DELTA | _EXPERTS | {"mlp_only_layers": [1], "full_attention_interval": 2}),
 ]
 

@@ -88,6 +88,7 @@ def compare(scenario: Scenario) -> None:
     assert predicted == pytest.approx(traced, rel=0.005)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("task", "kernel"), TASKS)
 def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
@@ -102,6 +103,7 @@ GRID = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize(("kernel", "model"), GRID)

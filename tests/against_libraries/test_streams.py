@@ -84,6 +84,9 @@ _GRANITE: dict[str, Any] = {
     "shared_intermediate_size": 1376,
 }
 _GRANITE |= {"mamba_n_heads": 8}
+_MAMBA2: dict[str, Any] = {"mamba_n_heads": 16, "mamba_d_state": 64, "mamba_chunk_size": 128}
+_NEMOTRON = {"mamba_num_heads": 16, "mamba_head_dim": 64, "n_groups": 2, "ssm_state_size": 64, "head_dim": 64}
+_NEMOTRON |= {"hybrid_override_pattern": "M-*M"}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": {**_DROPS, "sliding_window": 4096},
     "seed_oss": {"head_dim": 64},
@@ -99,10 +102,35 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**_GRANITE, "position_embedding_type": "rope"},
     "qwen3_5_text": _DELTA,
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "granite-h": {
+        **_GRANITE,
+        **_MAMBA2,
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention", "mamba"],
+    },
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1], "mamba_n_groups": 2},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 512, "head_dim": 64},
+    "falcon-h1-normed": {
+        **_MAMBA2,
+        "model_type": "falcon_h1",
+        "mamba_d_ssm": 512,
+        "head_dim": 64,
+        "mamba_rms_norm": True,
+    },
+    "nemotron_h": _NEMOTRON,
+    "jamba": {
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_dt_rank": 32,
+    },
 }
 # Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the
 # branches under QLoRA: the program casts the first layer's input once more for each adapter.  LFM2
-# with adapters: a gradient is copied one operator earlier.
+# with adapters: a gradient is copied one operator earlier.  A packed output projection of Mamba 2 is
+# refused.  Jamba: its adapter copies a turned input once.  Bamba returns scores of eager attention, which
+# live until the next layer has run.
 LEFT_OUT = {
     ("cohere2", "eager"),
     ("exaone4", "eager"),
@@ -110,6 +138,20 @@ LEFT_OUT = {
     ("lfm2", "lora"),
     ("lfm2", "qlora"),
 }
+LEFT_OUT |= {
+    (kind, "qlora") for kind in ("granite-h", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h", "jamba")
+}
+LEFT_OUT |= {
+    ("granite-h", "eager"),
+    ("nemotron_h", "eager"),
+    ("jamba", "eager"),
+    ("jamba", "lora"),
+    ("bamba", "eager"),
+}
+# PEFT refuses adapters on the output projection of Mamba 2, or nothing trains them.
+TARGETS = dict.fromkeys(
+    ("granite-h", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h"), "in_proj;q_proj;v_proj;up_proj"
+)
 WAYS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "gradient_checkpointing": False, "attention": "sdpa"},
     "eager": {"method": "full", "gradient_checkpointing": True, "attention": "eager"},
@@ -133,6 +175,7 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT]
 )
@@ -140,8 +183,32 @@ def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Pat
     """Models that the catalog does not have are predicted as exactly, from their config.json."""
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}), encoding="utf-8")
+    targets = {"lora_targets": TARGETS[kind]} if way == "lora" and kind in TARGETS else {}
     check(
-        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]}))
+        resolve(
+            from_flags(
+                {"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way], **targets}
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_one_sample_of_jamba_is_copied_nowhere(method: str, tmp_path: Path) -> None:
+    """With adapters on every matrix, a packed base too;
+    padding is masked before and behind the convolution.
+    """
+    config = tmp_path / "tiny.json"
+    config.write_text(
+        json.dumps({"model_type": "jamba", **_SMALL, **ARCHITECTURES["jamba"]}), encoding="utf-8"
+    )
+    padded = {"padding": "max_length", "tokens_per_sample": 400} if method == "lora" else {}
+    check(
+        resolve(
+            from_flags(
+                {"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 1, **WAYS[method], **padded}
+            )
+        )
     )
 
 
@@ -165,6 +232,23 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "intermediate_size": 256,
         "interleave_moe_layer_step": 2,
+    },
+    "granite-h": {
+        **_MAMBA2,
+        **_FEW,
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 8,
+        "intermediate_size": 256,
+        "shared_intermediate_size": 512,
+    },
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 0,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 256,
+        "mamba_dt_rank": 32,
     },
     "qwen3_next": {
         **_DELTA,

@@ -112,6 +112,7 @@ def test_zero_3_casts_a_model_that_it_finds_whole() -> None:
     assert held(events, "forward", "weights") == (PACKED + 2 * (TABLES + NORMS)) // WORLD + ROTARY_BYTES
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
 def test_repeated_periods_equal_all_layers(sharding: ShardingName) -> None:
     """A trace of a few layers gives the same peaks as one of all layers, and as many events."""

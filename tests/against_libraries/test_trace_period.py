@@ -46,6 +46,7 @@ def _contents(records: list[Record]) -> Counter[Hashable]:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "setup"),
     [

@@ -69,8 +69,10 @@ def traces() -> dict[str, list[AllocEvent]]:
 
 @pytest.mark.parametrize("name", TRACED)
 def test_shards_are_those_of_real_deepspeed(
-    name: str, traces: dict[str, list[AllocEvent]], reports: Reports
-) -> None:  # noqa: F811
+    name: str,
+    traces: dict[str, list[AllocEvent]],
+    reports: Reports,  # noqa: F811
+) -> None:
     """fp32 masters, optimizer states and the flat weights are to the byte what the last of two real processes
     holds.
     """
@@ -90,6 +92,7 @@ def test_shards_are_those_of_real_deepspeed(
         assert 0 <= whole - real["whole"] < 4 * real["tensors"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stage", ["zero2", "zero3"])
 def test_repeated_periods_equal_all_layers(stage: str) -> None:
     """Flat buffers grow with the depth, and still a trace of a few layers gives that of all of them."""

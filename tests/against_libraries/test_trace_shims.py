@@ -85,6 +85,22 @@ def test_layers_without_attention_run_the_kernels_of_a_gpu_installation() -> Non
     assert modeling_qwen3_5.torch_chunk_gated_delta_rule is own is not delta_rule
 
 
+def test_layers_of_mamba_run_the_kernels_of_mamba_ssm() -> None:
+    """One call for convolution, scan, norm and output projection; outside,
+    Transformers has no such function without a GPU.
+    """
+    from transformers.models.bamba import modeling_bamba
+    from transformers.models.jamba import modeling_jamba
+
+    from measure.trace.cuda.selective_scan import selective_scan
+
+    own = modeling_bamba.mamba2_split_conv1d_scan_combined
+    with shimmed("recurrent_kernels"):
+        assert modeling_bamba.mamba2_split_conv1d_scan_combined is not own
+        assert modeling_jamba.mamba_selective_scan is selective_scan
+    assert modeling_bamba.mamba2_split_conv1d_scan_combined is own
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_layer_without_attention_masks_padded_batches_alone(padded: bool) -> None:
     """The question is not asked of values, which fake tensors do not have."""

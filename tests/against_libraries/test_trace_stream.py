@@ -52,6 +52,7 @@ def bytes_in_order(trace: Trace) -> list[tuple[bool, int]]:
     return [(record.alloc, record.block.n_bytes) for record in trace.records if record.alloc]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("setup", [FULL, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> None:

@@ -73,6 +73,7 @@ def test_ends_in_fp32_beside_16_bit_matrices(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("layers", CHOICES, ids="+".join)
 @pytest.mark.parametrize("model", MODELS)
@@ -83,6 +84,7 @@ def test_every_request_is_that_of_the_real_modules(
     check(scenario_of(model, tmp_path, train_layers=layers, gradient_checkpointing=checkpointing))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("layers", CHOICES, ids="+".join)
 def test_the_peak_is_that_of_the_real_modules(
@@ -119,6 +121,7 @@ STACKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("layers", [("last:2",), ("1", "3"), ("first:2", "embed")], ids="+".join)
 @pytest.mark.parametrize("name", STACKS)
 def test_every_request_under_other_stacks(name: str, layers: tuple[str, ...], tmp_path: Path) -> None:
@@ -141,9 +144,28 @@ def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
     assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
     stream = step_of(job_of(scenario, Coefficients()))
     sizes = stream.sizes(dict.fromkeys(Unit, 1.0))
-    buckets = sum(size for size, term in zip(sizes, stream.terms, strict=True) if term == "gradient_buckets")
+    buckets = sum(size for slot, size in enumerate(sizes) if stream.term(slot) == "gradient_buckets")
     block = scenario.model.groups[0].block
     assert buckets == 2 * block.param_count * DTYPE_BYTES[scenario.recipe.numerics.load_dtype]
+
+
+@pytest.mark.parametrize("layers", [("last:2",), ("1", "embed", "head"), ("1:mlp", "3")], ids="+".join)
+@pytest.mark.parametrize(
+    ("sharding", "offload"),
+    [("zero1", None), ("zero2", None), ("zero3", None), ("zero3", "optimizer+params"), ("fsdp", None)],
+)
+def test_engines_that_divide_a_model(
+    sharding: str, offload: str | None, layers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Frozen layers have parts and units, but no gradients, masters and states:
+    the peak is that of the trace.
+    """
+    said = {"sharding": sharding, "gpus": 4, "seq": 1024, "batch": 4} | (
+        {"offload": offload} if offload else {}
+    )
+    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, gradient_checkpointing=True, **said)
+    trace = summarize(trace_events(scenario)).allocated_peak_bytes
+    assert program_bytes(scenario) == pytest.approx(trace, rel=0.005)
 
 
 @pytest.mark.parametrize("layers", [("last:2",), ("first:2", "head")], ids="+".join)

@@ -86,6 +86,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_attention_heads": 5, "image_size": 280, "patch_size": 14,
         },
     },
+    "gemma3": {
+        "model_type": "gemma3", "image_token_index": 4000, "mm_tokens_per_image": 100,
+        "text_config": {
+            "model_type": "gemma3_text", **TEXT, "head_dim": 64, "sliding_window": 512,
+            "query_pre_attn_scalar": 64,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model", "hidden_size": 320, "intermediate_size": 1280,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 5, "image_size": 280, "patch_size": 14, "vision_use_head": False,
+        },
+    },
 }  # fmt: skip
 SIZES = {
     "qwen2_vl": "504x336",
@@ -94,6 +106,7 @@ SIZES = {
     "qwen3_5": "576x384",
     "llava": "280x280",
 }
+SIZES |= {"gemma3": "280x280"}
 
 
 def program_peak(flags: dict[str, object]) -> int:

@@ -25,6 +25,8 @@ NAMES = (
     "qwen3.5-9b",
     "qwen3.5-35b-a3b",
     "llava-1.5-7b",
+    "gemma-3-4b",
+    "gemma-3-27b",
 )
 
 

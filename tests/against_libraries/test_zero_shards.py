@@ -165,7 +165,7 @@ def held(name: str, end: str = "") -> Counter[TermName]:
     found: Counter[TermName] = Counter()
     for event in stream.events[:last]:
         slot = event if event >= 0 else ~event
-        found[stream.terms[slot]] += sizes[slot] if event >= 0 else -sizes[slot]
+        found[stream.term(slot)] += sizes[slot] if event >= 0 else -sizes[slot]
     return found
 
 

@@ -119,9 +119,10 @@ def held_on_host(engine: Any, optimizer: Any, stage: int) -> dict[str, int]:
     """Bytes of what offload keeps beside the GPU, by DeepSpeed's own names; asked when a step is over."""
     if stage < 3:
         masters, accumulated = optimizer.single_partition_of_fp32_groups, optimizer.accumulated_grads_in_cpu
+        buffer = optimizer.param_buffer_of_bit16_for_cpu_offload_groups
         held = {
             "single_grad_partition": [each.grad for each in masters],
-            "param_buffer_of_bit16_for_cpu_offload_groups": optimizer.param_buffer_of_bit16_for_cpu_offload_groups,
+            "param_buffer_of_bit16_for_cpu_offload_groups": buffer,
             "temp_grad_buffer_for_cpu_offload": [optimizer.temp_grad_buffer_for_cpu_offload],
             "accumulated_grads_in_cpu": accumulated.values(),
             "single_partition_of_fp32_groups": masters,

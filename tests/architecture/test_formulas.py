@@ -34,6 +34,7 @@ NO_FORMULA = {
     "memory/replayed.py:replayed_phases": "replays",
     "memory/replayed.py:run_of": "replays",
     "memory/replayed.py:slot_events": "fills sizes in",
+    "memory/replayed.py:states_at_end": "adds up",
     "memory/replayed.py:terms_at": "adds up",
     "memory/replayed.py:without_card": "takes out what changes no request",
     "memory/replayed_peak.py:predict_replayed": "adds up the terms of a replay",

@@ -31,7 +31,8 @@ _PROBE = """
 import json, sys
 from planner.cli.main import main
 code = main(json.loads(sys.argv[1]))
-print(json.dumps({"code": code, "loaded": sorted({name.partition(".")[0] for name in sys.modules})}), file=sys.stderr)
+loaded = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"code": code, "loaded": loaded}), file=sys.stderr)
 """
 
 

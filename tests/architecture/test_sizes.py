@@ -13,13 +13,6 @@ MAX_ARGUMENTS = 6
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Functions that are longer, each with the reason.  An entry whose function is short again has to leave.
-LONG_FUNCTIONS: dict[str, str] = {
-    "planner/allocator/slots.py:run": (
-        "one loop over every event of a step: a call for each would take longer than the event"
-    ),
-}
-
 
 def _sources() -> list[Path]:
     return sorted(path for package in ("planner", "measure") for path in (ROOT / package).rglob("*.py"))
@@ -55,16 +48,9 @@ def test_files_are_short() -> None:
 
 
 def test_functions_are_short() -> None:
-    """No body has more than 40 lines, except those listed with a reason;
-    a listed one that is short again leaves the list.
-    """
-    long = {
-        name: _body_lines(function)
-        for name, function in _functions()
-        if _body_lines(function) > MAX_BODY_LINES
-    }
-    assert {name: count for name, count in long.items() if name not in LONG_FUNCTIONS} == {}
-    assert sorted(LONG_FUNCTIONS.keys() - long.keys()) == []
+    """No body has more than 40 lines."""
+    lines = {name: _body_lines(function) for name, function in _functions()}
+    assert {name: count for name, count in lines.items() if count > MAX_BODY_LINES} == {}
 
 
 def test_functions_take_few_arguments() -> None:

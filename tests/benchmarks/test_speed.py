@@ -51,7 +51,8 @@ from types import SimpleNamespace
 from accelerate.commands import estimate
 estimate.verify_on_hub = lambda repo, token=None: SimpleNamespace(config={})
 estimate.estimate_command(SimpleNamespace(
-    model_name=sys.argv[1], library_name="transformers", trust_remote_code=False, dtypes=["float32", "bfloat16", "int4"]))
+    model_name=sys.argv[1], library_name="transformers", trust_remote_code=False,
+    dtypes=["float32", "bfloat16", "int4"]))
 """
 # Prints which catalog files a prediction opens.
 OPENED = """
@@ -64,7 +65,9 @@ print(json.dumps([name for name in opened if name.endswith(".toml")]), file=sys.
 """
 
 LISTS = ("index", "sizes")
-START_RATIO = 2.0
+# Imports are one and a half of it; the rest are the programs and replays of twenty other jobs,
+# which the report compares.
+START_RATIO = 5.0
 ACCELERATE_RATIO = 10.0
 # Of a job that was not asked before, in a warm process: its replay without a limit,
 # and the quick estimate of other sizes of it.
@@ -129,8 +132,8 @@ def median_ratio(first: list[str], second: list[str], rounds: int) -> float:
 
 
 def test_cold_start(benchmark: BenchmarkFixture) -> None:
-    """A prediction from a cold process takes at most twice the time of importing the libraries of a command
-    line.
+    """A prediction from a cold process takes at most five times as long as to import the libraries of a
+    command line.
     """
     benchmark.pedantic(run, args=(PLAN,), rounds=3, warmup_rounds=1)
     if benchmark.enabled:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -63,9 +68,11 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert torch.cuda.get_device_capability() == (8, 9) and torch.cuda.is_bf16_supported()
         before = torch.cuda.memory_allocated()
         big = torch.empty(3 << 20, device="cuda")
-        assert torch.cuda.memory_allocated() - before == 12 << 20 and big.is_cuda and big.device.type == "cuda"
+        assert torch.cuda.memory_allocated() - before == 12 << 20
+        assert big.is_cuda and big.device.type == "cuda"
         del big
-        assert torch.cuda.memory_allocated() == before and torch.cuda.max_memory_allocated() == before + (12 << 20)
+        assert torch.cuda.memory_allocated() == before
+        assert torch.cuda.max_memory_allocated() == before + (12 << 20)
         free, total = torch.cuda.mem_get_info()
         assert total == card.total_memory and total - free == torch.cuda.memory_reserved() > 0
         mask = torch.tensor([[1, 1, 0], [1, 0, 0]], device="cuda")
@@ -76,6 +83,9 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
         assert large[rows].shape == (100, 512)
         assert large.masked_select(rows[:, None]).shape == (51200,)
         assert large.index_select(0, rows.nonzero().flatten()).shape == (100, 512)
+        strange = large.isnan().logical_or(large.isinf())
+        assert not strange.any() and strange.float().max().item() == 0
+        assert strange.sum().item() == 0 and large.max().item() == 1
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             assert torch.cuda.current_stream() == side
@@ -176,6 +186,49 @@ def test_what_a_launcher_starts_runs_in_the_dry_run(folder: Path) -> None:
     assert "a process that the program would start at python -u train.py" in out
 
 
+SEEING = """
+from transformers import AutoConfig, AutoTokenizer
+name = "Qwen/Qwen2.5-VL-3B-Instruct"
+words = AutoTokenizer.from_pretrained(name)
+picture = AutoConfig.from_pretrained(name).image_token_id
+assert words("w1<|image_pad|><|image_pad|>w2")["input_ids"] == [5, picture, picture, 6]
+"""
+
+
+@needs("transformers")
+def test_a_tokenizer_that_stands_in_knows_the_tokens_of_images(folder: Path) -> None:
+    """By the numbers of the model's configuration; one of the catalog's that lacks its tower is refused,
+    and not made up.
+    """
+    Path("rows.jsonl").write_text('{"text": "w1"}\n', encoding="utf-8")
+    command = ("trace", "--gpu", "4090", "--data", "rows.jsonl", "--", "python")
+    code, _, err = run(*command, program(before=SEEING))
+    assert code == 0, err
+    code, _, err = run(
+        *command, program(before=SEEING.replace("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-3-4b-it"))
+    )
+    assert code == 6
+    assert "google/gemma-3-4b-it has the text part alone in the catalog" in err.splitlines()[-1]
+
+
+# Replaces itself, and hands the very variables on that it has.
+REPLACING = """
+import os, sys
+os.environ["SAID"] = "yes"
+os.execvpe(sys.executable, [sys.executable, "train.py"], os.environ)
+"""
+
+
+def test_a_launcher_that_hands_its_own_variables_on_keeps_them(folder: Path) -> None:
+    """The program has the home folder of the dry run, and not none at all."""
+    program(
+        before="import os\nassert os.environ['SAID'] == 'yes' and 'measure-dry-run' in os.environ['HOME']"
+    )
+    Path("launch.py").write_text(REPLACING, encoding="utf-8")
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", "launch.py")
+    assert code == 0, err
+
+
 SHARDED = """
 import os, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -206,6 +259,30 @@ def test_the_first_of_four_ranks_holds_a_quarter(folder: Path) -> None:
     code, _, err = run("trace", "--gpu", "h100-sxm:2", "--", "torchrun", "--nproc_per_node", "4", script)
     assert code == 6
     assert "starts 4 processes, but --gpu names 2 cards" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_dry_run_that_is_ended_leaves_nothing(number: int, folder: Path) -> None:
+    """The program goes with it, whether it was asked or not; where it was asked, so does the folder."""
+    Path("waits.py").write_text(
+        "import os, time\nprint('at', os.getpid(), flush=True)\ntime.sleep(60)\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "measure", "trace", "--gpu", "4090", "--", "python", "waits.py"]
+    variables = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stderr is not None
+        child = next(int(line.split()[1]) for line in started.stderr if line.startswith("at "))
+        started.send_signal(number)
+        started.wait(30)
+    for _ in range(100):
+        if not Path(f"/proc/{child}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+    if number == signal.SIGTERM:
+        assert not list(folder.glob("measure-dry-run-*"))
 
 
 def test_a_program_without_a_step_has_no_answer(folder: Path) -> None:

@@ -530,7 +530,8 @@ def test_a_larger_card_goes_as_far_and_offload_is_told_apart(capsys: Captured) -
     assert main(["search", *shlex.split(f"{A6000_OR_A100} --gpu a100-80-sxm")]) == 0
     out = " ".join(capsys.readouterr().out.split())
     found = re.search(
-        r"Longest sequence: (\d+) \(.*?\) with offload and [\d.]+ GiB of host RAM .*?; without offload: (\d+) ",
+        r"Longest sequence: (\d+) \(.*?\) with offload and [\d.]+ GiB of host RAM .*?; "
+        r"without offload: (\d+) ",
         out,
     )
     assert found is not None

@@ -38,10 +38,8 @@ def test_the_report_is_the_stored_one(name: str) -> None:
         pytest.fail(f"{difference}\n\nIf this is meant: {UPDATE}", pytrace=False)
 
 
-def test_predictions_under_the_calibration_are_the_stored_ones() -> None:
-    """About 35 jobs with verdict, P(fits) and intervals, and every fitted number:
-    what a new calibration moves is printed.
-    """
+def test_calibrated_predictions_are_the_stored_ones() -> None:
+    """About 40 jobs with verdict, P(fits) and intervals under a calibration that no fit moves."""
     stored = PATH.read_text(encoding="utf-8") if PATH.is_file() else ""
     lines = difflib.unified_diff(
         stored.splitlines(), calibrated_text().splitlines(), "stored", "now", lineterm="", n=0
@@ -52,7 +50,7 @@ def test_predictions_under_the_calibration_are_the_stored_ones() -> None:
 
 
 def test_the_calibrated_jobs_are_on_both_sides_of_the_limit() -> None:
-    """A calibration that only ever says yes would show no change of verdict."""
+    """Jobs that all fit would show no change of verdict."""
     lines = PATH.read_text(encoding="utf-8").splitlines()
     verdicts = {line.split()[1] for line in lines if line.split() and line.split()[0] in JOBS}
     assert {"fits", "does_not_fit"} <= verdicts

@@ -326,7 +326,7 @@ def test_a_remembered_program_is_that_of_the_job(flags: Flags) -> None:
     no two jobs that need different ones are taken for each other.
     """
     made = job(resolve(from_flags(flags)))
-    own, remembered = step_of(made), program_of(made).stream
+    own, remembered = step_of(made), program_of(made)
     values = {unit: float(count) for unit, count in unit_values(made).items()}
     assert remembered.events == own.events
     assert remembered.sizes(values) == own.sizes(values)

@@ -1,45 +1,75 @@
-"""FlashAttention 2 of Transformers where the package is not installed: torch has a copy of the kernel."""
+"""FlashAttention 2 where the package is not installed, for Transformers and from the Hub:
+torch has a copy of the kernel.
+"""
 
 # ruff: noqa: SLF001 - what Transformers calls private here has no public name
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.importing import OnImport
+from measure.dry_run.libraries.importing import Change, OnImport
 from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 
 _NAME, _VERSION = "flash_attention_2", 2
+# What Transformers asks the package kernels for (5.16 modeling_flash_attention_utils.py,
+# FLASH_ATTN_KERNEL_FALLBACK).
+_ON_THE_HUB = "kernels-community/flash-attn2"
 
 
 def install(imports: OnImport, guesses: Guesses) -> None:
-    """Change Transformers when the program imports it, and only what is asked for by name."""
-    if find_spec("flash_attn") is not None:
-        return
+    """Change Transformers and the package kernels when the program imports them,
+    and only what is asked for by name.
+    """
+    if find_spec("flash_attn") is None:
+        imports.add("kernels", _from_hub(guesses))
+        imports.add("transformers.modeling_flash_attention_utils", _as_package(guesses))
+        imports.add("transformers.modeling_utils", _allow)
 
-    def load(module: ModuleType) -> None:
+
+def _assume(guesses: Guesses, who: str) -> None:
+    guesses.assume("package flash-attn", "torch's copy of its kernel", who)
+
+
+def _from_hub(guesses: Guesses) -> Change:
+    def change(module: ModuleType) -> None:
+        others = module.get_kernel
+
+        def get_kernel(repo_id: str, *args: Any, **kwargs: Any) -> Any:
+            if repo_id != _ON_THE_HUB:
+                return others(repo_id, *args, **kwargs)
+            _assume(guesses, repo_id)
+            return SimpleNamespace(flash_attn_func=flash_attn_func, flash_attn_varlen_func=Varlen())
+
+        module.get_kernel = get_kernel  # type: ignore[attr-defined]
+
+    return change
+
+
+def _as_package(guesses: Guesses) -> Change:
+    def change(module: ModuleType) -> None:
         others = module._lazy_imports
 
         def functions(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
             if implementation != _NAME:
                 return others(implementation, *args, **kwargs)
-            guesses.assume("package flash-attn", "torch's copy of its kernel", "transformers")
+            _assume(guesses, "transformers")
             return flash_attn_func, Varlen(), None, module._pad_input, module._unpad_input
 
         module._lazy_imports = functions  # type: ignore[attr-defined]
 
-    def allow(module: ModuleType) -> None:
-        base: Any = module.PreTrainedModel
-        check = base._flash_attn_import_error
+    return change
 
-        def checked(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:
-            if flash_attn_version != _VERSION:
-                check(self, flash_attn_version, *args, **kwargs)
 
-        base._flash_attn_import_error = checked
+def _allow(module: ModuleType) -> None:
+    base: Any = module.PreTrainedModel
+    check = base._flash_attn_import_error
 
-    imports.add("transformers.modeling_flash_attention_utils", load)
-    imports.add("transformers.modeling_utils", allow)
+    def checked(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:
+        if flash_attn_version != _VERSION:
+            check(self, flash_attn_version, *args, **kwargs)
+
+    base._flash_attn_import_error = checked

@@ -23,6 +23,7 @@ class OnImport(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._changes: dict[str, list[Change]] = defaultdict(list)
         self._around: dict[str, Around] = {}
+        self._looking: set[str] = set()
 
     def add(self, name: str, change: Change) -> None:
         """Change the module ``name`` when it comes, or now if it is there."""
@@ -38,18 +39,23 @@ class OnImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """The module's own spec, whose loader runs the change at the end."""
         del path, target
-        changes, around = self._changes.pop(fullname, []), self._around.pop(fullname, nullcontext)
-        if not changes and around is nullcontext:
+        if fullname in self._looking or (fullname not in self._changes and fullname not in self._around):
             return None
-        spec = importlib.util.find_spec(fullname)
+        self._looking.add(fullname)
+        try:
+            # Programs also look for a package without importing it,
+            # so the change stays until the code has run.
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking.remove(fullname)
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def run(module: ModuleType) -> None:
-            with around():
+            with self._around.pop(fullname, nullcontext)():
                 load(module)
-            for change in changes:
+            for change in self._changes.pop(fullname, []):
                 change(module)
 
         spec.loader.exec_module = run  # type: ignore[method-assign]

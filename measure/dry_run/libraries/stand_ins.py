@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import Change, OnImport
+from measure.dry_run.libraries.processors import image_tokens
+from measure.dry_run.libraries.words import N_WORDS, tokenizer_of_words
 
-_SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-_N_WORDS = 1000
 # One of bytes has so many.
 _FEWEST_WORDS = 256
-_TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
 
 
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
@@ -24,18 +22,25 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
     in.  Transformers 5 makes one without words where no file is there, and all rows are then empty: that is
     refused in any case.
     """
-    imports.add("transformers.models.auto.tokenization_auto", _tokenizers(guesses, allowed=allowed))
+    imports.add(
+        "transformers.models.auto.tokenization_auto", _tokenizers(guesses, "AutoTokenizer", allowed=allowed)
+    )
+    imports.add(
+        "transformers.tokenization_utils_base",
+        _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
+    )
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
 
 
-def _tokenizers(guesses: Guesses, *, allowed: bool) -> Change:
+def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Change:
     def change(module: ModuleType) -> None:
-        load = module.AutoTokenizer.from_pretrained
+        base = getattr(module, name_of_class)
+        load = base.from_pretrained.__func__
 
-        def from_pretrained(name: Any, *args: Any, **kwargs: Any) -> Any:
+        def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                found = load(name, *args, **kwargs)
+                found = load(cls, name, *args, **kwargs)
             except (OSError, ValueError):
                 if not allowed:
                     raise
@@ -48,10 +53,10 @@ def _tokenizers(guesses: Guesses, *, allowed: bool) -> Change:
                     f"tokenizer of {name}",
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
-            guesses.assume("tokenizer", f"one of {_N_WORDS:,} words, each a token", str(name))
-            return _tokenizer_of_words(kwargs.get("padding_side", "right"))
+            guesses.assume("tokenizer", f"one of {N_WORDS:,} words, each a token", str(name))
+            return tokenizer_of_words(kwargs.get("padding_side", "right"), image_tokens(name))
 
-        module.AutoTokenizer.from_pretrained = staticmethod(from_pretrained)
+        base.from_pretrained = classmethod(from_pretrained)
 
     return change
 
@@ -71,17 +76,3 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
 
     return change
-
-
-def _tokenizer_of_words(padding_side: str) -> Any:
-    """Made of the classes that the program itself has loaded; known words are w0, w1, ..."""
-    transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
-    words = [*_SPECIAL.values(), *(f"w{number}" for number in range(_N_WORDS))]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, padding_side=padding_side, **_SPECIAL
-    )
-    made.chat_template = _TEMPLATE
-    return made

@@ -19,7 +19,7 @@ import torch
 
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import OnImport
-from planner.catalog.models import model_entry
+from planner.catalog.models import entry_named_in, model_entry
 from planner.errors import UnknownNameError
 
 _WEIGHTS = "weights-without-content.safetensors"
@@ -60,10 +60,19 @@ class Checkpoints:
     def _from_catalog(self, name: str) -> str | None:
         """A temporary folder with the ``config.json`` that the catalog has, if it has one."""
         try:
-            entry = model_entry(name)
+            entry, by = model_entry(name), ""
         except UnknownNameError:
+            found = entry_named_in(name)
+            if found is None:
+                return None
+            entry, by = found, ", by its name alone"
+        self._guesses.assume("config.json of a model", f"the catalog's {entry.id}{by}", name)
+        if "text_config" in entry.config_fields() and "vision_config" not in entry.config_fields():
+            # Transformers would build a tower of its default sizes.
+            self._guesses.refuse(
+                "has the text part alone in the catalog; name a folder with its config.json", name
+            )
             return None
-        self._guesses.assume("config.json of a model", f"the catalog's {entry.id}", name)
         folder = Path(tempfile.mkdtemp())
         fields = {**_architectures(entry.config_fields()), **entry.config_fields()}
         (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")

@@ -99,9 +99,10 @@ IValue changed(const IValue& value, const Change& change, at::Device device) {
 // One in so many is chosen where the program asks which elements are special; 0: none is.
 int64_t chosen_share = 0;
 
-void write_guess(const Tensor& tensor, const Operator& op, int64_t choices) {
+void write_guess(const Tensor& tensor, const Operator& op, int64_t choices, bool of_no) {
   Block* block = block_of(tensor);
   if (block == nullptr || !block->on_card) return;
+  block->all_no = of_no || (tensor.scalar_type() == at::kBool && op.name != "aten::all" && chosen_share == 0);
   if (!block->real || !is_small(tensor)) {
     block->known = false;
     return;
@@ -117,7 +118,7 @@ void write_guess(const Tensor& tensor, const Operator& op, int64_t choices) {
       values.view({-1, n_columns}).narrow(1, 0, (n_columns + chosen_share - 1) / chosen_share).fill_(true);
     }
   } else {
-    values.fill_(1);
+    values.fill_(!of_no);
   }
   block->known = block->guessed = true;
 }
@@ -216,10 +217,25 @@ int64_t choices_of(const Call& call) {
   return first.isTensor() && first.toTensor().dim() > 0 ? first.toTensor().size(-1) : 0;
 }
 
+// Whether the result only sums up answers that are all no: nobody found a NaN.
+bool sums_up_no(const Call& call) {
+  if (!SUMS_UP.count(call.op.name)) return false;
+  bool any = false, all = true;
+  for (size_t i = 0; i < call.arguments.size(); ++i) {
+    if (call.op.is_out[i]) continue;
+    each_tensor(call.arguments[i], [&](const Tensor& each) {
+      const Block* block = block_of(each);
+      any = true, all = all && block != nullptr && block->all_no;
+    });
+  }
+  return any && all;
+}
+
 void guess_results(const Call& call, Stack* stack, size_t first) {
   if (LEAVES_VALUES.count(call.op.name)) return;
   const int64_t choices = choices_of(call);
-  const auto guess = [&](const Tensor& each) { write_guess(each, call.op, choices); };
+  const bool of_no = sums_up_no(call);
+  const auto guess = [&](const Tensor& each) { write_guess(each, call.op, choices, of_no); };
   for (size_t i = first; i < stack->size(); ++i) each_tensor((*stack)[i], guess);
   for (size_t i = 0; i < call.arguments.size(); ++i) {
     if (call.op.is_written[i]) each_tensor(call.arguments[i], guess);
@@ -396,7 +412,13 @@ Tensor& copy(Tensor& self, const Tensor& source, bool) {
     note_values(self, guessed, false);
     if (guessed && self.is_cpu() && on_guess != nullptr) on_guess("values copied to the host", "aten::copy_");
   } else if (self.is_cuda()) {
-    if (to != nullptr) to->known = false;
+    if (to == nullptr) return self;
+    to->known = false;
+    to->all_no = from != nullptr && from->all_no;
+    if (readable && source.scalar_type() == at::kBool) {
+      c10::impl::ExcludeDispatchKeyGuard no_front(DispatchKeySet(DispatchKey::Fake));
+      to->all_no = !on_host(source).any().item<bool>();
+    }
   } else if (to == nullptr) {
     if (on_guess != nullptr) on_guess("values copied to the host", "aten::copy_");
     self.fill_(self.scalar_type() != at::kBool);

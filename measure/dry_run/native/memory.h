@@ -9,7 +9,7 @@
 namespace dry {
 
 // One allocation.  `values`: whether its bytes are real memory that holds what the program would find there.
-// `guessed`: some of these values stand for ones that nobody has.
+// `guessed`: some of these values stand for ones that nobody has.  `all_no`: they would be answers to a question, all of them no.
 struct Block {
   void* data = nullptr;
   int64_t id = -1;
@@ -19,6 +19,7 @@ struct Block {
   bool real = false;
   bool known = false;
   bool guessed = false;
+  bool all_no = false;
   bool other_stream = false;
 };
 

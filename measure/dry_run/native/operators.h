@@ -27,6 +27,7 @@ struct Operator {
 const std::unordered_set<std::string> PRODUCTS{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
 const std::unordered_set<std::string> CHOOSING{"aten::topk", "aten::sort", "aten::argsort", "aten::argmax", "aten::argmin",
                                                "aten::multinomial"};
+const std::unordered_set<std::string> SUMS_UP{"aten::max", "aten::amax", "aten::sum", "aten::any", "aten::clone", "aten::add"};
 // Results of these say that all is well when nothing is written to them.
 const std::unordered_set<std::string> LEAVES_VALUES{"aten::_amp_foreach_non_finite_check_and_unscale_"};
 

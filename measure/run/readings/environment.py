@@ -171,28 +171,15 @@ def environment_text(
     rows = [("gpu", unusable or _NO_GPU)] if not environment["gpus"] else [("gpu", gpu_id or _NO_NAME)]
     states = environment["gpu_state"] or [{}] * len(environment["gpus"])
     for number, (gpu, state) in enumerate(zip(environment["gpus"], states, strict=True)):
-        rows.append(
-            (
-                f"card {number}",
-                f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}, {_state_text(state)}".rstrip(", "),
-            )
-        )
+        text = f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}, {_state_text(state)}"
+        rows.append((f"card {number}", text.rstrip(", ")))
     if environment["gpus"]:
-        rows.append(
-            (
-                "driver",
-                f"{environment['gpus'][0]['driver']}, up to CUDA {environment['gpus'][0]['cuda_driver']}",
-            )
-        )
+        first = environment["gpus"][0]
+        rows.append(("driver", f"{first['driver']}, up to CUDA {first['cuda_driver']}"))
     limit = environment["container_limit_bytes"]
+    cores, threads = environment["cpu_cores"], environment["cpu_threads"]
     rows += [
-        (
-            "cpu",
-            (
-                f"{environment['cpu']}, {environment['cpu_cores']} cores, {environment['cpu_threads']} "
-                "threads for this process"
-            ),
-        ),
+        ("cpu", f"{environment['cpu']}, {cores} cores, {threads} threads for this process"),
         ("host RAM", format_bytes(environment["host_memory_bytes"])),
         ("limit of container", "none" if limit is None else format_bytes(limit)),
         ("system", f"{environment['os']}, Python {environment['python']}"),

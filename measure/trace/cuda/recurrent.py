@@ -1,4 +1,5 @@
-"""The kernels of gated delta layers: what the packages flash-linear-attention and causal-conv1d allocate.
+"""The kernels of layers without attention:
+what the packages flash-linear-attention and causal-conv1d allocate.
 
 Both need a GPU to import, and Transformers falls back to plain torch without them, which is another program.
 Source: flash-linear-attention 0.6 fla/ops/gated_delta_rule/chunk.py (ChunkGatedDeltaRuleFunction),
@@ -15,6 +16,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+
+from measure.trace.cuda.selective_scan import selective_scan
+from measure.trace.cuda.state_space import split_scan
 
 CHUNK_TOKENS = 64
 
@@ -144,6 +148,8 @@ def delta_rule(
 
 
 _KERNELS: dict[str, Any] = {"torch_chunk_gated_delta_rule": delta_rule, "causal_conv1d_fn": convolution}
+_KERNELS |= {"mamba_selective_scan": selective_scan}
+_SPLIT_SCAN = "mamba2_split_conv1d_scan_combined"
 _MASK = "create_recurrent_attention_mask"
 
 
@@ -156,10 +162,10 @@ def _modelling_code(name: str) -> list[Any]:
 
 
 @contextmanager
-def recurrent_kernels() -> Iterator[None]:
-    """Inside, modelling code runs these kernels."""
+def recurrent_kernels(multiprocessors: int) -> Iterator[None]:
+    """Inside, modelling code runs these kernels, on a card with so many ``multiprocessors``."""
     with ExitStack() as stack:
-        for kernel, ours in _KERNELS.items():
+        for kernel, ours in {**_KERNELS, _SPLIT_SCAN: split_scan(multiprocessors)}.items():
             for module in _modelling_code(kernel):
                 stack.enter_context(mock.patch.object(module, kernel, ours))
         yield

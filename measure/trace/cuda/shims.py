@@ -25,19 +25,21 @@ from measure.trace.cuda.recurrent import recurrent_kernels, recurrent_mask
 from measure.trace.cuda.sdpa import attention_on_cuda
 from measure.trace.cuda.softmax import softmax_on_cuda
 from measure.trace.tracer import Recorder
+from planner.domain.hardware import USUAL_MULTIPROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What shims need to know.
 
-    ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``:
-    its tokens without padding.
+    ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its
+    tokens without padding.  ``multiprocessors``: those of the card, by which some kernels divide their sums.
     """
 
     padded: bool
     recorder: Recorder
     real_tokens: int = 0
+    multiprocessors: int = USUAL_MULTIPROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +249,10 @@ SHIMS: tuple[Shim, ...] = (
     Shim(
         "recurrent_kernels",
         "cuda",
-        "the packages of gated delta layers need CUDA, and without them Transformers runs another program",
-        "transformers/models/qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule, causal_conv1d_fn",
-        lambda _: recurrent_kernels(),
+        "the packages of layers without attention need CUDA, and without them Transformers runs "
+        "another program",
+        "transformers/integrations/hub_kernels.py use_kernel_func_from_hub_with_fallback",
+        lambda situation: recurrent_kernels(situation.multiprocessors),
     ),
     Shim(
         "fused_dropout",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.calibration.fit.machines import kept_effects
+from planner.calibration.fit.machine_effects import kept_effects
 from planner.calibration.fit.problem import Problem
 from planner.calibration.fit.solver import (
     DEFAULT_PULL,

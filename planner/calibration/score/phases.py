@@ -39,7 +39,7 @@ class PhaseScore:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseSummary:
+class PhaseErrors:
     """Errors of one phase at one level, over all records that have it."""
 
     phase: Phase
@@ -93,7 +93,7 @@ def _compare(
     return Comparison(f"{level}_bytes", max(measured), round(float(predicted)))
 
 
-def summarise_phases(scores: Mapping[str, Iterable[PhaseScore]]) -> tuple[PhaseSummary, ...]:
+def summarise_phases(scores: Mapping[str, Iterable[PhaseScore]]) -> tuple[PhaseErrors, ...]:
     """Errors of each phase and level over records (by id), each record with the same weight;
     phases in their order.
     """
@@ -106,4 +106,4 @@ def summarise_phases(scores: Mapping[str, Iterable[PhaseScore]]) -> tuple[PhaseS
                     pairs.setdefault((score.phase, level), []).append((record_id, comparison))
     places = [(phase, level) for phase in PHASES for level in PHASE_LEVELS if (phase, level) in pairs]
     found = [(place, summarise(pairs[place])) for place in places]
-    return tuple(PhaseSummary(*place, errors) for place, errors in found if errors is not None)
+    return tuple(PhaseErrors(*place, errors) for place, errors in found if errors is not None)

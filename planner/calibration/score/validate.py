@@ -16,7 +16,7 @@ from planner.calibration.score.metrics import (
     summarise,
     summarise_bounds,
 )
-from planner.calibration.score.phases import PhaseScore, PhaseSummary, score_phases, summarise_phases
+from planner.calibration.score.phases import PhaseErrors, PhaseScore, score_phases, summarise_phases
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison, RowScore, is_cpu, score_record
 from planner.domain.calibration import Calibration
@@ -82,7 +82,7 @@ class Validation:
     phases: Mapping[str, tuple[PhaseScore, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def phase_errors(self) -> tuple[PhaseSummary, ...]:
+    def phase_errors(self) -> tuple[PhaseErrors, ...]:
         """Errors of each phase and level over all records that carry readings;
         a CPU has no level that could be compared.
         """

@@ -11,6 +11,7 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, with_windows
 from planner.catalog.architectures.parts import gated_mlp, rms, separate_qkv, with_scaling
+from planner.catalog.architectures.square_vision import siglip_tower
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
 from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
@@ -89,15 +90,20 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
 
 
 def read_gemma3(fields: ConfigFields) -> ModelSpec:
-    """``gemma3``: the multimodal checkpoint; its text decoder,
-    which is what training on text alone computes.
+    """``gemma3``: the multimodal checkpoint, which AutoModelForCausalLM loads whole; without
+    ``vision_config`` its decoder.
     """
     text = dict(fields.section("text_config").data)
     text.setdefault("model_type", "gemma3_text")
     if fields.has("tie_word_embeddings"):
         text["tie_word_embeddings"] = fields.flag("tie_word_embeddings", True)
     spec = read_gemma3_text(ConfigFields(text, f"{fields.where}: text_config"))
-    return replace(spec, omits="the vision tower and its projector, which the multimodal class also loads")
+    spec = replace(spec, text_class="Gemma3ForCausalLM", loads_whole=True)
+    if not fields.has("vision_config"):
+        return spec.text_part()
+    tokens = fields.integer("mm_tokens_per_image", default=256)
+    tower = siglip_tower(fields.section("vision_config"), spec.hidden_size, tokens)
+    return replace(spec, architecture="gemma3", vision=tower)
 
 
 def _is_capped(fields: ConfigFields, name: str, *, default: bool) -> bool:

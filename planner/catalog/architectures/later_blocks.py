@@ -1,4 +1,4 @@
-"""Dense architectures that vary attention: Command R7B, EXAONE 4, Hunyuan, OLMo 1, Ministral 3, Granite 4.
+"""Dense architectures that vary attention: Command R7B, EXAONE 4, Hunyuan, OLMo 1 and Ministral 3.
 
 Module names, shapes and defaults are those of Transformers 5.23
 (``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
@@ -21,8 +21,7 @@ from planner.catalog.architectures.llama_family import (
 from planner.catalog.architectures.parts import group_layers, plain_mlp, rms, separate_qkv
 from planner.catalog.architectures.stablelm import read_cohere
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
-from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
-from planner.errors import NotModelledError
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def turned_in_windows(block: BlockSpec, windows: Sequence[int | None]) -> list[BlockSpec]:
@@ -125,44 +124,7 @@ def read_ernie(fields: ConfigFields) -> ModelSpec:
     return replace(spec, rotary_tables="fp32")
 
 
-def read_granite4(fields: ConfigFields) -> ModelSpec:
-    """``granitemoehybrid`` where every layer attends and none has experts: Granite's block,
-    gate and up in one product.
-
-    Layers of Mamba 2 are refused, and so are experts beside the shared MLP.
-    """
-    hidden, n_layers, bias = (
-        fields.integer("hidden_size"),
-        fields.layers("num_hidden_layers"),
-        fields.flag("attention_bias", False),
-    )
-    kinds = fields.texts("layer_types") if fields.has("layer_types") else ("linear_attention",) * n_layers
-    others = sorted(set(kinds) - {"attention", "full_attention"})
-    if others or fields.count("num_local_experts", default=8):
-        what = f"layers of type '{others[0][:40]}'" if others else "experts beside the shared MLP"
-        raise NotModelledError(
-            f"{fields.where}: {what} of this architecture are not modelled, only layers that attend, "
-            "without experts"
-        )
-    if len(kinds) != n_layers:
-        raise fields.fail(f"layer_types names {len(kinds)} layers, num_hidden_layers is {n_layers}")
-    attention = replace(
-        attention_of(fields),
-        position="rope" if fields.text("position_embedding_type", "") == "rope" else "none",
-    )
-    width = fields.integer("shared_intermediate_size", default=1024)
-    linears = (
-        *separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias),
-        LinearSpec("input_linear", "mlp", hidden, 2 * width, "mlp_in"),
-        LinearSpec("output_linear", "mlp", width, hidden, "mlp_mid"),
-    )
-    mlp = MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu"))
-    block = BlockSpec(attention, mlp, linears, (rms(hidden, copies=2),), scales_branches=True)
-    return replace(decoder(fields, [block] * n_layers), embedding_scale="model", scales_logits=True)
-
-
 READERS = {
-    "granitemoehybrid": read_granite4,
     "ernie4_5": read_ernie,
     "apertus": read_apertus,
     "cohere2": read_cohere2,

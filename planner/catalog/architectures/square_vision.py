@@ -12,7 +12,15 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp
 from planner.catalog.architectures.qwen_vision import NO_ATTENTION
-from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.model import (
+    AttentionSpec,
+    BlockGroup,
+    BlockSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    NormSpec,
+)
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 
@@ -54,29 +62,11 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
             f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, "
             "clip_vision_model is"
         )
-    width, heads = (
-        vision.integer("hidden_size", default=768),
-        vision.integer("num_attention_heads", default=12),
-    )
-    inner, n_layers = vision.integer("intermediate_size", default=3072), vision.layers("num_hidden_layers")
+    width, n_layers = vision.integer("hidden_size", default=768), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=32)
-    if width % heads or n_unread >= n_layers:
-        raise vision.fail(
-            f"{n_layers} layers of width {width} with {heads} heads are no CLIP tower that LLaVA reads"
-        )
-    size, grid = width // heads, (side // patch) ** 2
-    attention = AttentionSpec(heads, heads, size, size, position="none", heads_last=True)
-    linears = tuple(
-        LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv"
-    )
-    linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
-    activation = vision.text("hidden_act", "quick_gelu")
-    layer = BlockSpec(
-        attention,
-        MlpSpec(inner, gated=False, activation=activation),
-        linears + plain_mlp(width, inner, ("fc1", "fc2"), bias=True),
-        (layer_norm(width, copies=2),),
-    )
+    if n_unread >= n_layers:
+        raise vision.fail(f"a CLIP tower of {n_layers} layers has none that LLaVA reads")
+    layer, grid = _layer(vision, width, "quick_gelu"), (side // patch) ** 2
     numbers = vision.integer("num_channels", default=3) * patch**2
     conv = LinearSpec("patch_embedding", "embedding_projection", numbers, width, "embed", kind="parameter")
     entry = BlockSpec(
@@ -94,6 +84,74 @@ def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class:
         behind=(layer_norm(width),),
         keeps_states=True,
         n_unread=n_unread,
+    )
+
+
+def _layer(vision: ConfigFields, width: int, activation: str) -> BlockSpec:
+    """A layer of CLIP or SigLIP, which differ in the ``activation`` that they have by default."""
+    heads, inner = (
+        vision.integer("num_attention_heads", default=12),
+        vision.integer("intermediate_size", default=3072),
+    )
+    if width % heads:
+        raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
+    attention = AttentionSpec(heads, heads, width // heads, width // heads, position="none", heads_last=True)
+    linears = tuple(
+        LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias=True) for name in "qkv"
+    )
+    linears += (LinearSpec("out_proj", "attention", width, width, "attn_out", bias=True),)
+    return BlockSpec(
+        attention,
+        MlpSpec(inner, gated=False, activation=vision.text("hidden_act", activation)),
+        linears + plain_mlp(width, inner, ("fc1", "fc2"), bias=True),
+        (layer_norm(width, copies=2),),
+    )
+
+
+def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
+    """SigLIP's tower with Gemma 3's projector, which averages patches to ``tokens`` for each image.
+
+    Source: transformers 5.23 models/siglip/configuration_siglip.py, models/gemma3/modeling_gemma3.py
+    Gemma3MultiModalProjector.
+    """
+    kind = vision.text("model_type", "siglip_vision_model")
+    if kind != "siglip_vision_model" or vision.flag("vision_use_head", True):
+        what = f"of architecture '{kind[:40]}'" if kind != "siglip_vision_model" else "with a head of its own"
+        raise NotModelledError(
+            f"{vision.where}: a vision tower {what} is not modelled, siglip_vision_model without a head is"
+        )
+    width, n_layers = vision.integer("hidden_size", default=768), vision.layers("num_hidden_layers")
+    side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=16)
+    grid, row = side // patch, round(tokens**0.5)
+    if not row or row * row != tokens or grid % row:
+        raise vision.fail(f"{grid} x {grid} patches are not averaged to mm_tokens_per_image {tokens}")
+    numbers = vision.integer("num_channels", default=3) * patch**2
+    conv = LinearSpec(
+        "patch_embedding", "embedding_projection", numbers, width, "embed", bias=True, kind="parameter"
+    )
+    entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (), extra_params=grid**2 * width)
+    last = LinearSpec(
+        "mm_input_projection_weight", "embedding_projection", width, hidden, "mlp_in", kind="parameter"
+    )
+    return TowerSpec(
+        "gemma3",
+        width,
+        ImageRule("square", patch, side_pixels=side, tokens=tokens),
+        entry,
+        (BlockGroup(n_layers, _layer(vision, width, "gelu_pytorch_tanh")),),
+        (
+            BlockGroup(
+                1,
+                BlockSpec(
+                    NO_ATTENTION,
+                    MlpSpec(0, False, ""),
+                    (last,),
+                    (NormSpec("rms", width, scaling="one_plus"),),
+                ),
+            ),
+        ),
+        tokens / grid**2,
+        behind=(layer_norm(width),),
     )
 
 

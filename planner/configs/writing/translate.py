@@ -16,7 +16,19 @@ from planner.configs.zero import AUTO
 OWN_TOOL = "plan"
 # What a file of a trainer does not say: the machine is where it is started.
 _OF_MACHINE = frozenset(
-    {"gpu", "gpus", "gpu_memory", "nodes", "host", "host_memory", "link", "stack", "price"}
+    {
+        "gpu",
+        "gpus",
+        "gpu_memory",
+        "nodes",
+        "host",
+        "host_memory",
+        "link",
+        "link_gb_per_s",
+        "pcie_lanes",
+        "pcie_generation",
+    }
+    | {"power_limit_w", "stack", "price"}
 )
 _IN_DEEPSPEED = {"batch": "train_micro_batch_size_per_gpu", "grad_accum": "gradient_accumulation_steps"}
 

@@ -4,6 +4,7 @@ what each of them allocates beside the model's own requests.
 
 from __future__ import annotations
 
+from planner.program.engines.blockwise import Blockwise
 from planner.program.engines.ddp import Ddp
 from planner.program.engines.fsdp1 import Fsdp1
 from planner.program.engines.fsdp2 import Fsdp2
@@ -18,6 +19,8 @@ def runtime_of(job: Job) -> type[Runtime]:
     """The runtime of a job's sharding."""
     if job.recipe.steps_in_backward:
         return Layerwise
+    if job.recipe.optimizer == "badam":
+        return Blockwise
     sharding = job.recipe.sharding
     if sharding.engine == "deepspeed":
         return Zero3 if sharding.is_zero3 else Zero12

@@ -4,7 +4,9 @@ Source: torch 2.13 nn/parallel/distributed.py, torch/csrc/distributed/c10d/reduc
 the first bucket is of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it, in the reverse
 order of the parameters.  Gradients are copied into buckets and out of them (``gradient_as_bucket_view`` is
 off by default); buckets stay until the end.
-Ignored: buckets are made again after the first step, in the order in which gradients came.
+Ignored: buckets are made again after the first step, in the order in which gradients came.  Where no unused
+parameters are looked for, one bucket holds all gradients until then (``compute_bucket_size_limits``).
+Weights are copied for the first broadcast, 250 MiB at a time.  All of this moves reserved memory alone.
 """
 
 from __future__ import annotations

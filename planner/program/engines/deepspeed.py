@@ -17,7 +17,7 @@ from planner.program.load import take_workspaces
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.runtime import Part, Pass, Runtime
-from planner.program.stream import Instance, Stream, Trained
+from planner.program.stream import Instance, Stream
 from planner.program.template import BACKWARD, FORWARD
 from planner.program.tensors import MARK, Mark, Unit
 
@@ -60,7 +60,7 @@ class DeepSpeed(Runtime):
         self.stream.enter("forward")
         take_workspaces(self.stream, self.job)
 
-    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step whose gradients the engine takes."""
         self.boundary, self._in_backward = phases.is_last, False
         super().micro_step(parts, phases)
@@ -78,14 +78,16 @@ class DeepSpeed(Runtime):
         self._run(part, BACKWARD)
 
     def _run(self, part: Instance, stage: str) -> None:
-        events, marks = self.stream.events, part.template.marks
-        for event in part.marked_events(stage):
-            if event < MARK:
-                events.append(event)
-            elif marks[event - MARK].moment == "gradient":
-                self._ready(part, marks[event - MARK])
+        stream, events, start = self.stream, part.marked_events(stage), 0
+        for place in [place for place, event in enumerate(events) if event >= MARK]:
+            stream.events += events[start:place]
+            start = place + 1
+            mark = part.template.marks[events[place] - MARK]
+            if mark.moment == "gradient":
+                self._ready(part, mark)
             else:
-                self.at(part, marks[event - MARK], recomputes=stage == BACKWARD)
+                self.at(part, mark, recomputes=stage == BACKWARD)
+        stream.events += events[start:]
 
     def _ready(self, part: Instance, mark: Mark) -> None:
         """A gradient is there."""
@@ -93,9 +95,9 @@ class DeepSpeed(Runtime):
         assert slot is not None
         self.gradient(self.params[part.name][mark.number], slot)
 
-    def optimizer_step(self, trained: list[Trained]) -> None:
+    def optimizer_step(self, gradients: list[int]) -> None:
         """The engine's own step."""
-        del trained
+        del gradients
         self.stream.enter("optimizer_step")
         self.step()
         self._has_states = True

@@ -26,7 +26,7 @@ from planner.program.job import Job
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Weight
 from planner.program.runtime import Part, Pass, Runtime
-from planner.program.stream import Instance, Stream, Trained
+from planner.program.stream import Instance, Stream
 from planner.program.template import BACKWARD, FORWARD
 from planner.program.tensors import Unit
 
@@ -45,6 +45,7 @@ class Fsdp(Runtime):
         self.groups: dict[str, Group] = {}
         self.order: list[str] = []
         self.reduces = True
+        self._shards: list[Weight] = []
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
@@ -68,12 +69,16 @@ class Fsdp(Runtime):
     def load(self) -> None:
         """Every parameter comes whole, and leaves its shard."""
         self.weights = load_shards(self.stream, self.job, self.sizes)
+        self._shards = [self.sizes.shard(each) for each in self.weights if each.trained]
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
         for group in self.groups.values():
             group.seen_bytes = [self.sizes.seen_bytes(each) for each in group.weights]
+            group.whole_bytes = sum(group.seen_bytes)
+            group.shard_bytes = sum(self.sizes.stored_bytes(each) for each in group.weights)
+            group.narrows = any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
 
-    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """One micro-step; the optimizer updates shards, whose gradients the groups have."""
         self.reduces = phases.is_last or not self.reduces_last_only
         super().micro_step(parts, phases)
@@ -148,13 +153,12 @@ class Fsdp(Runtime):
                 self._after_backward(name)
         self.order.clear()
 
-    def optimizer_step(self, trained: list[Trained]) -> None:
+    def optimizer_step(self, gradients: list[int]) -> None:
         """Update the shards and drop their gradients."""
-        del trained
+        del gradients
         self.stream.enter("optimizer_step")
         if not (self.offloads or self.job.recipe.offloads_optimizer):
-            shards = [self.sizes.shard(each) for each in self.weights if each.trained]
-            self.states += optimizer_step(self.stream, self.job, shards, first=not self.states)
+            self.states += optimizer_step(self.stream, self.job, self._shards, first=not self.states)
         for group in self.groups.values():
             self.free(group.reduced)
             group.reduced = None
@@ -211,6 +215,4 @@ class Fsdp(Runtime):
 
     def free(self, *slots: int | None) -> None:
         """Free what there is of ``slots``."""
-        for slot in slots:
-            if slot is not None:
-                self.stream.free(slot)
+        self.stream.events += [~slot for slot in slots if slot is not None]

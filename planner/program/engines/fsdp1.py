@@ -44,13 +44,14 @@ class Fsdp1(Fsdp):
             self._initialise()
         if group.whole:
             return
-        stored, whole, narrows = self._bytes_of(group)
-        given = [self._cast(stored, "shard from the host")] if self.offloads else []
-        if narrows:
-            given.append(self._cast(whole / self.sizes.n, "_mp_shard"))
+        given = [self._cast(group.shard_bytes, "shard from the host")] if self.offloads else []
+        if group.narrows:
+            given.append(self._cast(group.whole_bytes / self.sizes.n, "_mp_shard"))
         if len(given) > 1:
             self.free(given.pop(0))
-        group.whole = [self.take(whole, "gathered_parameters", "_full_param_padded", GATHER_STREAM)]
+        group.whole = [
+            self.take(group.whole_bytes, "gathered_parameters", "_full_param_padded", GATHER_STREAM)
+        ]
         self.free(*given)
 
     def wait(self, group: Group, *, forward: bool) -> None:
@@ -64,11 +65,12 @@ class Fsdp1(Fsdp):
         """
         if group.gradients:
             mixes = not self.job.stack.fsdp1_wraps_adapters
-            frozen = [each for each in group.weights if not each.trained and mixes]
+            known = zip(group.weights, group.seen_bytes, strict=True)
+            frozen = [n_bytes for each, n_bytes in known if not each.trained and mixes]
             dtype = group.gradients[0].dtype
-            zeros = [self.take(self.sizes.seen_bytes(each), "gradients", "zeros") for each in frozen]
+            zeros = [self.take(n_bytes, "gradients", "zeros") for n_bytes in frozen]
             elements = sum(each.elements for each in group.gradients)
-            n_bytes = elements * ELEMENT_BYTES[dtype] + sum(self.sizes.seen_bytes(each) for each in frozen)
+            n_bytes = elements * ELEMENT_BYTES[dtype] + sum(frozen)
             flat = self.take(n_bytes, "gradients", "cat")
             self.free(*zeros, *(each.slot for each in group.gradients))
             group.gradients = []
@@ -103,16 +105,12 @@ class Fsdp1(Fsdp):
         """``init_flat_param_attributes``: tensors are made, and their memory is given back at once."""
         self._initialised = True
         for group in self.groups.values():
-            stored, whole, narrows = self._bytes_of(group)
-            made = [whole / self.sizes.n, whole, stored * self.sizes.n] if narrows else [whole]
+            whole = group.whole_bytes
+            made = (
+                [whole / self.sizes.n, whole, group.shard_bytes * self.sizes.n] if group.narrows else [whole]
+            )
             for n_bytes in made:
                 self.free(self.take(n_bytes, "gathered_parameters", "init_flat_param_attributes"))
-
-    def _bytes_of(self, group: Group) -> tuple[float, float, bool]:
-        """Bytes of the shard, of the whole flat tensor, and whether the shard is wider."""
-        stored = sum(self.sizes.stored_bytes(each) for each in group.weights)
-        whole = sum(group.seen_bytes)
-        return stored, whole, any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
 
     def _cast(self, n_bytes: float, op: str) -> int:
         return self.take(n_bytes, "gathered_parameters", op, CAST_STREAM)

@@ -40,7 +40,7 @@ class Fsdp2(Fsdp):
         """
         model, peft = self.job.model, self.job.recipe.adapter is not None
         groups = {ROOT: Group([], stays=True), TABLE: Group([])}
-        groups |= {part_of(each): Group([]) for each in weights if part_of(each)}
+        groups |= {part: Group([]) for part in map(part_of, weights) if part}
         groups[TAIL] = Group([], stays=True)
         tail = [] if peft else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:
@@ -82,7 +82,7 @@ class Fsdp2(Fsdp):
                 uploaded, shard = shard, self._gather(sizes.seen_bytes(each) / sizes.n, "all_gather_input")
                 self.free(uploaded)
             given.append(shard)
-        whole = sum(group.seen_bytes)
+        whole = group.whole_bytes
         if self.mixed and not self.offloads:
             given.append(self._gather(whole / sizes.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
@@ -96,9 +96,8 @@ class Fsdp2(Fsdp):
             return
         if forward:
             self.free(self._kept)
-        group.whole = [
-            self.take(n_bytes, "gathered_parameters", "unsharded parameter") for n_bytes in group.seen_bytes
-        ]
+        place = ("fsdp", "", "unsharded parameter")
+        group.whole = self.stream.allocate_all(group.seen_bytes, "gathered_parameters", place)
         if forward:
             self._kept = group.received
         else:

@@ -11,7 +11,7 @@ from planner.program.job import Job
 from planner.program.optimizer import optimizer_step
 from planner.program.parameters import Kind, Weight
 from planner.program.runtime import Runtime
-from planner.program.stream import Instance, Stream, Trained
+from planner.program.stream import Instance, Stream
 from planner.program.template import BACKWARD
 from planner.program.tensors import MARK, Mark, Unit
 
@@ -59,7 +59,7 @@ class Layerwise(Runtime):
         self._stepped.add(key)
         self.stream.free(slot)
 
-    def optimizer_step(self, trained: list[Trained]) -> None:
+    def optimizer_step(self, gradients: list[int]) -> None:
         """Everything is done: the Trainer's optimizer is a dummy."""
-        del trained
+        del gradients
         self.stream.enter("optimizer_step")

@@ -17,7 +17,7 @@ from planner.program.stream import labelled
 from planner.program.tensors import ELEMENT_BYTES, Unit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Param:
     """One parameter.
 

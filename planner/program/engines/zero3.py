@@ -21,7 +21,7 @@ from planner.program.engines.settings import reference_settings
 from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
 from planner.program.runtime import Part, Pass
-from planner.program.stream import Instance, Stream, Trained, labelled
+from planner.program.stream import Instance, Stream, labelled
 from planner.program.tensors import ELEMENT_BYTES, Mark
 
 _WHOLE = What("parameter before it is divided", "weights")
@@ -185,19 +185,19 @@ class Zero3(DeepSpeed):
         if group:
             yield group
 
-    def micro_step(self, parts: list[Part], phases: Pass) -> list[Trained]:
+    def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """A micro-step, at whose beginning prefetch starts anew."""
         self._own.coordinator.new_pass(self._own.live.values())
         return super().micro_step(parts, phases)
 
-    def run_aside(self, parts: list[Part]) -> list[Instance]:
+    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
         """A pass of a second model starts prefetch of its own engine anew, at its beginning and at its end.
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook,
         _end_of_forward_hook.
         """
         if not self._reference.live or all(parts is not each for each in self.after):
-            return super().run_aside(parts)
+            return super().run_aside(parts, cached)
         self._now = reference = self._reference
         reference.coordinator.new_pass(reference.live.values())
         for module in reference.around:

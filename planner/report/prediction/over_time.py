@@ -16,6 +16,7 @@ from planner.units import format_bytes
 _NAMES: dict[str, tuple[str, ...]] = {
     "load": ("loading", "load"),
     "adapters": ("adapters", "lora"),
+    "generation": ("generation", "gen"),
     "forward": ("forward", "fwd"),
     "loss": ("loss",),
     "backward": ("backward", "bwd"),

@@ -10,15 +10,8 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from planner.domain.job_line import short_job_line
-from planner.report.prediction.sections import (
-    asks_for_run,
-    assumption_choices,
-    data_notes,
-    lever_choices,
-    run_notes,
-    stacks_text,
-    step_note,
-)
+from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
+from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.terms import largest_parts
 from planner.report.prediction.verdict import doubts, uses_text, verdict_note

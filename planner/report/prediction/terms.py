@@ -24,12 +24,14 @@ _PARTS: dict[TermName, tuple[str, str]] = {
     "saved_activations": ("a", "activations"),
     "block_recompute": ("a", "activations"),
     "logits_and_loss": ("l", "logits and loss"),
+    "kv_cache": ("h", "KV cache of generation"),
     "dequantization": ("d", "dequantized weights"),
     "gathered_parameters": ("p", "gathered parameters"),
     "other_temporaries": ("t", "temporary buffers"),
     "allocator_slack": ("k", "caching allocator"),
     "context": ("c", "CUDA context"),
     "nccl": ("n", "NCCL buffers"),
+    "vllm_engine": ("v", "vLLM beside the training"),
 }
 _REST = ("x", "everything else")
 

@@ -8,7 +8,7 @@ import math
 import shlex
 from collections.abc import Iterator
 
-from planner.report.prediction.sections import lever_choices
+from planner.report.prediction.advice import lever_choices
 from planner.report.prediction.subject import EXIT_CODES, rests_on_unknown_host
 from planner.report.render.layout import Column, Commands, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import chance_text, gib, percent, rate, whole_percent

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.calibration.score.metrics import ErrorSummary
-from planner.calibration.score.phases import PhaseScore, PhaseSummary
+from planner.calibration.score.phases import PhaseErrors, PhaseScore
 from planner.calibration.score.rows import Comparison, RowScore, is_cpu
 from planner.calibration.score.validate import Validation
 from planner.report.render.layout import Column, Grid, Note, Row, Section
@@ -52,7 +52,7 @@ def phase_sections(validation: Validation, *, with_rows: bool) -> tuple[Section,
     return tuple(sections)
 
 
-def _summary(errors: Sequence[PhaseSummary]) -> Section:
+def _summary(errors: Sequence[PhaseErrors]) -> Section:
     rows = tuple(Row((each.phase, each.level, *_error_cells(each.errors))) for each in errors)
     return Section("GPU memory by phase", (Grid(_SUMMARY_COLUMNS, rows),) if rows else ())
 

@@ -1,7 +1,7 @@
 """Programs that were dry-run as they are: this script writes ``programs.csv`` beside it.
 
-Run it by the interpreter of ``make env-trl``:
-``.venv-trl/bin/python -m tests.against_libraries.programs.table``.
+Run it by the interpreters of ``make env-trl``, ``env-llamafactory`` and ``env-axolotl``, each of which runs
+what is for its tool: ``.venv-trl/bin/python -m tests.against_libraries.programs.table``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +30,17 @@ COLUMNS = (
     "trace_bytes",
     "says",
 )
-LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "triton")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "peft",
+    "trl",
+    "bitsandbytes",
+    "triton",
+    "llamafactory",
+    "axolotl",
+    "liger_kernel",
+)
 # A plain loop, and the same job in words of the trace.
 STEP = ("--model", "Qwen/Qwen2.5-0.5B", "--seq", "512")
 TRACED = (
@@ -46,6 +57,12 @@ TRACED = (
 MIXED = ("--precision", "bf16-mixed", "--load-dtype", "bf16")
 ADAPTED = ("--lora-rank", "8", *MIXED)
 AGAIN = "--gradient-checkpointing"
+FILES = {
+    "llama_factory.yaml": "llamafactory",
+    "llama_factory_images.yaml": "llamafactory",
+    "axolotl.yaml": "axolotl",
+}
+WITH_ROWS = ("trl_task.py", "no_trainer.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
     ("step.py", *STEP, "--checkpointing=not"): ("--method=full", "--precision=bf16", AGAIN),
@@ -58,9 +75,13 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     "--lora-rank=8", AGAIN),
     ("step.py", *STEP, "--method=int8", "--mixed", "--checkpointing=not"): ("--method=int8", "--lora-rank=8",
     AGAIN),
+    ("trainer.py", STEP[1]): (),
+    ("trainer.py", STEP[1], "liger"): (),
+    ("no_trainer.py", STEP[1]): (),
     **{("adapter.py", name): () for name in ("lora", "dora", "oft", "vera")},
-    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
-    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward")},
+    **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
+    **{("--check", name): () for name in FILES},
+    **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
 }  # fmt: skip
 
 
@@ -71,7 +92,11 @@ def main() -> None:
     )
     for program, traced in PROGRAMS.items():
         name = " ".join(program)
-        if name in rows:
+        if (
+            name in rows
+            or find_spec(FILES.get(program[-1], "trl")) is None
+            or (program[0] != "--check" and _is_other_tool())
+        ):
             continue
         rows[name] = _row(name, program, traced)
         with PATH.open("w", encoding="utf-8", newline="") as file:
@@ -80,13 +105,21 @@ def main() -> None:
             writer.writerows(rows[" ".join(each)] for each in PROGRAMS if " ".join(each) in rows)
 
 
+def _is_other_tool() -> bool:
+    """Both other tools bring TRL along, in versions of their own."""
+    return any(find_spec(tool) is not None for tool in FILES.values())
+
+
 def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...]) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         rows.write_text("".join(json.dumps(_sample(number)) + "\n" for number in range(32)), encoding="utf-8")
-        data = () if program[0] != "trl_task.py" else ("--data", str(rows))
+        data = ("--data", str(rows)) if program[0] in WITH_ROWS else ()
         begun = time.monotonic()
-        done = _trace(folder, *data, "--", "python", str(HERE / program[0]), *program[1:])
+        if program[0] == "--check":
+            done = _trace(folder, "--check", str(HERE / program[1]))
+        else:
+            done = _trace(folder, *data, "--", "python", str(HERE / program[0]), *program[1:])
         seconds = round(time.monotonic() - begun)
         beside = _trace(folder, *TRACED, *traced) if traced else None
     row: dict[str, object] = {"program": name, "versions": _versions(), "seconds": seconds}

@@ -1,4 +1,6 @@
-"""A script with the Trainer of Transformers and LoRA, which evaluates and saves."""
+"""A script with the Trainer of Transformers and LoRA, which evaluates and saves:
+``trainer.py MODEL [liger]``.
+"""
 
 import sys
 
@@ -35,5 +37,6 @@ if __name__ == "__main__":
         logging_steps=1,
         report_to=[],
         dataloader_num_workers=2,
+        use_liger_kernel=sys.argv[2:] == ["liger"],
     )
     Trainer(model=model, args=options, train_dataset=Rows(), eval_dataset=Rows()).train()

@@ -1,8 +1,12 @@
-"""A script of TRL as its documentation has them: ``trl_task.py TASK [lora]``."""
+"""A script of TRL as its documentation has them: ``trl_task.py TASK [lora]``.
 
+For ``grpo`` the last argument may be JSON: of GRPOConfig, and of ``prompt``, the tokens of one.
+"""
+
+import json
 import sys
 
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
@@ -14,6 +18,9 @@ if task == "sft":
 elif task == "dpo":
     from trl import DPOConfig as Config
     from trl import DPOTrainer as Trainer
+elif task == "grpo":
+    from trl import GRPOConfig as Config
+    from trl import GRPOTrainer as Trainer
 elif task == "reward":
     from trl import RewardConfig as Config
     from trl import RewardTrainer as Trainer
@@ -32,6 +39,20 @@ rows = load_dataset("a-data-set-of-the-hub", split="train").select_columns(
     columns.get(task, ["prompt", "chosen", "rejected"])
 )
 tokenizer = AutoTokenizer.from_pretrained(model)
+if task == "grpo":
+    said = {"num_generations": 4, "max_completion_length": 16} | (
+        json.loads(sys.argv[-1]) if sys.argv[-1][0] == "{" else {}
+    )
+    adapters, words = "lora" in sys.argv, rows[0]["prompt"].split()
+    model, words = said.pop("model", model), (words * 100)[: said.pop("prompt", 64)]
+    rows = Dataset.from_list([{"prompt": " ".join(words)}] * 256)
+    args = Config(
+        **{"output_dir": "out", "per_device_train_batch_size": 4, "bf16": True, "report_to": "none"} | said
+    )
+    peft_config = LoraConfig(r=8, target_modules="all-linear") if adapters else None
+    rewards = lambda completions, **_: [float(number) for number in range(len(completions))]  # noqa: E731
+    Trainer(model, rewards, args, rows, processing_class=tokenizer, peft_config=peft_config).train()
+    sys.exit()
 args = Config(output_dir="out", per_device_train_batch_size=2, max_length=512, bf16=True, report_to="none")
 peft_config = LoraConfig(r=8, target_modules="all-linear") if adapters else None
 if task == "orpo":

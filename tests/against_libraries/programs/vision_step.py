@@ -22,7 +22,10 @@ if config.model_type == "qwen3_5":
     config.text_config.use_cache = False  # as TRL and LLaMA-Factory do
 model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
 if method == "lora":
-    names = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj"
+    names = (
+        "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"
+        "|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj"
+    )
     language = rf".*language_model.*\.({names})"
     targets = language if frozen == "true" else "all-linear"
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_dropout=0.0, target_modules=targets))
@@ -37,16 +40,21 @@ elif frozen == "true":
 def batch(_: list[int]) -> dict[str, torch.Tensor]:
     """One sample with two images."""
     vision = config.vision_config
-    square = config.model_type == "llava"
+    square = config.model_type in ("llava", "gemma3")
     merge = 1 if square else vision.spatial_merge_size
     tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2
+    tokens = config.mm_tokens_per_image if config.model_type == "gemma3" else tokens
     ids = torch.full((1, SEQ), 5)
     kinds = torch.zeros((1, SEQ), dtype=torch.int32)
     for number in range(IMAGES):
         start = 2 + number * tokens
-        ids[0, start : start + tokens] = config.image_token_index if square else config.image_token_id
+        ids[0, start : start + tokens] = (
+            config.image_token_index if config.model_type == "llava" else config.image_token_id
+        )
         kinds[0, start : start + tokens] = 1
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    if config.model_type == "gemma3":
+        made["token_type_ids"] = kinds
     if square:
         return {**made, "pixel_values": torch.zeros(IMAGES, 3, vision.image_size, vision.image_size)}
     numbers = 3 * vision.temporal_patch_size * vision.patch_size**2
@@ -69,5 +77,5 @@ arguments = TrainingArguments(
     optim="adamw_torch",
 )
 # The dry run replaces no packages that are missing, and without these the code falls back to plain torch.
-with recurrent_kernels() if config.model_type == "qwen3_5" else nullcontext():
+with recurrent_kernels(108) if config.model_type == "qwen3_5" else nullcontext():
     Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()

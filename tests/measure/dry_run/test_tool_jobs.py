@@ -36,7 +36,8 @@ def test_rows_are_as_long_as_the_file_lets_through(tmp_path: Path) -> None:
     assert fields["template"] == "llama3"
     assert (fields["dataset"], fields["dataset_dir"]) == ("rows", FOLDER)
     rows = [json.loads(line) for line in job.files[f"{FOLDER}/rows.jsonl"].splitlines()]
-    assert len(rows) >= 2 * 4 * 8
+    assert (fields["gradient_accumulation_steps"], job.n_micro_steps) == (2, 8)
+    assert len(rows) >= 2 * 4 * 2
     assert all(len(f"{row['prompt']} {row['completion']}".split()) == 64 for row in rows)
 
 
@@ -64,15 +65,77 @@ def test_the_name_of_a_file_says_the_trainer_of_trl(tmp_path: Path) -> None:
         tool_job(written(tmp_path, "train.yaml", text))
 
 
+AXOLOTL = (
+    "base_model: m\nsequence_len: 64\nadapter: lora\nmicro_batch_size: 2\ngradient_accumulation_steps: 3\n"
+)
+
+
+def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
+    """Text in whole pieces, preferences with a short prompt; reports and places of data are left out,
+    all else stays.
+    """
+    job = tool_job(
+        written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: [{{path: d, type: alpaca}}]\nwandb_project: p\n"),
+        n_cards=4,
+    )
+    assert job.command == ("axolotl", "train", f"{FOLDER}/train.yaml")
+    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    assert [each["type"] for each in fields["datasets"]] == ["completion"]
+    assert (fields["adapter"], fields["val_set_size"], "wandb_project" in fields) == ("lora", 0, False)
+    assert len(job.files[f"{FOLDER}/rows.jsonl"].splitlines()) >= 2 * 2 * 2 * 4
+    job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: dpo\ndatasets: [{{path: d}}]\n"))
+    row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
+    assert {name: len(text.split()) for name, text in row.items()} == {
+        "prompt": 8,
+        "chosen": 56,
+        "rejected": 56,
+    }
+
+
+def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
+    """On rows of its own, because an evaluation may set the peak;
+    a file that holds rows back and never looks does not.
+    """
+    job = tool_job(
+        written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\nevals_per_epoch: 4\n")
+    )
+    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    assert (fields["eval_steps"], "evals_per_epoch" in fields) == (1, False)
+    assert fields["test_datasets"][0]["path"] == f"{FOLDER}/held_out.jsonl"
+    job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\n"))
+    assert "eval_steps" not in json.loads(job.files[f"{FOLDER}/train.yaml"])
+    job = tool_job(
+        written(
+            tmp_path,
+            "c.yaml",
+            f"{LLAMA_FACTORY}stage: sft\nval_size: 0.1\neval_strategy: steps\neval_steps: 500\n",
+        )
+    )
+    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 1, False)
+
+
+def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:
+    """As large as the file lets through; rows of text would answer for less.
+    Where there are none to lay, that is said.
+    """
+    job = tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: sft\nimage_max_pixels: 4096\n"))
+    assert job.files[f"{FOLDER}/picture.pbm"].splitlines()[:2] == ["P1", "64 64"]
+    row = json.loads(job.files[f"{FOLDER}/rows.jsonl"].splitlines()[0])
+    assert (row["images"], row["prompt"].count("<image>")) == (["picture.pbm"], 1)
+    with pytest.raises(NotModelledError, match="processor_type"):
+        tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}processor_type: AutoProcessor\ndatasets: []\n"))
+
+
 def test_what_generates_text_is_refused(tmp_path: Path) -> None:
-    """PPO has no fixed rows, and tools that are not started by themselves are named."""
+    """PPO and GRPO have no fixed rows, and tools that are not started by themselves are named."""
     with pytest.raises(NotModelledError, match="generates text"):
         tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: ppo\n"))
-    with pytest.raises(NotModelledError, match="Axolotl"):
+    with pytest.raises(NotModelledError, match="has no rows"):
+        tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: grpo\ndatasets: []\n"))
+    with pytest.raises(NotModelledError, match="torchtune"):
         tool_job(
             written(
-                tmp_path,
-                "b.yaml",
-                "base_model: m\nsequence_len: 64\nadapter: lora\ndatasets: []\nmicro_batch_size: 1\n",
+                tmp_path, "c.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\nepochs: 1\n"
             )
         )

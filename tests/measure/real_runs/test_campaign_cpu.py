@@ -224,7 +224,8 @@ def test_a_campaign_goes_through_an_executor(launcher: Launcher, config: str, tm
 # a job runs in the background and in the environment of one.
 SBATCH = """#!/bin/sh
 cp "$1" "$SLURM_DOUBLE/submitted.sh"
-export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_JOB_NODELIST=here
+export SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+export SLURM_JOB_NODELIST=here
 sh "$1" > "$SLURM_DOUBLE/log.txt" 2>&1 &
 echo "Submitted batch job 7"
 """

@@ -18,15 +18,8 @@ import_or_skip("transformers")
 
 
 # LLaMA-Factory, torchao and APOLLO have code of their own for these, which is not installed here.
-NOT_MADE = (
-    "unheard_of",
-    "adam_mini",
-    "muon",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-    "apollo_adamw",
-    "apollo_adamw_layerwise",
-)
+APOLLO = ("apollo_adamw", "apollo_adamw_layerwise")
+NOT_MADE = ("unheard_of", "adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", *APOLLO, "badam")
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS, *NOT_MADE}))

@@ -122,7 +122,8 @@ def test_settings_are_read_as_pytorch_reads_them() -> None:
     """The text of PyTorch's own test of its parser gives the values that it expects."""
     settings = parse_settings(
         "max_split_size_mb:40, max_non_split_rounding_mb:30,garbage_collection_threshold:0.5,"
-        "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,pinned_use_background_threads:True"
+        "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1],expandable_segments:True,"
+        "pinned_use_background_threads:True"
     )
     assert settings.max_split_bytes == 40 * MIB
     assert settings.oversize_slack_bytes == 30 * MIB

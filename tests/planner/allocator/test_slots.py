@@ -114,6 +114,21 @@ def test_the_least_limit_is_enough_and_a_little_less_is_not(program: SlotEvents)
     assert done.allocated_bytes <= least <= done.reserved_bytes
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(), limit_bytes=st.integers(0, 800 * MIB))
+def test_limits_that_share_their_beginning_are_tried_as_from_the_start(
+    loop: str, program: SlotEvents, limit_bytes: int
+) -> None:
+    """The minimum is what whole replays under each limit that is tried lead to."""
+    done = replay_slots(program)
+    low, high = done.allocated_bytes, done.reserved_bytes
+    guess = limit_bytes if low <= limit_bytes < high else low + MIB
+    while high - low > MIB:
+        low, high = (low, guess) if replay_slots(program, guess).failure is None else (guess, high)
+        guess = (low + high) // 2
+    assert least_limit(program, done, MIB, limit_bytes) == high
+
+
 def test_the_peak_of_a_phase_is_found_at_its_event() -> None:
     """Most is allocated after the second allocation; the next phase begins with what is left."""
     program = SlotEvents([0, 1, ~1, 2], [2 * MIB, 4 * MIB, MIB], (), [0, 3])
@@ -138,3 +153,17 @@ def test_longer_batches_reserve_more_and_shorter_ones_nothing() -> None:
     program = SlotEvents([0, 1, ~1], [2 * MIB, 100 * MIB], (), [0])
     grown = replay_again(program, 1, [[2 * MIB, size * MIB] for size in (40, 30, 60, 50)])
     assert grown == [each * MIB + 20 * MIB for each in (40, 40, 100, 100)]
+
+
+def test_a_block_is_split_where_its_rest_can_be_used(loop: str) -> None:
+    """A small block from a rest of 512 bytes on, a large one from more than 1 MiB on.
+
+    Of 1,024 free bytes 512 are taken: what is allocated is the guard of 512 and these.  Of 12 MiB, 11 are
+    asked for and all are taken.
+    """
+    small = SlotEvents([0, 1, ~0, 2], [1024, 512, 512], [], [0, 3])
+    assert replay_slots(small).phases[1].allocated_bytes == 1024
+    large = SlotEvents([0, ~0, 1], [12 * MIB, 11 * MIB], [], [0, 2])
+    assert replay_slots(large).phases[1].allocated_bytes == 12 * MIB
+    split = SlotEvents([0, ~0, 1], [12 * MIB, 11 * MIB - 512], [], [0, 2])
+    assert replay_slots(split).phases[1].allocated_bytes == 11 * MIB - 512

@@ -1,16 +1,17 @@
-"""How far the laws of natural lengths agree: bytes, seconds, and the samples that a run is fed with."""
+"""The law of natural lengths: its quantiles, its mean and spread, and the samples that a run is fed with."""
 
 from __future__ import annotations
 
 import statistics
 
+import numpy as np
 import pytest
 
 from measure.run.lengths import plan_batches
 from planner.anatomy.natural_lengths import (
     cut_law,
-    expected_longest,
     lengths_vary,
+    longest_sample,
     mean_tokens,
     unlike_samples,
 )
@@ -19,20 +20,11 @@ from planner.domain.recipe import Batch
 
 CAP = 2048
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
-# Longest of so many samples over the cap, by the law of bytes less by the law of seconds, at each of SHARES.
-BYTES_LESS_SECONDS = {
-    1: (0.000, 0.000, 0.000, 0.000, 0.000),
-    2: (0.000, -0.001, 0.000, 0.041, 0.031),
-    4: (0.000, -0.003, 0.024, 0.055, 0.026),
-    8: (0.000, -0.009, 0.049, 0.039, 0.013),
-    16: (0.000, -0.023, 0.046, 0.020, 0.007),
-    64: (-0.001, -0.050, 0.015, 0.005, 0.002),
-}
-# The same by the law of seconds less by the samples of a run without a table of lengths,
-# which lie evenly around their mean.
-SECONDS_LESS_RUN = {
-    2: (0.007, 0.017, 0.000, 0.024, 0.014),
-    8: (0.059, 0.149, 0.000, 0.016, 0.008),
+# Longest of so many samples over the cap, by the law less by the samples of a run without a table of
+# lengths, which lie evenly around their mean; at each of SHARES.
+LAW_LESS_RUN = {
+    2: (0.007, 0.016, 0.001, 0.065, 0.045),
+    8: (0.059, 0.138, 0.046, 0.053, 0.022),
 }
 VARIATION = Coefficients().length_variation
 
@@ -42,46 +34,62 @@ def batch_of(share: float, draws: int) -> Batch:
     return Batch(draws, 1, CAP, "longest", share * CAP)
 
 
-def longest_by_bytes(batch: Batch) -> float:
-    """Mean of the law's quantiles."""
-    law = cut_law(batch, VARIATION, drops_long=False, sorts_lengths=False)
-    return statistics.fmean(float(law.length((place + 0.5) / 4000)) for place in range(4000))
+@pytest.mark.parametrize("drops_long", [False, True])
+@pytest.mark.parametrize("draws", [1, 2, 8, 64])
+def test_seconds_take_the_mean_of_what_bytes_draw(draws: int, drops_long: bool) -> None:
+    """Mean and spread of the longest sample are those of the law's quantiles."""
+    for share in SHARES[:3] if drops_long else SHARES:
+        batch = batch_of(share, draws)
+        law = cut_law(batch, draws, VARIATION, drops_long=drops_long)
+        lengths = [float(law.length((place + 0.5) / 4000)) * CAP for place in range(4000)]
+        longest = longest_sample(batch, draws, VARIATION, drops_long=drops_long)
+        mean = statistics.fmean(lengths)
+        assert float(longest.tokens) == pytest.approx(mean, rel=2e-3)
+        assert float(longest.spread) == pytest.approx(statistics.pstdev(lengths) / mean, abs=4e-3)
 
 
-def longest_by_seconds(batch: Batch) -> float:
-    """Closed form, over the cap."""
-    return float(expected_longest(batch.tokens_per_sample, CAP, batch.micro_batch, VARIATION)) / CAP
+def test_one_sample_is_not_padded_by_a_single_bit() -> None:
+    """A mask reaches attention where the longest is above the mean, so one sample has exactly the mean."""
+    for tokens in (1.0, 333.3, 1023.7, 2047.0):
+        batch = Batch(1, 1, CAP, "longest", tokens)
+        assert longest_sample(batch, 1, VARIATION, drops_long=False).tokens == tokens
 
 
-@pytest.mark.parametrize("draws", BYTES_LESS_SECONDS)
-def test_bytes_and_seconds_agree_this_far(draws: int) -> None:
-    """Exactly for one draw; else the difference is a known number, at most 6 % of the cap."""
-    batches = [batch_of(share, draws) for share in SHARES]
-    differences = [longest_by_bytes(batch) - longest_by_seconds(batch) for batch in batches]
-    assert differences == pytest.approx(BYTES_LESS_SECONDS[draws], abs=0.002)
+def test_a_grid_has_the_numbers_of_its_points() -> None:
+    """Arrays of batches and caps: the same as one by one, and the cap where every sample reaches it."""
+    draws, caps = np.array([[1], [4], [16]]), np.array([256, 1024, 2048])
+    grid = longest_sample(Batch(draws, 1, caps, "longest", 500.0), draws, VARIATION, drops_long=False)
+    for row, count in enumerate((1, 4, 16)):
+        for column, cap in enumerate((256, 1024, 2048)):
+            one = Batch(count, 1, cap, "longest", 500.0)
+            alone = longest_sample(one, count, VARIATION, drops_long=False)
+            assert grid.tokens[row, column] == pytest.approx(float(alone.tokens))
+            assert grid.spread[row, column] == pytest.approx(float(alone.spread))
 
 
-@pytest.mark.parametrize("draws", SECONDS_LESS_RUN)
+@pytest.mark.parametrize("draws", LAW_LESS_RUN)
 def test_a_run_without_a_table_of_lengths_is_fed_with_shorter_ones(draws: int) -> None:
     """A run draws evenly around the mean: its longest is never above what is predicted,
-    and up to 15 % of the cap below.
+    and up to 14 % of the cap below.
     """
-    for share, expected in zip(SHARES, SECONDS_LESS_RUN[draws], strict=True):
+    for share, expected in zip(SHARES, LAW_LESS_RUN[draws], strict=True):
         batch = batch_of(share, draws)
         # The first two batches of a plan are chosen for their width.
         drawn = [each.width_tokens for seed in range(60) for each in plan_batches(batch, (), seed)[2:]]
-        assert longest_by_seconds(batch) - statistics.fmean(drawn) / CAP == pytest.approx(expected, abs=0.012)
+        longest = longest_sample(batch, draws, VARIATION, drops_long=False)
+        above = (float(longest.tokens) - statistics.fmean(drawn)) / CAP
+        assert above == pytest.approx(expected, abs=0.012)
 
 
 def test_where_long_samples_are_left_out_the_mean_stays() -> None:
     """Cut or left out, one sample has the mean that was said."""
     for share in (0.1, 0.25, 0.5):
-        law = cut_law(batch_of(share, 1), VARIATION, drops_long=True, sorts_lengths=False)
+        law = cut_law(batch_of(share, 1), 1, VARIATION, drops_long=True)
         mean = statistics.fmean(float(law.length((place + 0.5) / 4000)) for place in range(4000))
         assert mean == pytest.approx(share, abs=0.001)
 
 
-def test_what_both_laws_are_asked_about() -> None:
+def test_what_the_law_is_asked_about() -> None:
     """Lengths vary under padding to the longest alone; sorted samples are alike; no mean is above the cap."""
     batch = batch_of(0.5, 4)
     assert lengths_vary(batch)

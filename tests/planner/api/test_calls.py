@@ -165,8 +165,8 @@ def test_levers_are_there_where_a_job_is_short() -> None:
         ({"model": "7b", "method": "qlora", "gpu": "4090"}, ("seq",)),
         ({"model": object(), "method": "qlora", "gpu": "4090", "seq": 8}, ("model",)),
         (
-            {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 8, "tensor_parallel": 2},
-            ("tensor_parallel",),
+            {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 8, "pipeline_parallel": 2},
+            ("pipeline_parallel",),
         ),
     ],
     ids=["keyword", "negative", "card", "missing", "object", "not-modelled"],

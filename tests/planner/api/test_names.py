@@ -35,8 +35,9 @@ class TrainingArguments:
     def to_dict(self):
         return {"per_device_train_batch_size": 1, "bf16": True}
 
-config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 256,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+          "vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "max_position_embeddings": 512}
 expected = planner.precheck(TrainingArguments(), model_config=config, gpu="4090", seq=128)
 print(answer.verdict, checked.tool, found.n_fit > 0, expected.verdict)
 """

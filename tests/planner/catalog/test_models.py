@@ -13,6 +13,7 @@ import pytest
 
 from planner.catalog import models
 from planner.catalog.architectures import reader_for, supported_architectures
+from planner.catalog.hf_config import model_from_config
 from planner.catalog.index import INDEX_NAME, build_index, format_index
 from planner.catalog.location import data_dir
 from planner.catalog.models import load_model, model_entry, model_ids, model_sizes
@@ -145,8 +146,14 @@ def test_strange_names_are_refused_in_one_sentence(name: str) -> None:
 
 
 def test_omitted_parts_are_said() -> None:
-    """A multimodal checkpoint is modelled by its text decoder, and the note says so."""
-    assert "vision tower" in load_model("gemma-3-4b").note
+    """A multimodal checkpoint without what describes its tower is its text decoder, and the note says so."""
+    fields = {
+        name: value
+        for name, value in model_entry("gemma-3-4b").config_fields().items()
+        if name != "vision_config"
+    }
+    assert "vision tower" in model_from_config(fields, "config.json").omits
+    assert load_model("gemma-3-4b").note == ""
     assert load_model("llama-2-7b").note == ""
 
 

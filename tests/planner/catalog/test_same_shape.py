@@ -10,7 +10,7 @@ import pytest
 
 from planner import estimate
 from planner.catalog import hub
-from planner.catalog.models import load_model
+from planner.catalog.models import entry_named_in, load_model
 from planner.errors import UsageError
 
 
@@ -99,3 +99,12 @@ def test_every_answer_warns() -> None:
     known = estimate(model="meta-llama/Llama-3.1-8B", method="qlora", gpu="4090", seq=1024)
     assert answer.peak == known.peak
     assert not any("shape" in text for text in known.warnings)
+
+
+def test_the_entry_of_a_copy_has_the_dtype_that_its_id_says() -> None:
+    """The same rule as for a prediction, for those who need the fields of config.json; a path is no id."""
+    found = entry_named_in("casperhansen/llama-3-70b-fp16")
+    assert found is not None
+    assert (found.id, found.config["torch_dtype"]) == ("llama-3-70b", "float16")
+    assert entry_named_in("TheBloke/Llama-2-7B-GPTQ") is None
+    assert entry_named_in("./saves/llama-3-8b") is None

@@ -165,7 +165,7 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
         ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
-        ("rl: grpo\n", "rl: reinforcement learning (grpo)"),
+        ("rl: gdpo\n", "rl: reinforcement learning (gdpo)"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
@@ -386,3 +386,13 @@ def test_better_transformer_is_torchs_attention_for_gpt_neox(tmp_path: Path) -> 
     assert config.request.get("attention") == "sdpa"
     with pytest.raises(NotModelledError, match="GPT-NeoX and Pythia only"):
         read(tmp_path, BASE + "flash_optimum: true\n")
+
+
+def test_evaluation_has_the_micro_batch_where_samples_are_held_back(tmp_path: Path) -> None:
+    """normalize_config; without held-back samples nothing is evaluated."""
+    held = BASE + "micro_batch_size: 3\nval_set_size: 0.05\n"
+    assert read(tmp_path, held).request.get("eval_batch") == 3
+    assert read(tmp_path, held + "eval_batch_size: 2\n").request.get("eval_batch") == 2
+    assert (
+        read(tmp_path, BASE + "micro_batch_size: 3\neval_batch_size: 2\n").request.get("eval_batch") is None
+    )

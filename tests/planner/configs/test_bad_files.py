@@ -91,7 +91,11 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             InputFileError,
             "which ends in none of .json, .yaml, .yml, .conf; say where it is: --deepspeed",
         ),
-        (LLAMA_FACTORY + "use_badam: true\n", NotModelledError, "use_badam: BAdam"),
+        (
+            LLAMA_FACTORY + "use_badam: true\n",
+            UsageError,
+            "use_badam: LLaMA-Factory refuses it beside adapters",
+        ),
         (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage 'ppo' is not modelled"),
         (LLAMA_FACTORY.replace("lora", "vera"), NotModelledError, "finetuning_type: 'vera'"),
         (LLAMA_FACTORY + "optim: lomo\n", NotModelledError, "optim: optimizer 'lomo'"),
@@ -113,7 +117,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             NotModelledError,
             "what spectrum trains",
         ),
-        (AXOLOTL + "rl: grpo\n", NotModelledError, "rl: reinforcement"),
+        (AXOLOTL + "rl: gdpo\n", NotModelledError, "rl: reinforcement"),
         (
             TRL + "lora_target_modules: [q_proj]\nlora_target_parameters: [22.mlp.experts.down_proj]\n",
             NotModelledError,
@@ -142,6 +146,9 @@ def test_a_run_that_ends_by_steps_has_no_epochs(tmp_path: Path, text: str) -> No
     config = read_config_file(written(tmp_path, text + "max_steps: 100\n"))
     assert config.request.get("epochs") is None
     assert [remark.text for remark in config.remarks if remark.origin.endswith(":max_steps")] != []
+    for unused in (0, -1):
+        config = read_config_file(written(tmp_path, text + f"max_steps: {unused}\n"))
+        assert config.request.get("epochs") == 2
 
 
 def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) -> None:
@@ -255,7 +262,7 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8 is not modelled"),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
         (
-            "distributed_type: NO\nparallelism_config: {parallelism_config_tp_size: 2}\n",
+            "distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n",
             "of 2 is not modelled",
         ),
     ],
@@ -267,6 +274,17 @@ def test_what_accelerate_does_beyond_the_formulas_is_refused(
     beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
     with pytest.raises(PlannerError, match=sentence):
         read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
+
+
+def test_degrees_of_accelerate_are_those_of_the_job(tmp_path: Path) -> None:
+    """Whether its trainer has them is asked when the stack is known."""
+    text = (
+        "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2, "
+        "parallelism_config_cp_size: 4}\n"
+    )
+    beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
+    reading = read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
+    assert (reading.value("tensor_parallel"), reading.value("context_parallel")) == (2, 4)
 
 
 def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:

@@ -70,6 +70,28 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        "llama_factory_badam.yaml",
+        {},
+        {"gpu": "4090"},
+        {
+            "stack": "llama-factory", "model": "llama-3-8b", "method": "full", "seq": 2048, "batch": 1,
+            "grad_accum": 8,
+            "epochs": 3, "precision": "bf16", "optimizer": "badam", "train_layers": "first:1",
+            "switches": "trainable_fp32=false",
+        },
+    ),
+    (
+        "llama_factory_v1_freeze.yaml",
+        {},
+        A100,
+        {
+            "stack": "llama-factory-v1", "model": "qwen3-4b", "method": "full", "train_layers": "last:2",
+            "seq": 2048,
+            "batch": 1, "grad_accum": 1, "epochs": 3, "precision": "bf16-mixed", "sharding": "fsdp",
+            "switches": "frozen_layers=differentiated",
+        },
+    ),
+    (
         "axolotl_qlora.yml",
         {},
         {"gpu": "4090"},

@@ -53,7 +53,7 @@ def read(
             {"model": "Qwen/Qwen3-VL-4B", "kernel_config": {"name": "liger_kernel"}},
             "'liger_kernel' is modelled for Qwen3 itself",
         ),
-        ({"peft_config": {"name": "freeze"}}, "'freeze' is not modelled; lora and full are"),
+        ({"peft_config": {"name": "prompt"}}, "'prompt' is not modelled; lora, freeze and full are"),
         ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
         ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
@@ -191,3 +191,15 @@ def test_liger_of_v1_takes_the_place_of_torchs_cross_entropy(tmp_path: Path) -> 
     other = read(tmp_path, BASE | FSDP2 | liger | {"model": "meta-llama/Llama-3.2-1B"})
     assert other.value("switches") is None
     assert any("no effect" in remark.text for remark in other.remarks)
+
+
+def test_freeze_trains_some_layers_in_fp32(tmp_path: Path) -> None:
+    """FSDP2 makes inputs of frozen layers require gradients; without an engine torch refuses the dtypes."""
+    found = read(tmp_path, BASE | FSDP2 | {"peft_config": {"name": "freeze", "freeze_trainable_layers": 3}})
+    assert (found.value("method"), found.value("train_layers")) == ("full", ("last:3",))
+    assert "frozen_layers=differentiated" in found.value("switches")
+    assert "trainable_fp32=false" not in found.value("switches")
+    narrow = {"peft_config": {"name": "freeze", "cast_trainable_params_to_fp32": False}}
+    assert "trainable_fp32=false" in read(tmp_path, BASE | FSDP2 | narrow).value("switches")
+    with pytest.raises(UsageError, match="which torch refuses"):
+        read(tmp_path, BASE | {"peft_config": {"name": "freeze"}})

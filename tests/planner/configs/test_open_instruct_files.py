@@ -148,11 +148,12 @@ def test_without_a_launch_file_its_own_script_is_counted(tmp_path: Path) -> None
 
 
 def test_4_bit_bases_need_adapters_and_no_deepspeed(tmp_path: Path) -> None:
-    """What its arguments' help says; the script for them says no precision, so it is asked for."""
+    """What its arguments' help says; the script for them says no precision, so nothing casts."""
     with pytest.raises(UsageError, match="through adapters only; say use_lora: true"):
         read(tmp_path, NOW | {"use_qlora": True})
     quantised = NOW | {"use_lora": True, "use_qlora": True}
-    assert "launch line is not known" in read(tmp_path, quantised).needs["precision"]
+    assert read(tmp_path, quantised).value("precision") == "bf16"
+    assert "finetune_qlora_with_accelerate.sh" in remarks(read(tmp_path, quantised))
     with pytest.raises(UsageError, match="not compatible with DeepSpeed"):
         read(tmp_path, quantised, Beside(accelerate=EXAMPLES / "accelerate_zero2.yaml"))
 

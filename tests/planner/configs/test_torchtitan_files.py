@@ -27,7 +27,14 @@ def read(folder: Path, text: str) -> Reading:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (BASE + "[parallelism]\ntensor_parallel_degree = 2\n", "a tensor-parallel degree of 2"),
+        (
+            BASE + "[parallelism]\ntensor_parallel_degree = 2\ndisable_loss_parallel = true\n",
+            "a loss over whole logits",
+        ),
+        (
+            BASE + "[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n",
+            "send while they run",
+        ),
         (BASE + "[parallelism]\npipeline_parallel_degree = 2\n", "a pipeline-parallel degree of 2"),
         (BASE + "[experimental]\ncontext_parallel_degree = 2\n", "a context-parallel degree of 2"),
         (BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n", "2 replicas of FSDP's shards"),
@@ -51,6 +58,16 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, text: str, sentence: st
     """Each by a sentence of its own."""
     with pytest.raises(NotModelledError, match=sentence):
         read(tmp_path, text)
+
+
+def test_the_degree_of_tensor_parallelism_is_read(tmp_path: Path) -> None:
+    """It is the degree of the job; FSDP2 is over the GPUs that are left."""
+    reading = read(
+        tmp_path, BASE + "[parallelism]\ntensor_parallel_degree = 4\nenable_async_tensor_parallel = false\n"
+    )
+    assert reading.value("tensor_parallel") == 4
+    assert reading.several is not None
+    assert reading.several[0] == "fsdp"
 
 
 def test_values_that_cannot_be_used(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from planner.anatomy.trained import parts_of
 from planner.configs.sharding import Beside
-from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
+from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.config_file import read_config_file, with_flags
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
@@ -20,11 +21,11 @@ AXOLOTL = (
 )
 
 
-def recipe_of(folder: Path, text: str) -> Any:
-    """The recipe of a file on one card."""
+def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
+    """The scenario of a file, on one card where nothing else is said."""
     path = folder / "train.yaml"
     path.write_text(text, encoding="utf-8")
-    return resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm"})))
+    return resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": gpu})))
 
 
 @pytest.mark.parametrize(
@@ -145,17 +146,73 @@ def test_apollo_steps_inside_of_backward_on_one_gpu(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, text + "apollo_layerwise: true\napollo_rank: 128\n").recipe
     assert (recipe.optimizer, recipe.optimizer_rank) == ("apollo_adamw_layerwise", 128)
     assert recipe_of(tmp_path, text).recipe.optimizer_rank == 16
-    path = tmp_path / "train.yaml"
-    path.write_text(text + "apollo_layerwise: true\n", encoding="utf-8")
-    with pytest.raises(RefusedCombinationError, match="layerwise-alone"):
-        resolve(with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:8"})))
+    with pytest.raises(UsageError, match=r"refuses layer-wise APOLLO .*refused-by-its-tool"):
+        recipe_of(tmp_path, text + "apollo_layerwise: true\n", "a100-80-sxm:8")
+
+
+def test_badam_is_counted_at_the_first_layer(tmp_path: Path) -> None:
+    """Weights stay in 16 bits, in the dtype of the checkpoint where the file says none;
+    several GPUs its tool refuses.
+    """
+    text = FACTORY.replace("freeze", "full").replace("bf16: true\n", "") + "use_badam: true\n"
+    scenario = recipe_of(tmp_path, text)
+    assert (scenario.recipe.optimizer, scenario.recipe.train_layers) == ("badam", ("first:1",))
+    assert scenario.recipe.numerics.precision == "bf16"
+    assert not scenario.stack.trainable_fp32
+    assert recipe_of(tmp_path, text + "bf16: true\n").recipe.numerics.precision == "bf16-mixed"
+    with pytest.raises(UsageError, match=r"refuses BAdam .*refused-by-its-tool"):
+        recipe_of(tmp_path, text, "a100-80-sxm:8")
+    with pytest.raises(UsageError, match="refuses it beside adapters"):
+        recipe_of(tmp_path, text.replace("full", "lora"))
+    for more in (
+        "badam_mode: ratio",
+        "badam_switch_mode: fixed",
+        "optim: paged_adamw_8bit",
+        "deepspeed: ds.json",
+    ):
+        with pytest.raises(NotModelledError):
+            recipe_of(tmp_path, text + more + "\n")
+
+
+def test_layerwise_galore_is_refused_by_its_tool_or_by_us(tmp_path: Path) -> None:
+    """On several GPUs LLaMA-Factory refuses it; on one its decomposition is not modelled."""
+    text = FACTORY.replace("freeze", "full") + "use_galore: true\n"
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        recipe_of(tmp_path, text + "galore_layerwise: true\n", "a100-80-sxm:8")
+    for given in (text, text + "galore_layerwise: true\n"):
+        with pytest.raises(NotModelledError, match="GaLore is not modelled"):
+            recipe_of(tmp_path, given)
 
 
 def test_an_expanded_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
     """LLaMA-Pro's script writes it to a folder; no model of that name is looked up, and none is guessed."""
     text = (
-        FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro")
+        FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/mine-pro")
         + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
     )
-    with pytest.raises(UsageError, match=r"models/llama3-8b-pro is a model expanded .* --model .* trains 8"):
+    with pytest.raises(UsageError, match=r"models/mine-pro is a model expanded .* --model .* trains 8"):
         recipe_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/pro", "models/" + "x" * 5000, "models/\\0"])
+def test_the_folder_of_an_expanded_model_may_be_no_path(name: str, tmp_path: Path) -> None:
+    """It is asked for all the same."""
+    text = (
+        FACTORY.replace("Qwen/Qwen2.5-0.5B", f'"{name}"')
+        + "freeze_trainable_layers: 8\nuse_llama_pro: true\n"
+    )
+    with pytest.raises(PlannerError):
+        recipe_of(tmp_path, text)
+
+
+def test_the_expanded_model_of_the_tools_own_example_is_known(tmp_path: Path) -> None:
+    """Its script adds 8 layers to Llama 3 8B, of which the file trains every fifth;
+    with another count it says too little.
+    """
+    text = FACTORY.replace("Qwen/Qwen2.5-0.5B", "models/llama3-8b-pro") + "use_llama_pro: true\n"
+    scenario = recipe_of(tmp_path, text + "freeze_trainable_layers: 8\n")
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert scenario.model.param_count == 8_030_261_248 + 8 * layer
+    assert sorted(parts_of(scenario.model, scenario.recipe).layers) == [4, 9, 14, 19, 24, 29, 34, 39]
+    with pytest.raises(UsageError, match="is a model expanded"):
+        recipe_of(tmp_path, text + "freeze_trainable_layers: 4\n")

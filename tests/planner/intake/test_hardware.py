@@ -43,6 +43,13 @@ def test_memory_given_replaces_the_catalog() -> None:
     assert assumption(scenario, "gpu_reserved") == Assumption("gpu_reserved", "600.0 MiB", "cli")
 
 
+def test_a_power_limit_needs_the_rated_power() -> None:
+    """Without it the share of the clock is unknown, and the limit is not passed over."""
+    assert scenario_of(power_limit_w="280").hardware.power_limit_w == 280
+    with pytest.raises(UsageError, match="rated power of rtx6090"):
+        scenario_of(gpu="rtx6090", gpu_memory="48GiB", power_limit_w="280")
+
+
 def test_an_unlisted_card_is_usable_with_its_memory() -> None:
     """A card that no catalog knows has a memory verdict when its memory is said,
     and nothing is invented about its speed.

@@ -30,14 +30,12 @@ def test_what_a_record_leaves_open_is_an_assumption() -> None:
     [
         {"gradient_checkpointing": "selective"},
         {"optimizer": "adamw_apex_fused"},
-        {"tensor_parallel": 2},
+        {"pipeline_parallel": 2},
         {"seq_len": None},
     ],
 )
 def test_a_record_that_no_formula_covers(change: dict[str, object]) -> None:
-    """Selective checkpointing, other optimizers, parallelism inside a layer, and no length at all:
-    not modelled.
-    """
+    """Selective checkpointing, other optimizers, pipelines of layers, and no length at all: not modelled."""
     with pytest.raises(NotModelledError):
         resolve(from_record(replace(RECORD, **change)))  # type: ignore[arg-type]
 
@@ -62,6 +60,13 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
     names = [entry.name for entry in scenario.assumptions]
     runs = {"samples", "epochs", "price", "eval_samples", "eval_batch"}
     absent = runs | {
+        "generations",
+        "completion_length",
+        "generation_steps",
+        "iterations",
+        "compare_reference",
+        "generator",
+        "vllm_memory",
         "data",
         "tokenizer",
         "train_layers",
@@ -75,6 +80,10 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "versions",
         "switches",
         "link",
+        "link_gb_per_s",
+        "pcie_lanes",
+        "pcie_generation",
+        "power_limit_w",
         "tensor_parallel",
         "pipeline_parallel",
         "context_parallel",
@@ -136,11 +145,15 @@ def test_the_run_is_priced_only_when_asked() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel", "pipeline_parallel", "context_parallel"])
-def test_parallelism_inside_the_model_is_not_modelled(name: str) -> None:
-    """Above 1 there is no verdict rather than a wrong one; --force does not change that."""
+def test_a_degree_of_one_changes_nothing(name: str) -> None:
+    """What configuration files say of parallelism that is off."""
     assert scenario_of(**{name: 1}).recipe == scenario_of().recipe
+
+
+def test_pipelines_are_not_modelled() -> None:
+    """Above 1 there is no verdict rather than a wrong one; --force does not change that."""
     with pytest.raises(NotModelledError, match="of 2 is not modelled"):
-        resolve(from_flags(BASE | {name: 2}), force=True)
+        resolve(from_flags(BASE | {"pipeline_parallel": 2}), force=True)
 
 
 def test_a_switch_that_is_said_replaces_the_stacks_own() -> None:

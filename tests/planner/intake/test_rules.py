@@ -60,6 +60,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"model": "qwen3.5-0.8b", "stack": "torchtune"},
         {"model": "qwen3.5-0.8b", "stack": "trl"},
     ),
+    "packed-out-proj": (
+        {"model": "nemotron-h-8b", "method": "qlora", "lora_targets": ("in_proj",)},
+        {"model": "jamba-v0.1", "method": "qlora", "lora_targets": ("in_proj",)},
+    ),
+    "adapter-on-out-proj": (
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj", "out_proj")},
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj",)},
+    ),
+    "adapter-on-out-proj-idle": (
+        {"model": "granite-4.0-h-tiny", "method": "lora", "lora_targets": ("all-linear",)},
+        {"model": "granite-4.0-h-tiny", "method": "lora", "lora_targets": ("in_proj",)},
+    ),
     "train-layers-with-adapters": ({"train_layers": "last:8"}, {"method": "full", "train_layers": "last:8"}),
     "train-layers-not-there": (
         {"method": "full", "train_layers": "30-32;norm"},
@@ -70,8 +82,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "train_layers": "31-35"},
     ),
     "train-layers-divided": (
-        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "zero2"},
-        {"method": "full", "train_layers": "last:8", "gpus": 2},
+        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "fsdp1"},
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "gpus": 2,
+            "sharding": "zero3",
+            "offload": "optimizer+params",
+        },
     ),
     "train-layers-checkpointing-unread": (
         {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
@@ -141,6 +159,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "layerwise-alone": (
         {"method": "full", "optimizer": "apollo_adamw_layerwise", "grad_accum": 2},
         {"method": "full", "optimizer": "apollo_adamw_layerwise"},
+    ),
+    "badam-of-one-layer": (
+        {"method": "full", "optimizer": "badam"},
+        {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
     ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": (
@@ -322,6 +344,18 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "reference-divided": (
         {"task": "dpo", "sharding": "zero3", "gpus": 2},
         {"task": "orpo", "sharding": "zero3", "gpus": 2},
+    ),
+    "generations-uneven": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "generations": 4},
+    ),
+    "generation-divided": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero3", "gpus": 2},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero2", "gpus": 2},
+    ),
+    "generation-of-other-layers": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "model": "qwen3.5-0.8b"},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8},
     ),
     "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
     "preference-loss-kernel": (

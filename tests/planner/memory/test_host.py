@@ -56,6 +56,18 @@ def test_zero2_keeps_the_largest_gradient_and_with_accumulation_each_of_its_own(
     assert twice - once == LAYERS * sum(count * up(2 * elements) for count, elements in LORA) / 2
 
 
+def test_masters_and_moments_of_the_partition_are_on_the_host() -> None:
+    """Each of two cards holds half of the 7.6e9 parameters: 12 bytes for each.  With NVMe two sub-groups of
+    1e9 of them are in RAM, or all where they are fewer.
+    """
+    full = {"method": "full", "lora_rank": None, "lora_targets": None, "sharding": "zero3"}
+    offloaded = job(**full, offload="optimizer+params")
+    assert held(offloaded)["offloaded_optimizer"] == pytest.approx(12 * offloaded.trained / 2, rel=1e-6)
+    assert held(job(**full, offload="optimizer-nvme"))["offloaded_optimizer"] == 12 * 2e9
+    few = job(sharding="zero3", offload="optimizer-nvme")
+    assert held(few)["offloaded_optimizer"] == 12 * few.trained / 2
+
+
 def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
     """Frozen ones too, on every process, as they lie on the GPU:
     2 bytes of each weight and of the adapters; not in the steps.

@@ -14,7 +14,6 @@ from planner.domain.recipe import Number
 from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.liveness import phase_bytes, state_bytes
-from planner.memory.structures import Program
 from planner.program.job import job_of
 from planner.program.sizes import unit_values
 from planner.program.step import step_of
@@ -47,7 +46,7 @@ def test_moments_by_hand() -> None:
     tokens = np.array([0.0, 5.0, 13.0, 14.0, 100.0])
     found = fullest(stream, values_of(TOKENS=tokens))  # type: ignore[arg-type]
     assert np.array_equal(found, [50, 50, 50, 52, 310])
-    assert state_bytes(Program(stream, stream.state_slots()), values_of(TOKENS=tokens)) == 10  # type: ignore[arg-type]
+    assert state_bytes(stream, values_of(TOKENS=tokens)) == 10  # type: ignore[arg-type]
 
 
 def test_a_moment_that_is_less_by_one_unit_and_more_by_another_is_kept() -> None:

@@ -61,9 +61,9 @@ def test_a_shared_program_is_that_of_each_job(flags: dict[str, object]) -> None:
     jobs = [job_of(at(scenario, *sizes), PRIORS) for sizes in ((3, 256, 8, 200), (5, 2048, 64, 1000))]
     assert program_of(jobs[0]) is program_of(jobs[1])
     for job in jobs:
-        shared, own = program_of(job).stream, step_of(job)
+        shared, own = program_of(job), step_of(job)
         assert shared.events == own.events
-        assert (shared.terms, shared.streams, shared.units) == (own.terms, own.streams, own.units)
+        assert (shared.kinds, shared.streams, shared.units) == (own.kinds, own.streams, own.units)
         assert shared.unit_bytes == pytest.approx(own.unit_bytes)
 
 

@@ -36,7 +36,7 @@ def job(**flags: object) -> Job:
 def standing(subject: Job, term: TermName) -> float:
     """Bytes of a term that are there when the step ends."""
     stream, values = step_of(subject), unit_values(subject)
-    slots = (slot for slot in stream.state_slots() if stream.terms[slot] == term)
+    slots = (slot for slot in stream.state_slots() if stream.term(slot) == term)
     return sum(stream.unit_bytes[slot] * float(values[stream.units[slot]]) for slot in slots)
 
 

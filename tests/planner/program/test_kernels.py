@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from planner.domain.model import AttentionSpec
+from planner.domain.parallel import ALONE
 from planner.program.kernels import fused_attention, kernel_of
 from planner.program.operators import Operators
 from planner.program.template import Shape, Template, Terms, run
@@ -25,7 +26,7 @@ def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = Tr
     """What the kernels read of a view."""
     fields: dict[str, Any] = {
         "block": SimpleNamespace(attention=attention),
-        "recipe": SimpleNamespace(attention="sdpa"),
+        "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
         "stack": SimpleNamespace(sdpa_mask="bool", model_code="transformers-5"),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
     }

@@ -112,5 +112,5 @@ def test_zero3_gives_its_cache_back_before_training() -> None:
     not where they lie there anyway.
     """
     said: dict[str, Any] = {"method": "full", "gpu": "a100-80-sxm:8", "sharding": "zero3"}
-    assert program_of(job(**said)).stream.emptied
-    assert not program_of(job(**said, offload="optimizer+params")).stream.emptied
+    assert program_of(job(**said)).emptied
+    assert not program_of(job(**said, offload="optimizer+params")).emptied

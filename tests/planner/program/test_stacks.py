@@ -54,7 +54,7 @@ def test_an_evaluation_meets_states_and_no_gradients() -> None:
     held, logits, most = Counter[str](), 0, 0
     for number, event in enumerate(stream.events):
         slot, sign = (event, 1) if event >= 0 else (~event, -1)
-        held[stream.terms[slot]] += sign
+        held[stream.term(slot)] += sign
         if number == begin:
             assert not held["gradients"]
             assert held["optimizer_states"]

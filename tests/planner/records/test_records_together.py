@@ -23,7 +23,8 @@ machine = {"machine": "m", "os": "o", "python": "3", "cpu": "c", "host_memory_by
 environment = {**machine, "variables": {str(number): "x" * 1000 for number in range(int(sys.argv[4]))}}
 for number in range(count):
     record = RunRecord(
-        id=f"{name}-{number}", source="s", source_group="g", model="m", gpu="cpu", method="lora", seq_len=8, outcome="ok"
+        id=f"{name}-{number}", source="s", source_group="g", model="m", gpu="cpu", method="lora", seq_len=8,
+        outcome="ok",
     )
     append_jsonl(path, record, {"environment": environment})
 """

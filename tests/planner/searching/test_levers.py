@@ -13,7 +13,7 @@ from planner.errors import RefusedCombinationError
 from planner.intake.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, predict_with
-from planner.report.prediction.sections import lever_choices
+from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, stack_needs

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.anatomy.natural_lengths import expected_longest
+from planner.anatomy.natural_lengths import longest_sample
+from planner.catalog.stacks import load_stack
 from planner.domain.coefficients import Coefficients
 from planner.domain.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -107,8 +108,8 @@ class TestMaskedAttention:
 
 def slowest(recipe: Recipe, *, sorts_lengths: bool = False) -> MicroStep:
     """The slowest of eight GPUs."""
-    own = micro_step(recipe, PRIORS, sorts_lengths=sorts_lengths)
-    return slowest_rank(own, recipe, PRIORS.length_variation, 8, sorts_lengths=sorts_lengths)
+    stack = replace(load_stack("hf-trainer"), sorts_lengths=sorts_lengths)
+    return slowest_rank(micro_step(recipe, PRIORS, stack), recipe, PRIORS, 8, stack)
 
 
 class TestSlowestRank:
@@ -120,7 +121,9 @@ class TestSlowestRank:
         """
         alone, together = scenario(NATURAL), scenario(NATURAL, sharding="zero3", gpus="8")
         paced, mean = job(together).micro, job(together).mean_micro
-        assert paced.length == pytest.approx(expected_longest(300, 1024, 32, PRIORS.length_variation))
+        variation = PRIORS.length_variation
+        longest = longest_sample(together.recipe.batch, 32, variation, drops_long=False)
+        assert paced.length == pytest.approx(float(longest.tokens))
         assert mean == job(alone).micro
         answer = predict_time(together, PRIORS)
         assert answer is not None
@@ -133,7 +136,7 @@ class TestSlowestRank:
         once, many = (
             scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16")
         )
-        own = micro_step(once, PRIORS).length
+        own = micro_step(once, PRIORS, load_stack("hf-trainer")).length
         excess = slowest(once).length - own
         assert slowest(many).length - own == pytest.approx(excess / 4)
         meets = replace(many, sharding=ZERO3)
@@ -142,9 +145,10 @@ class TestSlowestRank:
     def test_equal_lengths_and_sorted_ones_wait_for_nobody(self) -> None:
         """Packed samples are alike, and a sampler that sorts by length gives all GPUs like ones."""
         packed = scenario({**LORA, "padding": "packed"}, sharding="ddp", gpus="8").recipe
-        assert slowest(packed) == micro_step(packed, PRIORS)
+        assert slowest(packed) == micro_step(packed, PRIORS, load_stack("hf-trainer"))
         natural = scenario(NATURAL, sharding="ddp", gpus="8").recipe
-        assert slowest(natural, sorts_lengths=True) == micro_step(natural, PRIORS, sorts_lengths=True)
+        sorting = replace(load_stack("hf-trainer"), sorts_lengths=True)
+        assert slowest(natural, sorts_lengths=True) == micro_step(natural, PRIORS, sorting)
 
 
 def test_an_odd_vocabulary_doubles_the_head() -> None:

@@ -207,6 +207,46 @@ class TestOverlap:
             == job(scenario(pair, gpu="a100-80-sxm", link="nvlink")).rates.collective_bytes_per_s
         )
 
+    def test_a_narrow_slot_slows_the_link(self) -> None:
+        """Four lanes instead of sixteen carry a quarter, generation 3 half of generation 4,
+        for GPUs and for offload alike.
+        """
+        pair = {**FULL, "model": "qwen2.5-0.5b", "gpu": "rtx3090", "gpus": "2", "sharding": "fsdp"}
+        whole, narrow, old = (
+            job(scenario(pair, **said)).rates for said in ({}, {"pcie_lanes": 4}, {"pcie_generation": 3})
+        )
+        for name in ("collective_bytes_per_s", "host_link_bytes_per_s"):
+            assert getattr(narrow, name) == pytest.approx(getattr(whole, name) / 4)
+            assert getattr(old, name) == pytest.approx(getattr(whole, name) * 0.985 / 1.969)
+        assert job(scenario(pair, pcie_lanes=16, pcie_generation=5)).rates == whole
+
+    def test_a_measured_link_is_taken_as_it_is(self) -> None:
+        """The bus bandwidth that nccl-tests prints has the link's losses in it."""
+        pair = scenario(
+            {**FULL, "model": "qwen2.5-0.5b", "gpu": "rtx3090", "gpus": "2", "sharding": "fsdp"},
+            link_gb_per_s="2.5",
+        )
+        assert job(pair).rates.collective_bytes_per_s == 2.5e9
+
+    def test_a_power_limit_slows_arithmetic_alone(self) -> None:
+        """A quarter of the power is half of the clock; the memory keeps its own,
+        and more power than rated brings nothing.
+        """
+        free, held, raised = (
+            job(scenario({**FULL, "gpu": "rtx3090"}, **said)).rates
+            for said in ({}, {"power_limit_w": "87.5"}, {"power_limit_w": "500"})
+        )
+        assert raised == free
+        assert held.memory_bytes_per_s == free.memory_bytes_per_s
+        assert held.instructions_per_s is not None
+        assert free.instructions_per_s is not None
+        for now, before in (
+            (held.matmul_flop_per_s, free.matmul_flop_per_s),
+            (held.attention_flop_per_s, free.attention_flop_per_s),
+            (held.instructions_per_s, free.instructions_per_s),
+        ):
+            assert now == pytest.approx(before / 2)
+
     def test_over_pcie_no_slowdown_is_counted(self) -> None:
         """Nobody measured it there: what hides is gained whole."""
         hidden = replace(PRIORS, comm_overlap=1.0)

@@ -17,7 +17,17 @@ from hostile.mutations import Node, Raw, Table, to_json, to_toml, to_yaml, tree_
 from planner.allocator.history_file import pack_history
 from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
-from planner.configs import accelerate, axolotl, harmless, hf_trainer, llama_factory, trainer, trl, zero
+from planner.configs import (
+    accelerate,
+    axolotl,
+    harmless,
+    hf_trainer,
+    llama_factory,
+    llama_factory_optimizers,
+    trainer,
+    trl,
+    zero,
+)
 from planner.records import COLUMNS, RECORD_SCHEMA_ID
 from planner.units import MIB
 
@@ -40,7 +50,17 @@ MODELS = (
 CONFIG_KEYS = sorted(
     {
         word
-        for module in (accelerate, axolotl, harmless, hf_trainer, llama_factory, trainer, trl, zero)
+        for module in (
+            accelerate,
+            axolotl,
+            harmless,
+            hf_trainer,
+            llama_factory,
+            llama_factory_optimizers,
+            trainer,
+            trl,
+            zero,
+        )
         for value in vars(module).values()
         if isinstance(value, dict | tuple | frozenset)
         for word in value

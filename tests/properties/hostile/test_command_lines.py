@@ -9,8 +9,9 @@ from hostile.harness import answer, examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planner.intake.fields import REQUEST_FIELDS, RequestField
+from planner.intake.fields import REQUEST_FIELDS
 from planner.intake.flags import request_fields
+from planner.intake.request_field import RequestField
 
 EXTREME = (
     "", " ", "0", "-0", "1", "-1", "2", "0.5", "1e-300", "1e400", "-1e400", "nan", "inf", "NaN", "9" * 400,
@@ -26,11 +27,8 @@ EXTREME = (
     "~nosuchuser",
     "\x1b[31mred\x1b[0m",
     "\x9b31m", "\r", "\n", "\u202eabc", "\udcff", "x" * 5000, "[bold]x[/bold]", "[/]", "{{ x }}", "${x}",
-    "%s", "{0}", "-",
-    "--", "--help",
-    "--json", "é",
-    "漢字", "😀", "a=b", "a==b", "torch==2.0", "deepspeed==0.16.4", "trl==1.0;peft==9", "zero12_overlap=false",
-    "=",
+    "%s", "{0}", "-", "--", "--help", "--json", "é", "漢字", "😀",
+    "a=b", "a==b", "torch==2.0", "deepspeed==0.16.4", "trl==1.0;peft==9", "zero12_overlap=false", "=",
 )  # fmt: skip
 OWN: dict[str, tuple[str, ...]] = {
     "--format": ("human", "json", "markdown"),

@@ -20,7 +20,7 @@ from tests.planner.calibration.simulated import simulated
 GOOD = simulated({"doc-d": Coefficients()})[0]
 
 CASES: dict[str, RunRecord] = {
-    "not_modelled": replace(GOOD, id="x", tensor_parallel=2),
+    "not_modelled": replace(GOOD, id="x", pipeline_parallel=2),
     "unusable": replace(GOOD, id="x", gpu="rtx9999"),
     "cpu_record": replace(GOOD, id="x", gpu="cpu"),
     "failed_run": replace(GOOD, id="x", outcome="crash"),

@@ -423,3 +423,11 @@ def test_an_interval_is_in_the_unit_of_its_number() -> None:
 def test_identity_coefficients_are_the_priors() -> None:
     """A calibration without offsets predicts what the priors predict."""
     assert replace(calibration().coefficients_for(job()), name="uncalibrated") == Coefficients()
+
+
+def test_the_last_quantile_stands_for_all() -> None:
+    """No score below the first quantile is known, and at the last one all are below."""
+    spread = Spread(SpreadKey("time"), (0.05, 0.5, 0.95), (-0.1, 0.0, 0.2), 100, 10)
+    assert [spread.share_below(score) for score in (-0.2, -0.1, 0.1, 0.2)] == pytest.approx(
+        [0, 0.05, 0.725, 1]
+    )

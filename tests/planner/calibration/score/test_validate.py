@@ -339,7 +339,7 @@ def test_two_documents_of_one_group_count_once() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"tensor_parallel": 2}, "tensor parallel"),
+        ({"pipeline_parallel": 2}, "pipeline parallel"),
         ({"optimizer": "galore_adamw"}, "galore_adamw"),
         ({"gradient_checkpointing": "selective"}, "selective"),
         ({"sharding": "none", "offload": "params"}, "loader of the program's own"),

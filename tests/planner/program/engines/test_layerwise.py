@@ -33,7 +33,7 @@ def left_after(subject: Job, phase: str) -> float:
     return sum(
         sizes[event] if event >= 0 else -sizes[~event]
         for event in stream.events[:end]
-        if stream.terms[event if event >= 0 else ~event] in terms
+        if stream.term(event if event >= 0 else ~event) in terms
     )
 
 

@@ -56,7 +56,7 @@ def left(stream: Stream, sizes: dict[int, int]) -> Counter[str | None]:
             alive.remove(~event)
     found: Counter[str | None] = Counter()
     for slot in alive:
-        found[stream.terms[slot]] += sizes[slot]
+        found[stream.term(slot)] += sizes[slot]
     return found
 
 
@@ -161,7 +161,7 @@ def test_weights_are_flattened_on_a_card_that_holds_them_twice(flags: dict[str, 
     held = 0
     for event in stream.events[: flat + 1]:
         slot = event if event >= 0 else ~event
-        if stream.terms[slot] == "weights":
+        if stream.term(slot) == "weights":
             held += sizes[slot] if event >= 0 else -sizes[slot]
     decaying = 2 * (TRAINED - VECTORS)
     assert held == (2 * TRAINED + decaying if on_card else 2 * TRAINED)

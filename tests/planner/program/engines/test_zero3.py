@@ -146,7 +146,7 @@ def test_one_process_gathers_only_what_is_offloaded() -> None:
         ops[offload] = {
             stream.place(event)[2]
             for event in stream.events
-            if event >= 0 and stream.terms[event] == "gathered_parameters"
+            if event >= 0 and stream.term(event) == "gathered_parameters"
         }
     assert ops == {"none": set(), "optimizer+params": {"partition from the host"}}
 
@@ -201,7 +201,7 @@ def test_a_head_above_what_may_be_live_is_there_twice_in_later_passes() -> None:
     for index, event in enumerate(stream.events):
         phase = begins.get(index, phase)
         slot = event if event >= 0 else ~event
-        if stream.terms[slot] == "gathered_parameters" and sizes[slot] >= 2 * head:
+        if stream.term(slot) == "gathered_parameters" and sizes[slot] >= 2 * head:
             (live.add if event >= 0 else live.discard)(slot)
             most[phase] = max(most.get(phase, 0), len(live))
     assert (most["loss"], most["loss_2"]) == (1, 2)

@@ -129,7 +129,7 @@ def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:
     Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param (``pin_memory`` of each
     ``ds_tensor``); torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
     """
-    shards = job.recipe.sharding.shards(job.hardware)
+    shards = job.recipe.shards(job.hardware)
     persists = settings_of(job).persistence if job.recipe.sharding.is_zero3 else 0
     total: Number = 0
     for each in tensors:

@@ -1,0 +1,136 @@
+"""Processors of models that see, where the user allowed others to stand in:
+the program's own classes, without their files.
+
+Patches have the sizes of the model's configuration.
+How many pixels an image may have at most is the default of its class.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.importing import Change, OnImport
+from measure.dry_run.libraries.words import tokenizer_of_words
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Classes of Transformers, and the tokens of images:
+    by name the attribute of the configuration that has the number.
+    """
+
+    processor: str
+    image_processor: str
+    tokens: Mapping[str, str]
+
+
+_QWEN_TOKENS = {
+    "<|image_pad|>": "image_token_id",
+    "<|video_pad|>": "video_token_id",
+    "<|vision_start|>": "vision_start_token_id",
+    "<|vision_end|>": "vision_end_token_id",
+}
+# transformers 5.23 models/auto/processing_auto.py, image_processing_auto.py,
+# and what each processor asks its tokenizer.
+_FAMILIES = {
+    "qwen2_vl": _Family("Qwen2VLProcessor", "Qwen2VLImageProcessor", _QWEN_TOKENS),
+    "qwen2_5_vl": _Family("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", _QWEN_TOKENS),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        _Family("Qwen3VLProcessor", "Qwen2VLImageProcessor", _QWEN_TOKENS),
+    ),
+    "llava": _Family("LlavaProcessor", "LlavaImageProcessor", {"<image>": "image_token_id"}),
+}
+
+
+def install(imports: OnImport, guesses: Guesses, *, allowed: bool) -> None:
+    """Change Transformers when the program imports it."""
+    if allowed:
+        imports.add("transformers.models.auto.processing_auto", _processors(guesses))
+
+
+def image_tokens(name: Any) -> dict[str, int]:
+    """Tokens of the model ``name`` that stand for images, with their numbers;
+    none for a model that does not see.
+    """
+    try:
+        config: Any = sys.modules["transformers"].AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        return {}
+    family = _FAMILIES.get(config.model_type)
+    return {} if family is None else _numbers(config, family)
+
+
+def _numbers(config: Any, family: _Family) -> dict[str, int]:
+    return {token: int(getattr(config, attribute)) for token, attribute in family.tokens.items()}
+
+
+def _processors(guesses: Guesses) -> Change:
+    def change(module: ModuleType) -> None:
+        base: Any = module.AutoProcessor
+        load = base.from_pretrained.__func__
+
+        def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            if Path(str(name)).is_dir():
+                return load(cls, name, *args, **kwargs)
+            config: Any = module.AutoConfig.from_pretrained(name)
+            family = _FAMILIES.get(config.model_type)
+            try:
+                found = load(cls, name, *args, **kwargs)
+            except (OSError, ValueError):
+                if family is None:
+                    raise
+            else:
+                # Where no file of a processor is there, the tokenizer is given instead.
+                if family is None or type(found).__name__ == family.processor:
+                    return found
+            guesses.assume("processor of images", f"{family.processor} without its files", str(name))
+            return load(cls, _folder(config, family))
+
+        base.from_pretrained = classmethod(from_pretrained)
+
+    return change
+
+
+def _folder(config: Any, family: _Family) -> str:
+    """A temporary folder with the files that Transformers makes a processor of."""
+    folder = Path(tempfile.mkdtemp())
+    tokenizer_of_words("right", _numbers(config, family)).save_pretrained(folder)
+    files = {
+        "config.json": {"model_type": config.model_type},
+        "preprocessor_config.json": {"image_processor_type": family.image_processor, **_sizes(config)},
+        "processor_config.json": {"processor_class": family.processor, **_options(config)},
+    }
+    for name, fields in files.items():
+        (folder / name).write_text(
+            json.dumps({**fields, "processor_class": family.processor}), encoding="utf-8"
+        )
+    return str(folder)
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    vision = config.vision_config
+    if hasattr(vision, "spatial_merge_size"):
+        return {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size,
+                "temporal_patch_size": vision.temporal_patch_size}  # fmt: skip
+    side = vision.image_size
+    return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+
+
+def _options(config: Any) -> dict[str, Any]:
+    if config.model_type != "llava":
+        return {}
+    # The tower's first token is no patch.
+    kept = {
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        "num_additional_image_tokens": 1,
+    }
+    return {"patch_size": config.vision_config.patch_size, **kept}

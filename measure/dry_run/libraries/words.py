@@ -1,0 +1,35 @@
+"""A tokenizer of a thousand words, which stands in for one that is not there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+N_WORDS = 1000
+_SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+_TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
+
+
+def tokenizer_of_words(padding_side: str, numbers: Mapping[str, int] | None = None) -> Any:
+    """Made of the classes that the program itself has loaded; known words are w0, w1, ...
+
+    ``numbers``: of tokens with a meaning of their own.
+    """
+    transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
+    words = [*_SPECIAL.values(), *(f"w{number}" for number in range(N_WORDS))]
+    # Without holes, which Transformers warns of one by one.
+    taken = set((numbers or {}).values())
+    words += [f"unused{number}" for number in range(len(words), max(taken, default=0) + 1)]
+    vocabulary = {word: number for number, word in enumerate(words) if number not in taken} | dict(
+        numbers or {}
+    )
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=_SPECIAL["unk_token"]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    if numbers:
+        backend.add_special_tokens(list(numbers))
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side=padding_side, **_SPECIAL
+    )
+    made.chat_template = _TEMPLATE
+    return made

@@ -1,0 +1,60 @@
+"""What is read off the requests of a program in one pass: sizes, what is held of each kind,
+and the most of each phase.
+
+``events`` hold the slot of an allocation when it is made, and its complement when it is freed.  Where the
+package was installed with a C compiler, ``replay.c`` has the same loops; tests hold both to each other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import neg
+
+from planner.allocator import compiled
+
+
+def in_bytes(units: array[int], unit_bytes: array[float], values: Sequence[float]) -> Sequence[int]:
+    """Bytes of every slot, of so many ``unit_bytes`` for each of its unit; ``values``:
+    how many of each unit there are.
+    """
+    made = compiled.in_bytes(units, unit_bytes, values)
+    return (
+        [round(each * values[unit]) for unit, each in zip(units, unit_bytes, strict=True)]
+        if made is None
+        else made
+    )
+
+
+def held_at(
+    events: Sequence[int], sizes: Sequence[int], kinds: array[int], n_kinds: int, moments: Sequence[int]
+) -> list[list[int]]:
+    """Bytes of each kind by its number, below ``n_kinds``, after each of the events ``moments``,
+    which are in order.
+    """
+    if isinstance(events, array) and isinstance(sizes, array):
+        return compiled.held_at(events, sizes, kinds, n_kinds, moments)
+    held, found, start = [0] * n_kinds, [], 0
+    for moment in moments:
+        for event in events[start : moment + 1]:
+            if event >= 0:
+                held[kinds[event]] += sizes[event]
+            else:
+                held[kinds[~event]] -= sizes[~event]
+        start = max(moment + 1, start)
+        found.append([*held])
+    return found
+
+
+def fullest(events: Sequence[int], sizes: Sequence[int], begins: Sequence[int]) -> list[int]:
+    """Most bytes held in each of the phases that begin at the events ``begins``;
+    what is there when one begins counts, too.
+    """
+    if isinstance(events, array) and isinstance(sizes, array):
+        return compiled.fullest(events, sizes, begins)
+    # A free is the complement of its slot: from the end, -1 is slot 0.
+    changes = [*sizes, *map(neg, reversed(sizes))]
+    levels = [*accumulate(map(changes.__getitem__, events), initial=0)]
+    ends = [*begins[1:], len(events)]
+    return [max(levels[begin : end + 1]) for begin, end in zip(begins, ends, strict=True)]

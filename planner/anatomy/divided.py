@@ -1,0 +1,71 @@
+"""What one GPU has of a model whose matrices are divided over several, and of a sequence that is divided.
+
+Source: transformers 5.23 distributed/tensor_parallel.py (``colwise``, ``rowwise``, ``embedding_rowwise``) and
+the ``base_model_tp_plan`` of models/llama/configuration_llama.py; torchtitan 0.3.0
+models/common/decoder_sharding.py.
+Ignored: a vocabulary that does not divide evenly, of which the first GPUs have a row more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from planner.domain.model import BlockSpec, InputTensor, LinearSpec, ModelSpec, Side
+from planner.domain.scenario import Scenario
+
+_SIDES: Mapping[InputTensor, Side] = {
+    "attn_in": "outputs",
+    "mlp_in": "outputs",
+    "attn_out": "inputs",
+    "mlp_mid": "inputs",
+}
+
+
+def on_one_gpu(scenario: Scenario) -> Scenario:
+    """The scenario with the part of the model and of each sequence that one GPU has; once is enough."""
+    recipe, batch, parts = scenario.recipe, scenario.recipe.batch, scenario.recipe.parallel.context
+    model = divided_model(scenario.model, recipe.parallel.tensor)
+    if batch.parts != parts:
+        mean = batch.tokens_per_sample / parts
+        recipe = replace(
+            recipe, batch=replace(batch, parts=parts, seq_len=batch.seq_len // parts, tokens_per_sample=mean)
+        )
+    return replace(scenario, model=model, recipe=recipe) if recipe.parallel.divides else scenario
+
+
+@lru_cache(maxsize=64)
+def divided_model(model: ModelSpec, parts: int) -> ModelSpec:
+    """The model that one of ``parts`` GPUs has: norms whole, of the rest one part."""
+    if model.parts == parts:
+        return model
+    table = replace(model.token_embedding, rows=-(-model.token_embedding.rows // parts))
+    return replace(
+        model,
+        groups=tuple(replace(group, block=_divided_block(group.block, parts)) for group in model.groups),
+        token_embedding=table,
+        head=_divided(model.head, "outputs", parts),
+        parts=parts,
+    )
+
+
+def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:
+    heads = block.attention
+    norms = tuple(
+        replace(norm, rows_per_token=max(norm.rows_per_token // parts, 1)) if norm.on == "heads" else norm
+        for norm in block.norms
+    )
+    return replace(
+        block,
+        attention=replace(heads, n_heads=heads.n_heads // parts, n_kv_heads=heads.n_kv_heads // parts),
+        mlp=replace(block.mlp, width=block.mlp.width // parts),
+        linears=tuple(_divided(linear, _SIDES[linear.reads], parts) for linear in block.linears),
+        norms=norms,
+    )
+
+
+def _divided(linear: LinearSpec, side: Side, parts: int) -> LinearSpec:
+    if side == "outputs":
+        return replace(linear, out_features=-(-linear.out_features // parts), divided=side)
+    return replace(linear, in_features=linear.in_features // parts, divided=side)

@@ -1,0 +1,32 @@
+"""Training on completions that the model writes itself: how long they are, who generates them,
+and how often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Generator = Literal["transformers", "vllm", "vllm-server"]
+"""Who generates: the model in training itself, vLLM on the same cards, or vLLM on others."""
+GENERATORS: tuple[Generator, ...] = get_args(Generator)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What a task that generates adds to a recipe.
+
+    ``completion_tokens``: those of ``seq_len`` that are generated; the rest is the prompt.  ``generations``:
+    completions of one prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as
+    many as an optimizer step takes.  ``iterations``: how often each completion is trained on.
+    ``has_reference``: whether the model as it was before is asked.  ``vllm_share``: of the card's memory,
+    which vLLM takes beside the training.
+    """
+
+    completion_tokens: int
+    generations: int
+    micro_steps: int | None = None
+    iterations: int = 1
+    has_reference: bool = False
+    generator: Generator = "transformers"
+    vllm_share: float = 0.0

@@ -1,0 +1,116 @@
+"""What would change the answer: levers, other software stacks, and assumptions that nobody said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.report.prediction.subject import Subject
+from planner.report.prediction.verdict import VERDICTS
+from planner.report.render.layout import Block, Choices, Column, FlagChoice, Grid, Note, Row, Section
+from planner.report.render.numbers import chance_text, gib
+from planner.searching.levers import Lever, StackNeed
+from planner.searching.unsaid import Unsaid
+from planner.units import GIB
+
+# A ratio this close to 1 is not told apart from it.
+_SAME = 0.02
+
+
+def lever_section(subject: Subject) -> Section:
+    """Every lever that was found."""
+    if subject.levers is None:
+        return Section("", ())
+    if not subject.levers:
+        return Section(
+            "What would save memory", (Note("No change of this job that is modelled saves memory."),)
+        )
+    blocks: tuple[Block, ...] = (lever_choices("", subject.levers),)
+    if subject.prediction.verdict != "fits" and not any(each.fits for each in subject.levers):
+        blocks += (Note("None of these is enough, nor any pair of them that was tried.", "warn"),)
+    return Section("What would save memory", blocks)
+
+
+def lever_choices(title: str, levers: Sequence[Lever]) -> Choices:
+    """Levers with what they save, what they cost, and whether the job then fits."""
+    return Choices(title, ("saves", "costs", "then"), tuple(map(_lever, levers)), texts=not title)
+
+
+def _lever(lever: Lever) -> FlagChoice:
+    saves = f"{gib(lever.saves_bytes)} GiB" if lever.saves_bytes else "-"
+    return FlagChoice(
+        lever.flags_text,
+        lever.description,
+        (saves, _cost(lever), _then(lever)),
+        "good" if lever.fits else "plain",
+    )
+
+
+def _cost(lever: Lever) -> str:
+    """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
+    ``money``, ``training``.
+    """
+    if lever.kind == "training":
+        return "training"
+    parts = [f"{lever.host_bytes / GIB:.0f} GiB RAM"] if lever.host_bytes >= GIB else []
+    if lever.kind == "money" and not parts:
+        parts.append("money" if "gpu" in lever.flags else "<1 GiB RAM")
+    ratio, usd = lever.step_time_ratio, lever.usd_ratio
+    if usd is not None and abs(usd - 1) >= _SAME:
+        parts.append(f"USD x {usd:.2f}")
+    elif ratio is not None and abs(ratio - 1) >= _SAME:
+        parts.append(f"step x {ratio:.2f}")
+    return ", ".join(parts) or "free"
+
+
+def _then(lever: Lever) -> str:
+    return VERDICTS[lever.verdict][0].lower()
+
+
+def stack_section(subject: Subject) -> Section:
+    """What the common stacks need, with what their bare defaults lack."""
+    if not subject.stacks:
+        return Section("", ())
+    columns = (
+        Column("--stack"),
+        Column("needs GiB", "right"),
+        Column("uses GiB", "right"),
+        Column("then"),
+        Column(""),
+    )
+    rows = []
+    for each in subject.stacks:
+        lacks = f"bare defaults lack {', '.join(each.lacks)}" if each.lacks else ""
+        chance = "" if each.fits_probability is None else f", chance {chance_text(each.fits_probability)}"
+        then = f"{VERDICTS[each.verdict][0].lower()}{chance}"
+        rows.append(Row((each.stack, gib(each.need_bytes), gib(each.peak_bytes), then, lacks)))
+    return Section("By software stack", (Grid(columns, tuple(rows)),))
+
+
+def stacks_text(stacks: Sequence[StackNeed], *, with_lacks: bool) -> str:
+    """What the common stacks need, and what people usually set that their bare defaults lack."""
+    needs = ", ".join(f"{each.stack} {each.need_bytes / GIB:.1f}" for each in stacks)
+    lacks = "; ".join(f"{each.stack}: {', '.join(each.lacks)}" for each in stacks if each.lacks)
+    return (
+        f"Needs by --stack: {needs} GiB{f' (not set by default in {lacks})' if lacks and with_lacks else ''}"
+    )
+
+
+def sensitivity_section(subject: Subject) -> Section:
+    """Assumptions that move the answer, each with what else people run."""
+    if not subject.unsaid:
+        return Section("", ())
+    return Section("Assumptions that move the answer most", (assumption_choices("", subject.unsaid),))
+
+
+def assumption_choices(title: str, moving: Sequence[Unsaid]) -> Choices:
+    """Assumptions with the flag that says otherwise, and the answer then."""
+    rows = []
+    for each in moving:
+        moved = f"{'-' if each.moves_bytes < 0 else '+'}{gib(abs(each.moves_bytes))} GiB"
+        speed = "" if each.speed_ratio is None else f"x {each.speed_ratio:.2f}"
+        rows.append(
+            FlagChoice(
+                each.flags, f"instead of {each.setting}", (moved, speed, VERDICTS[each.verdict][0].lower())
+            )
+        )
+    return Choices(title, ("memory", "tokens/s", "then"), tuple(rows), texts=not title)

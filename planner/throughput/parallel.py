@@ -1,0 +1,56 @@
+"""Seconds that GPUs which share a batch take to send one another parts of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.domain.recipe import Number
+from planner.program import job as program
+from planner.program.collectives import ALL_GATHER, ALL_REDUCE, GATHERED_KEYS, REDUCE_SCATTER, SCATTERED_KEYS
+from planner.program.sizes import unit_values
+from planner.program.step import parts_of
+from planner.throughput.communication import ring_fraction
+from planner.throughput.job import Job
+from planner.throughput.rates import intra_node_bytes_per_s
+
+
+def parallel_bytes(job: Job) -> Number:
+    """Bytes that each GPU receives in one micro-step from those that share its batch.
+
+    Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
+    all-gather, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
+    Source: :mod:`planner.program.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
+    Ignored: sums for each token that a loss over a divided vocabulary takes.
+    """
+    parallel = job.recipe.parallel
+    if not parallel.divides:
+        return 0
+    own = program.job_of(job.scenario, job.coefficients)
+    values, shares = unit_values(own), _shares(parallel.tensor, parallel.context)
+    total: Number = 0
+    for part in parts_of(own):
+        made = zip(part.template.ops, part.template.units, part.template.unit_bytes, strict=True)
+        for (_, op), unit, unit_bytes in made:
+            if op in shares:
+                total = total + part.count * shares[op] * unit_bytes * values[unit]
+    return total
+
+
+def _shares(tensor: int, context: int) -> Mapping[str, Number]:
+    """Part of what a collective makes that a GPU receives, by operator."""
+    return {
+        ALL_REDUCE: 2 * ring_fraction(tensor),
+        ALL_GATHER: ring_fraction(tensor),
+        REDUCE_SCATTER: tensor - 1,
+        GATHERED_KEYS: ring_fraction(context),
+        SCATTERED_KEYS: context - 1,
+    }
+
+
+def parallel_seconds(job: Job) -> Number:
+    """The same over the sustained rate of the links of a node, while kernels wait; seconds per micro-step.
+
+    Source: as of :func:`parallel_bytes`; the next kernel reads what a collective makes, so nothing hides it.
+    Ignored: the latency of each collective (about 20 us).
+    """
+    return parallel_bytes(job) / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)

@@ -1,0 +1,111 @@
+"""Training files of other projects by their own tools, and what ``plan`` says about them: writes
+``sample.csv`` beside it.
+
+``.venv-axolotl/bin/python -m tests.against_libraries.programs.sample CORPUS
+axolotl``: the folder has ``jobs.json`` with pairs of folder and file.  Files come in the order of the SHA-256
+of their paths; those that the tool's own parser refuses are passed over, because they are for another version
+of it.  The first 20 of each tool are the sample.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from planner.configs.document import read_document
+from planner.configs.read import recognise
+from planner.errors import PlannerError
+from tests.against_libraries.programs.table import CARD
+
+PATH = Path(__file__).resolve().parent / "sample.csv"
+COLUMNS = ("tool", "file", "exit_code", "seconds", "allocated_bytes", "reserved_bytes",
+    "plan_allocated_bytes",
+           "plan_reserved_bytes", "says")  # fmt: skip
+N_FILES, LIMIT_S = 20, 600
+# How the parsers of the tools say that a file is not for them: pydantic's, HfArgumentParser's and argparse's.
+REFUSED = (
+    "ValidationError:",
+    "Some keys are not used",
+    "Some specified arguments are not used",
+    "ended with exit code 2",
+)
+
+
+def main(corpus: Path, tool: str) -> None:
+    """Run what has no row yet, and write after each."""
+    rows = list(csv.DictReader(PATH.open(encoding="utf-8"))) if PATH.exists() else []
+    for name in drawn(corpus, tool):
+        of_tool = [row for row in rows if row["tool"] == tool]
+        if len([row for row in of_tool if not refused(row)]) >= N_FILES:
+            return
+        if name in [row["file"] for row in of_tool]:
+            continue
+        rows.append(_row(corpus, tool, name))
+        with PATH.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def drawn(corpus: Path, tool: str) -> list[str]:
+    """Files of one tool, in the order of the sample."""
+    names = ["/".join(each) for each in json.loads((corpus / "jobs.json").read_text(encoding="utf-8"))]
+    found = [name for name in names if _tool_of(corpus / name) == tool]
+    return sorted(found, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+
+
+def refused(row: dict[str, str]) -> bool:
+    """Whether the tool's own parser refused the file."""
+    return any(each in row["says"] for each in REFUSED)
+
+
+def _tool_of(path: Path) -> str:
+    try:
+        return recognise(read_document(path)).name
+    except PlannerError:
+        return ""
+
+
+def _row(corpus: Path, tool: str, name: str) -> dict[str, str]:
+    folder, _, file = name.partition("/")
+    begun = time.monotonic()
+    words = ("trace", "--gpu", CARD, "--json", "--timeout", str(LIMIT_S), "--check", file)
+    done = _run("measure", words, corpus / folder)
+    row = {
+        "tool": tool,
+        "file": name,
+        "exit_code": str(done.returncode),
+        "seconds": str(round(time.monotonic() - begun)),
+    }
+    if done.returncode not in (0, 3):
+        return row | {"says": done.stderr.strip().splitlines()[-1][:200]}
+    document = json.loads(done.stdout)
+    row |= {f"{each}_bytes": document[f"{each}_peak_bytes"] for each in ("allocated", "reserved")}
+    return row | {"says": ""} | _planned(file, corpus / folder)
+
+
+def _planned(file: str, folder: Path) -> dict[str, str]:
+    checked = _run("planner.cli.main", ("check", file, "--gpu", CARD, "--json"), folder)
+    answer = json.loads(checked.stdout)["results"][0]["answer"] if checked.stdout else None
+    if answer is None:
+        return {}
+    done = _run("planner.cli.main", (*shlex.split(answer["flags"]), "--gpu", CARD, "--json"), folder)
+    memory = json.loads(done.stdout).get("memory")
+    if memory is None:
+        return {"says": f"plan: {done.stderr.strip()}"[:200]}
+    return {f"plan_{each}_bytes": memory[f"{each}_peak_bytes"] for each in ("allocated", "reserved")}
+
+
+def _run(module: str, words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2])

@@ -1,0 +1,93 @@
+"""One GPU of several that divide a model:
+the step program asks for memory request by request as the divided modules do.
+
+``features`` is the plan of Transformers.  ``tokens`` is sequence parallelism as torchtitan has it, over the
+modules of Transformers; there the ends differ, because torchtitan's loss reads divided logits and its tables
+are no DTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from matrix.cells import Cell, scenario_of
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.parallel import Parallel
+from planner.domain.scenario import Scenario
+from planner.domain.stack import ModelParallel
+from planner.errors import NotModelledError
+from planner.program.job import job_of
+from planner.report.trace.requests import Request, differences, ignored_sizes, of_program, of_trace
+from tests.extras import import_or_skip
+
+LATER = ("forward_2", "loss_2", "backward_2")
+
+
+def both(
+    cell: Cell, size: int, way: ModelParallel, phases: Sequence[str]
+) -> tuple[list[Request], list[Request]]:
+    """Requests of the program and of the trace on one of ``size`` GPUs."""
+    from parallel_trace import trace_divided
+
+    scenario = _divided(scenario_of(cell), size, way)
+    ignored = ignored_sizes(scenario)
+    trace = trace_divided(scenario, size)
+    return of_program(job_of(scenario, Coefficients()), ignored, phases), of_trace(trace, ignored, phases)
+
+
+def _divided(scenario: Scenario, size: int, way: ModelParallel) -> Scenario:
+    return replace(
+        scenario,
+        recipe=replace(scenario.recipe, parallel=Parallel(tensor=size)),
+        hardware=replace(scenario.hardware, gpus_per_node=size),
+        stack=replace(scenario.stack, model_parallel=way),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "size"),
+    [
+        (Cell(0, "small", "llama-3.1-8b", "full", False, "sdpa", 1, 512), 2),
+        (Cell(0, "small", "qwen3-8b", "full", True, "sdpa", 4, 512), 2),
+        (Cell(0, "small", "mistral-7b-v0.3", "full", True, "eager", 1, 512), 2),
+        (Cell(0, "small", "llama-2-7b", "full", False, "sdpa", 4, 512), 4),
+    ],
+    ids=lambda value: f"{value.model}-{value.batch}" if isinstance(value, Cell) else str(value),
+)
+def test_matrices_divided_by_transformers(cell: Cell, size: int) -> None:
+    """Forward, loss, backward and the optimizer's step of one process."""
+    import_or_skip("torch")
+    program, trace = both(cell, size, "features", (*LATER, "optimizer_step"))
+    assert differences(program, trace) == []
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_stream_divided_over_tokens(batch: int) -> None:
+    """All layers, with what is gathered and scattered around their two parts."""
+    import_or_skip("torch")
+    cell = Cell(0, "small", "llama-3.1-8b", "full", False, "sdpa", batch, 512)
+    sides = both(cell, 2, "tokens", ("forward_2", "backward_2"))
+    program, trace = (_inside(requests) for requests in sides)
+    assert len(program) > 200
+    assert differences(program, trace) == []
+
+
+def test_the_dry_run_says_that_it_does_not_divide() -> None:
+    """It would trace the whole model on each GPU."""
+    import_or_skip("torch")
+    from measure.trace.program import trace_events
+
+    cell = Cell(0, "small", "llama-3.1-8b", "full", False, "sdpa", 1, 512)
+    with pytest.raises(NotModelledError, match="share a batch"):
+        trace_events(_divided(scenario_of(cell), 2, "features"))
+
+
+def _inside(requests: list[Request]) -> list[Request]:
+    """From the first norm to the last gradient of a layer:
+    the embeddings around them are other modules there.
+    """
+    layers = [number for number, each in enumerate(requests) if "layer" in f"{each.part} {each.module}"]
+    return requests[layers[0] : layers[-1]]

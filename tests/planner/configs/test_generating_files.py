@@ -1,0 +1,103 @@
+"""Files that train on what the model generates: lengths, who generates,
+and what follows from the age of a file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.domain.rollout import Rollout
+from planner.domain.scenario import Scenario
+from planner.errors import NotModelledError, UsageError
+from planner.intake.config_file import read_config_file, with_flags
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+
+TRL = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nnum_generations: "
+    "4\nper_device_train_batch_size: 4\n"
+)
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_target_linear: true\nmicro_batch_size: "
+    "4\nbf16: true\nrl: grpo\n"
+)
+OLD = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\ntorch_dtype: bfloat16\nper_device_train_batch_size: "
+    "16\nnum_generations: 16\n"
+)
+
+
+def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
+    """The job of a file on one card."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return resolve(with_flags(read_config_file(path), from_flags({"gpu": "a100-80-sxm", **flags})))
+
+
+def rollout_of(folder: Path, text: str, **flags: Any) -> Rollout:
+    """What the job of a file generates."""
+    found = scenario_of(folder, text, **flags).recipe.rollout
+    assert found is not None
+    return found
+
+
+def test_todays_defaults(tmp_path: Path) -> None:
+    """Prompts are not cut, so the length is asked for; there is no reference; completions have 512 tokens."""
+    found = rollout_of(tmp_path, TRL, seq=1024)
+    assert found == Rollout(completion_tokens=512, generations=4)
+    with pytest.raises(UsageError, match="prompts are not cut"):
+        scenario_of(tmp_path, TRL)
+
+
+def test_what_is_said(tmp_path: Path) -> None:
+    """Every key that moves bytes or time."""
+    said = "max_completion_length: 300\nsteps_per_generation: 2\nnum_iterations: 3\nbeta: 0.01\n"
+    found = rollout_of(
+        tmp_path,
+        TRL + said + "use_vllm: true\nvllm_mode: colocate\nvllm_gpu_memory_utilization: 0.4\n",
+        seq=1024,
+    )
+    assert found == Rollout(
+        300, 4, micro_steps=2, iterations=3, has_reference=True, generator="vllm", vllm_share=0.4
+    )
+
+
+def test_a_file_of_an_older_trl(tmp_path: Path) -> None:
+    """Prompts are cut; a server of vLLM is the default; the age of the reference is asked for."""
+    said = OLD + "max_prompt_length: 500\nuse_vllm: true\n"
+    scenario = scenario_of(tmp_path, said + "beta: 0.0\n")
+    assert scenario.recipe.batch.seq_len == 500 + 256
+    assert scenario.recipe.rollout == Rollout(256, 16, generator="vllm-server")
+    assert scenario.stack.completion_logps == "divided"
+    with pytest.raises(UsageError, match="compare-reference"):
+        scenario_of(tmp_path, said)
+
+
+def test_a_file_of_axolotl(tmp_path: Path) -> None:
+    """Its section for TRL, and the share of the card in that for vLLM."""
+    said = (
+        "trl:\n  beta: 0.001\n  use_vllm: true\n  vllm_mode: colocate\n  num_generations: 4\n  "
+        "max_completion_length: 256\n"
+    )
+    found = rollout_of(tmp_path, AXOLOTL + said + "vllm:\n  gpu_memory_utilization: 0.5\n", seq=512)
+    assert found == Rollout(256, 4, has_reference=True, generator="vllm", vllm_share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (TRL + "vllm_enable_sleep_mode: true\n", "gives its memory back"),
+        (TRL + "generation_batch_size: 64\n", "steps_per_generation is"),
+        (TRL + "num_ppo_epochs: 4\n", "other than GRPO"),
+        (TRL + "rloo_k: 4\n", "other than GRPO"),
+        (OLD + "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n", "Liger's loss of GRPO"),
+        (AXOLOTL + "trl:\n  sync_ref_model: true\n", "follows the policy"),
+    ],
+)
+def test_what_is_not_modelled(tmp_path: Path, text: str, sentence: str) -> None:
+    """Each is refused by its key."""
+    with pytest.raises(NotModelledError, match=sentence):
+        scenario_of(tmp_path, text, seq=1024)

@@ -1,0 +1,94 @@
+"""GPUs that share a batch: what is resolved where only the degrees are given, and what gets no verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.domain.parallel import Parallel
+from planner.domain.scenario import Scenario
+from planner.errors import ExitCode, NotModelledError, RefusedCombinationError, UsageError
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import job_of
+from planner.searching.variants import with_flags
+
+BASE: dict[str, Any] = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
+
+
+def scenario_of(**flags: object) -> Scenario:
+    """The job with these flags."""
+    return resolve(from_flags(BASE | flags))
+
+
+def test_both_degrees_take_the_stack_that_has_them() -> None:
+    """Where nothing else is said:
+    torchtitan with FSDP2 over all GPUs that have the same part of the matrices.
+    """
+    scenario = scenario_of(tensor_parallel=2, context_parallel=2)
+    assert (scenario.stack.id, scenario.recipe.sharding.name) == ("torchtitan", "fsdp")
+    assert scenario.recipe.parallel == Parallel(2, 2)
+    assert scenario.recipe.shards(scenario.hardware) == 4
+
+
+def test_matrices_alone_stay_with_the_trainer() -> None:
+    """Transformers divides a model over all GPUs, without data parallelism."""
+    scenario = scenario_of(gpu="h100-sxm:2", tensor_parallel=2, seq=4096)
+    assert (scenario.stack.id, scenario.recipe.sharding.name) == ("hf-trainer@5", "none")
+
+
+def test_a_job_is_the_part_of_one_gpu() -> None:
+    """Half of the heads, features and words, and half of each sequence; norms are whole."""
+    scenario = scenario_of(tensor_parallel=2, context_parallel=2)
+    job = job_of(scenario, Coefficients())
+    whole, part = scenario.model.groups[0].block, job.model.groups[0].block
+    assert (part.attention.n_heads, part.attention.n_kv_heads, part.mlp.width) == (
+        16,
+        4,
+        whole.mlp.width // 2,
+    )
+    matrices = whole.param_count - sum(norm.param_count for norm in whole.norms)
+    assert part.param_count == matrices // 2 + sum(norm.param_count for norm in whole.norms)
+    assert (job.model.token_embedding.rows, job.model.head.out_features) == (128256 // 2, 128256 // 2)
+    assert job.tokens == 32768 // 2
+    again = job_of(job.scenario, Coefficients())
+    assert (again.model, again.tokens) == (job.model, job.tokens)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"method": "qlora"}, "nf4"),
+        ({"method": "lora"}, "adapters"),
+        ({"model": "mixtral-8x7b"}, "mixtral"),
+        ({"optimizer": "adamw_8bit"}, "adamw_8bit"),
+        ({"stack": "hf-trainer@5"}, "hf-trainer@5"),
+        ({"stack": "axolotl", "padding": "packed"}, "axolotl"),
+        ({"sharding": "zero3"}, "zero3"),
+        ({"tensor_parallel": 8, "context_parallel": 1, "model": "qwen3-0.6b"}, "head is their token table"),
+        ({"seq": 4098}, "4098"),
+    ],
+)
+def test_what_nobody_read_has_no_verdict(flags: dict[str, object], words: str) -> None:
+    """The reason says what is in the way; a search passes over such a job."""
+    with pytest.raises(NotModelledError) as raised:
+        scenario_of(**{"tensor_parallel": 2, "context_parallel": 2, **flags})
+    assert isinstance(raised.value, RefusedCombinationError)
+    assert raised.value.exit_code is ExitCode.NOT_MODELLED
+    assert words in str(raised.value)
+
+
+def test_groups_divide_the_gpus() -> None:
+    """Six GPUs have no groups of four."""
+    with pytest.raises(UsageError, match="6 GPUs cannot be divided into groups of 4"):
+        scenario_of(gpu="h100-sxm:6", tensor_parallel=4)
+
+
+def test_other_settings_of_such_a_job_are_checked_too() -> None:
+    """What a lever changes is refused as it is where it is given."""
+    scenario = scenario_of(tensor_parallel=2, context_parallel=2)
+    assert with_flags(scenario, {"batch": "2"}).recipe.parallel == Parallel(2, 2)
+    with pytest.raises(RefusedCombinationError):
+        with_flags(scenario, {"sharding": "zero3"})

@@ -1,0 +1,73 @@
+"""What GPUs that share a batch send one another, counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.domain.coefficients import Coefficients
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.throughput.job import Job, job_of
+from planner.throughput.parallel import parallel_bytes, parallel_seconds
+from planner.throughput.rates import intra_node_bytes_per_s
+from planner.throughput.step import predict_time
+
+TOKENS, HIDDEN, LAYERS, WORDS = 4096, 4096, 32, 128256
+KEYS = 8 * 128
+
+
+def job(**flags: Any) -> Job:
+    """Llama 3.1 8B in bf16 on H100 cards."""
+    base = {
+        "model": "llama-3.1-8b",
+        "method": "full",
+        "seq": TOKENS,
+        "padding": "packed",
+        "gradient_checkpointing": False,
+    }
+    made = job_of(resolve(from_flags(base | flags)), Coefficients())
+    assert made is not None
+    return made
+
+
+def test_sums_of_whole_streams() -> None:
+    """Transformers: in each layer two sums and five of gradients, one at each end; logits are gathered."""
+    found = job(gpu="h100-sxm:2", tensor_parallel=2)
+    stream = TOKENS * HIDDEN * 2
+    sums = LAYERS * (2 + 5) + 2
+    assert parallel_bytes(found) == pytest.approx(sums * 2 * stream / 2 + TOKENS * WORDS * 2 / 2)
+
+
+def test_parts_of_tokens_and_keys() -> None:
+    """Torchtitan: two gathers and two sums in each pass of a layer, one of each at the ends;
+    keys and values twice.
+    """
+    found = job(gpu="h100-sxm:4", tensor_parallel=2, context_parallel=2)
+    stream = TOKENS // 2 * HIDDEN * 2
+    keys = TOKENS * 2 * (KEYS // 2) * 2
+    one_way = LAYERS * 4 + 2
+    assert parallel_bytes(found) == pytest.approx(2 * one_way * stream / 2 + LAYERS * 2 * keys / 2)
+
+
+def test_their_time_is_that_of_the_links() -> None:
+    """Nothing hides it; jobs whose GPUs have batches of their own have none of it."""
+    found = job(gpu="h100-sxm:2", tensor_parallel=2)
+    rate = intra_node_bytes_per_s(found.scenario.hardware, found.coefficients)
+    assert parallel_seconds(found) == pytest.approx(parallel_bytes(found) / rate)
+    assert parallel_bytes(job(gpu="h100-sxm:2")) == 0
+
+
+def test_tokens_of_the_whole_job_are_counted_once() -> None:
+    """Eight GPUs in groups of four have two batches."""
+    scenario = resolve(
+        from_flags(
+            {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
+            | {"tensor_parallel": 2, "context_parallel": 2}
+        )
+    )
+    time = predict_time(scenario, Coefficients())
+    assert time is not None
+    assert time.samples_per_s * time.step_s == pytest.approx(2)
+    assert time.tokens_per_s * time.step_s == pytest.approx(2 * 32768)
