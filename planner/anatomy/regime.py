@@ -138,7 +138,7 @@ def _regime(key: _Key, stack: Stack, norm_kind: str) -> Regime:
     linear_out = _linear_out(key, stack, norm_out) if quantized else plain_out
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
     residual = max(seen_outside, linear_out) if quantized else seen_outside
-    trained = _trained_bytes(key, base, engine, compute)
+    trained = _trained_bytes(key, base, engine, compute, casts=stack.zero3_casts_adapters)
     return Regime(
         engine=engine,
         autocast=autocast,
@@ -206,15 +206,15 @@ def _weight_bytes(key: _Key, stack: Stack, engine: Engine) -> tuple[int, int, in
     return rest, rest, 4
 
 
-def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int) -> int:
+def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int, *, casts: bool) -> int:
     if key.method == "full":
         return base
     adapter = DTYPE_BYTES[key.adapter_dtype or "fp32"]
     # DeepSpeed's 16-bit engine casts what zero.Init has not divided: everything under stages 1 and 2, and a
-    # k-bit model under stage 3, which Transformers loads without zero.Init; other adapters stay under stage 3
-    # as PEFT made them.
+    # k-bit model under stage 3, which Transformers loads without zero.Init; until 0.19.1 other adapters, too,
+    # which since then stay as PEFT made them.
     # Source: DeepSpeed 0.19.8 runtime/engine.py _cast_module_mixed_precision; transformers 5.23
     # modeling_utils.py get_init_context.
-    if engine == "deepspeed" and key.numerics.mixed and (key.sharding.is_zero12 or key.packs):
+    if engine == "deepspeed" and key.numerics.mixed and (key.sharding.is_zero12 or key.packs or casts):
         return min(adapter, compute)
     return adapter

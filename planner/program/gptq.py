@@ -21,6 +21,11 @@ _STORED: Dtype = "fp16"
 """Dtype of scales and biases, and so of the weight that they make."""
 
 
+# Zeros are shifted, narrowed, masked and added to as weights are, and the index of groups widened twice: too
+# small for memory.  Source: auto_gptq 0.5.1 nn_modules/qlinear/qlinear_cuda.py forward.
+_SMALL_OPERATORS = 6
+
+
 def linear_gptq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """The product with the unpacked weight, as the package computes it that the stack loads GPTQ with."""
     if view.stack.packed_kernels == "gptqmodel":
@@ -51,6 +56,7 @@ def _unpacked(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """Every element shifted out of an int32, narrowed, and masked."""
     narrow: Dtype = "int16" if view.recipe.numerics.quantization == "gptq-int8" else "int8"
     count = spec.in_features * spec.out_features
+    torch.spend("launches", Unit.ONE, torch.manner.calls * _SMALL_OPERATORS)
     weight = torch.new(
         Unit.ONE, count, "int32", "bitwise_right_shift", "dequantization", cost=[packed(view, count)]
     )
