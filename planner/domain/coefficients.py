@@ -163,8 +163,8 @@ class Coefficients:
             "streaming kernels, one tensor read and one written, then two read and one written: V100 802 and "
             "814 of 900 GB/s, A100 40 GB 1,381 and 1,360 of 1,555, A40 652 and 653 of 696, L40 770 and 768 "
             "of 864, H100 PCIe 1,704 and 1,832 of 2,039, H200 3,165 and 3,534 of 4,800 "
-            "(te42kyfo/gpu-benches, gpu-stream and cuda-stream); torch's product of two tensors 1,727 of 1,935 on an A800 "
-            "(mli/transformers-benchmarks#4); copies 918 of 1,008 on an RTX 4090 "
+            "(te42kyfo/gpu-benches, gpu-stream and cuda-stream); torch's product of two tensors 1,727 of "
+            "1,935 on an A800 (mli/transformers-benchmarks#4); copies 918 of 1,008 on an RTX 4090 "
             "(tinygrad/open-gpu-kernel-modules#6)",
         ),
     )

@@ -119,9 +119,9 @@ class Stack:
     reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
     else they lie in one flat parameter with frozen weights.  ``zero12_flattens_on_gpu``: trained weights of
     these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
-    stays cached.  ``zero3_casts_adapters``:
-    stage 3 casts adapters to 16 bits, which PEFT made in fp32.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
-    that they lie beside its logits.  ``sdpa_mask``: the mask that a padded batch hands to torch's
+    stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
+    that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT
+    made in fp32.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
     of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.

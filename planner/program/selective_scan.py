@@ -87,6 +87,12 @@ def _by_tokens(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return torch.contiguous(x)
 
 
+def _widened(torch: Operators, view: LayerView, count: float) -> Tensor:
+    """A vector of the kernel, in fp32."""
+    weight = torch.parameter(Unit.ONE, count, view.dtypes.base, trained=view.trains_base)
+    return torch.to(weight, "fp32")
+
+
 def _scan(
     torch: Operators,
     view: LayerView,
@@ -104,28 +110,20 @@ def _scan(
             f"the kernel of mamba-ssm takes B and C in {values.dtype} as the values, and the norms of this "
             f"job make {into.dtype} of them: it fails"
         )
-    skip = torch.to(
-        torch.parameter(Unit.ONE, values.count, view.dtypes.base, trained=view.trains_base), "fp32"
-    )
-    bias = torch.to(
-        torch.parameter(Unit.ONE, values.count, view.dtypes.base, trained=view.trains_base), "fp32"
-    )
+    skip, bias = (_widened(torch, view, values.count) for _ in range(2))
     inputs = [values, steps, decay, into, out_of, skip, gate, bias]
     copies = [torch.like(values, "clone")]
     # The weight's own product has its positions together already.
     moved = torch.like(steps, "clone") if view.quantized(view.linears("mixer_step")[0]) else steps
     copies += [torch.like(each, "clone") for each in (into, out_of, gate)]
-    macs = 3.0 * decay.count
-    reads = [copies[0], moved, *copies[1:]]
-    scan = Multiplies(Product(values.dtype), Unit.TOKENS, macs, reads)
-    out = torch.like(copies[3], "selective_scan", cost=scan)
-    del reads, scan
+    kind, macs = Product(values.dtype), 3.0 * decay.count
+    out = torch.like(
+        copies[3], "selective_scan", cost=Multiplies(kind, Unit.TOKENS, macs, [copies[0], moved, *copies[1:]])
+    )
     before = torch.new(moved.unit, moved.count, moved.dtype, "selective_scan")
     before.head_by_head = moved.head_by_head
     states = torch.new(Unit.SCAN_BLOCKS, 2 * decay.count, "fp32", "selective_scan")
     saved = [copies[0], moved, decay, copies[1], copies[2], skip, copies[3], bias, states, before]
-
-    values_dtype = values.dtype
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         # That of one sample has the layout of the product's input.
@@ -133,7 +131,7 @@ def _scan(
         of_gate, of_values, of_steps, of_decay = (torch.like(kept[index], "empty") for index in (6, 0, 1, 2))
         of_values.is_view = True  # of the transposed values
         # States are updated again, and each product has two gradients; the kernel reads the gradient once.
-        torch.pay(Multiplies(Product(values_dtype), Unit.TOKENS, 3 * macs, [gradient]))
+        torch.pay(Multiplies(kind, Unit.TOKENS, 3 * macs, [gradient]))
         shared = [torch.like(kept[index], "zeros_like", "fp32") for index in (3, 4)]
         of_skip, of_bias = (torch.like(kept[index], "zeros_like") for index in (5, 7))
         of_into, of_out_of = (torch.to(each, kept[3].dtype) for each in shared)
