@@ -9,6 +9,8 @@ from __future__ import annotations
 from planner.configs.axolotl_parts import (
     is_llama,
     read_attention_keys,
+    read_evaluation,
+    read_generated,
     read_kbit_tables,
     read_loss,
     read_numerics,
@@ -20,7 +22,6 @@ from planner.configs.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.keys import Keys
 from planner.configs.preferences import axolotl_task, read_precomputed
 from planner.configs.reading import Reading
-from planner.configs.rollouts import read_rollout
 from planner.configs.sharding import Beside, Fsdp, read_fsdp
 from planner.configs.trained import read_unfrozen
 from planner.configs.trainer import (
@@ -229,23 +230,9 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(keys.where(name), text)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
-    _read_evaluation(keys, reading)
-    _read_generated(keys, reading)
+    read_evaluation(keys, reading)
+    read_generated(keys, reading)
     keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
-
-
-def _read_evaluation(keys: Keys, reading: Reading) -> None:
-    """As many samples at once as it trains on, unless the file says otherwise;
-    none where none are held back.
-    """
-    if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
-        place = (
-            "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the "
-            "same in 2023-11"
-        )
-        reading.default("eval_batch", reading.value("batch"), place)
-    else:
-        reading.said.pop("eval_batch", None)
 
 
 def _read_task(keys: Keys, reading: Reading) -> None:
@@ -264,35 +251,6 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         )
     if keys.flag("merge_lora"):
         raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
-
-
-def _read_generated(keys: Keys, reading: Reading) -> None:
-    """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
-
-    Raises:
-        NotModelledError: what :func:`read_rollout` refuses.
-    """
-    if reading.value("task") != "grpo":
-        return
-    reading.said.pop("padding", None)
-    read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
-    engine = keys.part("vllm")
-    if engine is not None and reading.value("generator") == "vllm":
-        engine.refuse_above_one(
-            {"tensor_parallel_size": "vLLM that divides a model over cards is not modelled"}
-        )
-        reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
-        engine.skip(
-            (
-                "max_model_len",
-                "dtype",
-                "enable_prefix_caching",
-                "host",
-                "port",
-                "enforce_eager",
-                "data_parallel_size",
-            )
-        )
 
 
 def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:

@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses and plugins of Axolotl's files."""
+"""Dtypes, kernels, losses, plugins, evaluation and generated samples of Axolotl's files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from planner.configs.keys import Keys
 from planner.configs.reading import Reading
+from planner.configs.rollouts import read_rollout
 from planner.configs.trainer import read_attention
 from planner.domain.sharding import FSDP1
 from planner.errors import UsageError, show
@@ -317,3 +318,46 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str) -> None:
         reading.remark(
             origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
         )
+
+
+def read_generated(keys: Keys, reading: Reading) -> None:
+    """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
+
+    Raises:
+        NotModelledError: what :func:`read_rollout` refuses.
+    """
+    if reading.value("task") != "grpo":
+        return
+    reading.said.pop("padding", None)
+    read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
+    engine = keys.part("vllm")
+    if engine is not None and reading.value("generator") == "vllm":
+        engine.refuse_above_one(
+            {"tensor_parallel_size": "vLLM that divides a model over cards is not modelled"}
+        )
+        reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
+        engine.skip(
+            (
+                "max_model_len",
+                "dtype",
+                "enable_prefix_caching",
+                "host",
+                "port",
+                "enforce_eager",
+                "data_parallel_size",
+            )
+        )
+
+
+def read_evaluation(keys: Keys, reading: Reading) -> None:
+    """As many samples at once as it trains on, unless the file says otherwise;
+    none where none are held back.
+    """
+    if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
+        place = (
+            "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the "
+            "same in 2023-11"
+        )
+        reading.default("eval_batch", reading.value("batch"), place)
+    else:
+        reading.said.pop("eval_batch", None)

@@ -163,6 +163,10 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         raise part.not_modelled(
             "export_dir", "this file merges adapters and does not train; training is what is predicted"
         )
+    _read_lora(reading, part)
+
+
+def _read_lora(reading: Reading, part: Keys) -> None:
     reading.say("method", "lora", part.where("name"))
     reading.take(part, {"r": "lora_rank", "lora_dropout": "lora_dropout"})
     targets, extra = part.names("target_modules"), part.names("modules_to_save")

@@ -18,7 +18,12 @@ torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
-NAMES = sorted(name for name in model_ids() if model_entry(name).config["model_type"] in KINDS)
+KINDS |= {"jamba", "falcon_h1", "nemotron_h", "lfm2"}
+NAMES = sorted(
+    name
+    for name in model_ids()
+    if (config := model_entry(name).config)["model_type"] in KINDS or "mamba" in config.get("layer_types", ())
+)
 _SMALL = {
     "hidden_size": 48,
     "intermediate_size": 80,

@@ -88,7 +88,7 @@ def test_how_views_are_found_again_changes_views_only(model: str) -> None:
 
 def test_every_architecture_of_the_catalog_is_among_them() -> None:
     """No model type that ships with Transformers is left out;
-    those that need code of their own cannot run anywhere here.
+    those that need code of their own, or kernels of CUDA in layers without attention, cannot run here.
     """
     import transformers
 
@@ -99,7 +99,9 @@ def test_every_architecture_of_the_catalog_is_among_them() -> None:
         fields = entry.config_fields()
         kind = fields.get("text_config", fields).get("model_type")
         spec = spec_of(entry)
-        if not spec.remote_code and spec.vision is None and kind in transformers.CONFIG_MAPPING:
+        if spec.remote_code or spec.vision is not None or any(block.mixer for block, _ in spec.blocks()):
+            continue
+        if kind in transformers.CONFIG_MAPPING:
             shipped.add(kind)
     assert len(shipped) > 30
     assert shipped - covered == set()

@@ -67,7 +67,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     "someone/TinyLlama"),
     # Other modules, or another vocabulary.
     *("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
-    *("unsloth/Phi-3-mini-4k-instruct", "ibm-granite/granite-4.0-h-1b"),
+    *("unsloth/Phi-3-mini-4k-instruct", "ibm-granite/granite-4.0-h-350m"),
     *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
     "someone/llama-3-8b-reward"),
 ])  # fmt: skip

@@ -65,7 +65,7 @@ def test_a_step_has_the_same_weights_either_way() -> None:
     the elements of the base are those of two fused tensors.
     """
     frozen = [
-        sum(size for size, term in zip(stream.unit_bytes, stream.terms, strict=True) if term == "weights")
+        sum(size for slot, size in enumerate(stream.unit_bytes) if stream.term(slot) == "weights")
         for stream in (
             step_of(
                 job_of(
