@@ -4,7 +4,13 @@ bytes and launches of single operators and of a layer.
 
 from __future__ import annotations
 
+from planner.domain.coefficients import Coefficients
+from planner.domain.mixers import Mamba2Spec
+from planner.intake.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import job_of
 from planner.program.operators import Operators
+from planner.program.step import parts_of
 from planner.program.tensors import Tensor, Unit
 from planner.program.work import Product, in_units
 
@@ -74,3 +80,23 @@ def test_a_tower_counts_patches() -> None:
     torch.mm(tensor(torch, 64), tensor(torch, 64 * 96, Unit.ONE), 96)
     changed = in_units(torch.work, {Unit.TOKENS: Unit.PATCHES})
     assert changed["forward", "matmul", Product("bf16", (Unit.PATCHES, 1.0))] == {Unit.PATCHES: 64 * 96}
+
+
+def test_a_layer_of_mamba_2_pays_for_its_scan() -> None:
+    """Each token: the scan's own products forward, three times as many backward, and its three matrices'."""
+    asked = job_of(
+        resolve(
+            from_flags({"model": "granite-4.0-h-tiny", "method": "full", "gradient_checkpointing": False})
+        ),
+        Coefficients(),
+    )
+    mamba = next(
+        part.template for part in parts_of(asked) if any(op == "chunk_scan" for _, op in part.template.ops)
+    )
+    spec = next(block.mixer for block, _ in asked.model.blocks() if isinstance(block.mixer, Mamba2Spec))
+    scans = {
+        direction: counts[Unit.TOKENS]
+        for (direction, _, kind), counts in mamba.work.items()
+        if isinstance(kind, Product) and kind.rows is None and Unit.TOKENS in counts
+    }
+    assert scans == {"forward": spec.macs_per_token, "backward": 3 * spec.macs_per_token}
