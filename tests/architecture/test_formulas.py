@@ -108,6 +108,7 @@ MAY_NAME_STACKS = {
             "llama_factory",
             "llama_factory_v1",
             "axolotl",
+            "axolotl_parts",  # the section `trl` of its files
             "trl",
             "trl_age",
             "hf_trainer",
