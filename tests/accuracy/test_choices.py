@@ -37,13 +37,13 @@ def test_a_choice_concerns_rows_and_changes_them(choice: Choice) -> None:
 def test_the_other_readings_never_make_it_better() -> None:
     """The error with the worse of both readings is at least that of the settled one.
 
-    Memory is replayed, so four documents with few such rows stand for all.
+    Memory is replayed, so two documents with few such rows stand for all.
     """
     model = read_calibration(data_dir() / "calibration" / "default.json")
     concerned = Counter(
         choice.source for choice in stored_choices() for record in records() if choice.other_reading(record)
     )
-    few = {source for source, _ in concerned.most_common()[-4:]}
+    few = {source for source, _ in concerned.most_common()[-2:]}
     for quantity, sources in (("memory", few), ("throughput", set(concerned))):
         choices = [choice for choice in stored_choices() if choice.source in sources]
         quick = quantity != "memory"

@@ -52,7 +52,7 @@ def program_bytes(scenario: Scenario) -> int:
     return max(each.allocated_bytes for each in replayed_phases(job_of(scenario, Coefficients())))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -84,6 +84,7 @@ def test_the_layers_are_those_that_transformers_chooses(tmp_path: Path) -> None:
     assert again - {-1} == set(range(0, LAYERS, 3))
 
 
+@pytest.mark.slow
 def test_a_period_stands_for_all_layers(tmp_path: Path) -> None:
     """With every second layer run again a period has two layers,
     and the peak is that of a trace of all layers, exactly.

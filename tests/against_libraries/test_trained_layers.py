@@ -73,7 +73,7 @@ def test_ends_in_fp32_beside_16_bit_matrices(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("layers", CHOICES, ids="+".join)
 @pytest.mark.parametrize("model", MODELS)
@@ -84,7 +84,7 @@ def test_every_request_is_that_of_the_real_modules(
     check(scenario_of(model, tmp_path, train_layers=layers, gradient_checkpointing=checkpointing))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("layers", CHOICES, ids="+".join)
 def test_the_peak_is_that_of_the_real_modules(
@@ -121,7 +121,7 @@ STACKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("layers", [("last:2",), ("1", "3"), ("first:2", "embed")], ids="+".join)
 @pytest.mark.parametrize("name", STACKS)
 def test_every_request_under_other_stacks(name: str, layers: tuple[str, ...], tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     assert in_sample < min(held_out, prior)
 
 
+@pytest.mark.slow
 def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
     """The report for people has the three errors side by side,
     the number of free numbers and the coverage of the intervals.

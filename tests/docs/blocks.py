@@ -279,24 +279,19 @@ def accuracy_table() -> str:
 
 
 def other_accuracy_table() -> str:
-    """How wrong the predictions are on the other public sources, from ``plan validate``."""
+    """How wrong the predictions are on the other public sources, as ``data/accuracy.json`` has it."""
     lines = [
-        (
-            "| source | rows | not modelled | rows | GPU memory | rows | throughput | ran out: FITS | ran: "
-            "DOES NOT FIT |"
-        ),
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| source | not modelled | GPU memory | throughput | ran out: FITS | ran: DOES NOT FIT |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
-    for score in _scores("[a-z]*.csv")["sources"]:
-        oom = score["oom"]
-        errors = " | ".join(
-            f"{score[quantity]['n'] if score[quantity] else ''} | {_error(score[quantity])}"
-            for quantity in ("memory", "throughput")
-        )
-        lines.append(
-            f"| `{score['source']}` | {score['n_rows']} | {score['not_modelled']} | {errors} | "
-            f"{oom['false_fit']} of {oom['n_oom']} | {oom['false_oom']} of {oom['n_ok']} |"
-        )
+    for source, each in stored_accuracy()["budget"]["documents"].items():
+        if source not in DOCUMENTS:
+            errors = (each.get(f"{name}_mape") for name in ("memory", "throughput"))
+            memory, throughput = ("" if error is None else f"{100 * error:.1f} %" for error in errors)
+            counts = " | ".join(str(each.get(name, "")) for name in ("false_fit", "false_oom"))
+            lines.append(
+                f"| `{source}` | {each.get('not_modelled', '')} | {memory} | {throughput} | {counts} |"
+            )
     return "\n".join(lines) + "\n"
 
 
