@@ -32,9 +32,9 @@ def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor,
     """
     if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
         return with_rotation(torch, view, spec, x, base)
-    result = base(torch, view, spec, x)
+    passed = [base(torch, view, spec, x)]
     with torch.counted_as("adapters"):
-        return _with_branch(torch, view, spec, x, [result])
+        return _with_branch(torch, view, spec, x, passed)
 
 
 def _with_branch(

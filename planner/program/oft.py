@@ -26,8 +26,8 @@ def with_rotation(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor
     with torch.counted_as("adapters"):
         x = torch.to(x, view.dtypes.adapter)
         x = _rotated(torch, view, spec, x)
-        x = torch.to(x, given)
-    return torch.to(base(torch, view, spec, x), given)
+        turned = [torch.to(x, given)]
+    return torch.to(base(torch, view, spec, turned.pop()), given)
 
 
 def _over_packed(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base: Base) -> Tensor:
