@@ -16,7 +16,7 @@ from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.domain.stack import DoraBranch
 from planner.throughput.job import job_of as timed_job_of
-from planner.throughput.kernels import adapter_seconds
+from planner.throughput.terms import pass_seconds
 
 EQUAL: dict[str, dict[str, Any]] = {
     "kept": {"gradient_checkpointing": False},
@@ -100,5 +100,5 @@ def test_one_number_for_each_output(tmp_path: Path) -> None:
     group = scenarios[0].model.groups[0]
     assert counts[1] - counts[0] == group.count * sum(linear.out_features for linear in group.block.linears)
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]
-    seconds = [float(adapter_seconds(job)) for job in jobs if job]
+    seconds = [float(pass_seconds(job, "training")["adapters"]) for job in jobs if job]
     assert seconds[0] < seconds[1]

@@ -15,7 +15,7 @@ from planner.anatomy.adapters import adapter_param_count, oft_block_size
 from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.throughput.job import job_of as timed_job_of
-from planner.throughput.kernels import adapter_seconds
+from planner.throughput.terms import pass_seconds
 
 EQUAL: dict[str, dict[str, Any]] = {
     "kept": {"gradient_checkpointing": False},
@@ -74,7 +74,7 @@ def test_parameters_and_time(tmp_path: Path) -> None:
     assert counts == [inputs * 31 / 2, inputs * 127 / 2]
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]
     assert [job.trained_params for job in jobs if job] == counts
-    seconds = [float(adapter_seconds(job)) for job in jobs if job]
+    seconds = [float(pass_seconds(job, "training")["adapters"]) for job in jobs if job]
     assert 0 < seconds[0] < seconds[1]
 
 
