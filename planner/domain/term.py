@@ -22,21 +22,7 @@ Phase = Literal[
     "eval",
     "save",
 ]
-PHASES: tuple[Phase, ...] = (
-    "load",
-    "adapters",
-    "generation",
-    "forward",
-    "loss",
-    "backward",
-    "optimizer_step",
-    "generation_2",
-    "forward_2",
-    "loss_2",
-    "backward_2",
-    "eval",
-    "save",
-)
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 # The first micro-step meets no optimizer states; later ones do, and with accumulation gradients too.
 PHASE_WORDS: dict[Phase, str] = {
