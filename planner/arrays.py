@@ -10,7 +10,7 @@ import math
 from functools import reduce
 from typing import Any
 
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 
 _PLAIN = (int, float)
 

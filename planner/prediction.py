@@ -8,17 +8,6 @@ from dataclasses import replace
 from planner.anatomy.packing import group_reach_bytes
 from planner.anatomy.parameters import param_counts
 from planner.arrays import minimum
-from planner.domain.calibration import Calibration, lengths_of
-from planner.domain.coefficients import Coefficients
-from planner.domain.interval import (
-    NOMINAL_COVERAGE,
-    NORMAL_QUANTILE,
-    TAIL,
-    Interval,
-    Lengths,
-    SpreadKey,
-    interval_around,
-)
 from planner.domain.prediction import (
     HostPrediction,
     MemoryLevel,
@@ -27,10 +16,21 @@ from planner.domain.prediction import (
     Uncertainty,
     Verdict,
 )
-from planner.domain.recipe import Number
-from planner.domain.scale import Doubt, far_factor, lifted, memory_scale, need_scale, time_scale
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
+from planner.domain.uncertainty.calibration import Calibration, lengths_of
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.interval import (
+    NOMINAL_COVERAGE,
+    NORMAL_QUANTILE,
+    TAIL,
+    Interval,
+    Lengths,
+    SpreadKey,
+    interval_around,
+)
+from planner.domain.uncertainty.scale import Doubt, far_factor, lifted, memory_scale, need_scale, time_scale
 from planner.memory.host import predict_host
 from planner.memory.outside import paged_bytes
 from planner.memory.quick import predict_quick

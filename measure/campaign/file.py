@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from measure.run.case import RunOptions, option_names
-from measure.run.options import checked_options, memory_limit_bytes
+from measure.run.cases.case import RunOptions, option_names
+from measure.run.cases.options import checked_options, memory_limit_bytes
 from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.files.structured import read_toml
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import from_flags, require
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import from_flags, require
 
 SCHEMA = 1
 MAX_CASES = 10_000

@@ -13,7 +13,7 @@ from typing import Protocol
 from measure.campaign.file import Campaign, PlannedCase
 from measure.campaign.order import in_teaching_order
 from measure.run.assemble import MeasuredRecord
-from measure.run.case import CPU, case_key, describe
+from measure.run.cases.case import CPU, case_key, describe
 from measure.run.launcher import Launcher
 from measure.run.readings.environment import setup_key
 from measure.run.readings.machine import Machine

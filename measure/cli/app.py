@@ -15,7 +15,7 @@ from measure.cli.run import OPTIONS as RUN_OPTIONS
 from measure.cli.run import run
 from measure.cli.trace import OPTIONS as TRACE_OPTIONS
 from measure.cli.trace import trace
-from planner.intake.flags import new_app, with_options, with_scenario_options
+from planner.intake.given.flags import new_app, with_options, with_scenario_options
 from planner.version import __version__
 
 _HELP = """Trace or measure a fine-tuning step.

@@ -12,7 +12,7 @@ from measure.cli.run import DEFAULT_OUT, Out
 from measure.cli.said import need
 from measure.output import write_remark, write_result
 from planner.errors import ExitCode, UsageError
-from planner.intake.flags import Force, OwnOptions
+from planner.intake.given.flags import Force, OwnOptions
 
 if TYPE_CHECKING:
     from measure.campaign.file import Campaign
@@ -90,7 +90,7 @@ class Asked:
 def campaign(**said: Any) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
     from measure.campaign.file import read_campaign
-    from measure.run.options import duration_s, outcomes
+    from measure.run.cases.options import duration_s, outcomes
 
     asked = Asked(**said)
     budget_s = None if asked.time_budget is None else duration_s("--time-budget", asked.time_budget)
@@ -129,8 +129,8 @@ def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     from measure.campaign.remote import take_share
     from measure.campaign.runner import plan_agenda, run_agenda
     from measure.campaign.summary import agenda_text, tally_text
+    from measure.run.cases.options import outcomes
     from measure.run.folder_lock import folder_lock
-    from measure.run.options import outcomes
     from measure.run.readings.machine import this_machine
     from measure.run.store import Store
 

@@ -12,7 +12,7 @@ from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec
 from planner.errors import NotModelledError, UsageError
-from planner.intake.fields import split_count
+from planner.intake.given.fields import split_count
 
 if TYPE_CHECKING:
     from measure.dry_run.tool_jobs import ToolJob

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import typer
 
         from measure.cli.app import app
-        from planner.intake.flags import command_of
+        from planner.intake.given.flags import command_of
     except ModuleNotFoundError as error:
         need = "install the package with all that it needs: pip install '.[measure]' in the project's folder"
         return _fail(f"{error.name} is not installed; {need}", ExitCode.USAGE)

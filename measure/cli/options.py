@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from measure.run.case import RunOptions
-from measure.run.options import checked_options, memory_limit_bytes
-from planner.intake.flags import OwnOptions
+from measure.run.cases.case import RunOptions
+from measure.run.cases.options import checked_options, memory_limit_bytes
+from planner.intake.given.flags import OwnOptions
 
 _DEFAULTS: Final = RunOptions()
 

@@ -14,8 +14,8 @@ from planner.errors import ExitCode
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
+    from planner.allocator.documents.summary import Summary
     from planner.allocator.replay import ReplayResult
-    from planner.allocator.summary import Summary
 
 
 def replay_history(
@@ -29,10 +29,14 @@ def replay_history(
 ) -> int:
     """Replay a recorded history: the reserved peak of the model against that of the real allocator."""
     from measure.run.replay_json import replay_json
-    from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
-    from planner.allocator.history_file import read_history
+    from planner.allocator.documents.history import (
+        events_from_history,
+        reserved_timeline,
+        settings_from_history,
+    )
+    from planner.allocator.documents.history_file import read_history
+    from planner.allocator.documents.summary import summarize
     from planner.allocator.lifetimes import with_terms
-    from planner.allocator.summary import summarize
 
     limit_bytes = None if fits is None else size_bytes("--fits", fits)
     recorded = read_history(file)

@@ -10,13 +10,13 @@ import typer
 from measure.cli.options import RUN_OPTIONS, run_options
 from measure.cli.said import need, over_config, with_length
 from measure.output import write_remark, write_result
-from measure.run.hostfile import with_hosts
+from measure.run.cases.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError, show
-from planner.intake.flags import Config, Force, OwnOptions
+from planner.intake.given.flags import Config, Force, OwnOptions
 
 if TYPE_CHECKING:
-    from measure.run.case import RunOptions
-    from measure.run.solve import Boundary
+    from measure.run.cases.case import RunOptions
+    from measure.run.cases.solve import Boundary
     from measure.run.store import Store
 
 EXAMPLE = "measure run --model qwen2.5-0.5b --method lora --seq 512 --batch 2"
@@ -54,8 +54,8 @@ OPTIONS: OwnOptions = {
 def run(**said: Any) -> int:
     """Run training steps of one job on this machine and record what they need."""
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
+    from measure.run.cases.solve import boundary_text
     from measure.run.single import measure_one
-    from measure.run.solve import boundary_text
     from measure.run.store import Store
 
     as_json, store, quantity = said.pop("as_json"), Store(Path(said.pop("out"))), said.pop("solve")
@@ -82,7 +82,7 @@ def solve_for(
     Raises:
         UnknownNameError: not a quantity that can be solved for.
     """
-    from measure.run.solve import QUANTITIES, solve
+    from measure.run.cases.solve import QUANTITIES, solve
 
     for known in QUANTITIES:
         if quantity == known:
@@ -96,7 +96,7 @@ def said_values(said: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: model or method are missing, or a value cannot be used.
     """
-    from planner.intake.request import from_flags
+    from planner.intake.given.request import from_flags
 
     config = said.pop("config")
     request = over_config(

@@ -9,8 +9,8 @@ from measure.output import write_remark
 from planner.catalog.hf_config import ConfigReader, model_from_config
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError, how_to_install, show
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import Given, ScenarioRequest, from_flags, merge, require
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.resolve import resolve
 from planner.units import parse_size_bytes
 

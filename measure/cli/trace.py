@@ -14,15 +14,15 @@ from measure.cli.said import need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
 from measure.trace.report import to_text
 from measure.trace.to_json import to_json
+from planner.allocator.documents.summary import Summary, summarize, timeline_of, timeline_over
 from planner.allocator.events import AllocEvent, write_jsonl
 from planner.allocator.settings import parse_settings
-from planner.allocator.summary import Summary, summarize, timeline_of, timeline_over
 from planner.catalog.hf_config import model_from_config
-from planner.domain.job_line import picture_title
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.job_line import picture_title
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
 from planner.files.writing import check_writable
-from planner.intake.flags import Config, Force, OwnOptions
+from planner.intake.given.flags import Config, Force, OwnOptions
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
@@ -249,11 +249,11 @@ def _described(fields: Mapping[str, Any], where: str) -> ModelSpec:
 
 def _write_files(answer: TraceOutput, title: str, events: list[AllocEvent], summary: Summary) -> None:
     if answer.plot is not None:
-        from planner.allocator.picture import PICTURE_MOMENTS, draw_timeline
+        from planner.allocator.documents.picture import PICTURE_MOMENTS, draw_timeline
 
         draw_timeline(answer.plot, title, timeline_over(events, summary, PICTURE_MOMENTS))
     if answer.export is not None:
-        from planner.allocator.export import write_snapshot
+        from planner.allocator.documents.export import write_snapshot
 
         write_snapshot(answer.export, events, answer.allocator or "")
     if answer.events is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import TARGET_PARAMETER, Adapter
+from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter
 from planner.intake.linears import GROUP_TARGETS, linear_names
 
 SCORE = "score"

@@ -11,7 +11,7 @@ import torch
 from torch._functorch.partitioners import get_default_op_list
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 
 _MM = torch.ops.aten.mm.default
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.domain.recipes.sharding import FSDP1
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import FSDP1
 
 MAX_GRAD_NORM = 1.0
 # What "auto" stands for in Transformers 5.23 integrations/deepspeed.py trainer_config_finalize.

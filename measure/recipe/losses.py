@@ -15,7 +15,7 @@ import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.errors import NotModelledError
 
 CHUNKS = 8

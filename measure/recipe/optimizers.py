@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.domain.recipe import Optimizer, Recipe
+from planner.domain.recipes.recipe import Optimizer, Recipe
 from planner.errors import NotModelledError, UsageError, how_to_install
 
 # The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from measure.run.case import CPU, RunCase, case_key
+from measure.run.cases.case import CPU, RunCase, case_key
 from measure.run.evidence import evidence_of
 from measure.run.launcher import Event, RunResult
 from measure.run.pace import interquartile_range
 from measure.run.quality import is_censored, judge
 from measure.run.readings.environment import environment_key
-from planner.domain.flat_recipe import flat_recipe
+from planner.domain.recipes.flat_recipe import flat_recipe
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from measure.run.case import CPU, RunCase
+from measure.run.cases.case import CPU, RunCase
 from measure.run.launcher import Event, RunResult
 from measure.run.quality import Evidence
 from measure.run.readings.device_watch import DevicePeaks

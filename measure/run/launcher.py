@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from measure.run.builds import remove_abandoned_locks
-from measure.run.case import CPU, RunCase, case_key
-from measure.run.case_folder import case_folder, remove_abandoned_folders
+from measure.run.cases.builds import remove_abandoned_locks
+from measure.run.cases.case import CPU, RunCase, case_key
+from measure.run.cases.case_folder import case_folder, remove_abandoned_folders
 from measure.run.processes import Child, Zygote, ZygoteError, kill_group, spawn, spawn_ranks
 from measure.run.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
 from measure.run.readings.device_watch import DevicePeaks, DeviceWatch, device_watches

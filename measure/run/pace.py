@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from measure.run.case import RunOptions
+from measure.run.cases.case import RunOptions
 
 MIN_FOR_QUARTILES = 4
 

@@ -4,8 +4,8 @@ the document that ``plan validate --history`` reads. Bytes are integers.
 
 from __future__ import annotations
 
-from planner.allocator.replay_document import REPLAY_SCHEMA_ID, ReplayDocument
-from planner.allocator.summary import Summary
+from planner.allocator.documents.replay_document import REPLAY_SCHEMA_ID, ReplayDocument
+from planner.allocator.documents.summary import Summary
 from planner.documents import document_text
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from measure.run.assemble import MeasuredRecord, assemble
-from measure.run.builds import missing_build_tool
-from measure.run.case import CPU, RunCase, RunOptions, check_runnable, describe
+from measure.run.cases.builds import missing_build_tool
+from measure.run.cases.case import CPU, RunCase, RunOptions, check_runnable, describe
+from measure.run.cases.lengths import mean_length
 from measure.run.launcher import Launcher
-from measure.run.lengths import mean_length
 from measure.run.readings.machine import Machine, this_machine
 from measure.run.store import Store
 from planner.domain.scenario import Scenario

@@ -29,9 +29,9 @@ from measure.trace.sharding.step import cast_for_engine, note_parameters, run_sh
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
 from planner.allocator.events import AllocEvent
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.sharding import FSDP1
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import FSDP1
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
 

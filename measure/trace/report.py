@@ -5,9 +5,9 @@ and the verdict for a card.
 from __future__ import annotations
 
 from measure.trace.host import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
+from planner.allocator.documents.summary import PhaseSummary, Summary
+from planner.allocator.documents.timeline import Moment
 from planner.allocator.replay import ReplayResult
-from planner.allocator.summary import PhaseSummary, Summary
-from planner.allocator.timeline import Moment
 from planner.units import GIB, format_bytes, format_gib
 
 _PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"

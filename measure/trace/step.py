@@ -20,7 +20,7 @@ from measure.recipe.optimizers import make_optimizer
 from measure.recipe.preferences import Passes, Stage, disable_dropout, preference_loss
 from measure.recipe.weighted_loss import weighted_loss
 from measure.trace.tracer import Recorder
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 
 

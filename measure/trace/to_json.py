@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from measure.trace.assumed import Assumed
 from measure.trace.host import NO_HOST_MEMORY, HostMemory
-from planner.allocator.summary import Summary
-from planner.allocator.timeline import Moment
-from planner.allocator.trace_document import TRACE_SCHEMA_ID, TraceDocument
+from planner.allocator.documents.summary import Summary
+from planner.allocator.documents.timeline import Moment
+from planner.allocator.documents.trace_document import TRACE_SCHEMA_ID, TraceDocument
 from planner.documents import document_text
 from planner.domain.scenario import Assumption
 

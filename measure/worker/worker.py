@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.run.case import CPU, RunCase, case_from_json
+from measure.run.cases.case import CPU, RunCase, case_from_json
 from measure.run.protocol import JOB_FILE, Reporter, events_file
 from measure.worker.process_guard import die_with_parent, driver_is_open
 from planner.domain.run_record import Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
-from planner.domain.recipe import TARGET_PARAMETER, Adapter, Number
+from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter, Number
 from planner.intake.linears import reaches_experts
 
 

@@ -1,8 +1,9 @@
 """Natural lengths of samples: the one place that says how they are distributed.
 
-Where the data set was read, its table of lengths says so (:mod:`planner.domain.sample_lengths`).  Else
-:class:`CutLaw` stands in: an exponential that starts above 0 and is cut at the cap.  Bytes draw batches from
-it, and seconds take the mean and the spread of the longest of a batch.
+Where the data set was read, its table of lengths says so
+(:mod:`planner.domain.recipes.sample_lengths`).  Else :class:`CutLaw` stands in: an
+exponential that starts above 0 and is cut at the cap.  Bytes draw batches from it,
+and seconds take the mean and the spread of the longest of a batch.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from planner.arrays import exp, log, maximum, minimum, sqrt, where
-from planner.domain.recipe import Batch, Number
-from planner.domain.sample_lengths import Longest, SampleLengths
+from planner.domain.recipes.recipe import Batch, Number
+from planner.domain.recipes.sample_lengths import Longest, SampleLengths
 
 _NEWTON_STEPS = 12
 # Integrals are taken by Gauss's rule of two points in each of so many panels; where its points lie.

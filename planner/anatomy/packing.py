@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.domain.recipe import GPTQ, Numerics
+from planner.domain.recipes.recipe import GPTQ, Numerics
 
 _BLOCK, _NESTED_BLOCK = 64, 256
 _BITS = {"int8": 8, "nf4": 4, "fp4": 4, "gptq-int4": 4, "gptq-int8": 8, "awq-int4": 4}

@@ -11,9 +11,9 @@ from functools import lru_cache
 
 from planner.anatomy.parameters import param_counts
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import DTYPE_BYTES, STAYS_16_BIT, Numerics, Recipe
+from planner.domain.recipes.recipe import DTYPE_BYTES, STAYS_16_BIT, Numerics, Recipe
+from planner.domain.recipes.sharding import Engine, Sharding
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import Engine, Sharding
 from planner.domain.stack import Stack
 
 

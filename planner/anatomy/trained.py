@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import ENTERS, Stack
 from planner.domain.vision import FrozenPart, TowerSpec
 from planner.intake.trained import ENDS, End, TrainedParts, trained_parts

@@ -15,7 +15,7 @@ from planner.anatomy.adapters import is_adapted
 from planner.anatomy.trained import LayerPasses, ModelPasses
 from planner.arrays import minimum, where
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec
-from planner.domain.recipe import Number, Recipe
+from planner.domain.recipes.recipe import Number, Recipe
 
 FLOP_PER_MAC = 2
 
@@ -222,7 +222,7 @@ def _mixer_work(block: BlockSpec, key: WorkKey) -> Macs:
     """What a layer without attention multiplies beside its matrices.
 
     Backward computes the forward pass again and makes two products for each.  Source:
-    planner/program/mixers.py names the code.
+    planner/program/layers/mixers.py names the code.
     """
     if block.mixer is None:
         return Macs()

@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from planner.domain.interval import Interval
 from planner.domain.prediction import Verdict
 from planner.domain.scenario import Assumption
 from planner.domain.term import Phase
+from planner.domain.uncertainty.interval import Interval
 from planner.errors import DoesNotFit
 from planner.report.prediction.subject import Level, Subject
 from planner.searching.levers import Lever, StackNeed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from planner.api.answers import Answer, FileAnswer, Host, Peak, Run, Step, Term
-from planner.domain.interval import Interval
 from planner.domain.prediction import (
     HostPrediction,
     MemoryLevel,
@@ -13,8 +12,9 @@ from planner.domain.prediction import (
     TimePrediction,
     Uncertainty,
 )
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import RunPlan
+from planner.domain.uncertainty.interval import Interval
 from planner.report.prediction.subject import Subject, exit_code_of, level_of, terms_at_peak, terms_elsewhere
 
 

@@ -14,8 +14,8 @@ from planner.api.job import How, answer_job
 from planner.api.keywords import JobFlags, SearchKeywords, Text, job_flags, path_text, search_flags, text_of
 from planner.api.searches import SearchOptions, answer_search
 from planner.errors import UsageError
-from planner.intake.config_file import read_config_file
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file
+from planner.intake.given.request import from_flags
 from planner.report.check.sections import Checked
 
 _HOW = ("config", "calibration", "force")

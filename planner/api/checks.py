@@ -14,12 +14,12 @@ from planner.api.commands import COMMAND, SCRIPT_SUFFIX, command_files
 from planner.api.files import CheckOptions, answer_file, flags_of
 from planner.api.fixes import FileJob, file_job, with_fixes
 from planner.api.writing import output_of, write_all
-from planner.configs.launch import NO_LAUNCH_FILE, short_path
-from planner.configs.launch_lines import Launch, launch_line
+from planner.configs.launchers.launch import NO_LAUNCH_FILE, short_path
+from planner.configs.launchers.launch_lines import Launch, launch_line
 from planner.errors import ExitCode, PlannerError, UnknownNameError, UsageError
 from planner.files.reading import reading_instead
-from planner.intake.config_file import ConfigFile, read_config_file
-from planner.intake.request import ScenarioRequest
+from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.request import ScenarioRequest
 from planner.report.check.checked import Checked, Written
 from planner.report.prediction.subject import Subject
 

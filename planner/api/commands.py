@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.files import CheckOptions
-from planner.configs.commands import started
+from planner.configs.launchers.commands import started
 from planner.errors import show
 from planner.files.reading import read_text
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.api.job import How, answer_request
-from planner.configs.sharding import Beside
+from planner.configs.launchers.sharding import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
-from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import ScenarioRequest, require
-from planner.intake.request_field import PARTS
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import ScenarioRequest, require
+from planner.intake.given.request_field import PARTS
 from planner.report.check.checked import Checked
 
 _EXAMPLE = "plan check train.yaml --gpu 4090"

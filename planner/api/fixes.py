@@ -19,9 +19,9 @@ from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, PlannerError
 from planner.files.reading import read_text, reading_instead
 from planner.files.structured import read_toml
-from planner.intake.config_file import ConfigFile, read_config_file
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import ScenarioRequest
+from planner.intake.given.config_file import ConfigFile, read_config_file
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import ScenarioRequest
 from planner.report.check.checked import Checked, Fix
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.searching.levers import Lever, levers

@@ -10,8 +10,8 @@ from typing import Any
 
 from planner.api.answers import REPORT_COLUMNS, plain_console
 from planner.api.building import whole, whole_interval
-from planner.domain.interval import Interval
 from planner.domain.prediction import Verdict
+from planner.domain.uncertainty.interval import Interval
 from planner.searching.answer import Answer as Found
 from planner.searching.answer import Group, Quantity
 from planner.searching.attempt import Tried

@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import BITSANDBYTES
+from planner.domain.recipes.recipe import BITSANDBYTES
 from planner.errors import NotModelledError, UsageError, show
 
 # Names of packed 4-bit and int8 storage: what it holds is no dtype of a load.

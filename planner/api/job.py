@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.api.calibration_choice import calibration_for
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.intake.request import ScenarioRequest, from_flags, require
-from planner.intake.request_field import PARTS
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import ScenarioRequest, from_flags, require
+from planner.intake.given.request_field import PARTS
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.report.prediction.subject import Subject
@@ -77,7 +77,7 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     request = from_flags(flags)
     if config is None:
         return request, ()
-    from planner.intake.config_file import read_config_file, with_flags
+    from planner.intake.given.config_file import read_config_file, with_flags
 
     read = read_config_file(config)
     return with_flags(read, request), read.notes

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from planner.errors import UnknownNameError, UsageError, show
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request_field import RequestField
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request_field import RequestField
 
 Text = str | os.PathLike[str]
 Names = str | Sequence[str]

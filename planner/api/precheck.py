@@ -28,16 +28,16 @@ from planner.api.held import (
 )
 from planner.api.job import How, answer_request
 from planner.api.keywords import JobFlags, job_flags
-from planner.configs.keys import Keys
+from planner.configs.launchers.sharding import Beside
 from planner.configs.read import TOOLS
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
-from planner.domain.recipe import TARGET_PATTERN
+from planner.configs.shared.keys import Keys
+from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
-from planner.intake.config_file import config_of, with_flags
-from planner.intake.request import Given, ScenarioRequest, from_flags, merge, require
-from planner.intake.request_field import PARTS
+from planner.intake.given.config_file import config_of, with_flags
+from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge, require
+from planner.intake.given.request_field import PARTS
 from planner.report.prediction.subject import Subject
 
 _HOW = ("model_config", "peft_config", "calibration", "force")

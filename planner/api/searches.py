@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from planner.api.calibration_choice import calibration_for
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.intake.config_file import read_config_file
-from planner.intake.fields import missing_fields, missing_text
-from planner.intake.request_field import RequestField
+from planner.intake.given.config_file import read_config_file
+from planner.intake.given.fields import missing_fields, missing_text
+from planner.intake.given.request_field import RequestField
 from planner.searching.answer import QUANTITIES, Answer, Quantity
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
 from planner.searching.choose import choose

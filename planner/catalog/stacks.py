@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, Setting, facts_of, unread_note
-from planner.domain.settled import SettledBy
 from planner.domain.stack import Stack, StackDefaults
+from planner.domain.uncertainty.settled import SettledBy
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import validate
 from planner.files.structured import read_toml

@@ -16,7 +16,7 @@ from typing import Any
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.left_whole import HEADS, with_left_whole
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Dtype, Packing, Quantization
+from planner.domain.recipes.recipe import Dtype, Packing, Quantization
 from planner.domain.stored import StoredWeights
 from planner.errors import InputFileError, NotModelledError, show
 

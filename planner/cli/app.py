@@ -18,7 +18,7 @@ from planner.cli.flags import (
 )
 from planner.cli.outcome import Outcome, chosen_format
 from planner.errors import UsageError
-from planner.intake.flags import new_app, with_hyphens, with_options, with_scenario_options
+from planner.intake.given.flags import new_app, with_hyphens, with_options, with_scenario_options
 from planner.version import __version__
 
 _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
@@ -39,7 +39,7 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
         return None
     if said.pop("version"):
         return Outcome(f"plan {__version__}\n")
-    from planner.cli.predict import Options, predict
+    from planner.cli.commands.predict import Options, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     names = ("config", "details", "explain", "force", "calibration", "trace", "plot")
@@ -71,7 +71,7 @@ def _check(configs: list[str] | None, **said: Any) -> Outcome:
     Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """
     from planner.api.files import CheckOptions
-    from planner.cli.check import CheckRun, check_configs
+    from planner.cli.commands.check import CheckRun, check_configs
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     own = {name: said.pop(name) for name in ("tool", "deepspeed", "calibration", "force")}
@@ -95,7 +95,7 @@ def _search(**said: Any) -> Outcome:
     6 no verdict, 2 usage.
     """
     from planner.api.searches import SearchOptions
-    from planner.cli.search import search
+    from planner.cli.commands.search import search
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     names = ("config", "calibration", "confidence", "top", "global_batch", "solve", "beyond_context")
@@ -118,7 +118,7 @@ def models_command(
     as_json: Json = False,
 ) -> Outcome:
     """List the models of the catalog, with how closely each parameter count was checked."""
-    from planner.cli.models import list_models
+    from planner.cli.commands.models import list_models
 
     return list_models(name, chosen_format(output_format, as_json))
 
@@ -135,7 +135,7 @@ def gpus_command(
     """List the GPUs of the catalog: memory that CUDA sees, dense rates;
     numbers without a source are marked.
     """
-    from planner.cli.gpus import list_gpus
+    from planner.cli.commands.gpus import list_gpus
 
     return list_gpus(name, chosen_format(output_format, as_json))
 
@@ -143,7 +143,7 @@ def gpus_command(
 @app.command("stacks", short_help="List the software stacks with their defaults")
 def stacks_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the software stacks with their defaults and switches."""
-    from planner.cli.stacks import list_stacks
+    from planner.cli.commands.stacks import list_stacks
 
     return list_stacks(chosen_format(output_format, as_json))
 
@@ -151,7 +151,7 @@ def stacks_command(output_format: Format = None, as_json: Json = False) -> Outco
 @app.command("rules", short_help="List combinations refused or warned about")
 def rules_command(output_format: Format = None, as_json: Json = False) -> Outcome:
     """List the combinations of settings that are refused, and those that only warn."""
-    from planner.cli.rules import list_rules
+    from planner.cli.commands.rules import list_rules
 
     return list_rules(chosen_format(output_format, as_json))
 
@@ -160,7 +160,7 @@ def _validate(files: list[str], **said: Any) -> Outcome:
     """Score predictions against records: memory, throughput, host RAM and verdicts,
     per source and overall.
     """
-    from planner.cli.validate import ValidateOptions, validate_files
+    from planner.cli.commands.validate import ValidateOptions, validate_files
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     return validate_files(files, ValidateOptions(output_format=output_format, **said))
@@ -189,7 +189,7 @@ def calibrate_command(
     ] = False,
 ) -> Outcome:
     """Fit coefficients to records: for everybody (--out), or one machine's own on top of that (--name)."""
-    from planner.cli.calibrate import CalibrateOptions, calibrate_files
+    from planner.cli.commands.calibrate import CalibrateOptions, calibrate_files
 
     return calibrate_files(files or [], CalibrateOptions(name, out, template))
 
@@ -206,6 +206,6 @@ def schema_command(
     ] = "prediction",
 ) -> Outcome:
     """Print the JSON Schema of a document that plan writes or reads."""
-    from planner.cli.schema import print_schema
+    from planner.cli.commands.schema import print_schema
 
     return print_schema(document)

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
+from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, read_jsonl
-from planner.allocator.trace_document import TraceDocument
 from planner.cli.outcome import Outcome, human_text, json_text
 from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
 from planner.report.prediction.subject import Subject, exit_code_of

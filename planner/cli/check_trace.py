@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
+from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import read_jsonl
 from planner.allocator.replay import replay
-from planner.allocator.trace_document import TraceDocument
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.report.check.checked import Checked
 from planner.report.check.traced import Traced

@@ -1,5 +1,5 @@
 """Options that a `plan` command has beside those that say what the job is, which are in
-``planner/intake/flags.py``.
+``planner/intake/given/flags.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.intake.flags import Config, Force, OwnOptions, with_scenario_options
+from planner.intake.given.flags import Config, Force, OwnOptions, with_scenario_options
 
 __all__ = ["CHECK_OPTIONS", "SEARCH_OPTIONS", "VALIDATE_OPTIONS", "Format", "Json", "with_prediction_options"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from planner.allocator.replay_document import ReplayDocument
+from planner.allocator.documents.replay_document import ReplayDocument
 from planner.calibration.score.rows import RowScore
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.records import RecordSet

@@ -89,7 +89,7 @@ def _run(arguments: list[str]) -> int:
 
     from planner.cli.app import app
     from planner.cli.outcome import Outcome
-    from planner.intake.flags import command_of
+    from planner.intake.given.flags import command_of
 
     try:
         result = command_of(app).main(arguments, prog_name="plan", standalone_mode=False)
@@ -121,7 +121,7 @@ def _refuse_values_of_switches(arguments: list[str]) -> None:
         NotModelledError: a value that asks for what no formula covers.
     """
     from planner.errors import UsageError, show
-    from planner.intake.fields import REQUEST_FIELDS
+    from planner.intake.given.fields import REQUEST_FIELDS
 
     for flag, value in pairwise(arguments):
         field = REQUEST_FIELDS.get(flag.removeprefix("--").replace("-", "_"))

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.configs import (
-    accelerate,
+from planner.configs.document import Document, read_document
+from planner.configs.launchers import accelerate, deepspeed
+from planner.configs.launchers.launch import with_launch_file
+from planner.configs.launchers.sharding import Beside, remark_on_twice
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.tools import (
     axolotl,
-    deepspeed,
     hf_trainer,
     llama_factory,
     llama_factory_v1,
@@ -18,12 +22,7 @@ from planner.configs import (
     torchtune,
     trl,
 )
-from planner.configs.document import Document, read_document
-from planner.configs.keys import Keys
-from planner.configs.launch import with_launch_file
-from planner.configs.other_tools import refuse_other_tools
-from planner.configs.reading import Reading
-from planner.configs.sharding import Beside, remark_on_twice
+from planner.configs.tools.other_tools import refuse_other_tools
 from planner.errors import InputFileError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]

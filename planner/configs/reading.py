@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.configs.keys import Keys
+from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
-from planner.domain.sharding import NONE, Sharding, sharding_named
+from planner.domain.recipes.sharding import NONE, Sharding, sharding_named
 from planner.errors import UsageError
 
 IMAGES_UNSAID = "the data say how many images a sample has: one is assumed"

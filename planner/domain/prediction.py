@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.interval import Interval, SpreadOf
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
+from planner.domain.uncertainty.interval import Interval, SpreadOf
 
 MemoryLevel = Literal["allocated", "reserved", "driver"]
 Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]

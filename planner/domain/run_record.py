@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import (
+from planner.domain.recipes.recipe import (
     Attention,
     CheckpointPolicy,
     Dtype,
@@ -16,7 +16,7 @@ from planner.domain.recipe import (
     Quantization,
     Task,
 )
-from planner.domain.sharding import ShardingName
+from planner.domain.recipes.sharding import ShardingName
 from planner.domain.term import Phase
 
 RecordMethod = Literal["full", "lora", "qlora", "int8"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from planner.domain import origin as origins
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Number, Recipe
+from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.stack import Stack
 
 EVAL_BATCH = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipe import (
+from planner.domain.recipes.recipe import (
     Attention,
     CheckpointPolicy,
     Loss,
@@ -14,7 +14,7 @@ from planner.domain.recipe import (
     Precision,
     Quantization,
 )
-from planner.domain.settled import SettledBy
+from planner.domain.uncertainty.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]

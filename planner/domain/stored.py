@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.domain.recipe import Dtype, Packing, Quantization
+from planner.domain.recipes.recipe import Dtype, Packing, Quantization
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 
 Phase = Literal[
     "load",

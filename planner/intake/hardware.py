@@ -8,12 +8,12 @@ from typing import Any
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hosts import load_host
 from planner.domain.board import server_of
-from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import UNKNOWN_HOST, GpuSpec, Hardware, HostSpec
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UnknownNameError, UsageError
-from planner.intake.fields import split_count
-from planner.intake.ledger import Ledger
-from planner.intake.request import require
+from planner.intake.given.fields import split_count
+from planner.intake.given.ledger import Ledger
+from planner.intake.given.request import require
 from planner.units import GIGA
 
 UNLISTED_CARD = "unlisted"

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
 from planner.domain.origin import is_tool_default
-from planner.domain.sharding import sharding_named
+from planner.domain.recipes.sharding import sharding_named
 from planner.domain.stack import Stack
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.errors import NotModelledError, UsageError, show
-from planner.intake.ledger import Ledger
+from planner.intake.given.ledger import Ledger
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
 _MOST_UNEQUAL = 200

@@ -6,8 +6,8 @@ import re
 
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Attention
-from planner.domain.sharding import Sharding
+from planner.domain.recipes.recipe import Attention
+from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
 # bitsandbytes steps these on the GPU only; torchao's step was read as it is compiled for one.

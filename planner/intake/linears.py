@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
-from planner.domain.recipe import TARGET_PARAMETER
+from planner.domain.recipes.recipe import TARGET_PARAMETER
 
 GROUP_TARGETS = ("all-linear", "attention")
 _SEPARATE_BEFORE_5 = frozenset({

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.parallel import Parallel
+from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
-from planner.intake.ledger import Ledger
-from planner.intake.request import ScenarioRequest
+from planner.intake.given.ledger import Ledger
+from planner.intake.given.request import ScenarioRequest
 
 FIELDS = ("tensor_parallel", "context_parallel")
 # Models whose plan divides query, key, value, gate and up by outputs,

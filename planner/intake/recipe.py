@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import CATALOG, DATA, stack_default
-from planner.domain.parallel import Parallel
-from planner.domain.recipe import (
+from planner.domain.recipes.parallel import Parallel
+from planner.domain.recipes.recipe import (
     BITSANDBYTES,
     GENERATING_TASKS,
     LANGUAGE_TASKS,
@@ -34,12 +34,14 @@ from planner.domain.recipe import (
     Recipe,
     Task,
 )
-from planner.domain.sample_lengths import SampleLengths
-from planner.domain.sharding import DDP, FSDP, NONE, Sharding, sharding_named
+from planner.domain.recipes.sample_lengths import SampleLengths
+from planner.domain.recipes.sharding import DDP, FSDP, NONE, Sharding, sharding_named
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
-from planner.intake.fields import CHECKPOINT_DTYPE
+from planner.intake.given.fields import CHECKPOINT_DTYPE
+from planner.intake.given.ledger import Ledger
+from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.kernels import (
     GPU_ONLY_OPTIMIZERS,
@@ -49,10 +51,8 @@ from planner.intake.kernels import (
     lacks_flash2,
     widest_head,
 )
-from planner.intake.ledger import Ledger
 from planner.intake.parallel import resolve_parallel
 from planner.intake.patterns import matched_targets
-from planner.intake.request import require
 from planner.intake.rollout import resolve_rollout
 from planner.intake.tasks import scores_by_value, takes_tiles
 from planner.intake.trained import trained_parts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.domain.recipe import GENERATING_TASKS, Task
-from planner.domain.rollout import Generator, Rollout
+from planner.domain.recipes.recipe import GENERATING_TASKS, Task
+from planner.domain.recipes.rollout import Generator, Rollout
 from planner.errors import UsageError
-from planner.intake.ledger import Ledger
+from planner.intake.given.ledger import Ledger
 
 ROLLOUT_FIELDS = (
     *("generations", "completion_length", "generation_steps", "iterations"),

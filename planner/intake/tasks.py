@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
-from planner.domain.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
+from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
 from planner.domain.stack import Stack
 
 

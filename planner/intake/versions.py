@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from planner.catalog.stacks import load_stack
 from planner.domain.stack import Stack
 from planner.errors import UsageError, show
-from planner.intake.ledger import Ledger
+from planner.intake.given.ledger import Ledger
 
 # What decides the memory of a job under ZeRO, which names its versions where nobody said them.
 _OF_ZERO = ("bitsandbytes", "deepspeed")

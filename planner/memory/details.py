@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory import outside
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.replayed_peak import REPLAY

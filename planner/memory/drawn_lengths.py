@@ -11,8 +11,8 @@ from random import Random
 
 from planner.anatomy.natural_lengths import CutLaw, TableLaw, length_law, lengths_vary, unlike_samples
 from planner.arrays import ceil_div
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job
 
 _SEED = 2026

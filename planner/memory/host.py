@@ -8,7 +8,7 @@ from dataclasses import replace
 from planner.anatomy.packing import stored_bytes
 from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
-from planner.domain.recipe import DTYPE_BYTES, Number
+from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.pinned_tensors import (
     frozen_tensors,
@@ -34,7 +34,8 @@ def process_baseline_bytes(job: Job) -> float:
     """Resident bytes of a process that has imported the libraries,
     opened a CUDA context and tokenised a small data set.
 
-    Coefficient ``host_process_bytes``.  Source: :class:`planner.domain.coefficients.Coefficients`.
+    Coefficient ``host_process_bytes``.
+    Source: :class:`planner.domain.uncertainty.coefficients.Coefficients`.
     """
     return job.coefficients.host_process_bytes
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.arrays import maximum
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.term import Phase
+from planner.program.ops.tensors import Unit
 from planner.program.stream import Stream
-from planner.program.tensors import Unit
 
 if TYPE_CHECKING:
     import numpy.typing as npt

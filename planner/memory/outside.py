@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import where
-from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Term
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.phases import AFTER_STEP, ALL_PHASES, PASSES, STEPS, kind_of, make_term
 from planner.memory.structures import NO_BATCH
 from planner.program.driver import paged_state_bytes

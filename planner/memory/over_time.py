@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.allocator.documents.timeline import Moment, Span, Timeline, pieces_of
 from planner.allocator.slots import replay_slots
-from planner.allocator.timeline import Moment, Span, Timeline, pieces_of
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERM_ORDER, DRIVER_TERMS
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import run_of, terms_at
 from planner.program.job import job_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.arrays import is_zero
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
 
 ALL_PHASES: frozenset[Phase] = frozenset(PHASES)

@@ -13,7 +13,7 @@ from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime
 from planner.arrays import ceil_div, ceil_pow2, where
 from planner.domain.model import BlockSpec, ModelSpec, NormSpec
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 

@@ -14,18 +14,18 @@ from typing import Any
 
 from planner.allocator.columns import fullest
 from planner.arrays import maximum, where
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import BlockGroup
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import PhaseBytes, Replayed, slot_events, states_at_end, without_card
 from planner.memory.replayed_peak import prediction_of
 from planner.memory.structures import alike, program_of
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 
 _Read = tuple[Mapping[Phase, Number], Number]
 """Most bytes allocated in each phase, and those of weights and states that are there when the step ends."""

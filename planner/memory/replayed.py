@@ -22,16 +22,16 @@ from planner.allocator.slots import (
     replay_slots,
 )
 from planner.arrays import maximum
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import STATE_TERMS, TERM_NAMES, Phase, TermName
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.structures import program_of
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.stream import Stream
-from planner.program.tensors import Unit
 from planner.units import MIB
 
 # The minimum is searched to a 128th of what is allocated, and no finer than this.

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from planner.arrays import is_zero, maximum, mean, minimum, where
 from planner.domain.prediction import MemoryPrediction, PhasePeak
-from planner.domain.recipe import Number, Quantization
+from planner.domain.recipes.recipe import Number, Quantization
 from planner.domain.term import (
     DRIVER_TERMS,
     LENGTH_CACHE,
@@ -122,23 +122,23 @@ _WRITTEN: dict[TermName, str] = {
     "weights": "planner.program.load:load",
     "quantization_constants": "planner.program.load:load",
     "adapters": "planner.program.load:load",
-    "autocast_copies": "planner.program.casts:weight_copy",
-    "gradients": "planner.program.autograd:run_backward",
-    "optimizer_states": "planner.program.optimizer:optimizer_step",
-    "optimizer_temporaries": "planner.program.optimizer:optimizer_step",
-    "saved_activations": "planner.program.layer:layer",
-    "block_recompute": "planner.program.layer:layer",
-    "logits_and_loss": "planner.program.ends:head",
-    "kv_cache": "planner.program.generation:cached",
+    "autocast_copies": "planner.program.ops.casts:weight_copy",
+    "gradients": "planner.program.ops.autograd:run_backward",
+    "optimizer_states": "planner.program.update.optimizer:optimizer_step",
+    "optimizer_temporaries": "planner.program.update.optimizer:optimizer_step",
+    "saved_activations": "planner.program.layers.layer:layer",
+    "block_recompute": "planner.program.layers.layer:layer",
+    "logits_and_loss": "planner.program.head.ends:head",
+    "kv_cache": "planner.program.head.generation:cached",
     "other_temporaries": "planner.program.step:step_of",
 }
 _EXPANDED: dict[Quantization, str] = {
-    "nf4": "planner.program.four_bit:expanded",
-    "int8": "planner.program.int8:linear_int8",
-    "gptq-int4": "planner.program.gptq:linear_gptq",
-    "gptq-int8": "planner.program.gptq:linear_gptq",
-    "awq-int4": "planner.program.awq:linear_awq",
-    "aqlm": "planner.program.aqlm:linear_aqlm",
+    "nf4": "planner.program.weights.four_bit:expanded",
+    "int8": "planner.program.weights.int8:linear_int8",
+    "gptq-int4": "planner.program.weights.gptq:linear_gptq",
+    "gptq-int8": "planner.program.weights.gptq:linear_gptq",
+    "awq-int4": "planner.program.weights.awq:linear_awq",
+    "aqlm": "planner.program.weights.aqlm:linear_aqlm",
 }
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Batch, Recipe
+from planner.domain.recipes.recipe import Batch, Recipe
 from planner.program.job import Job, job_of
 from planner.program.step import step_of
 from planner.program.stream import Stream

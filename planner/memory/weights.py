@@ -5,7 +5,7 @@ what stays unquantised, adapters.
 from __future__ import annotations
 
 from planner.anatomy.packing import constants_bytes, packed_bytes
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.program.job import Job
 
 

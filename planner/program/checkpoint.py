@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import ref
 
-from planner.program.autograd import record, run_backward
-from planner.program.operators import Operators
-from planner.program.tensors import PLAIN, Node, Tensor, Unpack, keep
+from planner.program.ops.autograd import record, run_backward
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import PLAIN, Node, Tensor, Unpack, keep
 
 Layer = Callable[[Tensor], Tensor]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Weight
-from planner.program.sizes import unit_values
-from planner.program.states import states_of
+from planner.program.update.states import states_of
 
 
 def paged_state_bytes(job: Job, trained: Iterable[Weight]) -> Number:

@@ -10,12 +10,12 @@ from planner.anatomy.divided import on_one_gpu
 from planner.anatomy.parameters import ParamCounts, as_built, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import parts_of, trained_counts
-from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
-from planner.domain.recipe import Number, Recipe
+from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
+from planner.domain.uncertainty.coefficients import Coefficients
 
 
 @dataclass(frozen=True, slots=True)

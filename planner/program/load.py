@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from planner.anatomy.packing import Matrices, constants_bytes, packed_bytes
-from planner.domain.recipe import STAYS_16_BIT
+from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job
+from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.stream import Stream
-from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.units import KIB, MIB
 
 _SCALED = 64

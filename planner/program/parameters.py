@@ -19,7 +19,7 @@ from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec
 from planner.domain.vision import TowerSpec
 from planner.intake.trained import TrainedParts
 from planner.program.job import Job
-from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 
 Kind = Literal["table", "matrix", "bias", "norm"]
 Shape = tuple[tuple[Unit, float], ...]

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.domain.term import Phase
-from planner.program.generation import hand_over
+from planner.program.head.generation import hand_over
 from planner.program.job import Job
 from planner.program.load import load
-from planner.program.merge import merge_adapters
-from planner.program.optimizer import optimizer_step
+from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, Unit
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, instances
 from planner.program.template import (
@@ -29,7 +28,8 @@ from planner.program.template import (
     RETURNS_AGAIN,
     Template,
 )
-from planner.program.tensors import EVALUATED, PROMPTED, SAMPLED, Unit
+from planner.program.update.optimizer import optimizer_step
+from planner.program.weights.merge import merge_adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from typing import Literal
 
 from planner.anatomy.trained import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
-from planner.program.ends import EndsView
+from planner.program.head.ends import EndsView
 from planner.program.job import Job
+from planner.program.ops.tensors import Unit
 from planner.program.runtime import Part
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
-from planner.program.tensors import Unit
 from planner.program.view import LayerView, tower_view
 from planner.program.vision import (
     TABLES,

@@ -16,19 +16,19 @@ from planner.anatomy.trained import parts_of as trained_of
 from planner.domain.stack import ENTERS
 from planner.intake.trained import TrainedParts
 from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
-from planner.program.ends import EndsView, embeddings, head, require_gradient
 from planner.program.engines import runtime_of
-from planner.program.generation import CACHE, sampled
-from planner.program.inputs import names_for
+from planner.program.head.ends import EndsView, embeddings, head, require_gradient
+from planner.program.head.generation import CACHE, sampled
+from planner.program.head.inputs import names_for
+from planner.program.head.preferences import Role, preference_head, tiles, values
 from planner.program.job import Job, generation_job, reference_job
-from planner.program.layer import layer
-from planner.program.operators import Operators
-from planner.program.preferences import Role, preference_head, tiles, values
+from planner.program.layers.layer import layer
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor
 from planner.program.runtime import Generation, Part, Pass, Runtime
 from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
-from planner.program.tensors import Tensor
 from planner.program.view import LayerView, layer_view
 from planner.program.vision import of_patches
 

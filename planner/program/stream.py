@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from planner.allocator.columns import in_bytes
 from planner.domain.term import STATE_TERMS, TERM_NAMES, TERM_NUMBERS, Phase, TermName
+from planner.program.ops.tensors import MARK, Unit
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
@@ -25,7 +26,6 @@ from planner.program.template import (
     Template,
     foreign_events,
 )
-from planner.program.tensors import MARK, Unit
 
 
 class Stream:

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from planner.domain.term import TERM_NUMBERS, TermName
-from planner.program.autograd import run_backward
-from planner.program.operators import Operators
-from planner.program.tensors import MARK, Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
-from planner.program.work import Work
+from planner.program.ops.autograd import run_backward
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import MARK, Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
+from planner.program.ops.work import Work
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
@@ -87,8 +87,8 @@ class Template:
 
     ``work``: what all operators cost together.
 
-    For engines: ``marked``, the stages with the marks (see :class:`planner.program.tensors.Mark`) among their
-    events; ``modules``, paths of names; ``parameters``, by their numbers.
+    For engines: ``marked``, the stages with the marks (see :class:`planner.program.ops.tensors.Mark`) among
+    their events; ``modules``, paths of names; ``parameters``, by their numbers.
     """
 
     units: tuple[Unit, ...]

@@ -8,10 +8,10 @@ from planner.anatomy.adapters import is_adapted
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime, frozen_regime
 from planner.domain.model import BlockSpec, LinearSpec
-from planner.domain.recipe import Batch, Offload, Recipe
+from planner.domain.recipes.recipe import Batch, Offload, Recipe
 from planner.domain.stack import Stack
 from planner.program.job import Job
-from planner.program.tensors import Dtype
+from planner.program.ops.tensors import Dtype
 
 
 @dataclass(frozen=True, slots=True)

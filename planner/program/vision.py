@@ -1,7 +1,7 @@
 """What a vision-language model runs before its first layer: patches, the layers of the tower,
 the projector, and the scatter.
 
-The layers are those of :mod:`planner.program.layer`, with patches in the place of tokens.
+The layers are those of :mod:`planner.program.layers.layer`, with patches in the place of tokens.
 Source: transformers 5.23 models/{qwen2_vl,qwen2_5_vl}/modeling_*.py, the ``forward`` of the tower and of the
 model around it, vision_utils.py; torch 2.13 aten/src/ATen/native/cuda/IndexKernel.cpp
 (``masked_scatter__cuda``, ``masked_select``).
@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from planner.domain.model import NormSpec
 from planner.domain.vision import TowerSpec
 from planner.errors import NotModelledError
-from planner.program.activations import activation
-from planner.program.autograd import LEAF_ORDER, record
-from planner.program.casts import rows_of
-from planner.program.ends import EndsView, require_gradient, token_rows
-from planner.program.inputs import COSINES, SINES, make_masks, make_tables
-from planner.program.matrices import autocast, linear, weight_copy
-from planner.program.norms import norm
-from planner.program.operators import Operators, part_of
+from planner.program.head.ends import EndsView, require_gradient, token_rows
+from planner.program.head.inputs import COSINES, SINES, make_masks, make_tables
+from planner.program.layers.activations import activation
+from planner.program.layers.norms import norm
+from planner.program.ops.autograd import LEAF_ORDER, record
+from planner.program.ops.casts import rows_of
+from planner.program.ops.operators import Operators, part_of
+from planner.program.ops.tensors import Node, Tensor, Unit
+from planner.program.ops.work import in_units
 from planner.program.template import Template
-from planner.program.tensors import Node, Tensor, Unit
 from planner.program.view import LayerView
-from planner.program.work import in_units
+from planner.program.weights.matrices import autocast, linear, weight_copy
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"
 TOWER_COSINES, TOWER_SINES = "tower cosines", "tower sines"

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
 from planner.domain.environment import Environment
-from planner.domain.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
-from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
-from planner.domain.scale import ScaleParts
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Calibration, Knob, Offset, Support, formulas_version
+from planner.domain.uncertainty.hierarchy import FREEDOM, PRIOR_BY_NAME, Level
+from planner.domain.uncertainty.interval import Quantity, Spread, SpreadKey, SpreadOf
+from planner.domain.uncertainty.scale import ScaleParts
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import first_problem
 from planner.files.reading import read_text
@@ -102,7 +102,7 @@ class SupportPart(_Part):
 
 class ScalePart(_Part):
     """How much each cause of scatter counts in the scale of an interval; see ``ScaleParts`` of
-    :mod:`planner.domain.scale`.
+    :mod:`planner.domain.uncertainty.scale`.
     """
 
     counted: Part

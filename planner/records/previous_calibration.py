@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from planner.domain.calibration import Calibration, formulas_version
-from planner.domain.hierarchy import FREEDOM, PRIOR_BY_NAME
+from planner.domain.uncertainty.calibration import Calibration, formulas_version
+from planner.domain.uncertainty.hierarchy import FREEDOM, PRIOR_BY_NAME
 from planner.errors import InputFileError
 from planner.records.calibration_file import (
     MAX_OFFSET,

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
-from planner.domain.interval import TAIL
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.interval import TAIL
 from planner.errors import RefusedCombinationError
 from planner.intake.resolve import complete
-from planner.intake.rules import FORCE_HINT
+from planner.intake.rules.all_rules import FORCE_HINT
 from planner.prediction import predict_with
 from planner.searching.space import Option, Space, TypedFlags
 from planner.units import HOUR_S

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planner.domain.recipes.sharding import FSDP, Sharding
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import FSDP, Sharding
 from planner.domain.stack import Stack
 
 COMMON_STACKS = ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.domain.calibration import Calibration, lengths_of
-from planner.domain.coefficients import Coefficients
-from planner.domain.interval import WIDEST_LOG, Spread, SpreadKey, log_range
 from planner.domain.prediction import MemoryPrediction, TimePrediction
-from planner.domain.recipe import Number, Offload
-from planner.domain.scale import Doubt, lifted, memory_scale, need_scale, time_scale
+from planner.domain.recipes.recipe import Number, Offload
+from planner.domain.recipes.sharding import ShardingName
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import ShardingName
+from planner.domain.uncertainty.calibration import Calibration, lengths_of
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.interval import WIDEST_LOG, Spread, SpreadKey, log_range
+from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale
 from planner.errors import UsageError
 from planner.memory.quick import predict_quick
 from planner.prediction import PRIORS, order_reach_bytes
@@ -113,7 +113,7 @@ def estimate_grid(axes: GridAxes, model: Coefficients | Calibration = PRIORS) ->
     with a calibration also intervals and P(fits).
 
     What the base does not say follows each sharding and offload as in the intake.  Lengths of samples follow
-    :meth:`planner.domain.recipe.Batch.mean_tokens_at`.
+    :meth:`planner.domain.recipes.recipe.Batch.mean_tokens_at`.
 
     Raises:
         UsageError: an axis that is not one-dimensional, finite and at least 1,

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.catalog.stacks import load_stack
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.kernels import code_lacks, lacks_flash2
 from planner.prediction import PRIORS, predict_with

@@ -11,9 +11,9 @@ from typing import Literal
 from planner.catalog.gpus import load_gpu
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware
-from planner.domain.recipe import Offload, Optimizer
+from planner.domain.recipes.recipe import Offload, Optimizer
+from planner.domain.recipes.sharding import FSDP, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import FSDP, ZERO2, ZERO3, Sharding
 from planner.domain.stack import Stack
 from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
 from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
 from planner.prediction import predict_with
 from planner.searching.variants import with_flags

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.errors import UsageError
-from planner.intake.fields import REQUEST_FIELDS, split_count
+from planner.intake.given.fields import REQUEST_FIELDS, split_count
 from planner.searching.answer import Answer, Choice, Group, Quantity, answer_of, place_of
 from planner.searching.attempt import Model, ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, by_place, try_sizes

@@ -13,15 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 from planner.domain.origin import is_tool_default
-from planner.domain.recipe import Offload
+from planner.domain.recipes.recipe import Offload
+from planner.domain.recipes.sharding import FSDP, HSDP, ZERO2, ZERO3, Sharding, sharding_named
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import FSDP, HSDP, ZERO2, ZERO3, Sharding, sharding_named
 from planner.errors import UsageError, show
-from planner.intake.config_file import ConfigFile, with_flags
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.given.config_file import ConfigFile, with_flags
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import ScenarioRequest, from_flags, merge
 from planner.intake.kernels import cannot_step
 from planner.intake.parallel import FIELDS
-from planner.intake.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import LookedUp, complete
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding
 from planner.searching.moves import moves

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from planner.catalog.stacks import load_stack, other_versions
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
 from planner.prediction import PRIORS, predict_with
 from planner.searching.variants import Flags, refusals, warnings_about, with_flags

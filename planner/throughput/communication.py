@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.arrays import minimum
-from planner.domain.recipe import DTYPE_BYTES, Number
+from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import Job
 from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly

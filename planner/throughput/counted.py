@@ -13,21 +13,21 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from planner.arrays import minimum, where
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Batch, Number, Recipe
-from planner.domain.rollout import Rollout
+from planner.domain.recipes.recipe import Batch, Number, Recipe
+from planner.domain.recipes.rollout import Rollout
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program.head.losses import EIGHTHS
+from planner.program.head.preferences import Role
 from planner.program.job import Job, generation_job, job_of
-from planner.program.losses import EIGHTHS
-from planner.program.preferences import Role
+from planner.program.ops.sizes import scan_units
+from planner.program.ops.tensors import MARK, Unit
+from planner.program.ops.work import Direction, Kind, Share
 from planner.program.runtime import Part
-from planner.program.sizes import scan_units
 from planner.program.step import asides_of, evaluation_of, generation_of, parts_of
 from planner.program.template import FORWARD
-from planner.program.tensors import MARK, Unit
-from planner.program.work import Direction, Kind, Share
 from planner.throughput.tokens import MicroStep
 
 Place = Literal["model", "head", "tower"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.arrays import ceil_div, maximum, minimum
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.throughput.communication import (
     HOOKS_PER_PASS,
     overlapping_share,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.arrays import maximum, minimum
-from planner.domain.recipe import DTYPE_BYTES, Number
+from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.throughput.counted import Pass
 from planner.throughput.job import Job
 from planner.throughput.terms import kernel_seconds, pass_seconds

@@ -18,11 +18,11 @@ from planner.anatomy.parameters import ParamCounts, param_counts
 from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import TrainedCounts, parts_of, passes_of_layers, trained_counts
 from planner.anatomy.work import Work, WorkKey, rebuilt, work_key, work_of
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Number, Numerics, Recipe
+from planner.domain.recipes.recipe import Number, Numerics, Recipe
 from planner.domain.scenario import Scenario
-from planner.program.tensors import Unit
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program.ops.tensors import Unit
 from planner.throughput.counted import unit_values
 from planner.throughput.rates import Rates, rates_of
 from planner.throughput.tokens import MicroStep, micro_step, slowest_rank

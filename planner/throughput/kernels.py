@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from planner.anatomy.work import FLOP_PER_MAC, newton_schulz_flop
 from planner.arrays import maximum, minimum
-from planner.domain.recipe import Number
-from planner.program.tensors import ELEMENT_BYTES, Unit
-from planner.program.work import Expansion, FusedAttention, Product
+from planner.domain.recipes.recipe import Number
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.ops.work import Expansion, FusedAttention, Product
 from planner.throughput.job import Job
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
@@ -60,7 +60,7 @@ def attention_seconds(job: Job, kind: FusedAttention, macs: float, values: Mappi
     memory-efficient kernel and computes the whole square, as fast as the first FlashAttention.  Towers see
     whole pieces: a window or an image each.
     Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``;
-    :mod:`planner.program.kernels`.
+    :mod:`planner.program.ops.kernels`.
     """
     micro, rates, batch = job.micro, job.rates, job.recipe.batch
     rate = rates.attention_flop_per_s if kind.kernel == "flash" else rates.masked_attention_flop_per_s
@@ -124,7 +124,7 @@ def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
     Formula: bytes over memory bandwidth, or instructions where values are found by branches.
     Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without
     branches, no faster for large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``;
-    :mod:`planner.program.four_bit`.
+    :mod:`planner.program.weights.four_bit`.
     Ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens.
     """
     moved, issued = moving_seconds(job, weights * kind.weight_bytes), job.rates.instructions_per_s

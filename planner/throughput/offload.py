@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.arrays import minimum
 from planner.domain.board import server_of
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.throughput.communication import stored_param_bytes
 from planner.throughput.job import Job
 
@@ -74,7 +74,7 @@ def cpu_adam_seconds(job: Job) -> Number:
     min(cores x rate per core, memory bandwidth / 30 bytes per parameter).  Outside DeepSpeed's engine
     weights, gradients and states of 16 bits move 14 bytes, and the update is bound by memory on many cores.
     Source: deepspeed ``csrc/adam/cpu_adam_impl.cpp``; rates in
-    :class:`planner.domain.coefficients.Coefficients`.
+    :class:`planner.domain.uncertainty.coefficients.Coefficients`.
     """
     if not job.recipe.offloads_optimizer:
         return 0.0

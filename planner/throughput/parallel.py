@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.program import job as program
-from planner.program.collectives import ALL_GATHER, ALL_REDUCE, GATHERED_KEYS, REDUCE_SCATTER, SCATTERED_KEYS
-from planner.program.sizes import unit_values
+from planner.program.ops.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    GATHERED_KEYS,
+    REDUCE_SCATTER,
+    SCATTERED_KEYS,
+)
+from planner.program.ops.sizes import unit_values
 from planner.program.step import parts_of
 from planner.throughput.communication import ring_fraction
 from planner.throughput.job import Job
@@ -19,7 +25,7 @@ def parallel_bytes(job: Job) -> Number:
 
     Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
     all-gather, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
-    Source: :mod:`planner.program.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
+    Source: :mod:`planner.program.ops.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
     Ignored: sums for each token that a loss over a divided vocabulary takes.
     """
     parallel = job.recipe.parallel

@@ -7,7 +7,7 @@ Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss.
 
 from __future__ import annotations
 
-from planner.domain.recipe import Recipe, Task
+from planner.domain.recipes.recipe import Recipe, Task
 
 _OF_POLICY: dict[Task, int] = {"kto": 1}
 _OF_REFERENCE: dict[Task, int] = {"dpo": 1, "kto": 2}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from planner.anatomy.regime import Regime
 from planner.arrays import minimum
 from planner.domain.board import server_of
-from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
-from planner.domain.recipe import Number, Recipe
+from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.units import GIGA
 
 # One direction of one lane, after line coding (8b/10b does not apply from generation 3 on):

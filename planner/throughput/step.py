@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from planner.anatomy.regime import Regime
 from planner.anatomy.work import forward_flop, model_flop
 from planner.arrays import is_zero, maximum, minimum, sqrt
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import TimePrediction
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.throughput.communication import (
     collective_seconds,
     gained_seconds,

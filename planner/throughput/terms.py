@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from planner.domain.recipe import Number
-from planner.program.tensors import Unit
-from planner.program.work import Expansion, FusedAttention, Kind, Product
+from planner.domain.recipes.recipe import Number
+from planner.program.ops.tensors import Unit
+from planner.program.ops.work import Expansion, FusedAttention, Kind, Product
 from planner.throughput.counted import Cost, Counted, Pass, by_structure
 from planner.throughput.job import Job
 from planner.throughput.kernels import attention_seconds, expansion_seconds, moving_seconds, product_seconds
@@ -47,7 +47,7 @@ def aside_seconds(job: Job) -> Number:
 
     Formula: all kernels of these passes; those of the model as it was run without adapters.
     Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss;
-    :mod:`planner.program.preferences`.
+    :mod:`planner.program.head.preferences`.
     """
     return kernel_seconds(pass_seconds(job, "aside"))
 

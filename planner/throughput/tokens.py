@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.anatomy.natural_lengths import longest_sample, mean_tokens, unlike_samples
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Number, Recipe
+from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.stack import Stack
+from planner.domain.uncertainty.coefficients import Coefficients
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from planner.anatomy.adapters import is_adapted
 from planner.anatomy.trained import makes_patches_require_gradient, parts_of
 from planner.anatomy.work import FLOP_PER_MAC
 from planner.arrays import minimum
-from planner.domain.recipe import Number
-from planner.program.tensors import Unit
-from planner.program.work import FusedAttention, Product
+from planner.domain.recipes.recipe import Number
+from planner.program.ops.tensors import Unit
+from planner.program.ops.work import FusedAttention, Product
 from planner.throughput.counted import Counted, by_structure
 from planner.throughput.job import Job
 

@@ -18,8 +18,8 @@ from planner.calibration.score.cross_validate import CrossValidation, cross_vali
 from planner.calibration.score.rows import QUANTITIES, RowScore
 from planner.calibration.score.validate import SourceScore, score_source
 from planner.catalog.location import data_dir
-from planner.domain.calibration import method_of
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.calibration import method_of
 from planner.errors import ExitCode
 from planner.records import read_records
 from planner.records.calibration_file import write_calibration

@@ -16,8 +16,8 @@ from planner.calibration.fit.solver import Pull, solve
 from planner.calibration.fit.split import clearly_best
 from planner.calibration.fit.targets import Floats, Target, targets_of
 from planner.calibration.score.rows import throughput_column
-from planner.domain.calibration import Offset
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.calibration import Offset
 
 Base = Callable[[str], Sequence[Offset]]
 """Offsets of the calibration that a group's anchors are put on."""

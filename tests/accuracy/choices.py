@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from planner.calibration.score.rows import RowScore, score_record
-from planner.domain.calibration import Calibration
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.calibration import Calibration
 from planner.errors import InputFileError, UsageError
 from planner.files.structured import read_toml
 from tests.accuracy.published import published_dir

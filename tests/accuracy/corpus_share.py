@@ -38,7 +38,7 @@ from planner.cli.main import main as plan
 from planner.configs.document import read_document
 from planner.configs.read import recognise
 from planner.errors import PlannerError
-from planner.intake.config_file import REFUSED_BY_TOOL
+from planner.intake.given.config_file import REFUSED_BY_TOOL
 
 ANSWERED = (0, 3, 4, 5)
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from planner.anatomy.parameters import param_counts
 from planner.calibration.score.points import Point
 from planner.calibration.score.rows import RowScore
+from planner.domain.recipes.sharding import ZERO2, ZERO3
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import ZERO2, ZERO3
 from planner.units import GIGA
 from tests.accuracy.drawn import stored_points
 from tests.accuracy.published import core_validation

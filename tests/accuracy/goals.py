@@ -16,7 +16,7 @@ from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.ranking import joined, rank_agreement
 from planner.calibration.score.rows import Comparison, RowScore
 from planner.calibration.score.validate import MIN_GROUP_ROWS, offloads
-from planner.domain.interval import SpreadOf
+from planner.domain.uncertainty.interval import SpreadOf
 from tests.accuracy.aims import Fit, stored_aims
 from tests.accuracy.anchors import AnchorGain
 from tests.accuracy.kinds import QUANTITIES as KIND_QUANTITIES

@@ -16,9 +16,9 @@ from typing import TypedDict
 from planner.calibration.intervals.coverage import Held, judged
 from planner.calibration.intervals.spreads import Residual
 from planner.calibration.score.cross_validate import CrossValidation
-from planner.domain.calibration import Calibration, Support, engine_of, method_of, stack_family
-from planner.domain.scale import far_factor
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Calibration, Support, engine_of, method_of, stack_family
+from planner.domain.uncertainty.scale import far_factor
 
 # Families of stacks by whose training loop runs; all others are loops of their own.
 _TRAINERS = {

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.location import data_dir
-from planner.domain.calibration import Calibration
 from planner.domain.prediction import Prediction, Verdict
+from planner.domain.uncertainty.calibration import Calibration
 from planner.files.checking import validate
 from planner.files.structured import read_toml
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.units import GIB

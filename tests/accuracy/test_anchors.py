@@ -11,7 +11,7 @@ import pytest
 from planner.calibration.fit.calibrate import calibrate
 from planner.calibration.fit.personal import OWN_PULL, OWN_PULLS
 from planner.calibration.fit.solver import Pull
-from planner.domain.coefficients import Coefficients
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.records import read_records
 from tests.accuracy.anchors import AnchorGain, anchor_gains, chosen_pull, gains_under, machines_of
 from tests.accuracy.published import published_dir

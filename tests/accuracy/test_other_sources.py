@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from planner.errors import NotModelledError
-from planner.intake.request import from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.records import read_records
 from tests.accuracy.published import published_dir

@@ -9,7 +9,7 @@ import pytest
 from planner.calibration.score.points import Point, points_of
 from planner.calibration.score.validate import Validation, validate
 from planner.catalog.location import data_dir
-from planner.domain.interval import Interval
+from planner.domain.uncertainty.interval import Interval
 from planner.records import read_records
 from planner.records.calibration_file import read_calibration
 from planner.units import GIB

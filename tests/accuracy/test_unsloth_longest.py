@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from planner.api.calibration_choice import chosen_calibration
-from planner.domain.calibration import Calibration
-from planner.domain.interval import TAIL
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.interval import TAIL
 from tests.accuracy.longest import Answer, answer, longest_table, stored_answers
 
 

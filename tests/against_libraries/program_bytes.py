@@ -9,11 +9,11 @@ from planner.domain.term import Phase, TermName
 from planner.program.driver import paged_state_bytes
 from planner.program.job import Job
 from planner.program.load import load_whole
-from planner.program.optimizer import optimizer_step
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import parts_of, step_of
 from planner.program.stream import Stream
 from planner.program.template import FORWARD
+from planner.program.update.optimizer import optimizer_step
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
-from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import Adapter, Attention, Batch, Dtype, Numerics, Optimizer, Recipe
+from planner.domain.recipes.recipe import Adapter, Attention, Batch, Dtype, Numerics, Optimizer, Recipe
+from planner.domain.recipes.sharding import ShardingName, sharding_named
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import ShardingName, sharding_named
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, job_of
 
 BATCH, LENGTH = 2, 128

@@ -20,9 +20,9 @@ from streams import Request, differences, requests
 
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay
-from planner.domain.coefficients import Coefficients
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 
 

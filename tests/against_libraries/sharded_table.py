@@ -14,9 +14,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from planner.catalog.location import data_dir
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed_phases
 from planner.program.job import job_of
@@ -98,7 +98,7 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
 def traced(row: Mapping[str, str]) -> Row:
     """The trace's half of a row."""
     from measure.trace.program import trace_events
-    from planner.allocator.summary import summarize
+    from planner.allocator.documents.summary import summarize
 
     summary = summarize(trace_events(scenario_of(row)))
     phases = [f"{each.peaks.phase}={each.peaks.allocated_bytes}" for each in summary.phases]

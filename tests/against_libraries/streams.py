@@ -16,8 +16,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from matrix.cells import Cell, scenario_of
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
 from planner.report.trace.requests import Request, differences, ignored_sizes, of_program, of_trace
 

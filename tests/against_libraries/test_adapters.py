@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, job, with_layers
 
-from planner.domain.recipe import Numerics
+from planner.domain.recipes.recipe import Numerics
 from planner.program.job import Job
 from tests.extras import import_or_skip
 

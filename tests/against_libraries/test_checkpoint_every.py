@@ -18,11 +18,11 @@ import_or_skip("peft")
 
 from measure.trace.build import make_config, spare_layers
 from measure.trace.program import TraceOptions, trace_events, trace_records
-from planner.allocator.summary import summarize
-from planner.domain.coefficients import Coefficients
+from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed_phases
 from planner.program.job import job_of

@@ -12,12 +12,12 @@ import pytest
 from planner.anatomy.trained import passes_of_layers
 from planner.anatomy.work import WorkKey, attention_forward_flop, matmul_flop, work_of
 from planner.catalog.hf_config import model_from_config
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
+from planner.program.ops.tensors import Unit
+from planner.program.ops.work import Product
 from planner.program.step import parts_of
-from planner.program.tensors import Unit
-from planner.program.work import Product
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

@@ -10,10 +10,10 @@ from test_checkpoint_every import program_bytes
 from test_trained_layers import check, scenario_of
 
 from measure.trace.program import trace_events
-from planner.allocator.summary import summarize
+from planner.allocator.documents.summary import summarize
 from planner.anatomy.adapters import adapter_param_count, oft_block_size
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.throughput.job import job_of as timed_job_of
 from planner.throughput.terms import pass_seconds
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from planner.catalog.hf_config import model_from_config
-from planner.domain.coefficients import Coefficients
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
+from planner.program.ops.tensors import Unit
 from planner.program.step import parts_of
-from planner.program.tensors import Unit
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

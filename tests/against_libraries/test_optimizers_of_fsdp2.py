@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from planner.domain.recipe import OPTIMIZERS, Optimizer
-from planner.domain.sharding import FSDP
+from planner.domain.recipes.recipe import OPTIMIZERS, Optimizer
+from planner.domain.recipes.sharding import FSDP
 from planner.intake.kernels import cannot_step
 from tests.extras import import_or_skip
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 import pytest
 from matrix.cells import Cell, scenario_of
 
-from planner.domain.coefficients import Coefficients
-from planner.domain.parallel import Parallel
+from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.domain.stack import ModelParallel
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.program.job import job_of
 from planner.report.trace.requests import Request, differences, ignored_sizes, of_program, of_trace

@@ -18,11 +18,11 @@ import_or_skip("torch")
 import_or_skip("peft")
 
 from measure.trace.program import trace_events
-from planner.allocator.summary import summarize
-from planner.domain.coefficients import Coefficients
+from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed_phases
 from planner.program.job import job_of

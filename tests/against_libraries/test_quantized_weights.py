@@ -12,7 +12,7 @@ import pytest
 from program_bytes import at_the_end_of
 from scenarios import GROUPED, SIZES, Setup, job
 
-from planner.domain.recipe import Numerics, Quantization
+from planner.domain.recipes.recipe import Numerics, Quantization
 from planner.program.job import Job
 from tests.extras import import_or_skip
 

@@ -14,8 +14,8 @@ import_or_skip("peft")
 
 from measure.trace.program import trace_events
 from planner.allocator.replay import replay
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of

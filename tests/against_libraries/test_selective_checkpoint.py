@@ -11,9 +11,9 @@ import pytest
 from test_checkpoint_every import program_bytes, scenario_of
 
 from measure.trace.program import trace_events
-from planner.allocator.summary import summarize
-from planner.domain.coefficients import Coefficients
+from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
 from planner.throughput.job import job_of as timed_job_of
@@ -46,7 +46,7 @@ def test_bytes_kept_by_a_layer_of_llama() -> None:
     """Input, query, value, gate and last product, attention's output and 4 bytes a head:
     63,616 bytes a token for Llama 3 8B.
     """
-    from planner.intake.request import from_flags
+    from planner.intake.given.request import from_flags
     from planner.intake.resolve import resolve
 
     def kept_bytes(seq: int) -> float:

@@ -17,7 +17,7 @@ from matrix.cells import Cell, scenario_of
 from matrix.models import small_fields, text_fields
 
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.report.trace.requests import Request, differences
 from tests.extras import import_or_skip

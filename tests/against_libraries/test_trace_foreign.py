@@ -23,7 +23,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.cli.main import main as plan
 from planner.domain.model import ModelSpec
 from planner.errors import ExitCode, InputFileError, NotModelledError, UnknownArchitectureError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 TINY: dict[str, Any] = {"model_type": "nemotron", **SIZES, **GROUPED, "num_hidden_layers": 8}

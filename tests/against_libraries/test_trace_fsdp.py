@@ -24,7 +24,7 @@ from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, sharded_records
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay
-from planner.domain.recipe import Batch
+from planner.domain.recipes.recipe import Batch
 from planner.domain.scenario import Scenario
 
 # Odd sizes, so that shards are padded.

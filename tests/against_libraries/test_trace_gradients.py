@@ -19,7 +19,7 @@ from tiny_traces import CONFIGS, small_config, small_scenario
 from measure.trace.labels import to_events
 from measure.trace.program import trace_records
 from planner.allocator.events import AllocEvent
-from planner.domain.recipe import Numerics
+from planner.domain.recipes.recipe import Numerics
 
 TABLE = 512 * 256 * 2
 

@@ -21,9 +21,9 @@ from tiny_traces import SHALLOW, small_config, small_scenario
 from measure.trace.host import HostMemory, host_memory
 from measure.trace.program import TraceOptions, host_of, sharded_records, trace_records
 from measure.trace.record import Place, Record, TracedBlock
-from planner.domain.recipe import Batch
+from planner.domain.recipes.recipe import Batch
+from planner.domain.recipes.sharding import ShardingName
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import ShardingName
 
 LAYERS = 6
 WORLD = 2

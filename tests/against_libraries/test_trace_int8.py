@@ -30,7 +30,7 @@ from torch import nn
 from measure.trace.cuda.quantized import MatMul8bit, int8_stand_in
 from measure.trace.program import trace_records
 from measure.trace.tracer import Recorder
-from planner.domain.recipe import Numerics
+from planner.domain.recipes.recipe import Numerics
 from planner.errors import NotModelledError
 
 ROWS, INPUTS, OUTPUTS = 64, 512, 768

@@ -18,9 +18,9 @@ from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, sharded_records
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay
-from planner.domain.recipe import Batch, Dtype, Numerics
+from planner.domain.recipes.recipe import Batch, Dtype, Numerics
+from planner.domain.recipes.sharding import ShardingName
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import ShardingName
 
 LAYERS, WORLD, RANK = 6, 2, 4
 WIDTH, INNER, ROWS = SHALLOW["hidden_size"], SHALLOW["intermediate_size"], SHALLOW["vocab_size"]

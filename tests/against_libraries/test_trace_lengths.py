@@ -20,11 +20,11 @@ from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from planner.allocator.slots import SlotEvents, replay_again
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.program.stream import Stream as Program
 from planner.units import MIB

@@ -17,7 +17,7 @@ from tiny_traces import Small, built, fake_trace, small_scenario
 
 from measure.recipe.losses import CHUNKS, FusedLinearCrossEntropy, install_loss, liger_chunk_rows
 from measure.trace.tracer import Recorder
-from planner.domain.recipe import Loss
+from planner.domain.recipes.recipe import Loss
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
 

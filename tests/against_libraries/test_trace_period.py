@@ -21,7 +21,7 @@ from measure.trace.period import Irregular, Pattern, find_pattern
 from measure.trace.program import TraceOptions, trace_records
 from measure.trace.record import Place, Record, TracedBlock
 from planner.allocator.replay import replay
-from planner.domain.recipe import Numerics
+from planner.domain.recipes.recipe import Numerics
 
 LAYERS = 9
 SETUPS = {

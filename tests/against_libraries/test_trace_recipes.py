@@ -15,7 +15,7 @@ from scenarios import Setup
 from tiny_traces import built, fake_trace, real_trace, small_scenario
 
 from measure.trace.program import refuse_what_is_not_traced
-from planner.domain.recipe import Numerics
+from planner.domain.recipes.recipe import Numerics
 from planner.errors import NotModelledError
 
 SCALED = Setup(rank=4, numerics=Numerics("fp32", "fp16-mixed"), optimizer="adamw_torch")

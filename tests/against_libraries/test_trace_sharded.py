@@ -20,14 +20,14 @@ from tiny_traces import small_config, small_scenario
 
 from measure.trace.labels import to_events
 from measure.trace.program import TraceOptions, refuse_what_is_not_traced, sharded_records
+from planner.allocator.documents.summary import summarize
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay
-from planner.allocator.summary import summarize
 from planner.catalog.stacks import load_stack
-from planner.domain.recipe import Batch
+from planner.domain.recipes.recipe import Batch
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 LAYERS = 6

@@ -13,17 +13,17 @@ from matrix.models import small_fields, text_fields
 from test_checkpoint_every import program_bytes
 
 from measure.trace.program import trace_events
-from planner.allocator.summary import summarize
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import DTYPE_BYTES
+from planner.allocator.documents.summary import summarize
+from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.program.job import job_of
+from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
-from planner.program.tensors import Unit
 from planner.report.trace.requests import differences
 from planner.throughput.job import Job
 from planner.throughput.job import job_of as timed_job_of

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from planner.allocator.events import AllocEvent, read_jsonl
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from tests.against_libraries.test_dry_run import run
 from tests.extras import needs

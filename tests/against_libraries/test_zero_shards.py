@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 from scenarios import Setup, job
 
-from planner.domain.recipe import Dtype, Offload
-from planner.domain.sharding import ShardingName
+from planner.domain.recipes.recipe import Dtype, Offload
+from planner.domain.recipes.sharding import ShardingName
 from planner.domain.term import TermName
 from planner.memory.weights import adapter_bytes, unquantized_weight_bytes
 from planner.program.job import Job
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from tests.extras import import_or_skip
 

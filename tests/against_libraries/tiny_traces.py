@@ -16,7 +16,7 @@ from measure.trace.cuda.shims import Situation, shims
 from measure.trace.record import Trace
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
-from planner.domain.recipe import Batch
+from planner.domain.recipes.recipe import Batch
 from planner.domain.scenario import Scenario
 
 # Two layers have a first and a last one, which is all that these comparisons need.

@@ -22,7 +22,7 @@ EXEMPT = {
     # the program's own file, before the program changes its copy
     "measure/dry_run/sandbox.py": (".read_bytes",),
     "measure/bundle.py": (".read_text", "tomllib.loads"),  # the project's own pyproject.toml
-    "measure/run/case_folder.py": (".open",),  # locks of its own folders
+    "measure/run/cases/case_folder.py": (".open",),  # locks of its own folders
     "measure/run/folder_lock.py": (".open",),  # locks of the folder of records
     "measure/run/readings/environment.py": (".read_text",),  # /proc, and version.py of the installed torch
     "measure/run/readings/host.py": (".read_text",),  # /proc and /sys

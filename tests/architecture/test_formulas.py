@@ -95,30 +95,15 @@ MAY_NAME_STACKS = {
     "planner/api/precheck.py",  # which library is imported
     "planner/records/template.py",  # an example row
     "planner/searching/common_stacks.py",
-    "planner/configs/launch_lines.py",
+    "planner/configs/launchers/launch_lines.py",
     "planner/configs/writing/engines.py",
     "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",
-    "measure/run/case.py",
+    "measure/run/cases/case.py",
     "measure/dry_run/tool_jobs.py",  # which tool a file is for
-    *(
-        f"planner/configs/{reader}.py"
-        for reader in (
-            "read",
-            "llama_factory",
-            "llama_factory_v1",
-            "axolotl",
-            "axolotl_parts",  # the section `trl` of its files
-            "trl",
-            "trl_age",
-            "hf_trainer",
-            "other_tools",
-        )
-    ),
-    *(
-        f"planner/configs/{reader}.py"
-        for reader in ("open_instruct", "open_instruct_dpo", "torchtitan", "torchtune", "commands")
-    ),
+    "planner/configs/read.py",
+    "planner/configs/launchers/commands.py",
+    *(f"planner/configs/tools/{path.name}" for path in (ROOT / "planner/configs/tools").glob("*.py")),
 }
 
 

@@ -23,7 +23,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from planner.catalog.models import model_entry
 from planner.catalog.stacks import load_stack
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import _replayed as replays
 from planner.memory.replayed import replayed

@@ -28,8 +28,8 @@ import json, logging, resource, sys, time, warnings
 warnings.simplefilter("ignore"); logging.disable(logging.CRITICAL)
 import accelerate, bitsandbytes, peft
 from measure.trace.program import trace_events
-from planner.allocator.summary import summarize
-from planner.intake.request import from_flags
+from planner.allocator.documents.summary import summarize
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 model, method = sys.argv[1:]
 job = resolve(from_flags({"model": model, "method": method, "gpu": "a100-80gb", "seq": 1024, "batch": 2}))

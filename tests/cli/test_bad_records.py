@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli.main import main
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.records import RECORD_SCHEMA_ID
 from tests.planner.calibration.simulated import simulated
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from measure.trace.to_json import to_json
+from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.events import AllocEvent, write_jsonl
-from planner.allocator.summary import summarize, timeline_of
 from planner.cli import check_trace
 from planner.cli.main import main
 from planner.units import GIB

@@ -20,10 +20,10 @@ from planner.api.job import EXAMPLE
 from planner.catalog.gpus import gpu_ids
 from planner.catalog.models import model_ids
 from planner.catalog.stacks import stack_ids
-from planner.cli import predict as predict_module
 from planner.cli.app import app
+from planner.cli.commands import predict as predict_module
 from planner.cli.main import main
-from planner.intake.flags import request_fields
+from planner.intake.given.flags import request_fields
 from planner.report.prediction.schema import PredictionDocument
 
 ROOT = Path(__file__).resolve().parents[2]

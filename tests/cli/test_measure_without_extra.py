@@ -37,7 +37,11 @@ def test_records_are_checked_without_the_extra(
     """Looking at records needs no library that measures:
     a file that is not there is what the message speaks of.
     """
-    for name in ("measure.run.readings.host", "measure.run.readings.environment", "measure.run.checking"):
+    for name in (
+        "measure.run.readings.host",
+        "measure.run.readings.environment",
+        "measure.run.cases.checking",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert main(["check", f"{tmp_path}/none.jsonl"]) == 2
@@ -47,7 +51,7 @@ def test_records_are_checked_without_the_extra(
 def test_a_length_that_was_not_said_is_assumed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard error names the length that is taken; what was said stays as it is."""
     from measure.cli.said import with_length
-    from planner.intake.request import from_flags
+    from planner.intake.given.request import from_flags
 
     given = with_length(from_flags({"model": "7b", "method": "lora"}), "an example")
     assert given.get("seq") == 1024

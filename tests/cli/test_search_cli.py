@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import from_flags
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir

@@ -12,7 +12,7 @@ import pytest
 
 from planner.catalog import location
 from planner.cli.main import main
-from planner.domain.calibration import Knob, Offset
+from planner.domain.uncertainty.calibration import Knob, Offset
 from planner.records import COLUMNS
 from planner.records.calibration_file import read_calibration, write_calibration
 from planner.report.validation.document import ValidationDocument

@@ -28,7 +28,7 @@ from typing import Any, get_args
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.intake.rules import rules_markdown
+from planner.intake.rules.all_rules import rules_markdown
 from planner.units import GIB
 from tests.accuracy.goals import percent_text
 from tests.accuracy.longest import longest_table, stored_answers

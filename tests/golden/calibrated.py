@@ -9,10 +9,10 @@ from pathlib import Path
 
 from golden_tables import SCENARIOS
 
-from planner.domain.calibration import Calibration, Knob, Offset, Support, formulas_version
-from planner.domain.interval import Interval, Quantity, Spread, SpreadKey
 from planner.domain.prediction import Prediction
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.calibration import Calibration, Knob, Offset, Support, formulas_version
+from planner.domain.uncertainty.interval import Interval, Quantity, Spread, SpreadKey
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate_calibrated
 from planner.report.render.numbers import duration, gib, whole_percent

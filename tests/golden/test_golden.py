@@ -11,7 +11,7 @@ from calibrated import JOBS, PATH, calibrated_text
 from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
 
 from planner.domain.prediction import Prediction
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.report.prediction.explain import explanations

@@ -99,7 +99,7 @@ def test_the_first_answer_is_whole_on_every_screen(name: str, monkeypatch: pytes
             answers.append(answer_job(*said))
         return answers[0]
 
-    monkeypatch.setattr("planner.cli.predict.answer_job", answered_once)
+    monkeypatch.setattr("planner.cli.commands.predict.answer_job", answered_once)
     for columns in _COLUMNS:
         with monkeypatch.context() as patch:
             _check_screen(name, columns, patch)

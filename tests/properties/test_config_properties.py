@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from planner.configs.read import TOOLS
 from planner.errors import PlannerError
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 # Every word that the readers know as a key, and those that they ask for by name.

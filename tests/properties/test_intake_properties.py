@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from planner.domain.run_record import RunRecord
 from planner.errors import PlannerError, UsageError
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import from_flags, from_record, from_toml
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import from_flags, from_record, from_toml
 from planner.intake.resolve import resolve
 from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_records, write_csv
 

@@ -16,21 +16,21 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.hf_config import model_from_config
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
+from planner.domain.recipes.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, RESERVED_TERMS
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import RefusedCombinationError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.memory.structures import program_of
 from planner.prediction import estimate
+from planner.program.head.loss_pieces import piece_tokens
 from planner.program.job import Job, job_of
-from planner.program.loss_pieces import piece_tokens
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.searching.variants import with_flags, with_rank, with_sizes
 from planner.units import GIB

@@ -25,17 +25,17 @@ import planner
 from planner.allocator.slots import replay_slots
 from planner.catalog.location import data_dir
 from planner.domain.prediction import MemoryPrediction, Prediction
-from planner.domain.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
+from planner.domain.recipes.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.memory.replayed import least_bytes, slot_events
 from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import PRIORS, predict_with
+from planner.program.head.loss_pieces import piece_tokens
 from planner.program.job import Job, job_of
-from planner.program.loss_pieces import piece_tokens
 from planner.program.step import step_of
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.variants import with_sizes

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.catalog.location import data_dir
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from measure.run.case import CPU
+from measure.run.cases.case import CPU
 from measure.run.readings.environment import collect_environment
 from measure.run.readings.nvml import Gpu, Nvml, look_for_gpus
 from planner.catalog.gpus import load_gpu, resolve_gpu_id

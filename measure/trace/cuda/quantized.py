@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 
 from measure.trace.cuda.outliers import OUTLIER_SHARE
-from planner.domain.recipe import Numerics, Recipe
+from planner.domain.recipes.recipe import Numerics, Recipe
 from planner.errors import NotModelledError
 
 BLOCK_ELEMENTS = 64

@@ -15,7 +15,7 @@ from measure.trace.sharding.settings import fsdp_settings, reference_settings, z
 from measure.trace.sharding.stream import Steps, Stream
 from measure.trace.sharding.zero3 import Zero3
 from measure.trace.sharding.zero12 import Zero12
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
 

@@ -16,7 +16,7 @@ from measure.trace.cuda.shims import Situation, shims
 from measure.trace.host import HOST_STREAMS
 from measure.trace.record import Record
 from measure.trace.tracer import Recorder
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 
 Shape = tuple[int, ...]
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from measure.trace.sharding.parameters import Parameter
-from planner.domain.recipe import DTYPE_BYTES
+from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Zero12Upload
 

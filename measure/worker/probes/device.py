@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from measure.run.readings.nvml import Gpu, Nvml, NvmlReadError, open_nvml
-from planner.allocator.history_file import MAX_ENTRIES, PhaseMarks, pack_history
+from planner.allocator.documents.history_file import MAX_ENTRIES, PhaseMarks, pack_history
 
 
 @dataclass(frozen=True, slots=True)

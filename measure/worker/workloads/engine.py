@@ -16,7 +16,7 @@ from measure.recipe.engine_configs import MAX_GRAD_NORM
 from measure.recipe.optimizers import make_optimizer
 from measure.worker.workloads.chunked import chunked_loss
 from measure.worker.workloads.task import Task
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 
 
 class EngineMismatchError(RuntimeError):

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import torch
 
-from measure.run.lengths import MicroBatch
+from measure.run.cases.lengths import MicroBatch
 
 _IGNORED_LABEL = -100
 

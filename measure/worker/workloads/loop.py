@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.integrations.liger import apply_liger_kernel
 
-from measure.run.lengths import MicroBatch
+from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import Engine
 from measure.worker.workloads.engines import open_engine

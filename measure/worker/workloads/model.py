@@ -17,9 +17,9 @@ from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.trained import differentiate, freeze
-from measure.run.case import RunCase
+from measure.run.cases.case import RunCase
 from measure.worker.probes.phases import PhaseRecorder
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure.run.case import RunCase
-from measure.run.lengths import MicroBatch, plan_batches
+from measure.run.cases.case import RunCase
+from measure.run.cases.lengths import MicroBatch, plan_batches
 from measure.run.pace import Pace
 from measure.run.protocol import HISTORY_FILE, Reporter
 from measure.worker.probes.device import DeviceProbe

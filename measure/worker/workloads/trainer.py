@@ -15,14 +15,14 @@ from torch.utils.data import Dataset, SequentialSampler
 
 from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
-from measure.run.lengths import MicroBatch
+from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import EngineMismatchError
 from measure.worker.workloads.feed import collate
 from measure.worker.workloads.loop import mark_loss
 from measure.worker.workloads.model import LIGER_LOSS_ONLY, build_model
 from measure.worker.workloads.task import Task
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
 
 _LEARNING_RATE = 1e-4
 # Names of the Trainer where they differ from ours.

@@ -16,7 +16,7 @@ from transformers.integrations import deepspeed as integration
 
 from measure.recipe.adapters import DTYPES
 from measure.recipe.engine_configs import deepspeed_config
-from measure.run.case import RunCase
+from measure.run.cases.case import RunCase
 from planner.domain.scenario import Scenario
 
 

@@ -18,7 +18,8 @@ from planner.calibration.intervals.coverage import measured_coverage
 from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
-from planner.domain.calibration import (
+from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.calibration import (
     Calibration,
     Offset,
     Support,
@@ -27,8 +28,7 @@ from planner.domain.calibration import (
     method_of,
     stack_family,
 )
-from planner.domain.hierarchy import FREEDOM
-from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
 
 

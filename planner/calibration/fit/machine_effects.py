@@ -14,7 +14,7 @@ import numpy as np
 from planner.calibration.fit.problem import Problem
 from planner.calibration.fit.solver import Linear, Pull, objective, solve, solve_linear
 from planner.calibration.fit.targets import Floats
-from planner.domain.calibration import Offset
+from planner.domain.uncertainty.calibration import Offset
 
 _OWN_PRIOR = Pull()
 # Readings of a machine are its own, so many of them count as many, up to this.

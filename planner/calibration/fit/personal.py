@@ -16,9 +16,9 @@ from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.solver import Pull, Solution, solve
 from planner.calibration.fit.targets import QUANTITIES, Floats, Target, targets_of
 from planner.calibration.fit.unused import unused_readings
-from planner.domain.calibration import Calibration, Offset, Support, applies, formulas_version
-from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.calibration import Calibration, Offset, Support, applies, formulas_version
+from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
 
 # How much one reading of the machine itself counts:

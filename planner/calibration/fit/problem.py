@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.calibration.fit.targets import NOISE, Floats, Quantity, Target, log_errors
-from planner.domain.calibration import Knob, Offset, applies
-from planner.domain.hierarchy import FREEDOM, Level
+from planner.domain.uncertainty.calibration import Knob, Offset, applies
+from planner.domain.uncertainty.hierarchy import FREEDOM, Level
 
 # A key of a level gets a number of its own only where this many readings depend on it.
 MIN_READINGS_PER_LEVEL = 6

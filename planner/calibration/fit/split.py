@@ -23,7 +23,7 @@ from planner.calibration.fit.solver import (
     usual_pull,
 )
 from planner.calibration.fit.targets import Floats
-from planner.domain.calibration import Offset
+from planner.domain.uncertainty.calibration import Offset
 
 # Choosing a pull needs at least this many groups to choose on.
 _MIN_GROUPS_TO_CHOOSE = 2

@@ -19,12 +19,12 @@ from planner.calibration.score.rows import (
     predicted_throughput,
     throughput_column,
 )
-from planner.domain.calibration import Knob, Offset, applies, level_key
-from planner.domain.coefficients import Coefficients
-from planner.domain.hierarchy import Level, moved
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Knob, Offset, applies, level_key
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.hierarchy import Level, moved
 from planner.memory.host import predict_host
 from planner.memory.outside import paged_bytes
 from planner.memory.replayed_peak import predict_replayed

@@ -10,11 +10,11 @@ from planner.calibration.fit.problem import MIN_READINGS_PER_LEVEL, Problem
 from planner.calibration.fit.screen import RULES, LeftOut, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
 from planner.calibration.score.rows import throughput_column
-from planner.domain.calibration import Knob
-from planner.domain.coefficients import Coefficients
-from planner.domain.hierarchy import FREEDOM
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import Knob
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.records import Quarantined
 
 _DOUBTFUL = frozenset(

@@ -20,7 +20,7 @@ from planner.calibration.fit.targets import Floats
 from planner.calibration.intervals.residuals import spread_of
 from planner.calibration.intervals.scale_choice import choose, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
-from planner.domain.interval import SpreadOf, find_spread, log_range
+from planner.domain.uncertainty.interval import SpreadOf, find_spread, log_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from planner.calibration.fit.targets import Target
 from planner.calibration.intervals.scale_choice import all_candidates
 from planner.calibration.intervals.spreads import Residual
 from planner.calibration.score.rows import KIND_WHEN_BLANK
-from planner.domain.calibration import Calibration, lengths_of
-from planner.domain.interval import SpreadKey, SpreadOf
-from planner.domain.recipe import Number
-from planner.domain.scale import far_factor, memory_scale, time_scale
+from planner.domain.recipes.recipe import Number
+from planner.domain.uncertainty.calibration import Calibration, lengths_of
+from planner.domain.uncertainty.interval import SpreadKey, SpreadOf
+from planner.domain.uncertainty.scale import far_factor, memory_scale, time_scale
 from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import order_reach_bytes
 from planner.program.job import job_of

@@ -1,9 +1,10 @@
 """How much each part of a scale counts: what makes held-out intervals narrow for what they hold.
 
-Every part of :class:`planner.domain.scale.ScaleParts` may count half, once or twice its first guess.
-Candidates are compared by their mean interval score: the width of the interval, and 20 times the distance by
-which a reading misses a 90 % interval.  Each source is held out in turn and weighted as in the quantiles.
-Where a source is judged, the choice is made among the others (:mod:`planner.calibration.intervals.coverage`).
+Every part of :class:`planner.domain.uncertainty.scale.ScaleParts` may count half, once or twice its first
+guess.  Candidates are compared by their mean interval score: the width of the interval, and 20 times the
+distance by which a reading misses a 90 % interval.  Each source is held out in turn and weighted as
+in the quantiles.  Where a source is judged, the choice is made among the others
+(:mod:`planner.calibration.intervals.coverage`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 
 from planner.calibration.fit.targets import Floats
 from planner.calibration.intervals.spreads import Residual, by_class, conformal, group_weight, leaning
-from planner.domain.interval import TAIL, Quantity
-from planner.domain.scale import ScaleParts
+from planner.domain.uncertainty.interval import TAIL, Quantity
+from planner.domain.uncertainty.scale import ScaleParts
 
 _FACTORS = (1.0, 0.5, 2.0)
 _PARTS: Mapping[Quantity, tuple[str, ...]] = {

@@ -1,7 +1,7 @@
 """Split conformal intervals: quantiles of held-out scores, every source alike, classes leaning on the whole.
 
 A score is ``log(measured / predicted) / scale``; the scale follows from the prediction
-(:mod:`planner.domain.scale`).  How often intervals hold readings of another source is measured in
+(:mod:`planner.domain.uncertainty.scale`).  How often intervals hold readings of another source is measured in
 :mod:`planner.calibration.intervals.coverage`.
 """
 
@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from planner.calibration.fit.targets import NOISE, Floats
-from planner.domain.interval import Quantity, Spread, SpreadKey, SpreadOf
+from planner.domain.uncertainty.interval import Quantity, Spread, SpreadKey, SpreadOf
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
 # A source of n readings counts n to this power: its readings err alike (0: it counts once, however many they
@@ -27,9 +27,9 @@ _COARSER_COUNTS = 2.0
 # No class of its own below this: the whole says the same with more data.
 _MIN_GROUPS = 2
 _NEED = SpreadKey("need")
-# One standard deviation of the logarithm at a scale of 1, as it is stated (:mod:`planner.domain.scale`, and
-# :data:`planner.calibration.fit.targets.NOISE` for host RAM): what a quantity that one source alone tells of
-# leans on.
+# One standard deviation of the logarithm at a scale of 1, as it is stated
+# (:mod:`planner.domain.uncertainty.scale`, and :data:`planner.calibration.fit.targets.NOISE` for host RAM):
+# what a quantity that one source alone tells of leans on.
 _STATED_DEVIATION: Mapping[Quantity, float] = {
     "memory": 1 / 6,
     "need": 1 / 6,

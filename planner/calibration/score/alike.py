@@ -11,7 +11,7 @@ from planner.catalog.location import data_dir
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
-from planner.intake.request import from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.records import RecordSet, read_records
 from planner.records.measured import RawReadings, raw_of

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore, score_record
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import PRIORS, Coefficients
-from planner.domain.prior import Prior
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
+from planner.domain.uncertainty.prior import Prior
 
 # Smaller moves change no digit that a report prints.
 _SMALLEST_MOVE = 1e-3

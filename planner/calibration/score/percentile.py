@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import job_of
 

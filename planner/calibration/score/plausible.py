@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
-from planner.intake.request import ScenarioRequest, from_record
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import ScenarioRequest, from_record
 from planner.intake.resolve import resolve
-from planner.intake.rules import Case, refusals
+from planner.intake.rules.all_rules import Case, refusals
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.units import MIB

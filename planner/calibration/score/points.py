@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.calibration.score.rows import Comparison, RowScore
-from planner.domain.interval import Interval
 from planner.domain.prediction import Prediction
+from planner.domain.uncertainty.interval import Interval
 
 
 @dataclass(frozen=True, slots=True)

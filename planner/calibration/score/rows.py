@@ -8,13 +8,13 @@ from typing import Literal
 from planner.arrays import maximum, minimum
 from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.plausible import above_card, scenario_of
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.prediction import predict_with
 from planner.units import MIB

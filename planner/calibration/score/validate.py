@@ -19,9 +19,9 @@ from planner.calibration.score.metrics import (
 from planner.calibration.score.phases import PhaseErrors, PhaseScore, score_phases, summarise_phases
 from planner.calibration.score.ranking import RankAgreement, joined, rank_agreement
 from planner.calibration.score.rows import Comparison, RowScore, is_cpu, score_record
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, UsageError
 from planner.prediction import PRIORS
 from planner.records import Quarantined, RecordSet

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.configs.document import Document
+from planner.configs.launchers.zero import AUTO
 from planner.configs.writing.edits import REMOVED, Edit
-from planner.configs.zero import AUTO
-from planner.domain.sharding import sharding_named
+from planner.domain.recipes.sharding import sharding_named
 
 _DEVICES = {
     "optimizer": ("cpu", "none"),

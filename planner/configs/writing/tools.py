@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.configs.open_instruct import OLD_KEYS
-from planner.configs.open_instruct_dpo import is_dpo_table
-from planner.configs.trainer import OPTIMIZERS
+from planner.configs.shared.trainer import OPTIMIZERS
+from planner.configs.tools.open_instruct import OLD_KEYS
+from planner.configs.tools.open_instruct_dpo import is_dpo_table
 from planner.configs.writing.edits import REMOVED, Settings
 
 Table = Mapping[str, Any]

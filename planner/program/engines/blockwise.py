@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.program.job import Job
-from planner.program.optimizer import optimizer_step
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight
 from planner.program.runtime import Runtime
 from planner.program.stream import Stream
-from planner.program.tensors import ELEMENT_BYTES, Unit
+from planner.program.update.optimizer import optimizer_step
 
 _FP32 = ELEMENT_BYTES["fp32"]
 

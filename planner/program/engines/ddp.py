@@ -12,9 +12,9 @@ Weights are copied for the first broadcast, 250 MiB at a time.  All of this move
 from __future__ import annotations
 
 from planner.program.load import load_whole, take_workspaces
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.runtime import Runtime
-from planner.program.states import n_elements
-from planner.program.tensors import ELEMENT_BYTES, Unit
+from planner.program.update.states import n_elements
 from planner.units import MIB
 
 _FIRST_BYTES, _BUCKET_BYTES = MIB, 25 * MIB

@@ -14,12 +14,12 @@ from planner.program.engines.params import Param, params_of
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 from planner.program.load import take_workspaces
-from planner.program.optimizer import optimizer_step
+from planner.program.ops.tensors import MARK, Mark, Unit
 from planner.program.parameters import Weight
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Instance, Stream
 from planner.program.template import BACKWARD, FORWARD
-from planner.program.tensors import MARK, Mark, Unit
+from planner.program.update.optimizer import optimizer_step
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
 FP32, FP64 = 4, 8

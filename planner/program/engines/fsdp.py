@@ -23,12 +23,12 @@ from planner.program.engines.groups import (
     load_shards,
 )
 from planner.program.job import Job
-from planner.program.optimizer import optimizer_step
+from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Instance, Stream
 from planner.program.template import BACKWARD, FORWARD
-from planner.program.tensors import Unit
+from planner.program.update.optimizer import optimizer_step
 
 GATHER_STREAM, REDUCE_STREAM, CAST_STREAM = 1, 2, 3
 """CUDA streams of FSDP's own; memory that was taken for one of them serves no other."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 from planner.program.engines.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.groups import ROOT, Group, part_of
 from planner.program.job import Job
+from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
 from planner.program.stream import Stream
-from planner.program.tensors import ELEMENT_BYTES
 
 
 class Fsdp1(Fsdp):

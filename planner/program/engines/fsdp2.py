@@ -12,10 +12,10 @@ from dataclasses import replace
 from planner.program.engines.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group, part_of
 from planner.program.job import Job
+from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
 from planner.program.runtime import Pass
 from planner.program.stream import Stream
-from planner.program.tensors import ELEMENT_BYTES
 
 
 class Fsdp2(Fsdp):

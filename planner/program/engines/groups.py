@@ -13,10 +13,10 @@ from math import ceil
 from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.load import constants, load_whole, prepared_dtype, take_workspaces
+from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
-from planner.program.states import largest_rank
 from planner.program.stream import Instance, Stream
-from planner.program.tensors import ELEMENT_BYTES, Dtype, Unit
+from planner.program.update.states import largest_rank
 
 ROOT, TABLE, TAIL = "root", "table", "tail"
 EMBEDDINGS, HEAD = "embeddings", "head"

@@ -8,12 +8,12 @@ each parameter); transformers 5.23 trainer_optimizer.py _setup_low_rank_optimize
 from __future__ import annotations
 
 from planner.program.job import Job
-from planner.program.optimizer import optimizer_step
+from planner.program.ops.tensors import MARK, Mark, Unit
 from planner.program.parameters import Kind, Weight
 from planner.program.runtime import Runtime
 from planner.program.stream import Instance, Stream
 from planner.program.template import BACKWARD
-from planner.program.tensors import MARK, Mark, Unit
+from planner.program.update.optimizer import optimizer_step
 
 
 class Layerwise(Runtime):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from planner.arrays import largest
 from planner.domain.term import TermName
 from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.runtime import Part
-from planner.program.sizes import unit_values
 from planner.program.stream import labelled
-from planner.program.tensors import ELEMENT_BYTES, Unit
 
 
 @dataclass(slots=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.domain.recipe import DTYPE_BYTES
+from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.program.job import Job
 
 # DeepSpeed's own defaults, in elements.

@@ -20,9 +20,9 @@ from planner.program.engines.params import Param, largest_units, optimizer_group
 from planner.program.engines.settings import reference_settings
 from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
+from planner.program.ops.tensors import ELEMENT_BYTES, Mark
 from planner.program.runtime import Part, Pass
 from planner.program.stream import Instance, Stream, labelled
-from planner.program.tensors import ELEMENT_BYTES, Mark
 
 _WHOLE = What("parameter before it is divided", "weights")
 _CONVERTED = What("partition in fp32", "master_weights")

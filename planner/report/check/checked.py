@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from planner.configs.writing.edits import Edit
 from planner.domain.prediction import Verdict
+from planner.domain.recipes.sharding import DDP
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import DDP
 from planner.errors import ExitCode
 from planner.report.check.traced import Traced
 from planner.report.prediction.subject import Subject, exit_code_of

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 
-from planner.domain.job_line import short_job_line
+from planner.domain.recipes.job_line import short_job_line
 from planner.errors import ExitCode
 from planner.report.check.checked import Assumed, Checked, Fix, worst_exit_code
 from planner.report.check.traced import Traced

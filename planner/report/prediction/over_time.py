@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.allocator.timeline import Timeline
+from planner.allocator.documents.timeline import Timeline
 from planner.domain.prediction import FailedRequest, MemoryPrediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASE_WORDS

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field
 
 from planner.documents import Part, at, document_schema
 from planner.domain.prediction import Verdict
-from planner.domain.settled import SettledBy
 from planner.domain.term import PHASES, Phase, TermKind, TermName
+from planner.domain.uncertainty.settled import SettledBy
 from planner.searching.moves import LeverKind
 
 

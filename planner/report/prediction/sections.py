@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.domain.hardware import Hardware
-from planner.domain.job_line import job_line
 from planner.domain.prediction import HostPrediction, Prediction, TimePrediction
-from planner.domain.recipe import Number
+from planner.domain.recipes.job_line import job_line
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
 from planner.report.prediction.advice import lever_section, sensitivity_section, stack_section

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.domain.coefficients import PRIORS, Coefficients
-from planner.domain.prior import Prior
 from planner.domain.stack import Stack
+from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
+from planner.domain.uncertainty.prior import Prior
 from planner.report.render.layout import Column, Grid, Row, Section
 from planner.units import format_bytes
 

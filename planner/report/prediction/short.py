@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from planner.domain.job_line import short_job_line
+from planner.domain.recipes.job_line import short_job_line
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
 from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planner.allocator.timeline import Timeline
-from planner.domain.coefficients import Coefficients
+from planner.allocator.documents.timeline import Timeline
 from planner.domain.prediction import PhasePeak, Prediction, Verdict
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import DRIVER_TERMS, RESERVED_TERMS, Term
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.run_length import AtLength

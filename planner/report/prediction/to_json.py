@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from planner.documents import document_text
-from planner.domain.flat_recipe import flat_recipe
-from planner.domain.recipe import Batch, Number, Recipe
+from planner.domain.recipes.flat_recipe import flat_recipe
+from planner.domain.recipes.recipe import Batch, Number, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
 from planner.report.prediction.explain import explanations

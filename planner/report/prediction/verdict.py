@@ -7,9 +7,9 @@ a card with room, where the allocator keeps freed blocks cached that it gives ba
 
 from __future__ import annotations
 
-from planner.domain.calibration import lengths_are_unknown
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.calibration import lengths_are_unknown
 from planner.report.prediction.intervals import level_interval
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
 from planner.report.render.layout import Note, Tone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.domain.recipe import Number
+from planner.domain.recipes.recipe import Number
 from planner.units import GIB, MILLI_S, format_seconds
 
 _SMALLEST_SHOWN_GIB = 0.005

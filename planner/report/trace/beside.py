@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from planner.allocator.trace_document import TraceDocument
+from planner.allocator.documents.trace_document import TraceDocument
 from planner.domain.prediction import MemoryPrediction, Prediction
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from planner.allocator.events import AllocEvent
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.program.stream import Stream
 

@@ -14,10 +14,10 @@ from planner.calibration.fit.unused import NotFitted
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.validate import SourceScore
-from planner.domain.calibration import Offset
-from planner.domain.hierarchy import PRIOR_BY_NAME, moved
-from planner.domain.interval import NOMINAL_COVERAGE
-from planner.domain.scale import ScaleParts
+from planner.domain.uncertainty.calibration import Offset
+from planner.domain.uncertainty.hierarchy import PRIOR_BY_NAME, moved
+from planner.domain.uncertainty.interval import NOMINAL_COVERAGE
+from planner.domain.uncertainty.scale import ScaleParts
 from planner.report.render.layout import Column, Grid, Note, Row, Section
 from planner.report.render.numbers import percent, whole_percent
 from planner.report.validation.sections import validation_sections

@@ -14,12 +14,12 @@ from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.rows import OomResult, RowScore
 from planner.calibration.score.validate import Validation
 from planner.documents import Part, at, document_schema, document_text
-from planner.domain.calibration import Offset
-from planner.domain.hierarchy import PRIOR_BY_NAME, moved
-from planner.domain.interval import NOMINAL_COVERAGE
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase
+from planner.domain.uncertainty.calibration import Offset
+from planner.domain.uncertainty.hierarchy import PRIOR_BY_NAME, moved
+from planner.domain.uncertainty.interval import NOMINAL_COVERAGE
 from planner.report.validation.history import HistoryScore
 from planner.report.validation.words import recipe_label
 

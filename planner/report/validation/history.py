@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.allocator.replay_document import GROUPS, ReplayDocument
+from planner.allocator.documents.replay_document import GROUPS, ReplayDocument
 from planner.domain.prediction import MemoryPrediction
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib

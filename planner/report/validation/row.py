@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planner.calibration.score.change import Moved, RowChange
 from planner.calibration.score.points import Point, points_of
 from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
-from planner.domain.interval import NOMINAL_COVERAGE
+from planner.domain.uncertainty.interval import NOMINAL_COVERAGE
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import whole_percent
 from planner.report.validation.words import amount, quantity_label, recipe_label, signed_percent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.calibration.score.rows import Comparison, RowScore
-from planner.domain.job_line import job_cell
+from planner.domain.recipes.job_line import job_cell
 from planner.domain.run_record import RunRecord
 from planner.report.render.numbers import duration, gib, rate
 

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from matrix.models import MODELS, write_config
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 Widths = Literal["small", "real"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from matrix.cells import Cell, scenario_of
-from planner.domain.coefficients import Coefficients
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed_phases
 from planner.program.job import job_of
 
@@ -59,7 +59,7 @@ def traced(cell: Cell) -> Traced:
         PlannerError: the cell cannot be traced; says why.
     """
     from measure.trace.program import trace_events
-    from planner.allocator.summary import summarize
+    from planner.allocator.documents.summary import summarize
 
     summary = summarize(trace_events(scenario_of(cell)))
     return Traced(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from measure.campaign.file import PlannedCase
-from measure.run.case import RunOptions
+from measure.run.cases.case import RunOptions
 
 HEAD = "schema = 1\n"
 

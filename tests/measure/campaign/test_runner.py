@@ -14,8 +14,8 @@ from measure.campaign.file import read_campaign
 from measure.campaign.runner import plan_agenda, run_agenda
 from measure.campaign.summary import tally_text
 from measure.run.assemble import MeasuredRecord
-from measure.run.case import case_key
-from measure.run.options import outcomes
+from measure.run.cases.case import case_key
+from measure.run.cases.options import outcomes
 from measure.run.readings.environment import collect_environment
 from measure.run.readings.host import HostPeaks
 from measure.run.readings.machine import Machine

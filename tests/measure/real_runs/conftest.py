@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from measure.run.assemble import MeasuredRecord
-from measure.run.case import RunOptions
+from measure.run.cases.case import RunOptions
 from measure.run.launcher import Launcher
 from measure.run.readings.environment import collect_environment
 from measure.run.readings.machine import Machine

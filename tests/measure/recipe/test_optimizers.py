@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.domain.recipe import OPTIMIZERS
+from planner.domain.recipes.recipe import OPTIMIZERS
 from planner.errors import NotModelledError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from tests.extras import import_or_skip
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import measure.run.launcher
-from measure.run.case import RunCase, RunOptions
+from measure.run.cases.case import RunCase, RunOptions
 from measure.run.launcher import Launcher, RunResult
 from measure.run.protocol import events_file
 from measure.run.readings.host import cgroup_kills

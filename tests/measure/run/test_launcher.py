@@ -11,7 +11,7 @@ import pytest
 
 import measure.run.launcher
 import measure.run.processes
-from measure.run.case import RunCase, RunOptions
+from measure.run.cases.case import RunCase, RunOptions
 from measure.run.launcher import Launcher, RunResult, _End, _verdict
 from measure.run.processes import Zygote, ZygoteError
 from measure.run.readings.host import HostPeaks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from measure.run.case import RunOptions
+from measure.run.cases.case import RunOptions
 from measure.run.pace import Pace, interquartile_range, relative_spread
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from measure.run.case import RunOptions
+from measure.run.cases.case import RunOptions
 from measure.run.single import prepare
 from planner.errors import UsageError
 from planner.units import GIB

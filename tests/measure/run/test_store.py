@@ -18,7 +18,7 @@ import pytest
 
 from measure.cli.main import main
 from measure.run.assemble import MeasuredRecord
-from measure.run.case import RunOptions
+from measure.run.cases.case import RunOptions
 from measure.run.readings.environment import collect_environment
 from measure.run.readings.machine import Machine
 from measure.run.single import prepare

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from planner.allocator.caching_allocator import CachingAllocator
+from planner.allocator.documents.history import events_from_history, reserved_timeline, settings_from_history
 from planner.allocator.events import (
     EVENTS_SCHEMA_ID,
     AllocEvent,
@@ -21,7 +22,6 @@ from planner.allocator.events import (
     read_jsonl,
     write_jsonl,
 )
-from planner.allocator.history import events_from_history, reserved_timeline, settings_from_history
 from planner.allocator.replay import replay
 from planner.allocator.settings import (
     AllocatorSettings,

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from measure.run.lengths import plan_batches
+from measure.run.cases.lengths import plan_batches
 from planner.anatomy.natural_lengths import (
     cut_law,
     lengths_vary,
@@ -15,8 +15,8 @@ from planner.anatomy.natural_lengths import (
     mean_tokens,
     unlike_samples,
 )
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Batch
+from planner.domain.recipes.recipe import Batch
+from planner.domain.uncertainty.coefficients import Coefficients
 
 CAP = 2048
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.anatomy.packing import Matrices, constants_bytes, packed_bytes, stored_bytes
-from planner.domain.recipe import Numerics, Packing, Quantization
+from planner.domain.recipes.recipe import Numerics, Packing, Quantization
 
 ONE = Matrices(4_096 * 1_024, 1_024, 4_096, 1)
 

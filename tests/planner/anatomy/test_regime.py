@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.anatomy.regime import regime_of
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 

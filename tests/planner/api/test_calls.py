@@ -15,7 +15,7 @@ import planner
 from planner.api.keywords import JobFlags, SearchFlags, SearchKeywords
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS
 from planner.cli.main import main
-from planner.intake.flags import request_fields
+from planner.intake.given.flags import request_fields
 
 EXAMPLES = Path(__file__).parents[1] / "configs" / "examples"
 QLORA = EXAMPLES / "llama_factory_qlora.yaml"

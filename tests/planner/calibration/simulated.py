@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
-from planner.intake.request import from_record
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.units import MIB

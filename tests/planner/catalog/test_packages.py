@@ -13,12 +13,12 @@ from planner.calibration.score.rows import score_record
 from planner.catalog import packages
 from planner.catalog.packages import TABLES, facts_of, package_names, unread_note
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
 from planner.domain.term import Phase, TermName
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
-from planner.intake.request import from_flags, from_record
+from planner.intake.given.request import from_flags, from_record
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from tests.extras import import_or_skip

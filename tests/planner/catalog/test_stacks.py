@@ -15,8 +15,8 @@ import pytest
 
 from planner.catalog.location import data_dir
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
-from planner.domain.settled import SETTLED_BY
 from planner.domain.stack import Stack
+from planner.domain.uncertainty.settled import SETTLED_BY
 from planner.files.structured import read_toml
 from tests.extras import import_or_skip
 

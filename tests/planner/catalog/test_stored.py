@@ -15,12 +15,12 @@ from planner.catalog import hub
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import load_model, storage_of, stored_checkpoints
 from planner.catalog.stored import stored_by_name
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import ModelSpec
-from planner.domain.recipe import DTYPE_BYTES, Numerics, Packing
+from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
 from planner.domain.stored import StoredWeights, stored_text
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.weights import quantization_constant_bytes, quantized_weight_bytes
 from planner.program.job import job_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planner.errors import NotModelledError, UsageError
-from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"

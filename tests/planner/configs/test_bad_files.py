@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from planner.configs.document import MAX_DOCUMENT_BYTES, read_document
+from planner.configs.launchers.sharding import Beside
 from planner.configs.read import TOOL_NAMES, read_config
-from planner.configs.sharding import Beside
 from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UsageError
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from planner.api.files import flags_of
-from planner.configs.sharding import Beside
+from planner.configs.launchers.sharding import Beside
 from planner.domain.scenario import Scenario
-from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 EXAMPLES = Path(__file__).parent / "examples"

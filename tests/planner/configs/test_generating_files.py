@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from planner.domain.rollout import Rollout
+from planner.domain.recipes.rollout import Rollout
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 TRL = (

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.keys import Keys
+from planner.configs.launchers.sharding import Beside
 from planner.configs.read import TOOLS
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
+from planner.configs.shared.keys import Keys
 from tests.extras import needs
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from planner.configs.sharding import Beside
+from planner.configs.launchers.sharding import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
-from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 BASE = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"

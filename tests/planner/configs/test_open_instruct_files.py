@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.configs.launchers.sharding import Beside
 from planner.configs.read import read_config
 from planner.configs.reading import Reading
-from planner.configs.sharding import Beside
 from planner.errors import NotModelledError, UsageError
 
 EXAMPLES = Path(__file__).parent / "examples"

@@ -9,8 +9,8 @@ import pytest
 
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.intake.config_file import ConfigFile, read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\ncutoff_len: 1024\n"

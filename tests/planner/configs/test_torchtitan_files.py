@@ -9,8 +9,8 @@ import pytest
 from planner.configs.read import read_config
 from planner.configs.reading import Reading
 from planner.errors import InputFileError, NotModelledError
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
 
 MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 TRAINING = "[training]\nlocal_batch_size = 1\nseq_len = 8192\n"

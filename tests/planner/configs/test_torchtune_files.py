@@ -11,8 +11,8 @@ import yaml
 from planner.configs.read import read_config
 from planner.configs.reading import Reading
 from planner.errors import InputFileError, NotModelledError
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
 
 LORA = {
     "_component_": "torchtune.models.llama3_1.lora_llama3_1_8b",

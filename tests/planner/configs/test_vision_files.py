@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.configs.sharding import Beside
+from planner.configs.launchers.sharding import Beside
 from planner.domain.vision import Images
 from planner.errors import NotModelledError
-from planner.intake.config_file import read_config_file, with_flags
-from planner.intake.request import from_flags
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 QWEN = "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n"

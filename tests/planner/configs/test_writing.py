@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from planner.configs.document import Document, read_document
-from planner.configs.launch_lines import Launch, launch_line
+from planner.configs.launchers.launch_lines import Launch, launch_line
+from planner.configs.launchers.sharding import Beside
 from planner.configs.read import TOOLS, read_config
-from planner.configs.sharding import Beside
 from planner.configs.writing.edits import REMOVED, Edit
 from planner.configs.writing.engines import Files
 from planner.configs.writing.text import trial_text, with_edits
@@ -20,7 +20,7 @@ from planner.configs.writing.tools import RULES
 from planner.configs.writing.translate import edits_for
 from planner.errors import InputFileError
 from planner.files.reading import reading_instead
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.given.fields import REQUEST_FIELDS
 
 BASES = {
     "llama-factory": "model_name_or_path: a/b\nstage: sft\nfinetuning_type: lora\nbf16: true\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Assumption, Scenario
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 BASE = {"model": "7b", "method": "lora", "gpu": "4090", "seq": 1024}

@@ -3,9 +3,9 @@
 import pytest
 
 from planner.errors import UsageError
-from planner.intake.config_file import ConfigFile, with_flags
-from planner.intake.fields import split_count
-from planner.intake.request import ScenarioRequest, from_flags, merge
+from planner.intake.given.config_file import ConfigFile, with_flags
+from planner.intake.given.fields import split_count
+from planner.intake.given.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
 from planner.searching.solve import counted_places
 from planner.searching.space import Space

@@ -6,7 +6,7 @@ import pytest
 
 from planner.domain.scenario import Assumption
 from planner.errors import UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.units import GIB
 from tests.planner.intake.jobs import BASE, assumption, scenario_of

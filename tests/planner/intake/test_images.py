@@ -8,8 +8,8 @@ import pytest
 
 from planner.domain.vision import ImageRule
 from planner.errors import UsageError
+from planner.intake.given.request import from_flags
 from planner.intake.images import parse_size, resized
-from planner.intake.request import from_flags
 from planner.intake.resolve import resolve
 
 QWEN = ImageRule("resized", patch_pixels=14, merge=2, frames=2, min_pixels=3_136, max_pixels=12_845_056)

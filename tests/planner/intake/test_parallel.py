@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.domain.parallel import Parallel
+from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode, NotModelledError, RefusedCombinationError, UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.searching.variants import with_flags

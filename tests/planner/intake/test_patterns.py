@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import NotModelledError, PlannerError, UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

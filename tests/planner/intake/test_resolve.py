@@ -11,8 +11,8 @@ import pytest
 from planner.catalog.location import data_dir
 from planner.catalog.stacks import load_stack
 from planner.errors import NotModelledError, UnknownNameError, UsageError
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.request import from_flags, from_record, from_toml, merge
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request import from_flags, from_record, from_toml, merge
 from planner.intake.resolve import DEFAULT_STACK, resolve
 from planner.records import read_records
 from tests.planner.intake.jobs import BASE, RECORD, assumption, scenario_of

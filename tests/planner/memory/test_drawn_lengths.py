@@ -13,10 +13,10 @@ from math import ceil, exp, expm1, log
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory import drawn_lengths
 from planner.memory.drawn_lengths import drawn_longest, longest_of_batch_tokens, micro_steps

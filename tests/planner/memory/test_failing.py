@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from planner.allocator.slots import SlotEvents, replay_slots
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.failing import ends_expandable, failed_request
 from planner.memory.replayed_peak import predict_replayed

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import Prediction
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
 from planner.prediction import estimate

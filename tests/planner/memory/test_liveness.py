@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from planner.arrays import maximum
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Number
-from planner.intake.request import from_flags
+from planner.domain.recipes.recipe import Number
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.liveness import phase_bytes, state_bytes
 from planner.program.job import job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.program.stream import Stream
-from planner.program.tensors import Unit
 
 PLACE = ("part", "module", "op")
 

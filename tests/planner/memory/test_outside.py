@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from planner.catalog.gpus import gpu_entry, gpu_ids, load_gpu
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.outside import (
     context_bytes,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.quick import SLACK_SHARE, predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.searching.variants import with_rank, with_sizes
 

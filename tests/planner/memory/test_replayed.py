@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import drawn_longest
 from planner.memory.failing import failed_request

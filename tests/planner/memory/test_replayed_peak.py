@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, RESERVED_TERMS
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed_peak import _EXPANDED, _LENGTHS, _OF_ENGINES, _WRITTEN, REPLAY, predict_replayed
 from planner.program.job import Job, job_of

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.memory.replayed_peak import predict_replayed

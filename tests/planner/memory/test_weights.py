@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.term import TermName
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.weights import (
     adapter_bytes,
@@ -16,7 +16,7 @@ from planner.memory.weights import (
     unquantized_weight_bytes,
 )
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 
 # Width 3,584, keys and values 512 wide, feed-forward 18,944, 28 layers, 152,064 tokens; biases on q, k and v.

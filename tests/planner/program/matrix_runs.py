@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.model import LinearSpec
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.autograd import run_backward
 from planner.program.job import job_of
-from planner.program.operators import Operators
-from planner.program.tensors import Dtype, Node, Tensor, Unit
+from planner.program.ops.autograd import run_backward
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Dtype, Node, Tensor, Unit
 from planner.program.view import LayerView, layer_view
 
 SPEC = LinearSpec("q_proj", "attention", 64, 128, "attn_in")

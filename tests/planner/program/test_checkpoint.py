@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from planner.program.job import Job
-from tests.planner.program.test_ends import BATCH, SEQ, job
+from tests.planner.program.head.test_ends import BATCH, SEQ, job
 from tests.planner.program.test_stacks import alive
 
 LAYERS, HIDDEN, FEED_FORWARD, TOKENS = 32, 4096, 11_008, BATCH * SEQ

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.load import load
+from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Weight
-from planner.program.sizes import unit_values
 from planner.program.stream import Stream
 from planner.units import KIB, MIB
 

@@ -8,9 +8,9 @@ import pytest
 
 from planner.anatomy.parameters import as_built, param_counts
 from planner.catalog.stacks import load_stack
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Recipe
-from planner.intake.request import from_flags
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
 from planner.memory.structures import program_of

@@ -6,9 +6,9 @@ from collections import Counter
 
 from planner.domain.term import Phase
 from planner.program.job import Job
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
-from tests.planner.program.test_ends import BATCH, SEQ, job
+from tests.planner.program.head.test_ends import BATCH, SEQ, job
 
 LAYERS, TOKENS = 32, BATCH * SEQ
 STREAM, WIDE = TOKENS * 4096 * 2, TOKENS * 14_336 * 2

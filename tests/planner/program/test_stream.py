@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+from planner.program.ops.tensors import Unit
 from planner.program.stream import Stream
-from planner.program.tensors import Unit
 
 PLACE = ("fsdp", "", "whole")
 

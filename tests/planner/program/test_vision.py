@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.runtime import Part
-from planner.program.sizes import unit_values
 from planner.program.step import parts_of
 from planner.program.template import BACKWARD, FORWARD
-from planner.program.tensors import Unit
 
 WIDTH, PATCHES = 160, 24 * 36
 VISION = {

@@ -12,10 +12,10 @@ import pytest
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.domain.calibration import Calibration
-from planner.domain.coefficients import Coefficients
+from planner.domain.uncertainty.calibration import Calibration
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, UnknownNameError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.records import write_csv
 from planner.records.calibration_file import find_calibration, read_calibration, write_calibration

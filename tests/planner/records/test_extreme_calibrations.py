@@ -11,8 +11,8 @@ import pytest
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.domain.coefficients import PRIORS
-from planner.domain.hierarchy import FREEDOM, moved
+from planner.domain.uncertainty.coefficients import PRIORS
+from planner.domain.uncertainty.hierarchy import FREEDOM, moved
 from planner.errors import InputFileError
 from planner.records.calibration_file import MAX_OFFSET, read_document
 from planner.records.previous_calibration import read_previous

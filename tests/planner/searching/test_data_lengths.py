@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, estimate
 from planner.searching.grid import GridAxes, estimate_grid

@@ -12,7 +12,7 @@ import pytest
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration

@@ -10,7 +10,7 @@ import pytest
 
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
-from planner.intake.request import from_flags, merge
+from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, predict_with
 from planner.report.prediction.advice import lever_choices

@@ -10,7 +10,7 @@ import pytest
 
 from planner.cli.main import main
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags, merge
+from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.report.prediction.sections import build_sections

@@ -10,11 +10,11 @@ import pytest
 
 from planner.anatomy.natural_lengths import longest_sample
 from planner.catalog.stacks import load_stack
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Recipe
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.sharding import ZERO3
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import ZERO3
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.job import Job, job_of
 from planner.throughput.step import predict_time

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from planner.catalog.gpus import load_gpu
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import TimePrediction
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.work import Expansion
+from planner.program.ops.work import Expansion
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import expansion_seconds
 from planner.throughput.offload import cpu_adam_seconds

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import TimePrediction
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.step import predict_time
 

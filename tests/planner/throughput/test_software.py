@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from planner.catalog.stacks import load_stack
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import TimePrediction
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import HOOKS_PER_UNIT, hook_seconds, reduced_bytes, waiting_hook_seconds
 from planner.throughput.job import Job, job_of

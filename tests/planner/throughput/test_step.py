@@ -20,15 +20,15 @@ from planner.anatomy.work import (
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
-from planner.domain.coefficients import Coefficients
 from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.model import ModelSpec
 from planner.domain.prediction import TimePrediction
-from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
-from planner.domain.sample_lengths import Longest
+from planner.domain.recipes.recipe import Adapter, Batch, Numerics, Recipe
+from planner.domain.recipes.sample_lengths import Longest
+from planner.domain.recipes.sharding import NONE, sharding_named
 from planner.domain.scenario import RunPlan, Scenario
-from planner.domain.sharding import NONE, sharding_named
 from planner.domain.term import TimeTerm
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.throughput.communication import (
     gathered_bytes,
     reduced_bytes,

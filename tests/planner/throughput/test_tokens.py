@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from planner.anatomy.natural_lengths import cut_law, longest_sample
-from planner.domain.coefficients import Coefficients
-from planner.domain.recipe import Batch
-from planner.domain.sample_lengths import Longest
+from planner.domain.recipes.recipe import Batch
+from planner.domain.recipes.sample_lengths import Longest
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.work import FusedAttention
+from planner.program.ops.work import FusedAttention
 from planner.throughput.job import Job, job_of
 from planner.throughput.kernels import attention_seconds
 from planner.throughput.step import both_busy_seconds, predict_time

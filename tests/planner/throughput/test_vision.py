@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.job import Job, job_of
 from planner.throughput.terms import pass_seconds, tower_seconds

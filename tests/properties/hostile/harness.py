@@ -208,7 +208,7 @@ def _warm_up(program: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         PROGRAMS[program](first[program])
         if program == "measure":
-            import planner.allocator.summary  # noqa: F401
+            import planner.allocator.documents.summary  # noqa: F401
 
 
 def _described(program: str, arguments: Sequence[str], files: Sequence[Path]) -> str:

@@ -14,20 +14,12 @@ from typing import Any
 import yaml
 from hostile.mutations import Node, Raw, Table, to_json, to_toml, to_yaml, tree_of
 
-from planner.allocator.history_file import pack_history
+from planner.allocator.documents.history_file import pack_history
 from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
-from planner.configs import (
-    accelerate,
-    axolotl,
-    harmless,
-    hf_trainer,
-    llama_factory,
-    llama_factory_optimizers,
-    trainer,
-    trl,
-    zero,
-)
+from planner.configs.launchers import accelerate, zero
+from planner.configs.shared import harmless, trainer
+from planner.configs.tools import axolotl, hf_trainer, llama_factory, llama_factory_optimizers, trl
 from planner.records import COLUMNS, RECORD_SCHEMA_ID
 from planner.units import MIB
 

@@ -14,8 +14,8 @@ from hostile.seeds import CAMPAIGNS, TINY_MODEL, campaign
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from measure.run.case import option_names
-from planner.intake.fields import REQUEST_FIELDS
+from measure.run.cases.case import option_names
+from planner.intake.given.fields import REQUEST_FIELDS
 
 KEYS = (*REQUEST_FIELDS, *option_names(), "repeat", "memory_limit", "grid", "case", "defaults", "title")
 

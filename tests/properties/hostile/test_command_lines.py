@@ -9,9 +9,9 @@ from hostile.harness import answer, examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planner.intake.fields import REQUEST_FIELDS
-from planner.intake.flags import request_fields
-from planner.intake.request_field import RequestField
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.flags import request_fields
+from planner.intake.given.request_field import RequestField
 
 EXTREME = (
     "", " ", "0", "-0", "1", "-1", "2", "0.5", "1e-300", "1e400", "-1e400", "nan", "inf", "NaN", "9" * 400,

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.configs.read import TOOL_NAMES
-from planner.intake.fields import REQUEST_FIELDS
+from planner.intake.given.fields import REQUEST_FIELDS
 
 # What most files leave open, so that a mutated one gets past the questions for it.
 REST = ("--gpu", "a100-80-sxm:2", "--model", "qwen2.5-0.5b", "--force")

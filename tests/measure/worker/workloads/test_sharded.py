@@ -11,7 +11,7 @@ from unittest.mock import MagicMock, create_autospec
 import pytest
 
 from measure.recipe.engine_configs import deepspeed_config
-from measure.run.case import RunCase, RunOptions
+from measure.run.cases.case import RunCase, RunOptions
 from planner.domain.scenario import Scenario
 from tests.extras import import_or_skip
 

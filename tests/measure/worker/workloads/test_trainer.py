@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp_config
-from measure.run.case import RunCase, RunOptions
+from measure.run.cases.case import RunCase, RunOptions
+from planner.domain.recipes.sharding import sharding_named
 from planner.domain.scenario import Scenario
-from planner.domain.sharding import sharding_named
 from tests.extras import import_or_skip
 
 import_or_skip("torch")

@@ -9,10 +9,10 @@ import pytest
 
 from planner.calibration.fit.calibrate import ANYTHING, Fitted, calibrate
 from planner.calibration.fit.personal import calibrate_machine
-from planner.domain.coefficients import Coefficients
 from planner.domain.environment import Environment
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.intake.request import from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.report.render.layout import Grid

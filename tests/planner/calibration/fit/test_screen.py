@@ -11,8 +11,8 @@ from planner.calibration.fit.calibrate import ANYTHING, calibrate
 from planner.calibration.fit.screen import RULES, screen
 from planner.calibration.fit.targets import targets_of
 from planner.calibration.fit.unused import doubtful, unused_readings
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.records import read_records
 from tests.accuracy.published import published_dir
 from tests.planner.calibration.simulated import simulated

@@ -16,11 +16,11 @@ from planner.calibration.fit.screen import screen
 from planner.calibration.fit.solver import Pull, pulls_to_try, solve
 from planner.calibration.fit.split import cross_fit
 from planner.calibration.fit.targets import NOISE, targets_of
-from planner.domain.calibration import applies
-from planner.domain.coefficients import PRIORS, Coefficients
-from planner.domain.hierarchy import FREEDOM, moved
 from planner.domain.run_record import RunRecord
-from planner.intake.request import from_record
+from planner.domain.uncertainty.calibration import applies
+from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
+from planner.domain.uncertainty.hierarchy import FREEDOM, moved
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.memory.outside import context_bytes
 from planner.program.job import job_of

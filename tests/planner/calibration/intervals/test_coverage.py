@@ -13,7 +13,7 @@ import pytest
 
 from planner.calibration.fit.calibrate import Fitted, calibrate
 from planner.calibration.intervals.coverage import Held, held_out, held_out_twice
-from planner.domain.coefficients import Coefficients
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.records import read_records
 from tests.accuracy.published import published_dir
 from tests.planner.calibration.simulated import MACHINES, simulated

@@ -14,8 +14,8 @@ from planner.calibration.fit.targets import Floats
 from planner.calibration.intervals.coverage import held_out
 from planner.calibration.intervals.scale_choice import all_candidates, candidates, choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
-from planner.domain.interval import SpreadKey, find_spread, log_range
-from planner.domain.scale import ScaleParts
+from planner.domain.uncertainty.interval import SpreadKey, find_spread, log_range
+from planner.domain.uncertainty.scale import ScaleParts
 
 TIME = SpreadKey("time")
 MACHINES = [each.machine for each in candidates("time")]

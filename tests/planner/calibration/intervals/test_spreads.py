@@ -17,12 +17,31 @@ from hypothesis import strategies as st
 from planner.calibration.intervals.coverage import Held, held_out, measured_coverage
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.catalog.location import data_dir
-from planner.domain.calibration import Calibration, Support, formulas_version, lengths_are_unknown, lengths_of
-from planner.domain.coefficients import Coefficients
-from planner.domain.interval import NOMINAL_COVERAGE, Spread, SpreadKey, find_spread, interval_around
-from planner.domain.scale import Doubt, far_factor, machine_share, memory_scale, need_scale, time_scale
 from planner.domain.scenario import Scenario
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.calibration import (
+    Calibration,
+    Support,
+    formulas_version,
+    lengths_are_unknown,
+    lengths_of,
+)
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.interval import (
+    NOMINAL_COVERAGE,
+    Spread,
+    SpreadKey,
+    find_spread,
+    interval_around,
+)
+from planner.domain.uncertainty.scale import (
+    Doubt,
+    far_factor,
+    machine_share,
+    memory_scale,
+    need_scale,
+    time_scale,
+)
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration

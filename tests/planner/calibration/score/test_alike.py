@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.calibration.score.alike import OwnRun, own_runs
 from planner.domain.run_record import RunRecord
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.records import append_jsonl
 

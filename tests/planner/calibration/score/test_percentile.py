@@ -13,9 +13,9 @@ import pytest
 from planner.calibration.fit.targets import targets_of
 from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.rows import score_record
-from planner.domain.coefficients import Coefficients
 from planner.domain.run_record import RunRecord
-from planner.intake.request import from_flags, from_record
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags, from_record
 from planner.intake.resolve import resolve
 from planner.memory.drawn_lengths import longest_of_batch_tokens
 from planner.program.job import Job, job_of

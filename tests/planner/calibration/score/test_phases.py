@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from planner.allocator.documents.export import snapshot_of
+from planner.allocator.documents.history_file import pack_history
 from planner.allocator.events import AllocEvent
-from planner.allocator.export import snapshot_of
-from planner.allocator.history_file import pack_history
 from planner.allocator.lifetimes import with_terms
 from planner.calibration.score.validate import validate
 from planner.cli import histories
 from planner.cli.main import main
 from planner.domain.run_record import RunRecord
-from planner.intake.request import from_record
+from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.prediction import predict_with
 from planner.records import append_jsonl, read_records

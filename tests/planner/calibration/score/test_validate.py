@@ -18,9 +18,9 @@ from planner.calibration.score.rows import (
     score_record,
 )
 from planner.calibration.score.validate import validate
-from planner.domain.coefficients import Coefficients
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
 from planner.domain.run_record import RunRecord
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError
 from planner.records import RecordSet
 from planner.report.validation.document import validation_document

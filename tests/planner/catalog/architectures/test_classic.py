@@ -11,7 +11,7 @@ from planner.catalog.location import data_dir
 from planner.catalog.models import load_model
 from planner.errors import InputFileError, NotModelledError
 from planner.files.structured import read_toml
-from planner.intake.request import from_flags
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.engines.ddp import bucket_sizes
 from planner.program.job import job_of

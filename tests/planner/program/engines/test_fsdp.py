@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.engines.groups import around
 from planner.program.job import Job, job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.program.stream import Stream
-from planner.program.tensors import Unit
 
 N, LAYERS, WIDTH = 8, 32, 4_096
 TABLE = 32_000 * WIDTH

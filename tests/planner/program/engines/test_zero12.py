@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.engines.params import Param
 from planner.program.engines.partition import FlatGroup, merged, sent_together
 from planner.program.job import job_of
-from planner.program.sizes import unit_values
+from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
 from planner.program.stream import Stream
 

@@ -8,7 +8,7 @@ from planner.program.engines.coordinator import Coordinator, Live, Module
 from planner.program.engines.deepspeed import What
 from planner.program.engines.params import Param
 from planner.program.engines.settings import Settings
-from planner.program.tensors import MARK
+from planner.program.ops.tensors import MARK
 from tests.planner.program.engines.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 SETTINGS = Settings(

@@ -12,9 +12,9 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware, HostSpec
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
-from planner.domain.recipe import Adapter, Batch, Numerics, Recipe
+from planner.domain.recipes.recipe import Adapter, Batch, Numerics, Recipe
+from planner.domain.recipes.sharding import NONE
 from planner.domain.scenario import Assumption, RunPlan, Scenario
-from planner.domain.sharding import NONE
 from planner.domain.term import HostTerm, Phase, Term, TimeTerm
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.short import short_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.domain.coefficients import Coefficients
-from planner.intake.request import from_flags
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.report.prediction.explain import explanations, formula_text

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.allocator.timeline import Moment, Span, Timeline
+from planner.allocator.documents.timeline import Moment, Span, Timeline
 from planner.domain.prediction import FailedRequest
 from planner.report.prediction.subject import Subject
 from planner.units import GIB, MIB

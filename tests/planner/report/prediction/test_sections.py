@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.domain.job_line import job_line
+from planner.domain.recipes.job_line import job_line
 from planner.domain.scenario import Assumption
 from planner.domain.term import Term
 from planner.report.prediction.subject import Subject, terms_at_peak

@@ -1,0 +1,1 @@
+"""What a replay reads and writes: histories, documents, pictures."""

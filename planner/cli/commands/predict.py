@@ -1,0 +1,98 @@
+"""``plan --model ... --gpu ...``: predict one job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from planner.api.job import How, answer_job
+from planner.cli.outcome import Outcome, human_text
+from planner.domain.recipes.job_line import picture_title
+from planner.errors import NotModelledError, UsageError, how_to_install
+from planner.report.prediction.subject import Subject, exit_code_of
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to read and answer, beside what the job is."""
+
+    config: str | None = None
+    output_format: str = "human"
+    details: bool = False
+    explain: bool = False
+    force: bool = False
+    calibration: str | None = None
+    trace: bool = False
+    plot: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether more than the first answer is asked for."""
+        return self.details or self.explain
+
+
+def predict(flags: Mapping[str, object], options: Options) -> Outcome:
+    """Answer one job that flags and a config file describe; flags win."""
+    if options.plot is not None:
+        _check_plot(options.plot)
+    timeline = options.plot is not None or (options.whole and options.output_format != "json")
+    how = How(
+        options.calibration, options.force, options.explain, advise=not options.trace, timeline=timeline
+    )
+    subject = answer_job(flags, options.config, how)
+    if options.plot is not None:
+        _draw(subject, options.plot)
+    if options.trace:
+        from planner.cli.beside import answer_beside, run_trace
+
+        return answer_beside(
+            subject, run_trace(flags, config=options.config, force=options.force), options.output_format
+        )
+    return _report(subject, options)
+
+
+def _check_plot(path: str) -> None:
+    """Everything that can be wrong with a picture is found before the work begins."""
+    from planner.files.writing import check_writable
+
+    check_writable(path)
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"matplotlib is not installed; {how_to_install('plots')}")
+
+
+def _draw(subject: Subject, path: str) -> None:
+    if subject.timeline is None:
+        raise NotModelledError(
+            "memory over the step is that of PyTorch's CUDA allocator; this is not a CUDA device"
+        )
+    from planner.allocator.documents.picture import draw_timeline
+
+    draw_timeline(path, picture_title(subject.scenario), subject.timeline)
+
+
+def _report(subject: Subject, options: Options) -> Outcome:
+    code = exit_code_of(subject.prediction)
+    if options.output_format == "json":
+        from planner.report.prediction.to_json import to_json
+
+        return Outcome(to_json(subject), code)
+    return Outcome(_text(subject, options), code)
+
+
+def _text(subject: Subject, options: Options) -> str:
+    """The first answer, or with --details and --explain all of it."""
+    from planner.report.prediction.sections import build_sections
+    from planner.report.prediction.short import short_sections, short_text
+
+    whole = options.whole
+    if options.output_format == "markdown":
+        from planner.report.render.markdown import to_markdown
+
+        return to_markdown(build_sections(subject) if whole else short_sections(subject))
+    if whole:
+        return human_text(build_sections(subject))
+    from planner.report.render.human import make_console
+
+    return short_text(subject, make_console(sys.stdout))

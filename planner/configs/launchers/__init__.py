@@ -1,0 +1,1 @@
+"""Files and lines that start a job: Accelerate, DeepSpeed, torchrun, shell."""

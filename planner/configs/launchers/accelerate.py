@@ -1,0 +1,187 @@
+"""A configuration of ``accelerate launch`` (YAML), beside a trainer's.
+
+Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterConfig`` and utils/launch.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.deepspeed import read_deepspeed, swap_for_cpu_adam
+from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred
+from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import UsageError, show
+
+TOOL = "Accelerate 1.15.0"
+_FSDP_VERSION = 1
+_COMPILED = "compilation is not counted: memory and time are those without it"
+_ZERO_STAGE = 2
+_DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel"}
+
+_HARMLESS = (
+    "compute_environment",
+    "debug",
+    "downcast_bf16",
+    "enable_cpu_affinity",
+    "gpu_ids",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "main_training_function",
+    "rdzv_backend",
+    "same_network",
+    "tpu_env",
+    "tpu_use_cluster",
+    "tpu_use_sudo",
+    "mpirun_config",
+    "fp8_config",
+    "megatron_lm_config",
+    "ipex_config",
+    "command_file",
+    "commands",
+)
+_KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+
+
+def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a configuration of Accelerate says;
+    what a trainer has said before wins where both may say it.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    said = keys.get("distributed_type")
+    # YAML reads a bare NO as false.
+    kind = "NO" if said in (None, False) else str(said).upper()
+    if kind not in _KINDS:
+        raise keys.not_modelled("distributed_type", f"{show(kind)} is not modelled; {', '.join(_KINDS)} are")
+    keys.refuse_switched_on({"use_cpu": "training on a CPU is not modelled by this file: say --gpu cpu"})
+    if str(keys.get("dynamo_backend") or "no").lower() != "no":
+        reading.remark(keys.where("dynamo_backend"), _COMPILED)
+    dynamo = keys.part("dynamo_config")
+    if dynamo is not None:
+        dynamo.skip(
+            ("dynamo_mode", "dynamo_use_dynamic", "dynamo_use_fullgraph", "dynamo_use_regional_compilation")
+        )
+        if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
+            reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
+    _read_counts(keys, reading, kind)
+    _read_precision(keys, reading)
+    _read_parallelism(keys, reading)
+    fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
+    if kind == "FSDP":
+        read_fsdp(
+            fsdp or Keys(keys.path, {}), reading, Fsdp(_FSDP_VERSION, where=keys.where("distributed_type"))
+        )
+    elif kind == "DEEPSPEED":
+        _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
+    keys.skip(_HARMLESS)
+    _skip_unused(kind, fsdp, deepspeed)
+
+
+def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
+    """Tables of another kind of distribution say nothing about this job."""
+    for name, part in (("FSDP", fsdp), ("DEEPSPEED", deepspeed)):
+        if part is not None and kind != name:
+            part.skip(part.left_over_here())
+
+
+def _read_counts(keys: Keys, reading: Reading, kind: str) -> None:
+    """Machines and processes; without a kind of distribution one process is started (commands/launch.py
+    ``simple_launcher``).
+    """
+    nodes = keys.count("num_machines") or 1
+    if nodes > 1:
+        reading.say("nodes", nodes, keys.where("num_machines"))
+    processes = keys.count("num_processes")
+    if processes is None:
+        return
+    if kind == "NO":
+        reading.say("gpus", 1, keys.where("distributed_type"))
+        return
+    if processes % nodes:
+        raise UsageError(
+            f"{keys.where('num_processes')} is {processes}, which {nodes} machines cannot share alike"
+        )
+    reading.say("gpus", processes // nodes, keys.where("num_processes"))
+
+
+def _read_precision(keys: Keys, reading: Reading) -> None:
+    """``mixed_precision``: a trainer's own bf16 or fp16 wins (Transformers 5.23
+    training_args.py:1614-1618).
+    """
+    value = keys.get("mixed_precision")
+    name = "no" if value in (None, False) else str(value).lower()
+    before = reading.said.get("precision")
+    if name == "no" or (before is not None and before.value == f"{name}-mixed"):
+        return
+    if before is not None:
+        reading.remark(
+            keys.where("mixed_precision"),
+            f"{show(name)} has no effect beside {before.value}: {before.origin}",
+        )
+        return
+    if name not in ("bf16", "fp16"):
+        raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16 and fp16 are")
+    reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
+
+
+def _read_parallelism(keys: Keys, reading: Reading) -> None:
+    """``parallelism_config``: the degrees that the model and each sequence are divided by;
+    what they go with is checked later.
+    """
+    part = keys.part("parallelism_config")
+    if part is None:
+        return
+    for name in part.left_over_here():
+        field = next((field for end, field in _DEGREES.items() if name.endswith(end)), None)
+        degree = part.count(name) if field else None
+        if field is not None and degree is not None and degree > 1:
+            reading.say(field, degree, part.where(name))
+        elif name.endswith(("sp_size", "replicate_size")):
+            part.refuse_above_one({name: "a degree"})
+    part.skip(part.left_over_here())
+
+
+def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """DeepSpeed by a file of its own, else by the few keys that Accelerate has for it."""
+    keys.skip(
+        ("deepspeed_multinode_launcher", "deepspeed_hostfile", "zero3_init_flag", "zero3_save_16bit_model")
+    )
+    keys.skip(
+        (
+            "gradient_clipping",
+            "deepspeed_exclusion_filter",
+            "deepspeed_inclusion_filter",
+            "deepspeed_moe_layer_cls_names",
+        )
+    )
+    if keys.has("deepspeed_config_file"):
+        if beside.deepspeed is None:
+            document = referred(keys, "deepspeed_config_file", DEEPSPEED_FILE, reading)
+            part = Keys.of(document)
+            read_deepspeed(part, reading)
+            reading.finish(part)
+        return
+    if beside.deepspeed is not None:
+        return
+    said = keys.get("zero_stage")
+    stage = 0 if said == 0 and said is not False else keys.count("zero_stage") or _ZERO_STAGE
+    say_zero(keys, "zero_stage", stage, reading)
+    # Accelerate writes no key of buckets (utils/dataclasses.py:1303-1321), so those of DeepSpeed hold.
+    read_zero_buckets(Keys(keys.path, {"stage": stage}), reading)
+    states, params = (
+        keys.text("offload_optimizer_device") or "none",
+        keys.text("offload_param_device") or "none",
+    )
+    places = [name for name in ("offload_optimizer_device", "offload_param_device") if keys.has(name)]
+    say_offload(keys, (states, params), reading, places[0] if places else "zero_stage")
+    if states != "none":
+        swap_for_cpu_adam(reading, keys.where(places[0]))
+    keys.skip(("offload_optimizer_nvme_path", "offload_param_nvme_path"))
+    steps = keys.get("gradient_accumulation_steps")
+    if steps not in (None, "auto") and reading.value("grad_accum") is None:
+        reading.say(
+            "grad_accum", keys.count("gradient_accumulation_steps"), keys.where("gradient_accumulation_steps")
+        )

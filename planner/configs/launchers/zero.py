@@ -1,0 +1,267 @@
+"""The part of a DeepSpeed configuration that divides state: ZeRO's stages, offload and buffers.
+
+Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and offload_config.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.domain.origin import tool_default
+from planner.errors import show
+from planner.units import TERA
+
+TOOL = "DeepSpeed 0.19.8"
+AUTO = "auto"
+_MOST = TERA
+_STAGE_0 = (
+    "DeepSpeed's engine without ZeRO is counted as DDP whose trained weights are in fp32: "
+    "it keeps 16-bit weights, 16-bit gradients and fp32 masters, as many bytes"
+)
+_ZERO_HARMLESS = (
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "elastic_checkpoint",
+    "load_from_fp32_weights",
+    "ignore_unused_parameters",
+    "round_robin_gradients",
+    "reduce_scatter",
+    "allgather_partitions",
+    "legacy_stage1",
+    "log_trace_cache_warnings",
+    "enable_sanity_checks",
+    "compute_grad_norm",
+    "leaf_module",
+    "memory_efficient_linear",
+    "override_module_apply",
+    "parameter_alignment",
+    "pipeline_loading_checkpoint",
+    "save_muon_momentum_buffer_in_memory",
+    "stage3_allgather_sequential",
+    "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params",
+    "use_multi_rank_bucket_allreduce",
+    "cpu_offload_use_pin_memory",
+)
+# DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
+_BUCKET = 500_000_000
+_STAGE_3 = {
+    "reduce_bucket_size": _BUCKET,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+_LIVE = {
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "sub_group_size": 1_000_000_000,
+}
+# Fields of stage 3 that files may write without the prefix (DeepSpeedZeroConfig is filled by name as well as
+# by alias).
+_SHORT = {
+    name: f"stage3_{name}"
+    for name in (
+        "prefetch_bucket_size",
+        "param_persistence_threshold",
+        "model_persistence_threshold",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "gather_16bit_weights_on_model_save",
+        "module_granularity_threshold",
+        "use_all_reduce_for_fetch_params",
+        "allgather_sequential",
+    )
+}
+_OFFLOADS = {
+    ("none", "none"): "none",
+    ("cpu", "none"): "optimizer",
+    ("none", "cpu"): "params",
+    ("cpu", "cpu"): "optimizer+params",
+    ("nvme", "none"): "optimizer-nvme",
+    ("none", "nvme"): "params-nvme",
+    ("nvme", "nvme"): "optimizer+params-nvme",
+}
+_ZERO_UNMODELLED = {
+    "zero_quantized_weights": "quantised communication (ZeRO++) is not modelled",
+    "zero_quantized_gradients": "quantised communication (ZeRO++) is not modelled",
+    "zero_quantized_nontrainable_weights": "quantised communication (ZeRO++) is not modelled",
+    "zenflow": "ZenFlow is not modelled",
+}
+
+
+def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
+    """Enter a stage of ZeRO; none is stage 0.
+
+    Stage 0 divides nothing.  deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by
+    ``FP16_Optimizer`` or ``FP16_UnfusedOptimizer`` (bf16 too).  These hold 2 bytes of weights, 2 of gradients
+    and 4 of masters per trained parameter on every GPU; DDP over fp32 weights holds 4 and 4.
+
+    Raises:
+        InputFileError: no such stage.
+    """
+    if stage in (None, 0) and stage is not False:
+        reading.say("sharding", "ddp", keys.where(name))
+        reading.switch("trainable_fp32", True, keys.where(name))
+        reading.remark(keys.where(name), _STAGE_0)
+        return
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        raise keys.wrong(name, "0, 1, 2 or 3", stage)
+    reading.say("sharding", f"zero{stage}", keys.where(name))
+
+
+def say_offload(keys: Keys, devices: tuple[str, str], reading: Reading, name: str) -> None:
+    """Enter where optimizer states and parameters lie.
+
+    Raises:
+        InputFileError: no such device.
+        NotModelledError: a pair that no formula covers.
+    """
+    for device in devices:
+        if device not in ("none", "cpu", "nvme"):
+            raise keys.wrong(name, "none, cpu or nvme", device)
+    offload = _OFFLOADS.get(devices)
+    if offload is None:
+        raise keys.not_modelled(
+            name, f"optimizer states on {devices[0]} with parameters on {devices[1]} are not modelled"
+        )
+    if offload != "none":
+        reading.say("offload", offload, keys.where(name))
+
+
+def read_zero(zero: Keys, reading: Reading) -> None:
+    """Enter a table of ZeRO's settings.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    zero.rename(_SHORT)
+    zero.refuse_switched_on(_ZERO_UNMODELLED)
+    zero.refuse_above_one(
+        {"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"}
+    )
+    states, params = (
+        _device(zero, reading, "offload_optimizer", "cpu_offload"),
+        _device(zero, reading, "offload_param", "cpu_offload_param"),
+    )
+    places = [
+        name
+        for name in ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param")
+        if zero.has(name)
+    ]
+    say_offload(zero, (states, params), reading, places[0] if places else "stage")
+    read_zero_buckets(zero, reading)
+    for name, usual in _LIVE.items():
+        if _number(zero, name) not in (None, usual):
+            reading.remark(
+                zero.where(name), f"{show(zero.get(name))} is not taken over: {usual:,} is counted"
+            )
+    if zero.has("stage3_model_persistence_threshold"):
+        reading.remark(
+            zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted"
+        )
+    zero.skip(("stage3_model_persistence_threshold",))
+    if zero.flag("contiguous_gradients") is False:
+        reading.remark(
+            zero.where("contiguous_gradients"), "false is not taken over: gradients are counted in one buffer"
+        )
+    zero.skip(_ZERO_HARMLESS)
+
+
+def read_zero_buckets(zero: Keys, reading: Reading) -> None:
+    """Enter the sizes of ZeRO's buffers.
+
+    Raises:
+        InputFileError: not a number of elements.
+    """
+    stage = zero.get("stage")
+    if stage == 3:
+        _read_stage_3(zero, reading)
+    elif stage:
+        _read_buckets(zero, reading)
+    else:
+        zero.skip((*_STAGE_3, "allgather_bucket_size", "overlap_comm"))
+
+
+def _read_buckets(zero: Keys, reading: Reading) -> None:
+    """Buckets of stages 1 and 2: ``auto`` is hidden size squared, which the switch writes as 0."""
+    size = zero.get("reduce_bucket_size")
+    elements = 0 if size == AUTO else _number(zero, "reduce_bucket_size") or _BUCKET
+    place = zero.where("reduce_bucket_size") if zero.has("reduce_bucket_size") else tool_default(TOOL)
+    reading.switch("zero12_bucket_elements", elements, place)
+    gathered = _number(zero, "allgather_bucket_size")
+    if gathered is not None and gathered > (elements or gathered):
+        reading.remark(
+            zero.where("allgather_bucket_size"),
+            f"{gathered:,} is not taken over: reduce_bucket_size is counted for both",
+        )
+    overlap = None if zero.get("overlap_comm") == AUTO else zero.flag("overlap_comm")
+    place = zero.where("overlap_comm") if overlap is not None else tool_default(TOOL)
+    reading.switch("zero12_overlap", bool(overlap), place)
+    zero.skip(_STAGE_3)
+
+
+def _read_stage_3(zero: Keys, reading: Reading) -> None:
+    """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own;
+    other numbers are remarked on.
+    """
+    values = {name: zero.get(name) for name in _STAGE_3}
+    auto = [name for name, value in values.items() if value == AUTO]
+    place = zero.where(auto[0]) if auto else tool_default(TOOL)
+    reading.switch("zero_auto_buckets", bool(auto), place)
+    for name, usual in _STAGE_3.items():
+        number = None if name in auto else _number(zero, name)
+        if auto and name not in auto:
+            given = f"{number:,}" if number is not None else f"left out, which is {usual:,}"
+            reading.remark(zero.where(name), f"{given}, is counted as auto, like {auto[0]}")
+        elif number not in (None, usual):
+            reading.remark(zero.where(name), f"{number:,} is not taken over: {usual:,} is counted")
+    if zero.get("overlap_comm") is False:
+        reading.remark(
+            zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation"
+        )
+    zero.skip(("allgather_bucket_size",))
+
+
+def _number(zero: Keys, name: str) -> int | None:
+    """A number of elements, which people also write as ``2e8``;
+    ``None`` where it is not given or ``auto``.
+    """
+    value = zero.get(name)
+    if value in (None, AUTO):
+        return None
+    try:
+        number = (
+            float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
+        )
+    except (ValueError, OverflowError):
+        number = -1.0
+    if not 0 <= number < _MOST:
+        raise zero.wrong(name, "a number of elements or auto", value)
+    return int(number)
+
+
+def _device(zero: Keys, reading: Reading, name: str, old: str = "") -> str:
+    """Where a part of the state lies: ``none``, ``cpu`` or ``nvme``."""
+    if old and zero.flag(old):
+        return "cpu"
+    part = zero.part(name)
+    if part is None:
+        return "none"
+    device = part.text("device") or "none"
+    part.skip(
+        (
+            "nvme_path",
+            "buffer_count",
+            "buffer_size",
+            "max_in_cpu",
+            "fast_init",
+            "pipeline_read",
+            "pipeline_write",
+        )
+    )
+    if part.flag("pin_memory") is not None and device != "none":
+        reading.switch("pins_offload", part.flag("pin_memory"), part.where("pin_memory"))
+    ratio = part.get("ratio")
+    if ratio not in (None, 1, 1.0):
+        raise part.not_modelled("ratio", "offloading a part of the optimizer is not modelled")
+    return device

@@ -1,0 +1,55 @@
+"""Signs in a trainer's file: keys that tell the age of the software,
+and keys that say that nothing is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from planner.configs.shared.keys import Keys
+from planner.errors import show
+
+# Fields of TrainingArguments that Transformers 4.57.1 has and 5.0.0 has not, and older ones (4.41.2).
+TRANSFORMERS_4 = (
+    "evaluation_strategy",
+    "overwrite_output_dir",
+    "half_precision_backend",
+    "fp16_backend",
+    "fp16_opt_level",
+    "fsdp_min_num_params",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "include_inputs_for_metrics",
+    "include_tokens_per_second",
+    "jit_mode_eval",
+    "past_index",
+    "per_gpu_train_batch_size",
+    "push_to_hub_model_id",
+    "push_to_hub_organization",
+    "push_to_hub_token",
+    "ray_scope",
+    "save_safetensors",
+    "dispatch_batches",
+    "split_batches",
+    "use_ipex",
+    "use_legacy_prediction_loop",
+    "adafactor",
+)
+
+
+def refuse_no_training(keys: Keys) -> None:
+    """Refuse a file whose job ends without a step of training.
+
+    Raises:
+        NotModelledError: ``do_train`` is false, or only a prediction is asked for.
+    """
+    train, predict = keys.flag("do_train"), keys.flag("do_predict")
+    if train is False or (predict and not train):
+        name = "do_predict" if train is None else "do_train"
+        raise keys.not_modelled(
+            name, f"{show(keys.get(name))}: this file does not train; training is what is predicted"
+        )
+
+
+def first_held(keys: Keys, names: Iterable[str]) -> str | None:
+    """The first of these keys that the file gives, as a sign of its age."""
+    return next((name for name in names if keys.has(name)), None)

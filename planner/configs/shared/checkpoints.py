@@ -1,0 +1,84 @@
+"""What the name of a checkpoint says of how its weights are stored."""
+
+from __future__ import annotations
+
+import re
+
+from planner.catalog.models import storage_of
+from planner.catalog.same_shape import QUANTISED
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.domain.recipes.recipe import GPTQ
+from planner.errors import show
+
+_EIGHT = re.compile("int8|8-?bit", re.IGNORECASE)
+_SAYABLE = {"gptq": "gptq-int4 or gptq-int8", "bnb": "nf4"}
+_FIELDS = ("quantization", "double_quant", "quant_storage")
+
+
+def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
+    """Enter the model that a key names,
+    and how it is stored where its name says that it is quantised already.
+
+    Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
+    quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
+    another shape.  To be called when the quantisation that the file asks for is known.
+
+    Raises:
+        InputFileError: not text.
+        NotModelledError: a kind of quantisation that no formula covers.
+    """
+    model = keys.text(name)
+    if model is None:
+        return
+    reading.say("model", model, keys.where(name))
+    found = QUANTISED.search(model.rstrip("/").rpartition("/")[2])
+    if found is None or _says_storage(keys, name, reading):
+        return
+    kind = _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])
+    if kind is None or (kind == "nf4" and _EIGHT.search(model)):
+        raise keys.not_modelled(
+            name, f"{show(model)} is quantised already ({found[1]}), which is not modelled"
+        )
+    if kind == "nf4" and reading.value("quantization") == "nf4":
+        return
+    _ask(reading, f"{keys.where(name)}: {show(model)} is quantised already: say --quantization {kind}")
+
+
+def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
+    """Enter how the catalog or the name says that the checkpoint is stored; false where neither does."""
+    stored = storage_of(str(keys.text(name)).rstrip("/"))
+    if stored is None:
+        return False
+    for field in _FIELDS:
+        reading.said.pop(field, None)
+    where, note = keys.where(name), "as the checkpoint is stored"
+    reading.say("quantization", stored.quantization, where, note)
+    if stored.packing.is_stored:
+        reading.say("double_quant", stored.double_quant, where, note)
+        if stored.quant_storage is not None:
+            reading.say("quant_storage", stored.quant_storage, where, note)
+    return True
+
+
+def read_gptq(keys: Keys, reading: Reading) -> None:
+    """Axolotl's ``gptq``: the base is one of GPTQ; its bits are asked for where its name does not say them.
+
+    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config,
+    which takes the ``quantization_config`` of the model.
+    """
+    if (
+        keys.flag("gptq")
+        and reading.value("quantization") not in GPTQ
+        and "quantization" not in reading.needs
+    ):
+        _ask(
+            reading,
+            f"{keys.where('gptq')}: the base is quantised by GPTQ: say --quantization {_SAYABLE['gptq']}",
+        )
+
+
+def _ask(reading: Reading, sentence: str) -> None:
+    for field in _FIELDS:
+        reading.said.pop(field, None)
+    reading.needs["quantization"] = sentence

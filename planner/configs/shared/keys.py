@@ -1,0 +1,268 @@
+"""The keys of one table, read one by one: what nobody asked for is left over and gets reported."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.configs.document import Document
+from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
+from planner.errors import InputFileError, NotModelledError, show
+
+# What a key may hold that switches something off.
+_PLAIN = (bool, int, float, str, type(None))
+_OFF = (None, False, 0, "", "none", "None", "no", "false")
+# Words of keys that may change memory: what is trained and in which dtype, where it lies,
+# what the step keeps, how long it is.
+_MATTERS = re.compile(
+    "lora|peft|adapter|quant|[48]_?bit|parallel|offload|freez|frozen|shard|zero|dtype|precision|fp8|fp16|bf16"
+    "|expert|moe|attention|attn|flash|liger|kernel|gradient_checkpoint|recompute|optim"
+    "|ref_model|reference_model|spectrum|galore|trainable|unsloth|batch_size|seq_len|sequence_len|seq_length"
+    "|sequence_length|max_length|packed|packing"
+)
+# What a template leaves to be filled in: ``{{ name }}``, ``${name}``, ``$name``, ``<name>``.
+_PLACEHOLDER = re.compile(
+    r"\{\{[^{}]{0,80}\}\}|\$\{[^${}]{0,80}\}|\$[A-Za-z_0-9@*][A-Za-z0-9_]{0,80}|<[A-Z][A-Z0-9_]{0,80}>"
+)
+
+
+class Keys:
+    """A table of a file with the names of its keys as people find them there (``zero_optimization.stage``).
+
+    A key that is ``null`` counts as not given, as the tools read it with few exceptions.
+    """
+
+    def __init__(self, path: Path, table: Mapping[str, Any], prefix: str = "") -> None:
+        self.path, self._table, self._prefix = path, table, prefix
+        self._read: set[str] = set()
+        self._parts: list[Keys] = []
+        self._written: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, document: Document) -> Keys:
+        """All keys of a file."""
+        return cls(document.path, document.table)
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there and not ``null``."""
+        return self._table.get(name) is not None
+
+    def holds(self, name: str) -> bool:
+        """Whether the key is there, be it ``null``."""
+        return name in self._table
+
+    def get(self, name: str) -> Any:
+        """The value of a key, ``None`` where it is not given; it counts as read.
+
+        Raises:
+            InputFileError: a placeholder that nobody filled in.
+        """
+        self._read.add(name)
+        value = self._table.get(name)
+        if isinstance(value, str) and (found := _PLACEHOLDER.search(value)):
+            raise InputFileError(
+                self.path,
+                f"key '{self._prefix}{name}' holds the placeholder {show(found[0])}: fill it in first",
+            )
+        return value
+
+    def where(self, name: str) -> str:
+        """Place of a key: ``file:key``."""
+        return f"{self.path}:{self._prefix}{self._written.get(name, name)}"
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Let keys be asked for by other names (as written -> asked for); places keep the written ones."""
+        self._written = {
+            asked: written
+            for written, asked in names.items()
+            if written in self._table and asked not in self._table
+        }
+        asked = {written: name for name, written in self._written.items()}
+        self._table = {asked.get(name, name): value for name, value in self._table.items()}
+
+    def flag(self, name: str) -> bool | None:
+        """A key that must be true or false, ``None`` where it is not given.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.wrong(name, "true or false", value)
+
+    def text(self, name: str) -> str | None:
+        """A key that must be text.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.wrong(name, "text", value)
+
+    def count(self, name: str) -> int | None:
+        """A key that must be a whole number above zero.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        number = (
+            int(value) if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20 else value
+        )
+        if number is None or (isinstance(number, int) and not isinstance(number, bool) and number > 0):
+            return number
+        raise self.wrong(name, "a whole number above zero", value)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A key that must be a list of names, or one text with commas; empty where it is not given.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        parts = [] if value is None else value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+            raise self.wrong(name, "a list of names", value)
+        return tuple(part.strip() for part in parts if part.strip())
+
+    def targets(self, name: str) -> tuple[str, ...]:
+        """LoRA targets: a list of names, or one text,
+        which PEFT takes for an expression unless it is ``all-linear``.
+
+        Source: peft 0.21 tuners/tuners_utils.py check_target_module_exists.
+
+        Raises:
+            InputFileError: something else.
+        """
+        value = self.get(name)
+        if isinstance(value, str) and value not in ("", "all-linear"):
+            return (TARGET_PATTERN + value,)
+        return self.names(name)
+
+    def parameter_targets(self, name: str) -> tuple[str, ...]:
+        """Parameters that adapters are put on, of every layer.
+
+        Raises:
+            InputFileError: no list of names.
+            NotModelledError: parameters of single layers.
+        """
+        names = self.names(name)
+        if single := next((each for each in names if re.search(r"(?:^|\.)[0-9]+\.", each)), None):
+            raise self.not_modelled(
+                name, f"'{show(single)}' is of one layer: adapters on some layers only are not modelled"
+            )
+        return tuple(TARGET_PARAMETER + each for each in names)
+
+    def part(self, name: str) -> Keys | None:
+        """The table below a key, ``None`` where there is none; what is not read of it is left over as well.
+
+        Raises:
+            InputFileError: something else than a table.
+        """
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise self.wrong(name, "a table", value)
+        part = Keys(self.path, value, f"{self._prefix}{name}.")
+        self._parts.append(part)
+        return part
+
+    def wrong(self, name: str, wanted: str, value: object) -> InputFileError:
+        """The error about a value that cannot be used."""
+        return InputFileError(
+            self.path, f"key '{self._prefix}{name}' must be {wanted}, but it is {show(value)}"
+        )
+
+    def not_modelled(self, name: str, why: str) -> NotModelledError:
+        """The error about a key whose effect no formula covers."""
+        return NotModelledError(f"{self.where(name)}: {why}")
+
+    def refuse_switched_on(self, reasons: Mapping[str, str]) -> None:
+        """Read keys that change memory or time in a way that no formula covers; off, they say nothing.
+
+        Raises:
+            NotModelledError: one of them is on; says why it is not modelled.
+        """
+        for name, why in reasons.items():
+            value = self.get(name)
+            if not _is_off(value):
+                raise self.not_modelled(name, why)
+
+    def refuse_above_one(self, reasons: Mapping[str, str]) -> None:
+        """Read degrees that are modelled at 1 only.
+
+        Raises:
+            InputFileError: not a whole number.
+            NotModelledError: one of them is above 1.
+        """
+        for name, what in reasons.items():
+            degree = self.get(name)
+            if degree is None:
+                continue
+            if isinstance(degree, bool) or not isinstance(degree, int):
+                raise self.wrong(name, "a whole number", degree)
+            if degree > 1:
+                raise self.not_modelled(name, f"{what} of {degree} is not modelled; only 1 is")
+
+    def skip(self, names: Iterable[str]) -> None:
+        """Count keys as read that change neither memory nor the time of a step."""
+        self._read.update(names)
+
+    def refuse_unknown(self) -> None:
+        """Refuse keys that nobody read and whose name says that they may change memory,
+        in the tables below as well.
+
+        The one rule about unknown keys: others are reported and ignored.  A key of this kind that changes
+        nothing stands in ``harmless``, with the place in its tool's source.
+
+        Raises:
+            NotModelledError: names the first of them, and the known key that its name is nearest to.
+        """
+        for name in self.left_over_here():
+            if (found := _MATTERS.search(name.lower())) is None or self._table[name] is None:
+                continue
+            near = difflib.get_close_matches(name, self._read, n=1, cutoff=0.8)
+            advice = f"; is {near[0]} meant?" if near else "; take it out if it changes nothing"
+            raise self.not_modelled(
+                show(name), f"unknown key, whose name ('{found[0]}') says that it may change memory{advice}"
+            )
+        for part in self._parts:
+            part.refuse_unknown()
+
+    def refuse_foreign(self) -> None:
+        """A table of which nobody read a key.
+
+        Raises:
+            InputFileError: it has keys, and none of them is known.
+        """
+        if self._table and len(self.left_over_here()) == len(self._table):
+            raise InputFileError(
+                self.path, "none of its keys is known: it is a file of another program, or for another --tool"
+            )
+
+    def left_over_here(self) -> tuple[str, ...]:
+        """Keys of this very table that nobody read."""
+        return tuple(name for name in self._table if name not in self._read)
+
+    def left_over(self) -> tuple[str, ...]:
+        """Keys that nobody read, with those of the tables below, in the order of the file."""
+        own = tuple(f"{self._prefix}{show(name)}" for name in self.left_over_here())
+        return (*own, *(name for part in self._parts for name in part.left_over()))
+
+
+def _is_off(value: object) -> bool:
+    """Whether a value switches its key off: also a table whose ``enabled`` is false,
+    or ``auto`` where DeepSpeed reads it.
+    """
+    if isinstance(value, dict):
+        return not value or ("enabled" in value and (value["enabled"] == "auto" or _is_off(value["enabled"])))
+    return value in _OFF if isinstance(value, _PLAIN) else not value

@@ -1,0 +1,39 @@
+"""Liger's kernels as Transformers switches them on."""
+
+from __future__ import annotations
+
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+
+# Switch of the stack -> kernel that turns it on.
+_SWITCHES = {"fused_norm": "rms_norm", "fused_mlp": "swiglu"}
+
+
+def say_liger(reading: Reading, origin: str, config: Keys | None = None) -> None:
+    """Enter Liger's loss, norms and feed-forward activation, as Transformers turns them on together;
+    ``config`` takes some out.
+
+    Source: liger-kernel 0.8.5 transformers/monkey_patch.py:259-264 ``apply_liger_kernel_to_llama``: rms_norm,
+    swiglu and fused_linear_cross_entropy are on by default; ops/rms_norm.py:674 and ops/swiglu.py:272 save
+    their inputs only.  transformers 5.23.0 integrations/liger.py hands ``liger_kernel_config`` on as these
+    arguments.
+    Ignored: families that Liger does not know keep their own kernels, with a warning.
+    """
+    kernels = (
+        {}
+        if config is None
+        else {name: config.flag(name) for name in ("fused_linear_cross_entropy", *_SWITCHES.values())}
+    )
+    if kernels.get("fused_linear_cross_entropy") is not False:
+        reading.say("loss", "liger", origin)
+    elif config is not None:
+        reading.remark(
+            config.where("fused_linear_cross_entropy"),
+            "the loss is counted as that of Transformers, which is more",
+        )
+        reading.say("loss", "hf", config.where("fused_linear_cross_entropy"))
+    for switch, name in _SWITCHES.items():
+        if kernels.get(name) is not False:
+            reading.switch(switch, True, origin)
+    if config is not None:
+        config.skip(("rope", "cross_entropy", "layer_norm", "geglu", "fused_linear_jsd"))

@@ -1,0 +1,188 @@
+"""Keys of GRPO, in files of TRL and in the ``trl`` section of Axolotl's: what is generated,
+and who generates it.
+
+Keys and defaults: trl 0.16.1, 0.24.0 and 1.16.0 trainer/grpo_config.py; axolotl 0.19.0 utils/schemas/trl.py
+and core/trainers/grpo/__init__.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+
+_CONFIG = "trl 1.16.0 trainer/grpo_config.py"
+_PROMPTS = "prompts are not cut, so the longest one decides: say --seq, which holds prompt and completion"
+_UNMODELLED = {
+    "generation_batch_size": (
+        "a generation that is counted in sequences is not modelled; steps_per_generation is"
+    ),
+    "use_liger_loss": "Liger's loss of GRPO is not modelled",
+    "sync_ref_model": "a reference that follows the policy is not modelled",
+    "vllm_enable_sleep_mode": "vLLM that gives its memory back while the model is trained is not modelled",
+    "use_transformers_paged": "generation in pages is not modelled",
+    "use_transformers_continuous_batching": "generation in pages is not modelled",
+    "cache_implementation": "a cache of another kind than the growing one is not modelled",
+    "generation_kwargs": "arguments of generation are not read from a file",
+    "disable_dropout": (
+        "GRPO without the dropout that the model has is not modelled; leave it out where there is none"
+    ),
+    "cast_lm_head_to_fp32": "a head in fp32 is not modelled",
+    "entropy_coef": "an entropy in the loss is not modelled",
+    "use_adaptive_entropy": "an entropy in the loss is not modelled",
+}
+_SHARED = {
+    "num_generations": "generations",
+    "num_iterations": "iterations",
+    "steps_per_generation": "generation_steps",
+}
+HARMLESS = (
+    *("reward_funcs", "reward_weights", "reward_model_paths", "scale_rewards", "multi_objective_aggregation"),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "chat_template_kwargs",
+        "shuffle_dataset",
+    ),
+    *(
+        "epsilon",
+        "epsilon_high",
+        "delta",
+        "loss_type",
+        "importance_sampling_level",
+        "mask_truncated_completions",
+    ),
+    *(
+        "top_entropy_quantile",
+        "off_policy_mask_threshold",
+        "use_bias_correction_kl",
+        "entropy_target",
+        "entropy_coef_min",
+    ),
+    *(
+        "entropy_coef_max",
+        "entropy_coef_delta",
+        "ref_model_mixup_alpha",
+        "ref_model_sync_steps",
+        "num_generations_eval",
+    ),
+    *(
+        "log_completions",
+        "log_multimodal",
+        "num_completions_to_print",
+        "log_unique_prompts",
+        "log_completions_hub_repo",
+    ),
+    *(
+        "wandb_log_unique_prompts",
+        "vllm_server_base_url",
+        "vllm_server_host",
+        "vllm_server_port",
+        "vllm_server_timeout",
+    ),
+    *(
+        "vllm_group_port",
+        "vllm_structured_outputs_regex",
+        "vllm_guided_decoding_regex",
+        "vllm_model_impl",
+        "vllm_dtype",
+    ),
+    *(
+        "vllm_max_model_len",
+        "vllm_max_model_length",
+        "vllm_importance_sampling_correction",
+        "vllm_importance_sampling_mode",
+    ),
+    *(
+        "vllm_importance_sampling_cap",
+        "vllm_importance_sampling_clip_max",
+        "vllm_importance_sampling_clip_min",
+    ),
+    *("vllm_enable_prefix_caching", "ds3_gather_for_generation"),
+)
+"""Keys of GRPO that move neither bytes nor time, or next to none."""
+
+
+def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Enter what a file or a section says about generation; ``old``: it is of a TRL below 0.27.
+
+    Raises:
+        NotModelledError: a way to generate, or a loss, that is not modelled.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    keys.refuse_above_one(
+        {"vllm_tensor_parallel_size": "vLLM that divides a model over cards is not modelled"}
+    )
+    reading.take(keys, _SHARED)
+    _read_reference(keys, reading, old=old)
+    _read_completion(keys, reading, old=old)
+    _read_generator(keys, reading, old=old)
+    keys.skip(HARMLESS)
+
+
+def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
+    beta = keys.get("beta")
+    if isinstance(beta, int | float) and not isinstance(beta, bool):
+        reading.say("compare_reference", beta != 0, keys.where("beta"))
+    elif beta is not None:
+        raise keys.wrong("beta", "a number", beta)
+    elif old:
+        ages = "beta is 0.04 up to TRL 0.18 and 0 since"
+        reading.needs["compare_reference"] = (
+            f"{keys.path}: {ages}: say --compare-reference or --no-compare-reference"
+        )
+    else:
+        reading.default("compare_reference", False, f"{_CONFIG}: beta")
+
+
+def _read_completion(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Lengths; up to TRL 0.28 prompts are cut to ``max_prompt_length``,
+    which is 512 where nothing is said.
+    """
+    completion, prompt = keys.count("max_completion_length"), keys.count("max_prompt_length")
+    if completion is not None:
+        reading.say("completion_length", completion, keys.where("max_completion_length"))
+    elif old:
+        completion = 256
+        reading.default(
+            "completion_length", completion, "trl 0.24.0 trainer/grpo_config.py: max_completion_length"
+        )
+    else:
+        completion = 512
+        reading.default("completion_length", completion, f"{_CONFIG}: max_completion_length")
+    reading.said.pop("seq", None)
+    if prompt is None and (not old or keys.holds("max_prompt_length")):
+        reading.needs["seq"] = f"{keys.path}: {_PROMPTS}"
+    elif prompt is None:
+        reading.default("seq", completion + 512, "trl 0.24.0 trainer/grpo_config.py: max_prompt_length")
+    else:
+        where = keys.where("max_prompt_length")
+        reading.say(
+            "seq", completion + prompt, where, f"{prompt} of the prompt and {completion} of the completion"
+        )
+
+
+def _read_generator(keys: Keys, reading: Reading, *, old: bool) -> None:
+    mode, share = keys.text("vllm_mode"), keys.get("vllm_gpu_memory_utilization")
+    keys.skip(("vllm_device",))
+    if not keys.flag("use_vllm"):
+        reading.default("generator", "transformers", f"{_CONFIG}: use_vllm")
+        return
+    if mode not in (None, "server", "colocate"):
+        raise keys.wrong("vllm_mode", "server or colocate", mode)
+    if mode is None:
+        mode = "server" if old else "colocate"
+        ages = "the server up to TRL 0.29, colocate since 1.0"
+        reading.remark(
+            keys.where("use_vllm"),
+            f"vllm_mode is left out, taken as {mode}: {ages}; --generator says another",
+        )
+    reading.say("generator", "vllm" if mode == "colocate" else "vllm-server", keys.where("use_vllm"))
+    if mode == "server":
+        reading.remark(
+            keys.where("use_vllm"), "generation on other cards: neither its memory nor its time is counted"
+        )
+    elif share is not None:
+        reading.say("vllm_memory", share, keys.where("vllm_gpu_memory_utilization"))

@@ -1,0 +1,1 @@
+"""One reader for the files of each training tool."""

@@ -1,0 +1,491 @@
+"""A training file of Axolotl (YAML).
+
+Keys and defaults: axolotl 0.19.0 utils/schemas/config.py, peft.py, training.py, loaders/model.py and
+utils/config/__init__.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.sharding import Beside, Fsdp, read_fsdp
+from planner.configs.reading import Reading
+from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
+from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.preferences import axolotl_task, read_precomputed
+from planner.configs.shared.trained import read_unfrozen
+from planner.configs.shared.trainer import (
+    OPTIMIZERS,
+    ends_by_steps,
+    read_batches,
+    read_distribution,
+    read_files,
+    remark_on_tf32,
+    say_optimizer,
+)
+from planner.configs.tools.axolotl_parts import (
+    is_llama,
+    read_attention_keys,
+    read_evaluation,
+    read_generated,
+    read_kbit_tables,
+    read_loss,
+    read_numerics,
+    read_plugins,
+)
+from planner.configs.tools.axolotl_vision import language_model_targets, read_images
+from planner.errors import UsageError, show
+
+TOOL = "Axolotl 0.19.0"
+STACK = "axolotl"
+MARKS = frozenset(
+    {
+        "base_model",
+        "sequence_len",
+        "micro_batch_size",
+        "adapter",
+        "sample_packing",
+        "datasets",
+        "lora_target_linear",
+        "num_epochs",
+    }
+)
+OLD_STACK = "axolotl@0.8"
+# These are of 2023 and were no longer in example files of 2024-08: Transformers 4.35 had no sdpa.
+_OLD_KEYS_2023 = (
+    "wandb_run_id",
+    "is_llama_derived_model",
+    "is_mistral_derived_model",
+    "is_falcon_derived_model",
+    "is_qwen_derived_model",
+)
+# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few
+# since 0.9.2, mostly without a value, so that even an empty one tells the age.
+_OLD_KEYS = (
+    "local_rank",
+    "s2_attention",
+    "xformers_attention",
+    "lora_fan_in_fan_out",
+    "eval_table_max_new_tokens",
+    "relora_steps",
+    *_OLD_KEYS_2023,
+    "flash_attn_fuse_qkv",
+)
+_FSDP_VERSION = 1
+_TABLE = {
+    "sequence_len": "seq",
+    "micro_batch_size": "batch",
+    "gradient_accumulation_steps": "grad_accum",
+    "eval_batch_size": "eval_batch",
+    "num_epochs": "epochs",
+}
+_ADAPTER = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+_UNUSED_WITHOUT_ADAPTER = (
+    "peft_use_dora",
+    "peft_autocast_adapter_dtype",
+    "lora_target_modules",
+    "lora_target_linear",
+    "lora_target_parameters",
+    "lora_modules_to_save",
+)
+_UNMODELLED = {
+    "process_reward_model": "reward models of single steps are not modelled",
+    "peft_layers_to_transform": "adapters on some layers only are not modelled",
+    "peft_layer_replication": "replicated layers are not modelled",
+    "lora_rank_pattern": "ranks that differ by module are not modelled",
+    "spectrum_top_fraction": "what spectrum trains is not modelled",
+    "spectrum_model_name": "what spectrum trains is not modelled",
+    "unsloth_cross_entropy_loss": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_lora_mlp": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_lora_qkv": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_lora_o": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_rms_norm": "Unsloth's kernels inside Axolotl are not modelled",
+    "unsloth_rope": "Unsloth's kernels inside Axolotl are not modelled",
+    "dense_mixer": "DenseMixer is not modelled",
+    "kd_trainer": "distillation is not modelled",
+    "nemo_gym_enabled": "reinforcement learning is not modelled",
+    "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
+    "qat": "training that simulates quantisation is not modelled",
+    "quantization": "quantisation after training is not modelled",
+    "fp8": "training in fp8 is not modelled",
+    "layer_offloading": "layers in host RAM are not modelled",
+    "ple_cpu_offload": "embeddings in host RAM are not modelled",
+    "quantize_moe_experts": "quantised experts are not modelled",
+    "selective_checkpointing": "selective checkpointing is not modelled",
+    "tiled_mlp": "a tiled feed-forward part is not modelled",
+    "use_pose": "PoSE is not modelled",
+    "shrink_embeddings": "a smaller vocabulary is not modelled",
+    "deepcompile": "DeepCompile is not modelled",
+    "fp32_norms": "norms in fp32 are not modelled in this stack",
+    "model_quantization_config": (
+        "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are"
+    ),
+    "use_onebitllms": "ternary weights are not modelled",
+    "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
+    "lisa_n_layers": (
+        "LISA is not modelled (states of layers that were trained stay, so memory grows with the steps)"
+    ),
+    "scaling_softmax": "a scaled softmax is not modelled",
+    "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
+    "large_head_attention": "attention kernels of Axolotl's own are not modelled",
+    "flash_attn_d512": "attention kernels of Axolotl's own are not modelled",
+    "fused_attn_kernel": "attention kernels of Axolotl's own are not modelled",
+    "llama4_linearized_experts": "experts as separate matrices are not modelled",
+    "trainer_cls": "a trainer of one's own is not read",
+    "model_kwargs": "what is handed to the loader as it stands is not read",
+    "overrides_of_model_kwargs": "what is handed to the loader as it stands is not read",
+}
+# Classes that Axolotl or a package brings along, in place of those of Transformers (2023-11
+# utils/models.py:294, 0.8.0:928).
+_OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
+# axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
+_MICRO_BATCH = 1
+# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
+# in 4 bits with a scale for 128 elements in place of 256.
+_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
+_DEGREES = {
+    "tensor_parallel_size": "a tensor-parallel degree",
+    "context_parallel_size": "a context-parallel degree",
+    "sequence_parallel_degree": "a sequence-parallel degree",
+    "dp_replicate_size": "a degree of replicas",
+    "expert_parallel_size": "an expert-parallel degree",
+}
+_REMARKS = {
+    "torch_compile": "compilation is not counted: memory and time are those without it",
+    "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
+    "tokens": "the vocabulary is counted as published",
+    "resize_token_embeddings_to_32x": "the vocabulary is counted as published",
+    "batch_flattening": "counted as padded to the longest sample, which is more",
+    "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
+    "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
+    "embeddings_skip_upcast": "where the token table and head stay in fp32, they are counted so",
+    "sdpa_varlen": "counted as the attention of Transformers",
+    "experts_implementation": "experts are counted as in Transformers",
+    "use_kernels": "kernels from the Hub are not counted",
+    "optim_target_modules": "all trained weights are counted as this optimizer's",
+    "ray_num_workers": "the number of GPUs is that of --gpu, not that of Ray's workers",
+    "lora_model_dir": "an adapter is trained as lora_r says, whatever it was made with",
+}
+
+
+# Keys of a model's config.json that move no tensor of a step.
+_MODEL_CONFIG_HARMLESS = frozenset(
+    {
+        "output_router_logits",
+        "rope_scaling",
+        "rope_theta",
+        "rope_parameters",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "use_cache",
+        "attention_dropout",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "initializer_range",
+        "router_aux_loss_coef",
+    }
+)
+
+
+def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file of Axolotl says.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    _read_task(keys, reading)
+    keys.refuse_switched_on(_UNMODELLED)
+    read_images(keys, reading)
+    keys.refuse_above_one(_DEGREES)
+    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    of_2023 = any(keys.holds(name) for name in _OLD_KEYS_2023)
+    if old is not None:
+        reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
+    reading.take(keys, _TABLE)
+    reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
+    reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
+    ends_by_steps(keys, reading)
+    _read_total(keys, reading)
+    _read_method(keys, reading, of_2023=of_2023)
+    read_unfrozen(keys, reading)
+    read_checkpoint(keys, "base_model", reading)
+    read_gptq(keys, reading)
+    _read_padding(keys, reading)
+    read_batches(keys, reading)
+    _read_checkpointing(keys, reading)
+    _read_optimizer(keys, reading)
+    read_numerics(keys, reading)
+    read_attention_keys(keys, reading, old=old is not None)
+    if of_2023:
+        origin = "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa"
+        reading.default("attention", "eager", origin)
+    read_plugins(keys, reading)
+    _read_sharding(keys, reading, beside)
+    read_loss(keys, reading, old=old is not None)
+    read_kbit_tables(keys, reading, of_2023=of_2023)
+    _read_fp32_ends(keys, reading, old=old is not None, of_2023=of_2023)
+    for name, text in _REMARKS.items():
+        if keys.get(name) not in (None, False, 0, 0.0, []):
+            reading.remark(keys.where(name), text)
+    _read_model_config(keys, reading)
+    remark_on_tf32(keys, reading)
+    read_evaluation(keys, reading)
+    read_generated(keys, reading)
+    keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
+
+
+def _read_task(keys: Keys, reading: Reading) -> None:
+    """What is trained for; model code of its own and files that merge are refused.
+
+    Raises:
+        NotModelledError: another kind of training, or none.
+    """
+    task = axolotl_task(keys)
+    if task is not None:
+        reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
+        read_precomputed(keys, reading, adapters=keys.has("adapter"))
+    if keys.get("model_type") in _OWN_CLASSES:
+        raise keys.not_modelled(
+            "model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled"
+        )
+    if keys.flag("merge_lora"):
+        raise keys.not_modelled("merge_lora", "this file does not train; training is what is predicted")
+
+
+def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
+    """Enter that a full fine-tune keeps embeddings, head and norms in fp32 beside 16-bit weights,
+    where it does.
+
+    They become fp32 when the model is loaded, and 16 bits again for FlashAttention, adapters, cut cross
+    entropy and FSDP only (axolotl 0.19.0 loaders/model.py:435-492, 0.8.0 utils/models.py:1256-1290).
+    DeepSpeed's engine casts them as well.  Until 2024-01 FlashAttention cast those of Llama models only
+    (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8 xFormers cast none: it does as a value of
+    attn_implementation (0.19.0 utils/schemas/enums.py:168).
+    """
+    flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
+    cast = (
+        reading.value("method") != "full"
+        or reading.sharding.divides_optimizer
+        or (flash and (not of_2023 or is_llama(keys)))
+    )
+    if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
+        return
+    others = ("flash_attention", "xformers_attention", "sdp_attention", "eager_attention")
+    name = next((name for name in others if keys.flag(name)), "attn_implementation")
+    reading.switch("widens_ends", True, keys.where(name))
+
+
+def _read_model_config(keys: Keys, reading: Reading) -> None:
+    """Values put in the place of those of config.json,
+    by either name (utils/schemas/deprecated.py RemappedParameters).
+    """
+    for name in ("model_config", "overrides_of_model_config"):
+        part = keys.part(name)
+        if part is None:
+            continue
+        part.skip(_MODEL_CONFIG_HARMLESS)
+        if changed := part.left_over_here():
+            raise part.not_modelled(
+                show(changed[0]),
+                "a model that differs from its published config.json is not read from a file",
+            )
+        reading.remark(keys.where(name), "the model is counted as published")
+
+
+def _read_total(keys: Keys, reading: Reading) -> None:
+    """``batch_size`` counts the micro-batches of one GPU (utils/config/__init__.py normalize_config)."""
+    total, micro = keys.count("batch_size"), keys.count("micro_batch_size") or _MICRO_BATCH
+    if total is not None and reading.value("grad_accum") is None:
+        reading.say(
+            "grad_accum",
+            max(total // micro, 1),
+            keys.where("batch_size"),
+            f"batch_size {total} / micro_batch_size {micro}",
+        )
+    reading.default("grad_accum", 1, "axolotl 0.19.0 utils/schemas/training.py: gradient_accumulation_steps")
+
+
+def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    adapter = keys.text("adapter")
+    if adapter not in (None, "", "lora", "qlora"):
+        raise keys.not_modelled("adapter", f"'{show(adapter)}' is not modelled; lora and qlora are")
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if not adapter:
+        if four or eight:
+            where = keys.where("load_in_4bit" if four else "load_in_8bit")
+            raise UsageError(
+                f"{where}: a quantised base is trained through adapters only; say adapter: lora or qlora"
+            )
+        reading.default(
+            "method", "full", "axolotl 0.19.0 utils/schemas/peft.py: adapter left blank trains all parameters"
+        )
+        keys.skip((*_ADAPTER, *_UNUSED_WITHOUT_ADAPTER))
+        return
+    if (adapter == "qlora") != bool(four):
+        raise UsageError(
+            f"{keys.where('adapter')} is {adapter} and load_in_4bit is {bool(four)}: Axolotl refuses that"
+        )
+    reading.say("method", "lora", keys.where("adapter"))
+    if four:
+        place = "axolotl 0.19.0 loaders/model.py, set_quantization_config"
+        reading.say("quantization", "nf4", keys.where("load_in_4bit"))
+        reading.default("double_quant", True, place)
+        if not of_2023:
+            # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
+            reading.default("quant_storage", "bf16", place)
+    elif eight:
+        reading.say("quantization", "int8", keys.where("load_in_8bit"))
+    reading.take(keys, _ADAPTER)
+    if keys.flag("peft_use_dora"):
+        reading.say("dora", True, keys.where("peft_use_dora"))
+    _read_targets(keys, reading)
+    _read_relora(keys, reading)
+    if keys.flag("peft_autocast_adapter_dtype") is False:
+        where = keys.where("peft_autocast_adapter_dtype")
+        reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
+
+
+def _read_relora(keys: Keys, reading: Reading) -> None:
+    """``relora_steps``, later ``relora``;
+    counted as merged on the card where ``relora_cpu_offload`` has it done in host RAM.
+    """
+    for name in ("relora", "relora_steps"):
+        if keys.get(name):
+            reading.say("relora", True, keys.where(name))
+            return
+
+
+def _read_targets(keys: Keys, reading: Reading) -> None:
+    said, extra = keys.get("lora_target_modules"), keys.names("lora_modules_to_save")
+    if isinstance(said, str) and (names := language_model_targets(said)):
+        where = keys.where("lora_target_modules")
+        reading.say("lora_targets", names, where)
+        reading.say(
+            "freeze", ("vision_tower", "projector"), where, "the pattern reaches the language model alone"
+        )
+        return
+    targets = keys.targets("lora_target_modules")
+    parameters = keys.parameter_targets("lora_target_parameters")
+    if keys.flag("lora_target_linear"):
+        reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
+    elif targets or parameters:
+        place = keys.where("lora_target_modules" if targets else "lora_target_parameters")
+        reading.say("lora_targets", (*targets, *parameters), place)
+    if extra:
+        reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
+
+
+def _read_old_packing(keys: Keys, reading: Reading) -> None:
+    """``max_packed_sequence_len`` packed to the smaller of it and ``sequence_len``;
+    0.4.1 and later end at it.
+
+    Source: axolotl 575a082aa (2023-11) utils/data.py:405-410; fbe54be6b (2025-03)
+    utils/config/models/input/v0_4_1.
+
+    Raises:
+        NotModelledError: a smaller length than that of samples.
+    """
+    packed, length = keys.count("max_packed_sequence_len"), keys.count("sequence_len")
+    if packed is None:
+        return
+    where = keys.where("max_packed_sequence_len")
+    if length is None or packed < length:
+        raise keys.not_modelled(
+            "max_packed_sequence_len", "packing to another length than sequence_len is not modelled"
+        )
+    reading.say("padding", "packed", where)
+    reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
+
+
+def _read_padding(keys: Keys, reading: Reading) -> None:
+    packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
+    _read_old_packing(keys, reading)
+    if packs:
+        reading.say("padding", "packed", keys.where("sample_packing"))
+    elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
+        # axolotl 0.19.0 utils/data/streaming.py:224.
+        reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
+    elif pads and reading.value("task") is None:
+        reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
+    elif pads:
+        reading.remark(
+            keys.where("pad_to_sequence_len"),
+            "has no effect here: trainers of preferences pad to the longest of the batch",
+        )
+    if keys.text("excess_length_strategy") == "truncate":
+        reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
+
+
+def _read_checkpointing(keys: Keys, reading: Reading) -> None:
+    value = keys.get("gradient_checkpointing")
+    if isinstance(value, str) and value.lower() not in ("true", "false"):
+        raise keys.not_modelled(
+            "gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled"
+        )
+    on = keys.flag("gradient_checkpointing")
+    if on is not None:
+        reading.say("gradient_checkpointing", on, keys.where("gradient_checkpointing"))
+    details = keys.part("gradient_checkpointing_kwargs")
+    if details is not None:
+        reentrant = details.flag("use_reentrant")
+        if reentrant is not None:
+            reading.say("checkpoint_reentrant", reentrant, details.where("use_reentrant"))
+    if "gemma-4" in str(keys.get("base_model")).lower():
+        reading.said.pop("checkpoint_reentrant", None)
+        place = "axolotl 0.19.0 utils/config/__init__.py:390-400: off for Gemma 4, whatever the file says"
+        reading.default("checkpoint_reentrant", False, place)
+    else:
+        # For FSDP's own checkpointing, which is told later, this is taken back.
+        place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
+        plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") != OLD_STACK
+        if on and details is None and keys.get("rl"):
+            newer = reading.value("stack") is None
+            reading.default(
+                "checkpoint_reentrant", not newer, f"{place}: that of Transformers where rl is set"
+            )
+        elif on and details is None:
+            unsaid = (
+                "transformers 5.23.0 modeling_utils.py:3148, which axolotl 0.19.0 leaves alone beside "
+                "unfrozen_parameters"
+            )
+            reading.default("checkpoint_reentrant", not plain, unsaid if plain else place)
+    offloading = keys.get("activation_offloading")
+    if isinstance(offloading, str):
+        raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")
+    if keys.flag("activation_offloading"):
+        reading.say("offload", "activations", keys.where("activation_offloading"))
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    if keys.text("optimizer") is not None:
+        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
+
+
+def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """FSDP by its own keys (version 1 unless given), DeepSpeed and Accelerate as for every Trainer."""
+    version, settings = keys.count("fsdp_version"), keys.part("fsdp_config")
+    if settings is None and not keys.has("fsdp"):
+        read_distribution(keys, reading, beside)
+        return
+    found = Fsdp(version or _FSDP_VERSION, where=keys.where("fsdp_config" if settings else "fsdp"))
+    for option in keys.names("fsdp"):
+        if option == "offload":
+            reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")
+        elif option != "auto_wrap":
+            found.strategy = option
+    if version is not None and settings is not None:
+        settings.skip(("fsdp_version", "version"))
+    read_fsdp(settings or Keys(keys.path, {}), reading, found)
+    _read_fsdp_checkpointing(reading)
+    read_files(keys, reading, beside)
+
+
+def _read_fsdp_checkpointing(reading: Reading) -> None:
+    """FSDP's own checkpointing is never reentrant (accelerate 1.15.0 accelerator.py:1973-1983,
+    utils/fsdp_utils.py:713-722).
+    """
+    said = reading.said.get("gradient_checkpointing")
+    if said is not None and said.origin.endswith("activation_checkpointing"):
+        reading.said.pop("checkpoint_reentrant", None)
+        reading.default("checkpoint_reentrant", False, "accelerate 1.15.0 accelerator.py:1983: NO_REENTRANT")

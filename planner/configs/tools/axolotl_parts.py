@@ -1,0 +1,363 @@
+"""Dtypes, kernels, losses, plugins, evaluation and generated samples of Axolotl's files."""
+
+from __future__ import annotations
+
+import re
+
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.rollouts import read_rollout
+from planner.configs.shared.trainer import read_attention
+from planner.domain.recipes.sharding import FSDP1
+from planner.errors import UsageError, show
+
+_OWN_PLUGINS = "axolotl.integrations."
+# Liger does nothing without its own keys; the others evaluate or track.
+_HARMLESS_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
+# Switch -> keys of Liger's plugin that turn it on.
+_KERNELS = {
+    "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
+    "fused_mlp": ("liger_swiglu", "liger_glu_activation"),
+}
+_LIGER = (
+    "liger_fused_linear_cross_entropy",
+    "liger_cross_entropy",
+    *(name for names in _KERNELS.values() for name in names),
+)
+_FLASH_PARTS = {
+    "flash_attn_cross_entropy": "flash-attn's loss is not modelled",
+    "flash_attn_fuse_qkv": "flash-attn's fused projections are not modelled",
+}
+# flash-attn 2.8.3 ops/layer_norm.py saves the input and a number per row, and its extension is built apart;
+# xFormers 0.0.33 csrc/swiglu/swiglu_packedw.cpp saves the input and both products.  What they replace keeps
+# as much and more.
+_PLAIN_PARTS = {
+    "flash_attn_rms_norm": (
+        "counted as the plain norm, which needs as much or more, and which it is without dropout_layer_norm"
+    ),
+    "flash_attn_fuse_mlp": "counted as the plain feed-forward part, which needs as much as xFormers' or more",
+}
+# Models whose token table is named wte, and those with embed_in,
+# which Axolotl has known since 2024-01 (pull request 1083).
+_QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
+_WTE = re.compile(r"(?:^|/)(?:qwen-\d|gpt-?j\b)")
+_EMBED_IN = re.compile(r"pythia|gpt-neox")
+_ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+_EMBEDDING_KERNEL = "lora_embedding_kernel"
+# Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
+# LEGACY_ATTN_FLAG_TO_IMPL); one that no formula covers has none.
+_OLD_ATTENTION = {
+    "s2_attention": "",
+    "xformers_attention": "flash2",
+    "sage_attention": "",
+    "flex_attention": "",
+    "flash_attention": "flash2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
+
+
+def read_numerics(keys: Keys, reading: Reading) -> None:
+    """Enter the precision; ``bf16: auto`` is the default and follows the card, as the stack says.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+    """
+    pure = {"bfloat16": "bf16", "float16": "fp16"}
+    for name, dtype in pure.items():
+        if keys.flag(name):
+            reading.say("precision", dtype, keys.where(name), "no autocast")
+            reading.say("load_dtype", dtype, keys.where(name))
+    if keys.flag("float32"):
+        reading.say("precision", "fp32", keys.where("float32"))
+        reading.say("load_dtype", "fp32", keys.where("float32"))
+    auto = keys.get("bf16") in (None, "auto")
+    bf16, fp16 = None if auto else _bf16(keys), keys.flag("fp16")
+    if reading.value("precision") is not None:
+        return
+    if bf16:
+        reading.say("precision", "bf16-mixed", keys.where("bf16"))
+        reading.say("load_dtype", "bf16", keys.where("bf16"))
+    elif fp16:
+        reading.say("precision", "fp16-mixed", keys.where("fp16"))
+        reading.say("load_dtype", "fp16", keys.where("fp16"))
+    elif bf16 is False:
+        reading.say("precision", "fp32", keys.where("bf16"), "no 16-bit dtype is on")
+        reading.say(
+            "load_dtype", "fp16" if reading.value("quantization") == "int8" else "fp32", keys.where("bf16")
+        )
+
+
+def _bf16(keys: Keys) -> bool | None:
+    """``full`` is what older files say for true."""
+    return True if keys.get("bf16") == "full" else keys.flag("bf16")
+
+
+def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Enter the attention kernel, by its key or by those of older versions; ``old``:
+    the file is of 0.8 or before.
+
+    Raises:
+        UsageError: both are given, which Axolotl refuses.
+        NotModelledError: a kernel that no formula covers.
+    """
+    _read_flash_optimum(keys, reading)
+    on = [name for name in _OLD_ATTENTION if keys.flag(name)]
+    if keys.get("attn_implementation") == "xformers":
+        _say_xformers(reading, keys.where("attn_implementation"))
+    else:
+        read_attention(keys, "attn_implementation", reading)
+    if not on:
+        if _QWEN_1.search(str(keys.get("base_model") or "").lower()) and not keys.has("attn_implementation"):
+            place = (
+                "Qwen-7B modeling_qwen.py: use_flash_attn auto takes flash-attn in 16 bits; "
+                "axolotl requires it"
+            )
+            reading.default("attention", "flash2", place)
+        return
+    if keys.has("attn_implementation"):
+        raise UsageError(
+            f"{keys.where(on[0])}: Axolotl refuses it beside attn_implementation; take one of them out"
+        )
+    name = on[0]
+    if not _OLD_ATTENTION[name]:
+        raise keys.not_modelled(
+            name, "this attention is not modelled; flash_attention, sdp_attention and eager_attention are"
+        )
+    if name != "xformers_attention":
+        reading.say("attention", _OLD_ATTENTION[name], keys.where(name))
+        return
+    if old and not is_llama(keys):
+        # axolotl 0.8.0 utils/models.py:668-720 patches Llama's attention only.
+        reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
+        return
+    _say_xformers(reading, keys.where(name))
+
+
+def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
+    """BetterTransformer, whose training calls torch's attention without a mask.
+
+    Source: optimum 1.13.2 and 1.23.3 bettertransformer/models/attention.py gpt2_wrapped_scaled_dot_product;
+    axolotl 0.8.0 utils/models.py.
+
+    Raises:
+        NotModelledError: a family other than GPT-NeoX.
+    """
+    if not keys.flag("flash_optimum"):
+        return
+    if not _EMBED_IN.search(str(keys.get("base_model") or "").lower()):
+        raise keys.not_modelled("flash_optimum", "BetterTransformer is modelled for GPT-NeoX and Pythia only")
+    reading.say("attention", "sdpa", keys.where("flash_optimum"), "BetterTransformer calls torch's attention")
+
+
+def _say_xformers(reading: Reading, origin: str) -> None:
+    """Like FlashAttention it saves inputs, output and one number per row (axolotl 0.19.0
+    monkeypatch/attention/xformers.py).
+    """
+    reading.say("attention", "flash2", origin)
+    reading.remark(origin, "xFormers is counted as FlashAttention 2: memory is the same, time is not")
+
+
+def is_llama(keys: Keys) -> bool:
+    """Whether Axolotl takes the model for a Llama (axolotl 0.8.0 utils/config/__init__.py
+    ``is_llama_derived_model``).
+    """
+    names = [str(keys.get(name) or "").lower() for name in ("base_model", "model_type")]
+    return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
+
+
+def read_plugins(keys: Keys, reading: Reading) -> None:
+    """Enter what plugins change: the loss.
+
+    Raises:
+        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion,
+            GrokFast, which keeps old gradients, kernels of experts...), or one of others' making, which may
+            change anything.
+    """
+    for plugin in keys.names("plugins"):
+        name = plugin.removeprefix(_OWN_PLUGINS).partition(".")[0] if plugin.startswith(_OWN_PLUGINS) else ""
+        if not name:
+            raise keys.not_modelled(
+                "plugins", f"{show(plugin)} is not known; take it out if it changes nothing of the training"
+            )
+        if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
+            reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
+            text = (
+                "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where "
+                "this keeps none"
+            )
+            reading.remark(keys.where("plugins"), text)
+        elif name not in _HARMLESS_PLUGINS:
+            raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
+
+
+def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+    """Enter that token table and norms stay in fp32 over a quantised base, for models that name them
+    otherwise than Llama does.
+
+    PEFT's k-bit preparation makes them fp32.  Axolotl then returns modules to 16 bits by their names: norm,
+    embed_tokens, lm_head and some of single families (axolotl 0.19.0 loaders/model.py:438-492 and 1116-1175,
+    loaders/utils.py:306-316; 2023-11 utils/models.py:400-436).  Preparation is left out for Qwen with
+    ``adapter: lora``, ZeRO-3 and FSDP that loads into host RAM.
+    """
+    model = str(keys.get("base_model") or "").lower()
+    found = _WTE.search(model) or (of_2023 and _EMBED_IN.search(model))
+    unprepared = "qwen" in model and keys.get("adapter") == "lora"
+    if (
+        not found
+        or unprepared
+        or reading.sharding.gathers_weights
+        or reading.value("quantization") not in ("nf4", "fp4", "int8")
+    ):
+        return
+    reading.switch("kbit_upcast", "all", keys.where("base_model"))
+    text = (
+        "token table and norms of this model stay in fp32 over a quantised base; its head is counted "
+        "so too, which is more"
+    )
+    reading.remark(keys.where("base_model"), text)
+
+
+def _read_flash_parts(keys: Keys, reading: Reading) -> None:
+    """Parts of flash-attn take the place of Llama's own;
+    the example files of StableLM have the keys all the same.
+
+    Source: axolotl fbe54be6b (2025-03) utils/models.py:515-545, 905-941, utils/config/__init__.py:178-185;
+    so in 2024-08.
+
+    Raises:
+        NotModelledError: one of them is on for a model that may be a Llama.
+    """
+    other = "stablelm" in str(keys.get("base_model") or "").lower() and not is_llama(keys)
+    if not other:
+        keys.refuse_switched_on(_FLASH_PARTS)
+    for name, text in (_FLASH_PARTS | _PLAIN_PARTS).items():
+        if keys.flag(name):
+            reading.remark(
+                keys.where(name), "has no effect: Axolotl does this to Llama alone" if other else text
+            )
+
+
+def read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Enter the loss, Liger's kernels and those of adapters; ``old``: the file is of 0.8 or before.
+
+    Raises:
+        NotModelledError: a loss that no formula covers.
+    """
+    _read_flash_parts(keys, reading)
+    keys.refuse_switched_on({"use_eaft": "this loss is not modelled"})
+    liger = _liger_keys(keys, reading)
+    if "liger_fused_linear_cross_entropy" in liger:
+        reading.say("loss", "liger", keys.where("liger_fused_linear_cross_entropy"))
+    elif keys.flag("chunked_cross_entropy"):
+        reading.say("loss", "chunked", keys.where("chunked_cross_entropy"))
+    elif "liger_cross_entropy" in liger:
+        reading.remark(
+            keys.where("liger_cross_entropy"), "counted as the loss of Transformers, which is more"
+        )
+    for switch, names in _KERNELS.items():
+        on = [name for name in names if name in liger]
+        if on:
+            reading.switch(switch, True, keys.where(on[0]))
+    _read_adapter_kernels(keys, reading, old=old)
+    keys.skip(
+        ("chunked_cross_entropy_num_chunks", "liger_use_token_scaling", "liger_kernel_impl", "liger_rope")
+    )
+
+
+def _liger_keys(keys: Keys, reading: Reading) -> list[str]:
+    """Keys of Liger's plugin that are on; without the plugin Axolotl never reads them
+    (integrations/liger/args.py).
+    """
+    on = [name for name in _LIGER if keys.get(name)]
+    if on and not any("liger" in plugin.lower() for plugin in keys.names("plugins")):
+        reading.remark(
+            keys.where(on[0]), "has no effect: plugins does not name axolotl.integrations.liger.LigerPlugin"
+        )
+        return []
+    return on
+
+
+def _read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Fused kernels of adapters: those that the file turns on,
+    or all where it names none and Axolotl turns them on itself.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py:1976-2075 check_auto_enable_lora_kernels: nothing is turned
+    on where one of the four keys is set, over 8 bits, with remote code or under FSDP1.  It came with 0.10,
+    and up to 0.15 the kernels needed ``lora_dropout: 0`` (axolotl 0.15.0 monkeypatch/lora_kernels.py:349).
+    """
+    said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
+    if reading.value("method") == "full":
+        _say_kernels(reading, {}, reading.said["method"].origin)
+    elif any(flag is not None for flag in said.values()):
+        on = {name: keys.where(name) for name, flag in said.items() if flag}
+        _say_kernels(reading, on, next(keys.where(name) for name, flag in said.items() if flag is not None))
+    elif not old and (place := _why_not_fused(keys, reading)):
+        _say_kernels(reading, {}, place)
+
+
+def _why_not_fused(keys: Keys, reading: Reading) -> str:
+    """Place of what keeps Axolotl from turning the kernels on; empty where it does."""
+    for name in ("load_in_8bit", "trust_remote_code"):
+        if keys.flag(name):
+            return keys.where(name)
+    if reading.sharding == FSDP1:
+        return reading.said["sharding"].origin
+    before = [name for name in _OLD_ATTENTION if keys.holds(name)]
+    if before and reading.value("lora_dropout"):
+        return keys.where(before[0])
+    return ""
+
+
+def _say_kernels(reading: Reading, on: dict[str, str], origin: str) -> None:
+    """Enter which kernels run; those of attention and MLP together are one switch."""
+    fused = all(name in on for name in _ADAPTER_KERNELS)
+    reading.switch("fused_mlp", "lora_mlp_kernel" in on, on.get("lora_mlp_kernel", origin))
+    reading.switch("adapter_kernels", "fused" if fused else "eager", origin)
+    if on and not fused:
+        reading.remark(
+            origin, "adapters are counted as not fused, which is more: only some of their kernels are on"
+        )
+
+
+def read_generated(keys: Keys, reading: Reading) -> None:
+    """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
+
+    Raises:
+        NotModelledError: what :func:`read_rollout` refuses.
+    """
+    if reading.value("task") != "grpo":
+        return
+    reading.said.pop("padding", None)
+    read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
+    engine = keys.part("vllm")
+    if engine is not None and reading.value("generator") == "vllm":
+        engine.refuse_above_one(
+            {"tensor_parallel_size": "vLLM that divides a model over cards is not modelled"}
+        )
+        reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
+        engine.skip(
+            (
+                "max_model_len",
+                "dtype",
+                "enable_prefix_caching",
+                "host",
+                "port",
+                "enforce_eager",
+                "data_parallel_size",
+            )
+        )
+
+
+def read_evaluation(keys: Keys, reading: Reading) -> None:
+    """As many samples at once as it trains on, unless the file says otherwise;
+    none where none are held back.
+    """
+    if any(keys.get(name) for name in ("val_set_size", "test_datasets")):
+        place = (
+            "axolotl 0.19.0 utils/config/__init__.py: eval_batch_size is micro_batch_size, the "
+            "same in 2023-11"
+        )
+        reading.default("eval_batch", reading.value("batch"), place)
+    else:
+        reading.said.pop("eval_batch", None)

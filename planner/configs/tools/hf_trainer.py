@@ -1,0 +1,97 @@
+"""TrainingArguments of Transformers by themselves (YAML or JSON),
+with the model where a script's arguments name it.
+
+What trains, and in which dtype it is loaded, is the script's, so the file leaves it open.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.sharding import Beside
+from planner.configs.reading import Reading
+from planner.configs.shared.age import TRANSFORMERS_4, first_held
+from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.model_args import read_dtype
+from planner.configs.shared.trainer import (
+    need_precision,
+    read_attention,
+    read_distribution,
+    read_precision,
+    read_trainer,
+)
+
+TOOL = "Transformers 5.23.0"
+STACK = "hf-trainer@5"
+OLD_STACK = "hf-trainer@4"
+MARKS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "optim"})
+_NEEDS = {
+    "model": "the model is the script's: say --model",
+    "method": "what is trained is the script's: say --method full, lora, qlora or int8",
+    "seq": "the length is the script's: say --seq",
+}
+# Names that scripts commonly have: those of Transformers' examples, and of FastChat and its relatives.
+_TABLE = {
+    "model_name_or_path": "model",
+    "block_size": "seq",
+    "max_seq_length": "seq",
+    "model_max_length": "seq",
+}
+# What a script of one's own may read beside TrainingArguments: its meaning is the script's.
+_UNMODELLED = {
+    name: f"what the script does with {name} is not known: say the job by flags"
+    for name in (
+        "use_lora",
+        "use_peft",
+        "use_qlora",
+        "load_in_4bit",
+        "load_in_8bit",
+        "lora_r",
+        "lora_rank",
+        "lora_target_modules",
+    )
+}
+_HARMLESS = (
+    "tokenizer_name",
+    "config_name",
+    "cache_dir",
+    "model_revision",
+    "use_fast_tokenizer",
+    "trust_remote_code",
+    "dataset_name",
+    "dataset_config_name",
+    "train_file",
+    "validation_file",
+    "max_train_samples",
+    "max_eval_samples",
+    "preprocessing_num_workers",
+    "overwrite_cache",
+    "validation_split_percentage",
+    "low_cpu_mem_usage",
+)
+
+
+def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what TrainingArguments and the usual arguments of a script say.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
+        reading.take_stack(OLD_STACK, keys.where(old), "a key that Transformers 5 no longer has")
+    keys.refuse_switched_on(_UNMODELLED)
+    reading.take(keys, _TABLE)
+    read_checkpoint(keys, "model_name_or_path", reading)
+    read_dtype(keys, reading)
+    read_attention(keys, "attn_implementation", reading)
+    read_trainer(keys, reading)
+    if old is not None and reading.value("loss") == "liger":
+        reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
+    read_precision(keys, reading)
+    if reading.value("precision") is None:
+        need_precision(reading)
+    read_distribution(keys, reading, beside)
+    for name, sentence in _NEEDS.items():
+        if reading.value(name) is None:
+            reading.needs[name] = f"{keys.path}: {sentence}"
+    keys.skip(_HARMLESS)

@@ -1,0 +1,455 @@
+"""A training file of LLaMA-Factory (YAML or JSON).
+
+Keys and defaults: llamafactory 0.9.5 hparams/model_args.py, finetuning_args.py, data_args.py and parser.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from planner.configs.launchers.sharding import Beside
+from planner.configs.reading import Reading
+from planner.configs.shared.age import first_held
+from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.liger import say_liger
+from planner.configs.shared.preferences import llama_factory_task
+from planner.configs.shared.trained import read_freeze
+from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
+from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
+from planner.configs.tools.llama_factory_v1 import MARKS as V1
+from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, read_vision
+from planner.errors import UsageError, show
+
+TOOL = "LLaMA-Factory 0.9.5"
+STACK = "llama-factory"
+# Keys that no other tool has.
+MARKS = frozenset(
+    {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}
+)
+OLD_STACK = "llama-factory@0.8"
+_OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
+# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
+# with the name that Transformers has dropped by 4.55.
+_OLD_KEYS = (
+    "evaluation_strategy",
+    "new_special_tokens",
+    "split",
+    "reserved_label_len",
+    "visual_inputs",
+    "image_resolution",
+    "video_resolution",
+    "image_dir",
+    "train_mm_proj_only",
+)
+_GONE = (
+    "new_special_tokens",
+    "split",
+    "reserved_label_len",
+    "image_dir",
+    "image_resolution",
+    "video_resolution",
+)
+
+_METHODS = {"lora": "lora", "oft": "lora", "full": "full", "freeze": "full"}
+_TABLE = {
+    "cutoff_len": "seq",
+    "lora_rank": "lora_rank",
+    "lora_dropout": "lora_dropout",
+    "use_reentrant_gc": "checkpoint_reentrant",
+}
+# Up to 0.7.1 eager attention was called "off"; the last three are the names that v1 takes from Transformers.
+_ATTENTIONS = {
+    "disabled": "eager",
+    "off": "eager",
+    "false": "eager",
+    "sdpa": "sdpa",
+    "fa2": "flash2",
+    "true": "flash2",
+    "fa3": "flash2",
+    "eager": "eager",
+    "flash_attention_2": "flash2",
+}
+_UNMODELLED = {
+    "use_mca": "training by Megatron is not modelled",
+    "use_hyper_parallel": "HyperParallel is not modelled",
+    "use_kt": "KTransformers is not modelled",
+    "use_unsloth": (
+        "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
+    ),
+    "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
+    "shift_attn": "shifted sparse attention is not modelled",
+    "mixture_of_depths": "mixture of depths is not modelled",
+    "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
+    "fp8": "training in fp8 is not modelled",
+    "use_asft_loss": "a loss beside that of a second model is not modelled",
+}
+_HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
+_STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
+_SHOWN_STAGES = "pt, sft, rm, dpo and kto"
+_OTHER_STAGES = {"ppo": "reinforcement learning"}
+# What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
+_OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
+
+
+def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file of LLaMA-Factory says.
+
+    Raises:
+        UsageError: a value that cannot be used, or a file that does not train.
+        NotModelledError: something that no formula covers.
+    """
+    _refuse_other_kinds(keys)
+    keys.refuse_switched_on(_UNMODELLED)
+    stage = _stage(keys)
+    task = llama_factory_task(keys, stage)
+    if task is not None or stage == "pt":
+        reading.say("task", task or "pretrain", keys.where("stage"))
+    _refuse_without_training(keys)
+    old = _old_place(keys)
+    if old:
+        reading.take_stack(OLD_STACK, old, _OLD)
+    reading.take(keys, _TABLE)
+    _read_length(keys, reading, old=bool(old))
+    _read_method(keys, reading)
+    read_vision(keys, reading, keys.text("template"))
+    if "model" not in reading.needs and reading.value("model") is None:
+        read_checkpoint(keys, "model_name_or_path", reading)
+    keys.skip(("model_name_or_path",))
+    _read_packing(keys, reading, stage)
+    if keys.flag("disable_gradient_checkpointing") is not None:
+        where = keys.where("disable_gradient_checkpointing")
+        reading.say("gradient_checkpointing", not keys.flag("disable_gradient_checkpointing"), where)
+        keys.skip(("gradient_checkpointing",))
+    _read_attention(keys, reading)
+    if keys.flag("enable_liger_kernel"):
+        say_liger(reading, keys.where("enable_liger_kernel"))
+        if task is not None:
+            # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
+            reading.said.pop("loss")
+    _read_loss_weights(keys, reading)
+    _read_v1_kernels(keys, reading)
+    _remark(keys, reading)
+    read_own_optimizer(keys, reading)
+    read_trainer(keys, reading)
+    _drop_checkpointing_off(keys, reading)
+    read_distribution(keys, reading, beside)
+    _read_reentrant(reading)
+    if old:
+        _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
+    keys.skip(LLAMA_FACTORY_HARMLESS)
+    keys.skip(_GONE)
+
+
+def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
+    if old and reading.value("seq") is None:
+        reading.needs["seq"] = (
+            f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
+        )
+    else:
+        reading.default("seq", 2048, "llamafactory 0.9.5 hparams/data_args.py: cutoff_len")
+
+
+def _refuse_other_kinds(keys: Keys) -> None:
+    """Files that LLaMA-Factory reads in another way: those of models that see, and of its v1 (by --tool).
+
+    Raises:
+        UsageError: a file of v1.
+        NotModelledError: names the key.
+    """
+    for name in sorted(V1):
+        if keys.has(name) and not keys.has("model_name_or_path"):
+            raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
+    template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
+    text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
+    if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
+        raise keys.not_modelled(
+            "template", f"'{template}' is for a model that sees or hears, which is not modelled"
+        )
+
+
+def _stage(keys: Keys) -> str:
+    stage = keys.text("stage") or "sft"
+    if stage not in _STAGES:
+        what = f" ({_OTHER_STAGES[stage]})" if stage in _OTHER_STAGES else ""
+        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled{what}; {_SHOWN_STAGES} are")
+    return stage
+
+
+def _refuse_without_training(keys: Keys) -> None:
+    """Training runs only where ``do_train`` is true (train/sft/workflow.py);
+    a file of another task leaves it out.
+
+    Raises:
+        NotModelledError: the file evaluates, merges or serves.
+    """
+    other = [name for name in _OTHER_TASKS if keys.get(name) not in (None, False, "huggingface", "hf")]
+    if other and not keys.flag("do_train"):
+        raise keys.not_modelled(
+            other[0], "this file does not train, because do_train is not true; training is what is predicted"
+        )
+
+
+def _old_place(keys: Keys) -> str:
+    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
+    if (name := first_held(keys, _OLD_KEYS)) is not None:
+        return keys.where(name)
+    # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
+    if keys.get("quantization_method") == "bitsandbytes":
+        return keys.where("quantization_method")
+    # All 28 example files of 0.9.2 have the first key and not the second,
+    # none of 0.9.3 and later that trains.
+    if keys.flag("overwrite_cache") and not keys.holds("report_to"):
+        return keys.where("overwrite_cache")
+    return ""
+
+
+def _read_attention(keys: Keys, reading: Reading) -> None:
+    """``flash_attn``; Gemma 2 and gpt-oss have kernels of LLaMA-Factory's own choice.
+
+    Source: llamafactory 0.9.5 model/model_utils/attention.py:31-60.
+
+    Raises:
+        InputFileError: a kernel that it does not know.
+        NotModelledError: gpt-oss, which gets a kernel from the Hub whatever the file says.
+    """
+    said = keys.get("flash_attn")
+    name, model = (
+        str("auto" if said is None else said).lower(),
+        str(keys.get("model_name_or_path") or "").lower(),
+    )
+    if name not in ("auto", *_ATTENTIONS):
+        raise keys.wrong("flash_attn", "auto, disabled, sdpa, fa2 or fa3", said)
+    if "gpt-oss" in model:
+        raise keys.not_modelled(
+            "model_name_or_path",
+            "LLaMA-Factory trains gpt-oss with vLLM's FlashAttention 3, which is not modelled",
+        )
+    if "gemma-2-" in model and name == "auto":
+        choice = (
+            "LLaMA-Factory trains Gemma 2 with FlashAttention 2 where that is installed, else with "
+            "eager attention"
+        )
+        reading.needs["attention"] = f"{keys.path}: {choice}: say --attention flash2 or eager"
+    elif name != "auto":
+        reading.say("attention", _ATTENTIONS[name], keys.where("flash_attn"))
+    if name == "fa3":
+        reading.remark(
+            keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not"
+        )
+
+
+def _read_reentrant(reading: Reading) -> None:
+    """FSDP2 turns reentrant checkpointing off, whatever the file says
+    (model/model_utils/checkpointing.py:157-162).
+    """
+    if not reading.sharding.dtensors:
+        return
+    reading.said.pop("checkpoint_reentrant", None)
+    reading.default(
+        "checkpoint_reentrant",
+        False,
+        "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2",
+    )
+
+
+def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
+    """Up to 0.9.3 weights load in the compute dtype;
+    from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
+
+    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
+    """
+    place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
+    if fp32_in_shards and reading.sharding.gathers_weights and reading.value("quantization") is None:
+        reading.default("load_dtype", "fp32", place)
+    elif (precision := reading.value("precision")) is not None:
+        reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)
+
+
+def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
+    """``gradient_checkpointing: false`` of the Trainer does not turn it off here
+    (model/model_utils/checkpointing.py).
+    """
+    said = reading.said.get("gradient_checkpointing")
+    if said is not None and said.value is False and said.origin == keys.where("gradient_checkpointing"):
+        del reading.said["gradient_checkpointing"]
+        reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
+
+
+def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
+    """Kernels for Ascend's cards alone (ff6d4d12e of 2026-08 v1/plugins/model_plugins/kernels/interface.py
+    ``_AUTO_KERNELS``).
+
+    0.9.5 takes all that are registered,
+    so that experts of some models get a Triton kernel on NVIDIA cards, too.
+    """
+    if not keys.flag("use_v1_kernels"):
+        return
+    text = "has no effect on NVIDIA cards"
+    if _HAS_EXPERTS.search(str(keys.get("model_name_or_path") or "").lower()):
+        text += (
+            " since 2026-07; before, 0.9.5 included, experts of Mixtral, Qwen3 and Qwen3.5 get a "
+            "Triton kernel, not counted"
+        )
+    reading.remark(keys.where("use_v1_kernels"), text)
+
+
+def _read_loss_weights(keys: Keys, reading: Reading) -> None:
+    """Losses that weigh each token; they need logits,
+    which Liger's fused loss does not make (train/sft/trainer.py).
+    """
+    for name, weights in (("use_dft_loss", "probability"), ("use_eaft_loss", "entropy")):
+        if keys.flag(name):
+            reading.switch("loss_weights", weights, keys.where(name))
+            reading.said.pop("loss", None)
+            return
+
+
+def _remark(keys: Keys, reading: Reading) -> None:
+    for name, text in (
+        ("resize_vocab", "the vocabulary is counted as published"),
+        ("add_tokens", "the vocabulary is counted as published"),
+        ("add_special_tokens", "the vocabulary is counted as published"),
+        ("new_special_tokens_config", "the vocabulary is counted as published"),
+        (
+            "adapter_name_or_path",
+            "an adapter is trained as lora_rank and lora_target say, whatever it was made with",
+        ),
+        ("enable_torch_profiler", "what the profiler holds is not counted"),
+        ("ray_num_workers", "the number of GPUs is that of --gpu, not that of Ray's workers"),
+        ("moe_aux_loss_coef", "the routers' loss is not counted"),
+    ):
+        if keys.get(name) not in (None, False):
+            reading.remark(keys.where(name), text)
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    kind = keys.text("finetuning_type")
+    if kind not in (None, *_METHODS):
+        raise keys.not_modelled(
+            "finetuning_type", f"'{show(kind)}' is not modelled; {', '.join(_METHODS)} are"
+        )
+    if kind is not None:
+        reading.say("method", _METHODS[kind], keys.where("finetuning_type"))
+    if kind == "freeze":
+        read_freeze(keys, reading)
+    elif keys.flag("use_llama_pro"):
+        raise keys.not_modelled("use_llama_pro", "adapters on some layers only are not modelled")
+    reading.default("method", "lora", "llamafactory 0.9.5 hparams/finetuning_args.py: finetuning_type")
+    _read_numerics(keys, reading)
+    if reading.value("method") == "full":
+        # What a file says of adapters has no effect then.
+        keys.skip(("lora_target", "additional_target", "lora_rank", "lora_dropout", "use_dora"))
+        for name in ("lora_rank", "lora_dropout"):
+            reading.said.pop(name, None)
+        return
+    _read_adapters(keys, reading)
+
+
+def _read_adapters(keys: Keys, reading: Reading) -> None:
+    rotates = keys.text("finetuning_type") == "oft"
+    if rotates:
+        _read_rotations(keys, reading)
+    targets = keys.names("lora_target")
+    if targets:
+        reading.say(
+            "lora_targets", ("all-linear",) if targets == ("all",) else targets, keys.where("lora_target")
+        )
+    if not rotates and keys.flag("use_dora"):
+        reading.say("dora", True, keys.where("use_dora"))
+    extra = keys.names("additional_target")
+    if extra:
+        reading.say("modules_to_save", extra, keys.where("additional_target"))
+
+
+def _read_rotations(keys: Keys, reading: Reading) -> None:
+    """OFT, which has the targets of LoRA (model/adapter.py _setup_lora_tuning);
+    what else a file says of LoRA has no effect.
+
+    Raises:
+        NotModelledError: so many blocks in each matrix.
+    """
+    if keys.count("oft_rank"):
+        raise keys.not_modelled(
+            "oft_rank", "so many blocks in each matrix are not modelled; oft_block_size is"
+        )
+    reading.take(keys, {"oft_block_size": "oft_block_size"})
+    reading.default("oft_block_size", 32, "llamafactory 0.9.5 hparams/finetuning_args.py: oft_block_size")
+    if keys.get("oft_target") not in (None, "all"):
+        reading.remark(
+            keys.where("oft_target"), "has no effect: LLaMA-Factory takes the targets of OFT from lora_target"
+        )
+    keys.skip(("oft_target", "use_dora", "lora_rank", "lora_dropout"))
+    for name in ("lora_rank", "lora_dropout"):
+        reading.said.pop(name, None)
+
+
+def _read_numerics(keys: Keys, reading: Reading) -> None:
+    """Precision, and the base's quantisation."""
+    read_precision(keys, reading)
+    if keys.flag("pure_bf16"):
+        reading.switch("trainable_fp32", False, keys.where("pure_bf16"))
+        reading.said.pop("precision", None)
+        reading.say("precision", "bf16", keys.where("pure_bf16"))
+    if reading.value("precision") is None:
+        need_precision(reading)
+    bits = keys.count("quantization_bit")
+    if keys.flag("upcast_layernorm"):
+        if bits is None:
+            raise keys.not_modelled(
+                "upcast_layernorm", "norms in fp32 over a base in 16 bits are not modelled"
+            )
+        reading.switch("kbit_upcast", "norms", keys.where("upcast_layernorm"))
+    maker = keys.text("quantization_method") or "bnb"
+    if bits is not None and maker.lower() not in ("bnb", "bitsandbytes"):
+        raise keys.not_modelled(
+            "quantization_method", f"quantisation by {show(maker)} is not modelled; bnb is"
+        )
+    _read_bits(keys, reading, bits)
+
+
+def _read_bits(keys: Keys, reading: Reading, bits: int | None) -> None:
+    """Quantisation, whose bytes are stored in the compute dtype (model/model_utils/quantization.py)."""
+    kind, double = keys.text("quantization_type") or "nf4", keys.flag("double_quantization")
+    if bits is None:
+        return
+    if bits not in (4, 8):
+        raise keys.wrong("quantization_bit", "4 or 8", bits)
+    reading.say("quantization", kind if bits == 4 else "int8", keys.where("quantization_bit"))
+    if bits == 8:
+        return
+    if double is not None:
+        reading.say("double_quant", double, keys.where("double_quantization"))
+    reading.default("double_quant", True, "llamafactory 0.9.5 hparams/model_args.py: double_quantization")
+    precision = reading.value("precision")
+    if precision is not None:
+        note = (
+            "llamafactory 0.9.5 model/model_utils/quantization.py: bnb_4bit_quant_storage is the "
+            "compute dtype"
+        )
+        reading.default("quant_storage", str(precision).removesuffix("-mixed"), note)
+
+
+def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:
+    packing, neat = keys.flag("packing"), keys.flag("neat_packing")
+    if neat:
+        reading.say("padding", "packed", keys.where("neat_packing"))
+    elif packing:
+        reading.say("padding", "packed", keys.where("packing"))
+    elif packing is None and stage == "pt":
+        reading.default("padding", "packed", "llamafactory 0.9.5 hparams/parser.py: pre-training packs")
+
+
+_VISION_TEMPLATES = """
+    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
+    keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen
+    llava_next_video llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v
+    minicpm_v_4_6 ministral3 mistral_small mllama paligemma paligemma_chat pixtral qwen2_audio qwen2_omni
+    qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
+    video_llava yi_vl youtu_vl
+"""
+VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
+"""Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
+``mm_plugin=get_mm_plugin``.
+"""

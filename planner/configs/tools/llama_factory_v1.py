@@ -1,0 +1,385 @@
+"""A training file of LLaMA-Factory's v1 (YAML): another code base in the same package,
+with a loop of its own.
+
+Keys and defaults: hiyouga/LLaMA-Factory at ff6d4d12e (2026-08-18) src/llamafactory/v1/config/*_args.py and
+the parameters of its plugins (peft.py, distributed/interface.py, kernels/interface.py, initialization.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from planner.configs.document import read_document
+from planner.configs.launchers.deepspeed import read_deepspeed
+from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, referred
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.trained import read_freeze
+from planner.configs.shared.trainer import ATTENTIONS, ends_by_steps
+from planner.errors import UsageError, show
+
+TOOL = "LLaMA-Factory v1 ff6d4d1"
+STACK = "llama-factory-v1"
+# Keys that no other tool has.
+MARKS = frozenset(
+    {
+        "dist_config",
+        "kernel_config",
+        "peft_config",
+        "quant_config",
+        "init_config",
+        "optim_config",
+        "lr_scheduler_config",
+        "model_class",
+        "sample_backend",
+        "train_dataset",
+        "batching_strategy",
+        "batching_workers",
+        "enable_activation_checkpointing",
+        "global_batch_size",
+    }
+)
+_PLACE = "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/config/training_args.py"
+_TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "num_train_epochs": "epochs"}
+_DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
+_UNMODELLED = {
+    "quant_config": "quantised bases of LLaMA-Factory v1 are not modelled",
+    "optim_config": "Muon, the optimizer of this key, is not modelled",
+}
+_DEGREES = {
+    "cp_size": "a context-parallel degree",
+    "mp_replicate_size": "replicas of FSDP's shards, a degree",
+}
+_HARMLESS = (
+    "trust_remote_code",
+    "custom_chat_template",
+    "output_dir",
+    "learning_rate",
+    "max_grad_norm",
+    "batching_workers",
+    "dp_size",
+    "cp_mode",
+    "mp_shard_size",
+    "dist_timeout",
+    "lr_scheduler_config",
+    "seed",
+    "full_determinism",
+    "resume_from_checkpoint",
+    "save_steps",
+    "save_epochs",
+    "save_ckpt_as_hf",
+    "save_total_limit",
+    "logging_steps",
+    "train_dataset",
+    "eval_dataset",
+    "sample_backend",
+    "max_new_tokens",
+)
+# What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
+_PREFERENCE_DATA = re.compile(
+    r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE
+)
+_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
+_QWEN_3 = re.compile(r"qwen3-\d")
+_PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
+_PREFERENCE = "preference training and reward models are not modelled; supervised fine-tuning is"
+
+
+def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file of LLaMA-Factory's v1 says.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    _refuse_preference(keys, reading)
+    keys.refuse_switched_on(_UNMODELLED)
+    keys.refuse_above_one(_DEGREES)
+    if keys.text("model_class") not in (None, "llm"):
+        raise keys.not_modelled("model_class", "models other than language models are not modelled")
+    reading.take(keys, _TABLE)
+    for name, value in _DEFAULTS.items():
+        reading.default(name, value, _PLACE)
+    ends_by_steps(keys, reading)
+    total = keys.count("global_batch_size")
+    if total is not None:
+        reading.total_batch = (total, keys.where("global_batch_size"))
+    else:
+        reading.default("grad_accum", 1, f"{_PLACE}: global_batch_size")
+    again = keys.flag("enable_activation_checkpointing")
+    if again is not None:
+        reading.say("gradient_checkpointing", again, keys.where("enable_activation_checkpointing"))
+    _read_attention(keys, reading)
+    _read_method(keys, reading)
+    _read_batches(keys, reading)
+    _read_kernels(keys, reading)
+    _read_init(keys, reading)
+    _read_distribution(keys, reading, beside)
+    keys.skip(_HARMLESS)
+
+
+def _refuse_preference(keys: Keys, reading: Reading) -> None:
+    for name in _PREFERENCE_KEYS:
+        if keys.has(name):
+            raise keys.not_modelled(name, _PREFERENCE)
+    data = keys.text("train_dataset") or ""
+    if _PREFERENCE_DATA.search(data):
+        raise keys.not_modelled("train_dataset", f"{show(data)} sounds like preference data: {_PREFERENCE}")
+    if "multimodal" in data.lower():
+        raise keys.not_modelled(
+            "train_dataset",
+            f"{show(data)} sounds like data with images, training on which is not modelled in v1",
+        )
+    reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
+
+
+def _read_attention(keys: Keys, reading: Reading) -> None:
+    said = keys.text("flash_attn")
+    if said is None:
+        return
+    if said not in ("eager", "sdpa", "flash_attention_2"):
+        raise keys.wrong("flash_attn", "eager, sdpa or flash_attention_2", said)
+    reading.say("attention", ATTENTIONS[said], keys.where("flash_attn"))
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    part = keys.part("peft_config")
+    if part is None:
+        reading.default(
+            "method",
+            "full",
+            "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/core/model_engine.py: peft_config",
+        )
+        return
+    if part.text("name") == "freeze":
+        _read_freeze(keys, reading, part)
+        return
+    if (part.text("name") or "") != "lora":
+        raise part.not_modelled(
+            "name", f"'{show(part.get('name'))}' is not modelled; lora, freeze and full are"
+        )
+    part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
+    if part.has("export_dir"):
+        raise part.not_modelled(
+            "export_dir", "this file merges adapters and does not train; training is what is predicted"
+        )
+    _read_lora(reading, part)
+
+
+def _read_lora(reading: Reading, part: Keys) -> None:
+    reading.say("method", "lora", part.where("name"))
+    reading.take(part, {"r": "lora_rank", "lora_dropout": "lora_dropout"})
+    targets, extra = part.names("target_modules"), part.names("modules_to_save")
+    if targets:
+        reading.say(
+            "lora_targets", ("all-linear",) if targets == ("all",) else targets, part.where("target_modules")
+        )
+    if extra:
+        reading.say("modules_to_save", extra, part.where("modules_to_save"))
+    if part.get("adapter_name_or_path") is not None:
+        text = "an adapter is trained as r and target_modules say, whatever it was made with"
+        reading.remark(part.where("adapter_name_or_path"), text)
+    part.skip(
+        (
+            "lora_alpha",
+            "use_rslora",
+            "export_size",
+            "export_hub_model_id",
+            "infer_dtype",
+            "export_legacy_format",
+        )
+    )
+
+
+def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
+    """Some layers, cast to fp32 (plugins/model_plugins/peft.py get_freeze_model,
+    as ``freeze`` of 0.9.5 chooses them).
+
+    Inputs of frozen layers require gradients under FSDP2 alone (distributed/fsdp2.py prepare_model).
+
+    Raises:
+        UsageError: without an engine, where layers in fp32 meet a stream in 16 bits, which torch refuses.
+    """
+    reading.say("method", "full", part.where("name"))
+    read_freeze(part, reading, "name")
+    dist, widens = keys.get("dist_config"), part.flag("cast_trainable_params_to_fp32")
+    if not isinstance(dist, dict):
+        raise UsageError(
+            f"{part.where('name')}: without dist_config layers in fp32 meet 16 bits, which torch refuses"
+        )
+    if widens is False:
+        reading.switch("trainable_fp32", False, part.where("cast_trainable_params_to_fp32"))
+    kind = "differentiated" if dist.get("name") == "fsdp2" else "skipped"
+    reading.switch("frozen_layers", kind, part.where("name"))
+
+
+def _read_batches(keys: Keys, reading: Reading) -> None:
+    """``batching_strategy``: a dynamic one fills each micro-batch to cutoff_len times micro_batch_size
+    tokens.
+
+    Source: src/llamafactory/v1/plugins/trainer_plugins/batching.py.
+
+    Raises:
+        InputFileError: no such strategy.
+    """
+    kind = keys.text("batching_strategy") or "normal"
+    where = keys.where("batching_strategy")
+    if kind == "padding_free":
+        reading.remark(where, "counted as padded to the longest sample, which is more")
+    elif kind == "dynamic_padding_free":
+        reading.say(
+            "padding", "packed", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens"
+        )
+    elif kind == "dynamic_batching":
+        reading.say(
+            "padding", "max_length", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens"
+        )
+    elif kind != "normal":
+        raise keys.wrong(
+            "batching_strategy", "normal, padding_free, dynamic_batching or dynamic_padding_free", kind
+        )
+
+
+def _read_kernels(keys: Keys, reading: Reading) -> None:
+    """``auto`` is for Ascend's cards alone (kernels/interface.py ``_AUTO_KERNELS``).
+
+    Raises:
+        NotModelledError: other kernels, or Liger's on a model whose layers it was not read for.
+    """
+    part = keys.part("kernel_config")
+    if part is None:
+        return
+    for name in (each.strip() for each in (part.text("name") or "").split(",")):
+        if name == "liger_kernel":
+            _read_liger(keys, reading, part)
+        elif name not in ("", "auto"):
+            raise part.not_modelled(
+                "name", f"kernels '{show(name)}' of LLaMA-Factory v1 are not modelled; auto is"
+            )
+
+
+def _read_liger(keys: Keys, reading: Reading, part: Keys) -> None:
+    """Liger's norms and activation, and its cross entropy in the place of torch's,
+    for the model's loss and the trainer's.
+
+    Source: kernels/liger_kernel_ops.py, whose table has Qwen3 and its successors alone; liger-kernel 0.8.5
+    transformers/monkey_patch.py apply_liger_kernel_to_qwen3 (``nn.functional.cross_entropy`` of all).
+
+    Raises:
+        NotModelledError: a choice of kernels, or a successor of Qwen3.
+    """
+    where, model = part.where("name"), str(keys.get("model") or "").lower()
+    if "qwen3" not in model:
+        reading.remark(where, "liger_kernel has no effect: LLaMA-Factory v1 knows it for Qwen3 models alone")
+        return
+    if part.flag("require_logits") is False:
+        raise part.not_modelled(
+            "require_logits", "Liger's fused head leaves no logits, which the trainer asks for"
+        )
+    if not _QWEN_3.search(model):
+        raise part.not_modelled("name", "'liger_kernel' is modelled for Qwen3 itself, not for its successors")
+    for name in ("fused_norm", "fused_mlp"):
+        reading.switch(name, True, where)
+    reading.switch("loss_forward", "compute+model_loss+float+shifted", where)
+    reading.switch("loss_backward", "compute+compute_grad", where)
+
+
+def _read_init(keys: Keys, reading: Reading) -> None:
+    """``init_config``: where the weights are before FSDP divides them."""
+    part = keys.part("init_config")
+    kind = "init_on_default" if part is None else part.text("name")
+    if part is None or kind == "init_on_default":
+        return
+    if kind not in ("init_on_rank0", "init_on_meta"):
+        raise part.wrong("name", "init_on_default, init_on_rank0 or init_on_meta", kind)
+    if kind == "init_on_meta" and reading.value("method") == "lora":
+        raise UsageError(
+            f"{part.where('name')}: LLaMA-Factory v1 does not load a base of adapters by init_on_meta"
+        )
+    reading.switch("fsdp_loads_whole", False, part.where("name"))
+
+
+def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """``dist_config`` with ``bf16``: FSDP2, DeepSpeed, or none,
+    where nothing casts (core/base_trainer.py ``_shard_model``).
+
+    Raises:
+        NotModelledError: another engine.
+    """
+    part, bf16 = keys.part("dist_config"), keys.flag("bf16")
+    if beside.deepspeed is not None:
+        _read_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
+        if part is not None:
+            part.skip(part.left_over_here())
+        return
+    kind = None if part is None else part.text("name")
+    if part is None:
+        _read_alone(keys, reading)
+    elif kind == "fsdp2":
+        _refuse_one_unit(keys, part)
+        _read_fsdp(part, reading)
+        if bf16 is False:
+            reading.say("precision", "fp32", keys.where("bf16"))
+        reading.default("precision", "bf16-mixed", f"{_PLACE}: bf16")
+    elif kind == "deepspeed":
+        _read_deepspeed(Keys.of(referred(part, "config_file", DEEPSPEED_FILE, reading)), reading)
+    else:
+        raise part.not_modelled("name", f"'{show(kind)}' is not modelled; fsdp2 and deepspeed are")
+
+
+def _read_alone(keys: Keys, reading: Reading) -> None:
+    """One GPU or DDP: a full fine-tune computes in fp32, and adapters in the dtype of the checkpoint."""
+    if reading.value("method") == "full":
+        reading.default(
+            "precision", "fp32", "src/llamafactory/v1/core/base_trainer.py: without dist_config nothing casts"
+        )
+        return
+    text = (
+        "there is no dist_config, so nothing casts and the dtype of the checkpoint decides: say it, "
+        "such as --precision bf16"
+    )
+    reading.needs["precision"] = f"{keys.path}: {text}"
+
+
+def _refuse_one_unit(keys: Keys, part: Keys) -> None:
+    """A model that sees becomes one unit of FSDP2; those with a tower in the catalog are refused by a rule.
+
+    Source: distributed/fsdp2.py get_transformer_layer_cls: it reads ``_no_split_modules`` as a list, which
+    Transformers 5 makes a set, and else looks for layers where a model of text has them.
+
+    Raises:
+        NotModelledError: Qwen3.5.
+    """
+    if _QWEN_3_5.search(str(keys.get("model") or "").lower()):
+        what = "FSDP2 of LLaMA-Factory v1 finds no layers in a model that sees and gathers all of it at once"
+        raise part.not_modelled("name", f"{what}, which is not modelled; deepspeed is")
+
+
+def _read_fsdp(part: Keys, reading: Reading) -> None:
+    reshard, offload = part.flag("reshard_after_forward"), part.flag("offload_params")
+    kind = "fsdp-grad-op" if reshard is False else "fsdp"
+    reading.say("sharding", kind, part.where("reshard_after_forward" if reshard is False else "name"))
+    if offload:
+        reading.say("offload", "optimizer+params", part.where("offload_params"), "FSDP offloads both")
+    # One process is divided only where torchrun started it (accelerator/interface.py: no mesh otherwise).
+    reading.remark(
+        part.where("name"), "one GPU is counted as started with FORCE_TORCHRUN=1: without, FSDP is left out"
+    )
+    part.skip(("pin_memory", "dcp_path"))
+
+
+def _read_deepspeed(keys: Keys, reading: Reading) -> None:
+    """A DeepSpeed file, in which ``auto`` or nothing about bf16 means bf16
+    (model_plugins/deepspeed_utils.py).
+    """
+    bf16, fp16 = (
+        table.get("enabled") if isinstance(table := keys.get(name), dict) else None
+        for name in ("bf16", "fp16")
+    )
+    if fp16 is True:
+        raise UsageError(f"{keys.where('fp16')}: LLaMA-Factory v1 refuses fp16 under DeepSpeed")
+    if bf16 is False or (bf16 is not True and fp16 is False):
+        raise keys.not_modelled("bf16", "DeepSpeed without mixed precision is not modelled")
+    reading.default("precision", "bf16-mixed", "src/llamafactory/v1/plugins/model_plugins/deepspeed_utils.py")
+    read_deepspeed(keys, reading)
+    reading.finish(keys)

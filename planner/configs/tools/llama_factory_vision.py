@@ -1,0 +1,90 @@
+"""What a file of LLaMA-Factory says about images,
+and about the parts of a vision-language model that are trained.
+
+Keys and defaults: llamafactory 0.9.5 hparams/model_args.py ``ProcessorArguments``,
+hparams/finetuning_args.py, model/model_utils/visual.py and data/mm_plugin.py.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.shared.keys import Keys
+
+_MAX_PIXELS = 768 * 768
+_LONGEST_SIDE = 4096
+_PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
+_TEXT_TOO = frozenset({"qwen3_5", "qwen3_5_nothink", "qwen3_6"})
+"""Templates of models that see and are mostly trained on text, which is assumed."""
+READ_TEMPLATES = _TEXT_TOO | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"}
+"""Templates of models whose towers are modelled."""
+_FREEZES = (
+    ("freeze_vision_tower", "vision_tower", True),
+    ("freeze_multi_modal_projector", "projector", True),
+    ("freeze_language_model", "language_model", False),
+)
+"""Key, part of the model, and whether it is frozen where the file says nothing."""
+_CUTS = "an image cut into several is not modelled"
+
+
+def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
+    """Images and frozen parts; nothing where the template is for text.
+
+    The data say how many images a sample has and how large they are: one is assumed, as large as
+    LLaMA-Factory leaves any; none of Qwen3.5.
+
+    Raises:
+        NotModelledError: keys whose effect nobody wrote down.
+    """
+    if template not in READ_TEMPLATES and not keys.flag("visual_inputs"):
+        keys.refuse_switched_on(
+            {"freeze_language_model": "a frozen language model is modelled for models that see only"}
+        )
+        return
+    keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
+    side = _side(keys)
+    sees = "template" if template in READ_TEMPLATES else "visual_inputs"
+    if template not in _TEXT_TOO:
+        reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
+    reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
+    _read_frozen(keys, reading)
+
+
+def _side(keys: Keys) -> int:
+    """Side of the largest square image: ``image_resolution`` was a side up to 0.9.1, and pixels in 0.9.2."""
+    older = keys.count("image_resolution")
+    if older is not None:
+        return older if older <= _LONGEST_SIDE else isqrt(older)
+    return isqrt(keys.count("image_max_pixels") or _MAX_PIXELS)
+
+
+def _read_frozen(keys: Keys, reading: Reading) -> None:
+    """The parts that get neither gradients nor adapters; up to 0.9.1 a key trained the projector alone."""
+    if keys.flag("train_mm_proj_only"):
+        if reading.value("method") != "full":
+            raise keys.not_modelled(
+                "train_mm_proj_only", "adapters on a projector are not modelled; finetuning_type full is"
+            )
+        reading.say("freeze", ("vision_tower", "language_model"), keys.where("train_mm_proj_only"))
+        return
+    frozen, places = [], []
+    for key, part, default in _FREEZES:
+        said = keys.flag(key)
+        places += [] if said is None else [keys.where(key)]
+        if default if said is None else said:
+            frozen.append(part)
+    if reading.value("method") != "full" and "projector" not in frozen:
+        raise keys.not_modelled(
+            "freeze_multi_modal_projector", "adapters on a projector are not modelled; true is"
+        )
+    if not frozen:
+        return
+    if places:
+        reading.say("freeze", tuple(frozen), places[0])
+    else:
+        reading.default(
+            "freeze",
+            tuple(frozen),
+            "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next",
+        )

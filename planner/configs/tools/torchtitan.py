@@ -1,0 +1,319 @@
+"""A job file of torchtitan (TOML), as it read them up to 2026-02-23 (9810191bb),
+when Python took their place.
+
+Keys and defaults: torchtitan e347b1e5e (2026-02-15) config/job_config.py; older names as in its train_configs
+of 2024-10 (7c3a1fac2), 2025-02 (57387af0e) and 2025-06 (d0ed9b423).  Models: models/llama3/__init__.py and
+models/qwen3/__init__.py.
+"""
+
+from __future__ import annotations
+
+from planner.configs.document import Document
+from planner.configs.launchers.sharding import Beside
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import show
+
+TOOL = "torchtitan e347b1e"
+STACK = "torchtitan"
+# Keys that no other tool has.
+MARKS = frozenset({"activation_checkpoint", "parallelism", "fault_tolerance", "memory_estimation"})
+_COMPILED, _COMPILED_WITHOUT_LOSS, _OLD = "torchtitan-compile", "torchtitan-compile@2024", "torchtitan@2024"
+_PLACE = "torchtitan e347b1e5e config/job_config.py"
+_TABLES = ("model", "training", "optimizer", "parallelism", "experimental")
+_DATA_DEGREES = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "data_parallel_degree")
+FLAVORS = {
+    "llama3": {size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
+    "llama2": {size: f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
+    "qwen3": {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+}
+_TENSOR = "tensor_parallel_degree"
+_DEGREES = {
+    "pipeline_parallel_degree": "a pipeline-parallel degree",
+    "context_parallel_degree": "a context-parallel degree",
+    "expert_parallel_degree": "an expert-parallel degree",
+    "expert_tensor_parallel_degree": "an expert-parallel degree",
+}
+_OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
+# Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
+_HARMLESS = (
+    "profiling",
+    "metrics",
+    "lr_scheduler",
+    "checkpoint",
+    "comm",
+    "memory_estimation",
+    "validation",
+    "debug",
+    "quantize",
+    "mx",
+)
+_HARMLESS_TRAINING = (
+    "dataset",
+    "dataset_path",
+    "max_norm",
+    "steps",
+    "gc_freq",
+    "gc_debug",
+    "dataloader",
+    "warmup_steps",
+    "seed",
+    "deterministic",
+    "mixed_precision_reduce",
+    "data_parallel_type",
+)
+_HARMLESS_PARALLELISM = (
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_schedule_csv",
+    "pipeline_parallel_microbatch_size",
+    "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_split_points",
+    "pipeline_parallel_first_stage_less_layers",
+    "pipeline_parallel_last_stage_less_layers",
+    "pipeline_parallel_expert_parallel_overlap",
+    "module_fqns_per_model_part",
+    "context_parallel_load_balancer",
+    "context_parallel_rotate_method",
+    "expert_parallel_comm_backend",
+    "enable_compiled_autograd",
+)
+
+
+def is_torchtitan(document: Document) -> bool:
+    """Whether a TOML file has its tables; a file of plan's own has none."""
+    return all(isinstance(document.table.get(name), dict) for name in ("training", "model"))
+
+
+def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a job file of torchtitan says.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    del beside
+    tables = {name: keys.part(name) or Keys(keys.path, {}, f"{name}.") for name in _TABLES}
+    training = tables["training"]
+    _refuse_extensions(keys, tables["experimental"])
+    old = training.has("warmup_steps") or any(
+        training.has(f"data_parallel{end}") for end in ("_degree", "_shard_degree")
+    )
+    compiled = _read_compile(keys, training)
+    _choose_stack(keys, reading, compiled, old=old)
+    _read_model(tables["model"], reading, old=old)
+    _read_training(training, reading)
+    _read_optimizer(tables["optimizer"], reading, old=old)
+    _read_checkpointing(keys, reading)
+    _read_distribution(tables, reading)
+    for name in _HARMLESS:
+        part = keys.part(name)
+        if part is not None:
+            part.skip(part.left_over_here())
+
+
+def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
+    """Modules of one's own, and trainings whose loop is another one."""
+    reasons = dict.fromkeys(
+        ("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled"
+    )
+    experimental.refuse_switched_on(reasons)
+    job, faults, fp8 = (keys.part(name) for name in ("job", "fault_tolerance", "float8"))
+    if job is not None:
+        job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
+        job.skip(job.left_over_here())
+    if faults is not None:
+        faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
+        faults.skip(faults.left_over_here())
+    if fp8 is not None:
+        fp8.refuse_switched_on({"enable_float8_linear": "training in fp8 is not modelled"})
+        fp8.skip(fp8.left_over_here())
+
+
+def _read_compile(keys: Keys, training: Keys) -> str:
+    """Stack of a compiled job, empty where nothing is compiled;
+    the loss was not compiled before 2025-04-02 (bbb1b616e).
+    """
+    part = keys.part("compile")
+    if part is None:
+        return _COMPILED_WITHOUT_LOSS if training.flag("compile") else ""
+    on, names = part.flag("enable"), part.get("components")
+    part.skip(("backend",))
+    components = {"model", "loss"} if names is None else set(names if isinstance(names, list) else [names])
+    if not on:
+        return ""
+    if "model" not in components:
+        raise part.not_modelled(
+            "components", "a compiled loss beside a model that is not compiled is not modelled"
+        )
+    if part.get("backend") not in (None, "inductor"):
+        raise part.not_modelled("backend", "backends other than inductor are not modelled")
+    return _COMPILED if "loss" in components else _COMPILED_WITHOUT_LOSS
+
+
+def _choose_stack(keys: Keys, reading: Reading, compiled: str, *, old: bool) -> None:
+    stack = compiled or (_OLD if old else STACK)
+    if stack != STACK:
+        reading.said.pop("stack", None)
+        where = keys.where("compile" if compiled else "training.warmup_steps")
+        reading.say("stack", stack, where, "compiled" if compiled else "a file of torchtitan of 2024")
+    reading.default("loss", "hf", "torchtitan e347b1e5e components/loss.py: cross entropy over whole logits")
+
+
+def _read_model(part: Keys, reading: Reading, *, old: bool) -> None:
+    """Raises: NotModelledError for a model or a norm that is not known."""
+    name, flavor = part.text("name") or "llama3", part.text("flavor") or "debugmodel"
+    model = FLAVORS.get(name, {}).get(flavor)
+    if model is None:
+        known = "; ".join(f"{each}: {', '.join(flavors)}" for each, flavors in FLAVORS.items())
+        raise part.not_modelled("flavor", f"{show(name)} {show(flavor)} is not modelled; these are: {known}")
+    reading.say("model", model, part.where("flavor"))
+    reading.default("method", "full", "torchtitan trains all weights")
+    part.refuse_switched_on({"converters": "models that a converter changes (fp8, MX) are not modelled"})
+    norm = part.text("norm_type")
+    if norm not in (None, "rmsnorm", "fused_rmsnorm"):
+        raise part.not_modelled("norm_type", f"norms '{show(norm)}' are not modelled; rmsnorm is")
+    if norm == "fused_rmsnorm" and old:
+        reading.switch("fused_norm", True, part.where("norm_type"))
+    part.skip(
+        ("hf_assets_path", "tokenizer_path", "print_after_conversion", "use_flex_attn", "attn_mask_type")
+    )
+    if part.get("use_flex_attn"):
+        reading.remark(part.where("use_flex_attn"), "counted as torch's fused attention, which keeps as much")
+
+
+def _read_training(part: Keys, reading: Reading) -> None:
+    reading.take(part, {"local_batch_size": "batch", "batch_size": "batch", "seq_len": "seq"})
+    reading.default("batch", 8, f"{_PLACE} Training.local_batch_size")
+    reading.default("seq", 2048, f"{_PLACE} Training.seq_len")
+    total = part.get("global_batch_size")
+    if isinstance(total, int) and not isinstance(total, bool) and total > 0:
+        reading.total_batch = (total, part.where("global_batch_size"))
+    else:
+        reading.default("grad_accum", 1, f"{_PLACE} Training.global_batch_size")
+    dtype, mixed = part.text("dtype") or "float32", part.text("mixed_precision_param") or "bfloat16"
+    for name, value in (("dtype", dtype), ("mixed_precision_param", mixed)):
+        if value not in ("float32", "bfloat16"):
+            raise part.wrong(name, "float32 or bfloat16", value)
+    # Under FSDP2 it stands for what is gathered; weights in bf16 compute in it without.
+    precision = "bf16" if dtype == "bfloat16" else "bf16-mixed" if mixed == "bfloat16" else "fp32"
+    reading.say(
+        "precision", precision, part.where("mixed_precision_param" if dtype == "float32" else "dtype")
+    )
+    reading.say("load_dtype", "bf16" if dtype == "bfloat16" else "fp32", part.where("dtype"))
+    if part.flag("enable_cpu_offload"):
+        reading.say("offload", "optimizer+params", part.where("enable_cpu_offload"), "FSDP offloads both")
+    part.skip(_HARMLESS_TRAINING)
+
+
+def _read_optimizer(part: Keys, reading: Reading, *, old: bool) -> None:
+    name = part.text("name") or "AdamW"
+    if name not in ("Adam", "AdamW"):
+        raise part.not_modelled("name", f"optimizer '{show(name)}' is not modelled; Adam and AdamW are")
+    reason = "an optimizer that steps inside of the backward pass is not modelled"
+    part.refuse_switched_on({"early_step_in_backward": reason})
+    kind, fused = part.text("implementation"), part.flag("fused")
+    if kind is not None and kind not in _OPTIMIZERS:
+        raise part.not_modelled(
+            "implementation", f"'{show(kind)}' is not modelled; {' and '.join(_OPTIMIZERS)} are"
+        )
+    if kind is not None:
+        reading.say("optimizer", _OPTIMIZERS[kind], part.where("implementation"))
+    elif fused is not None:
+        reading.say("optimizer", "adamw_torch_fused" if fused else "adamw_torch", part.where("fused"))
+    elif old:
+        reading.default(
+            "optimizer",
+            "adamw_torch",
+            "torchtitan 7c3a1fac2 (2024-10) config_manager.py: optimizer.fused is false",
+        )
+    part.skip(("lr", "beta1", "beta2", "eps", "weight_decay"))
+
+
+def _read_checkpointing(keys: Keys, reading: Reading) -> None:
+    """``activation_checkpoint``; without the table every second layer (mode selective, option 2)."""
+    part = keys.part("activation_checkpoint") or Keys(keys.path, {}, "activation_checkpoint.")
+    mode, option = part.text("mode") or "selective", str(part.get("selective_ac_option") or "2")
+    where = part.where("mode")
+    details = (
+        "early_stop",
+        "preserve_rng_state",
+        "determinism_check",
+        "debug",
+        "memory_budget",
+        "visualize_memory_budget_pareto",
+    )
+    part.skip(details)
+    forced = part.get("per_op_sac_force_recompute_mm_shapes_by_fqns")
+    if forced and forced != ["moe.router.gate"]:
+        raise part.not_modelled(
+            "per_op_sac_force_recompute_mm_shapes_by_fqns",
+            "products that are always made again are not modelled",
+        )
+    if mode not in ("none", "full", "selective"):
+        raise part.not_modelled("mode", f"'{show(mode)}' is not modelled; none, full and selective are")
+    reading.say("gradient_checkpointing", mode != "none", where)
+    if mode == "none":
+        return
+    if mode == "selective" and option == "op":
+        reading.say("checkpoint_policy", "selective-op", part.where("selective_ac_option"))
+        return
+    reading.say("checkpoint_policy", "full", where)
+    if mode == "selective":
+        if not option.isdecimal() or int(option) < 1:
+            raise part.wrong("selective_ac_option", "op, or a whole number above zero", option)
+        reading.say("checkpoint_every", int(option), part.where("selective_ac_option"))
+
+
+def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
+    """FSDP2 over all GPUs, or DDP; files of 2024 have the degrees in ``training`` and ``experimental``.
+
+    Raises:
+        NotModelledError: another parallelism.
+    """
+    parallelism, training = tables["parallelism"], tables["training"]
+    for each in (parallelism, training, tables["experimental"]):
+        each.refuse_above_one(_DEGREES)
+        _read_tensor_degree(each, reading)
+        each.skip((*_DEGREES, *_HARMLESS_PARALLELISM, *_DATA_DEGREES))
+    part = (
+        training
+        if training.has("data_parallel_shard_degree") or training.has("data_parallel_degree")
+        else parallelism
+    )
+    copies = part.get("data_parallel_replicate_degree") or 1
+    shards = part.get("data_parallel_shard_degree")
+    shards = part.get("data_parallel_degree") if shards is None else shards
+    never = parallelism.text("fsdp_reshard_after_forward") == "never"
+    where = part.where("data_parallel_shard_degree")
+    if copies != 1 and shards != 1:
+        raise part.not_modelled(
+            "data_parallel_replicate_degree", f"{show(copies)} replicas of FSDP's shards are not modelled"
+        )
+    if copies != 1:
+        reading.say("sharding", "ddp", part.where("data_parallel_replicate_degree"))
+        return
+    # Reductions are in fp32 whatever is gathered: mixed_precision_reduce has no other value.
+    reading.switch("fsdp_reduces_fp32", True, where)
+    kind = "fsdp-grad-op" if never else "fsdp"
+    if isinstance(shards, int) and not isinstance(shards, bool) and shards > 1:
+        reading.say("sharding", kind, where)
+    elif shards != 1:
+        reading.several = (kind, f"{_PLACE} Parallelism.data_parallel_shard_degree: -1 means all GPUs")
+
+
+def _read_tensor_degree(part: Keys, reading: Reading) -> None:
+    """Matrices over several GPUs, with the stream over their tokens and a loss over divided logits.
+
+    Raises:
+        NotModelledError: whole logits on every GPU, or products that send while they run.
+    """
+    degree = part.count(_TENSOR) or 1
+    if degree > 1:
+        reading.say("tensor_parallel", degree, part.where(_TENSOR))
+        part.refuse_switched_on(
+            {
+                "disable_loss_parallel": "a loss over whole logits beside tensor parallelism is not modelled",
+                "enable_async_tensor_parallel": "products that send while they run are not modelled",
+            }
+        )
+    part.skip(("disable_loss_parallel", "enable_async_tensor_parallel"))

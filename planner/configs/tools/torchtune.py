@@ -1,0 +1,319 @@
+"""A configuration of torchtune's supervised recipes (YAML): lora and full finetune,
+single_device and distributed.
+
+Keys: torchtune 0.6.1 recipes/{lora,full}_finetune_{single_device,distributed}.py, which take no defaults for
+most of them, and models/*/_model_builders.py; keys that recipes of 2025-03 to 2026-04 (bd2a0fc7c) added are
+read as well.
+Ignored: without ``custom_sharded_layers`` FSDP2's root has the token table and the output,
+which are then whole throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.configs.document import Document
+from planner.configs.launchers.sharding import Beside
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import show
+
+TOOL = "torchtune 0.6.1"
+STACK = "torchtune"
+COMPILED_STACK = "torchtune-compile"
+COMPONENT = "_component_"
+"""Key of a nested table that its config parser instantiates (config/_instantiate.py)."""
+# Keys that no other tool has; its files are told by the one above all the same.
+MARKS = frozenset(
+    {"enable_activation_offloading", "optimizer_in_bwd", "max_steps_per_epoch", "custom_sharded_layers"}
+)
+_MODELS = "torchtune.models."
+# Its builders -> the checkpoint that has these shapes.
+_LLAMA, _QWEN = "meta-llama/", "Qwen/"
+BUILDERS = {
+    "llama2_7b": f"{_LLAMA}Llama-2-7b-hf",
+    "llama2_13b": f"{_LLAMA}Llama-2-13b-hf",
+    "llama2_70b": f"{_LLAMA}Llama-2-70b-hf",
+    "code_llama2_7b": "codellama/CodeLlama-7b-hf",
+    "code_llama2_13b": "codellama/CodeLlama-13b-hf",
+    "llama3_8b": f"{_LLAMA}Meta-Llama-3-8B",
+    "llama3_70b": f"{_LLAMA}Meta-Llama-3-70B",
+    "llama3_1_8b": f"{_LLAMA}Llama-3.1-8B",
+    "llama3_1_70b": f"{_LLAMA}Llama-3.1-70B",
+    "llama3_1_405b": f"{_LLAMA}Llama-3.1-405B",
+    "llama3_2_1b": f"{_LLAMA}Llama-3.2-1B",
+    "llama3_2_3b": f"{_LLAMA}Llama-3.2-3B",
+    "llama3_3_70b": f"{_LLAMA}Llama-3.3-70B-Instruct",
+    "mistral_7b": "mistralai/Mistral-7B-v0.1",
+    "gemma_2b": "google/gemma-2b",
+    "gemma_7b": "google/gemma-7b",
+    **{f"qwen2_{size}": f"{_QWEN}Qwen2-{size.replace('_', '.').upper()}" for size in ("0_5b", "1_5b", "7b")},
+    **{
+        f"qwen2_5_{size}{kind}": f"{_QWEN}Qwen2.5-{size.replace('_', '.').upper()}"
+        for size in ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b")
+        for kind in ("", "_base", "_instruct")
+    },
+    **{
+        f"qwen3_{size}{kind}": f"{_QWEN}Qwen3-{size.replace('_', '.').upper()}"
+        for size in ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
+        for kind in ("", "_base", "_instruct")
+    },
+}
+_TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_OPTIMIZERS = {
+    "bitsandbytes.optim.PagedAdamW8bit": "paged_adamw_8bit",
+    "bitsandbytes.optim.PagedAdamW": "paged_adamw_32bit",
+    "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
+    "torch.optim.SGD": "sgd",
+}
+_ADAMW = "torch.optim.AdamW"
+_LOSS, _LINEAR_LOSS = (
+    "torchtune.modules.loss.CEWithChunkedOutputLoss",
+    "torchtune.modules.loss.LinearCrossEntropyLoss",
+)
+_DTYPES = ("bf16", "fp32")
+_UNMODELLED = {
+    "optimizer_in_bwd": "an optimizer that steps inside of the backward pass is not modelled",
+    "ac_mode": "torchtune's selective checkpointing is not modelled",
+    "enable_fp8_training": "training in fp8 is not modelled",
+    "quantizer": "training that rounds as if quantised (QAT) is not modelled",
+    "teacher_model": "distillation is not modelled",
+    "teacher_checkpointer": "distillation is not modelled",
+    "ref_checkpointer": "preference training is not modelled; supervised fine-tuning is",
+    "reward_checkpointer": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
+    "reward_and_value_model": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
+    "num_generations": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
+    "grpo_samples": "reinforcement learning (PPO, GRPO) is not modelled; supervised fine-tuning is",
+}
+_DEGREES = {
+    "tensor_parallel_dim": "a tensor-parallel degree",
+    "context_parallel_dim": "a context-parallel degree",
+    "expert_parallel_dim": "an expert-parallel degree",
+    "data_parallel_replicate_dim": "replicas of FSDP's shards, a degree",
+}
+# Keys of the distributed recipes alone.
+_DISTRIBUTED = (
+    "custom_sharded_layers",
+    "fsdp_cpu_offload",
+    "fsdp_reshard_after_forward",
+    "data_parallel_shard_dim",
+)
+_HARMLESS = (
+    "output_dir",
+    "checkpointer",
+    "resume_from_checkpoint",
+    "save_adapter_weights_only",
+    "seed",
+    "shuffle",
+    "lr_scheduler",
+    "max_steps_per_epoch",
+    "clip_grad_norm",
+    "metric_logger",
+    "log_every_n_steps",
+    "log_peak_memory_stats",
+    "log_level",
+    "profiler",
+    "low_cpu_ram",
+    "collate_fn",
+    "cudnn_deterministic_mode",
+    "tensor_parallel_plan",
+    "enable_async_checkpointing",
+    "run_val_every_n_steps",
+    "dataset_val",
+    "batch_size_val",
+    "loss_parallel",
+    "ac_option",
+    "keep_last_n_checkpoints",
+)
+
+
+def is_torchtune(document: Document) -> bool:
+    """Whether a file has a table that torchtune's config parser instantiates."""
+    return any(isinstance(value, dict) and COMPONENT in value for value in document.table.values())
+
+
+def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a configuration of torchtune says.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    del beside
+    keys.refuse_switched_on(_UNMODELLED)
+    keys.refuse_above_one(_DEGREES)
+    if keys.flag("compile"):
+        reading.said.pop("stack", None)
+        reading.say("stack", COMPILED_STACK, keys.where("compile"))
+    _read_model(keys, reading)
+    _read_loss(keys, reading)
+    reading.take(
+        keys, {"batch_size": "batch", "gradient_accumulation_steps": "grad_accum", "epochs": "epochs"}
+    )
+    for name, what in (("batch_size", "batch"), ("gradient_accumulation_steps", "grad_accum")):
+        if reading.value(what) is None:
+            reading.needs[what] = (
+                f"{keys.path}: {name} is not given, and no recipe of torchtune has a default for it"
+            )
+    _read_dtype(keys, reading)
+    _read_data(keys, reading)
+    _read_optimizer(keys, reading)
+    _read_checkpointing(keys, reading)
+    _read_distribution(keys, reading)
+    keys.skip(_HARMLESS)
+
+
+def _component(part: Keys | None) -> str:
+    return "" if part is None else part.text(COMPONENT) or ""
+
+
+def _read_model(keys: Keys, reading: Reading) -> None:
+    """The builder's name says the model and the method.
+
+    Raises:
+        NotModelledError: a builder whose model is not known, or is built otherwise than Transformers' one.
+    """
+    part = keys.part("model")
+    builder = _component(part)
+    if part is None or not builder.startswith(_MODELS):
+        raise keys.not_modelled(
+            "model", "not a builder of torchtune.models, so the model is not known: say the job by flags"
+        )
+    name = builder.rpartition(".")[2]
+    plain = name.removeprefix("q").removeprefix("lora_") if name.startswith(("lora_", "qlora_")) else name
+    if plain not in BUILDERS:
+        raise part.not_modelled(
+            COMPONENT, f"{show(name)} is not modelled: Llama, Mistral, Gemma and Qwen of 2 to 3 are"
+        )
+    where = part.where(COMPONENT)
+    reading.say("model", BUILDERS[plain], where, f"torchtune's {name}")
+    if plain == name:
+        reading.say("method", "full", where)
+        return
+    _read_adapters(part, reading, quantised=name.startswith("qlora_") or bool(part.flag("quantize_base")))
+
+
+def _read_adapters(part: Keys, reading: Reading, *, quantised: bool) -> None:
+    part.refuse_switched_on({"use_dora": "DoRA is not modelled"})
+    reading.say("method", "lora", part.where(COMPONENT))
+    reading.take(part, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
+    named = part.names("lora_attn_modules")
+    if unknown := [name for name in named if name not in _TARGETS]:
+        raise part.wrong("lora_attn_modules", f"of {', '.join(_TARGETS)}", unknown[0])
+    targets = tuple(_TARGETS[name] for name in named)
+    targets += _MLP if part.flag("apply_lora_to_mlp") else ()
+    targets += ("lm_head",) if part.flag("apply_lora_to_output") else ()
+    if targets:
+        reading.say("lora_targets", targets, part.where("lora_attn_modules"))
+    part.skip(("lora_alpha", "quantize_base"))
+    if quantised:
+        where = part.where("quantize_base" if part.has("quantize_base") else COMPONENT)
+        reading.say("quantization", "nf4", where)
+        # torchao's NF4Tensor has 8-bit scales, and FSDP2 divides it.
+        reading.say("double_quant", True, where, "scales of NF4Tensor are quantised, too")
+        reading.say("quant_storage", "bfloat16", where, "stands for: FSDP2 divides NF4Tensor")
+
+
+def _read_loss(keys: Keys, reading: Reading) -> None:
+    """The loss in eight pieces, of which all logits live together;
+    a newer one makes each piece's logits by itself.
+    """
+    part = keys.part("loss")
+    kind = _component(part)
+    if kind.startswith("torchtune.rlhf."):
+        raise keys.not_modelled(
+            f"loss.{COMPONENT}", "preference training is not modelled; supervised fine-tuning is"
+        )
+    if part is None or kind not in (_LOSS, _LINEAR_LOSS):
+        place = part or keys
+        raise place.not_modelled(
+            COMPONENT if part else "loss",
+            f"the loss {show(kind)} is not modelled; {_LOSS.rpartition('.')[2]} is",
+        )
+    if part.get("num_output_chunks") not in (None, 8):
+        raise part.not_modelled("num_output_chunks", "other than eight pieces are not modelled")
+    if kind == _LINEAR_LOSS:
+        reading.remark(part.where(COMPONENT), f"counted as {_LOSS.rpartition('.')[2]}, which is more")
+        part.skip(("mask_ignored_tokens",))
+    part.skip(("ignore_index",))
+
+
+def _read_dtype(keys: Keys, reading: Reading) -> None:
+    dtype = keys.text("dtype") or "fp32"
+    if dtype not in _DTYPES:
+        raise keys.wrong("dtype", " or ".join(_DTYPES), dtype)
+    if keys.text("device") not in (None, "cuda"):
+        raise keys.not_modelled("device", "devices without CUDA are not modelled by this file: say --gpu")
+    where = keys.where("dtype")
+    reading.say("precision", dtype, where)
+    if reading.value("quantization") is None or dtype != _DTYPES[0]:
+        reading.say("load_dtype", dtype, where)
+    if reading.value("method") == "lora":
+        reading.say("adapter_dtype", dtype, where)
+
+
+def _read_data(keys: Keys, reading: Reading) -> None:
+    tokenizer, data = keys.part("tokenizer"), keys.part("dataset")
+    if tokenizer is not None:
+        reading.take(tokenizer, {"max_seq_len": "seq"})
+        tokenizer.skip(tokenizer.left_over_here())
+    if reading.value("seq") is None:
+        reading.needs["seq"] = (
+            f"{keys.path}: tokenizer.max_seq_len is null, so the longest sample decides: say --seq"
+        )
+    if data is None:
+        return
+    if data.flag("packed"):
+        reading.say("padding", "packed", data.where("packed"))
+    data.skip(data.left_over_here())
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    part = keys.part("optimizer")
+    kind = _component(part)
+    if part is None or (kind != _ADAMW and kind not in _OPTIMIZERS):
+        names = ", ".join((_ADAMW, *_OPTIMIZERS))
+        raise (part or keys).not_modelled(
+            COMPONENT if part else "optimizer", f"optimizer {show(kind)} is not modelled; these are: {names}"
+        )
+    fused = part.flag("fused")
+    ours = _OPTIMIZERS.get(kind) or ("adamw_torch_fused" if fused else "adamw_torch")
+    reading.say("optimizer", ours, part.where(COMPONENT))
+    part.skip(("lr", "weight_decay", "betas", "eps", "fused", "momentum", "foreach"))
+    if any(part.get(name) for name in ("amsgrad", "momentum")):
+        raise part.not_modelled(
+            "amsgrad" if part.has("amsgrad") else "momentum", "a state more than usual is not modelled"
+        )
+
+
+def _read_checkpointing(keys: Keys, reading: Reading) -> None:
+    again, offload = keys.flag("enable_activation_checkpointing"), keys.flag("enable_activation_offloading")
+    where = keys.where("enable_activation_checkpointing")
+    reading.say(
+        "gradient_checkpointing", bool(again), where, "" if again is not None else "off where it is left out"
+    )
+    if offload:
+        reading.say("offload", "activations", keys.where("enable_activation_offloading"))
+
+
+def _read_distribution(keys: Keys, reading: Reading) -> None:
+    """FSDP2 where a key of the distributed recipes is there, or the job has several GPUs:
+    torchtune has nothing else.
+
+    Raises:
+        NotModelledError: what lies on the host besides.
+    """
+    table = keys.part("fsdp")
+    offload = keys.flag("fsdp_cpu_offload") or (table is not None and table.flag("cpu_offload"))
+    if offload:
+        reading.said.pop("offload", None)
+        reading.say("offload", "optimizer+params", keys.where("fsdp_cpu_offload"), "FSDP offloads both")
+    shard: Any = keys.get("fsdp_reshard_after_forward")
+    kind = "fsdp-grad-op" if shard is False else "fsdp"
+    found = next((name for name in _DISTRIBUTED if keys.has(name)), "fsdp" if table is not None else None)
+    if found is not None:
+        reading.say("sharding", kind, keys.where(found), "a key of the distributed recipes")
+    else:
+        reading.several = (kind, "torchtune 0.6.1 recipes/*_distributed.py: FSDP2 and no other")
+    keys.skip(_DISTRIBUTED)

@@ -1,0 +1,445 @@
+"""A file of TRL's SFT command or of a recipe in its manner (YAML or JSON): ModelConfig,
+SFTConfig and TrainingArguments.
+
+Keys and defaults: trl 1.16.0 trainer/model_config.py, sft_config.py and base_config.py; names of older
+versions are read as well.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from planner.configs.launchers.sharding import ACCELERATE_FILE, Beside, referred
+from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.shared.age import TRANSFORMERS_4, first_held
+from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.harmless import TRL_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.liger import say_liger
+from planner.configs.shared.model_args import DTYPES, read_dtype
+from planner.configs.shared.preferences import TRL_HARMLESS as PREFERENCE_HARMLESS
+from planner.configs.shared.preferences import read_precomputed, trl_task
+from planner.configs.shared.rollouts import read_rollout
+from planner.configs.shared.stock import stock_launch_file
+from planner.configs.shared.trainer import (
+    need_precision,
+    read_attention,
+    read_distribution,
+    read_launch_file,
+    read_precision,
+    read_trainer,
+)
+from planner.domain.recipes.recipe import TARGET_PATTERN
+from planner.errors import UsageError, show
+
+TOOL = "TRL 1.16.0"
+STACK = "trl"
+# Keys that TrainingArguments and the other tools do not have.
+MARKS = frozenset(
+    {
+        "use_peft",
+        "dataset_text_field",
+        "dataset_name",
+        "dataset_mixer",
+        "lora_target_modules",
+        "completion_only_loss",
+        "assistant_only_loss",
+        "padding_free",
+        "packing_strategy",
+        "use_bnb_nested_quant",
+        "dataset_num_proc",
+    }
+)
+# Keys that only trainers have that generate: trl 1.16.0 trainer/grpo_config.py, rloo_config.py.
+_GENERATED = (
+    "num_generations",
+    "reward_funcs",
+    "reward_weights",
+    "steps_per_generation",
+    "vllm_mode",
+    "use_vllm",
+)
+# With these a file that names a model is in TRL's manner, unless another tool's own keys are there.
+HINTS = frozenset(
+    {
+        "max_length",
+        "max_seq_length",
+        "packing",
+        "lora_r",
+        "load_in_4bit",
+        "load_in_8bit",
+        "torch_dtype",
+        "dtype",
+    }
+)
+_FILTERS = "this file filters a data set and does not train; training is what is predicted"
+_ONLINE = "reinforcement learning other than GRPO (RLOO, PPO) is not modelled"
+_POLICY = "training by a reward model's scores is not modelled"
+# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0
+# trainer/*_config.py.  In this order, because online ones also have ``beta``, and those that filter have keys
+# of online ones (open-r1 scripts/pass_rate_filtering).
+_OTHER_TRAININGS = {
+    "pass_rate_min": _FILTERS,
+    "pass_rate_max": _FILTERS,
+    "rloo_k": _ONLINE,
+    "num_ppo_epochs": _ONLINE,
+    "cliprange": _ONLINE,
+    "reward_model_path": _POLICY,
+}
+
+
+def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what a file of TRL's SFT command says.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    _refuse_other_trainings(keys)
+    generates = _trains_on_generated(keys, reading)
+    compares = not generates and trl_task(keys, reading)
+    read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
+    old = read_age(keys, reading)
+    _read_method(keys, reading)
+    read_checkpoint(keys, "model_name_or_path", reading)
+    _read_lengths(keys, reading, old=old if compares else "")
+    _read_model(keys, reading)
+    _read_images(keys, reading)
+    if keys.flag("activation_offloading"):
+        reading.say("offload", "activations", keys.where("activation_offloading"))
+    if not (compares or generates):
+        _read_loss(keys, reading)
+    read_trainer(keys, reading)
+    if compares:
+        _read_preferences(keys, reading, old)
+    elif generates:
+        _read_generated(keys, reading, old)
+    elif not old:
+        _keep_loss(keys, reading)
+    _read_precision(keys, reading, old)
+    _read_launch(keys, reading, beside)
+    read_distribution(keys, reading, beside)
+    if old:
+        read_old_preparation(keys, reading)
+    keys.skip(TRL_HARMLESS)
+
+
+def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
+    """What trainers of preferences have of their own.
+
+    Recipes with a mixer are of the time of TRL 0.9, which took the log-softmax of all logits
+    (alignment-handbook setup.py).
+
+    Raises:
+        NotModelledError: Liger's kernels where they bring a loss of their own.
+    """
+    for name in ("use_liger", "use_liger_kernel"):
+        if keys.flag(name):
+            if old or reading.value("task") not in ("dpo", "kto"):
+                raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
+            reading.said.pop("loss", None)
+    if keys.has("dataset_mixer"):
+        reading.switch("pair_logps", "whole", keys.where("dataset_mixer"))
+    reading.said.pop("padding", None)
+    keys.skip(PREFERENCE_HARMLESS)
+
+
+def _trains_on_generated(keys: Keys, reading: Reading) -> bool:
+    """Whether a file trains on what the model generates, by keys that no other trainer has;
+    then its task is entered.
+
+    Raises:
+        NotModelledError: the path says that it is another one's than GRPO's.
+    """
+    told = next((name for name in _GENERATED if keys.has(name)), None)
+    if told is None:
+        return False
+    if any(
+        re.search(r"(?<![a-z])(rloo|ppo|nash|xpo|online_dpo)(?![a-z])", part.lower())
+        for part in keys.path.parts[-3:]
+    ):
+        raise keys.not_modelled(told, _ONLINE)
+    reading.say("task", "grpo", keys.where(told), "a key of trainers that generate")
+    return True
+
+
+def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
+    """What GRPO's trainer has of its own.
+
+    Raises:
+        NotModelledError: Liger's kernels where they bring a loss of their own,
+        and what :func:`read_rollout` refuses.
+    """
+    if keys.flag("use_liger_kernel"):
+        if old:
+            raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
+        reading.said.pop("loss", None)
+    reading.said.pop("padding", None)
+    reading.said.pop("images_per_sample", None)
+    reading.needs.pop("seq", None)
+    read_rollout(keys, reading, old=bool(old) or keys.has("max_prompt_length"))
+    if not old and keys.has("max_prompt_length"):
+        reading.take_stack("trl@0.24", keys.where("max_prompt_length"), "a key that TRL has up to 0.28")
+
+
+def _refuse_other_trainings(keys: Keys) -> None:
+    for name, why in _OTHER_TRAININGS.items():
+        if keys.has(name):
+            raise keys.not_modelled(name, why)
+
+
+def _read_model(keys: Keys, reading: Reading) -> None:
+    """How the model is loaded: attention and dtype, here or in ``model_init_kwargs``."""
+    init = keys.part("model_init_kwargs")
+    for part in (keys, init):
+        if part is not None:
+            read_attention(part, "attn_implementation", reading)
+            read_dtype(part, reading)
+    if init is not None:
+        init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
+    if keys.flag("use_flash_attention_2"):
+        reading.say("attention", "flash2", keys.where("use_flash_attention_2"))
+
+
+def _read_launch(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Keys that TRL's command line hands on to ``accelerate launch``; a file given beside the config wins.
+
+    Source: trl 1.16.0 cli/commands/training.py:52-64 and cli/accelerate_config.py: a path,
+    or the name of a file that TRL ships.
+    """
+    keys.skip(("env", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids"))
+    processes = keys.count("num_processes")
+    if processes is not None:
+        reading.say("gpus", processes, keys.where("num_processes"))
+    named = keys.text("accelerate_config")
+    if named is None or beside.accelerate is not None:
+        return
+    stock = stock_launch_file(named)
+    document = referred(keys, "accelerate_config", ACCELERATE_FILE, reading) if stock is None else stock[0]
+    if stock is not None:
+        reading.remark(keys.where("accelerate_config"), f"{show(named)} is {stock[1]}")
+    if processes is not None:
+        document = replace(document, table={**document.table, "num_processes": processes})
+    read_launch_file(document, reading, beside)
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    peft = keys.flag("use_peft")
+    if peft is None:
+        reading.default("method", "full", "trl 1.16.0 trainer/model_config.py: use_peft")
+    else:
+        reading.say("method", "lora" if peft else "full", keys.where("use_peft"))
+    adapter = {"lora_r": "lora_rank", "lora_dropout": "lora_dropout"}
+    if keys.flag("use_dora") and reading.value("method") == "lora":
+        reading.say("dora", True, keys.where("use_dora"))
+    if not peft:
+        keys.skip((*adapter, "lora_target_modules", "lora_target_parameters", "lora_modules_to_save"))
+        keys.skip(("load_in_4bit", "load_in_8bit"))
+        keys.skip(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"))
+        _refuse_quantised_full(keys)
+        return
+    reading.take(keys, adapter)
+    targets, extra = _targets(keys), keys.names("lora_modules_to_save")
+    parameters = keys.parameter_targets("lora_target_parameters")
+    if parameters and not targets:
+        raise UsageError(
+            f"{keys.where('lora_target_parameters')}: say lora_target_modules, too: PEFT adds some "
+            "of its own choice"
+        )
+    if targets:
+        reading.say("lora_targets", (*targets, *parameters), keys.where("lora_target_modules"))
+    else:
+        text = (
+            "left out: PEFT then adapts few matrices, such as q_proj and v_proj; all linear ones are "
+            "counted, which is more"
+        )
+        reading.remark(keys.where("lora_target_modules"), text)
+    if extra:
+        reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
+    _read_quantisation(keys, reading)
+
+
+def _targets(keys: Keys) -> tuple[str, ...]:
+    """``lora_target_modules``: the only name of a list is handed to PEFT as a text (trl 1.16.0
+    trainer/model_config.py).
+    """
+    said = keys.get("lora_target_modules")
+    only = said[0] if isinstance(said, list) and len(said) == 1 else said
+    if isinstance(only, str) and re.search(r"[^\w\-., ]|\.\*", only):
+        return (TARGET_PATTERN + only,)
+    return keys.names("lora_target_modules")
+
+
+def _refuse_quantised_full(keys: Keys) -> None:
+    for name in ("load_in_4bit", "load_in_8bit"):
+        if keys.flag(name):
+            raise UsageError(
+                f"{keys.where(name)}: a quantised base is trained through adapters only; say use_peft: true"
+            )
+
+
+def _read_quantisation(keys: Keys, reading: Reading) -> None:
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    kind, nested = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("use_bnb_nested_quant")
+    storage = keys.text("bnb_4bit_quant_storage")
+    if four and eight:
+        raise UsageError(f"{keys.where('load_in_4bit')} and load_in_8bit are both true: only one can be")
+    if eight:
+        reading.say("quantization", "int8", keys.where("load_in_8bit"))
+    if not four:
+        return
+    reading.say("quantization", kind, keys.where("load_in_4bit"))
+    if nested is not None:
+        reading.say("double_quant", nested, keys.where("use_bnb_nested_quant"))
+    reading.default("double_quant", False, "trl 1.16.0 trainer/model_config.py: use_bnb_nested_quant")
+    if storage not in (None, "uint8"):
+        reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))
+
+
+def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
+    """The length; ``old``: the stack of an older TRL where the file trains from preferences,
+    which had another default.
+    """
+    reading.take(keys, {"max_length": "seq", "max_seq_length": "seq"})
+    if keys.holds("max_length") and reading.value("seq") is None:
+        reading.needs["seq"] = (
+            f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
+        )
+    elif old == OLDEST and reading.value("seq") is None:
+        ages = "max_length is 512 up to TRL 0.11, nothing is cut in 0.12 and 0.13, and it is 1,024 since"
+        reading.needs["seq"] = f"{keys.path}: {ages} where nothing is said: say --seq"
+    else:
+        reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
+    if keys.flag("packing"):
+        reading.say("padding", "packed", keys.where("packing"))
+    elif keys.has("dataset_mixer"):
+        place = (
+            "alignment-handbook of 2023-11 to 2025-03, scripts/run_sft.py, run_cpt.py: packing=True "
+            "whatever is said"
+        )
+        reading.default("padding", "packed", place)
+    elif keys.flag("padding_free"):
+        reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
+
+
+def _read_images(keys: Keys, reading: Reading) -> None:
+    """One image in each sample of a model that sees: the data decide,
+    but images with either of these keys are an error.
+
+    Source: trl 1.16.0 trainer/sft_trainer.py, beside ``_is_vision_dataset``;
+    trainers of rewards read no images.
+    """
+    unread = keys.flag("packing") or keys.flag("padding_free") or keys.has("dataset_mixer")
+    if not unread and reading.value("task") in (None, "sft", "dpo", "kto"):
+        reading.default("images_per_sample", 1, IMAGES_UNSAID)
+
+
+def _read_loss(keys: Keys, reading: Reading) -> None:
+    if keys.flag("use_liger"):
+        say_liger(reading, keys.where("use_liger"))
+    kind = keys.text("loss_type")
+    if kind in ("nll", "chunked_nll"):
+        reading.say("loss", "chunked", keys.where("loss_type"))
+    elif kind is not None:
+        raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
+
+
+def _keep_loss(keys: Keys, reading: Reading) -> None:
+    """Liger's kernels leave the loss as it is: TRL's own, in chunks (trl 1.16.0
+    trainer/sft_trainer.py:1127-1147).
+    """
+    said = reading.said.get("loss")
+    if said is not None and said.value == "liger" and said.origin == keys.where("use_liger_kernel"):
+        reading.said.pop("loss")
+        reading.say("loss", "chunked", said.origin)
+
+
+def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
+    """bf16 unless fp16 is asked for; where both are off, the dtype of the weights,
+    which is fp32 unless another is given.
+
+    TRL before 0.19 turned nothing on (0.18.2 sft_config.py has no ``bf16``), so a file of that age is asked.
+    """
+    read_precision(keys, reading)
+    if reading.value("precision") is not None:
+        return
+    if keys.flag("bf16") is None and old == OLDEST:
+        need_precision(reading)
+    elif keys.flag("bf16") is None:
+        reading.default(
+            "precision", "bf16-mixed", "trl 1.16.0 trainer/base_config.py: bf16 is on unless fp16 is"
+        )
+    else:
+        _take_weights_dtype(keys, reading)
+
+
+def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
+    dtype = reading.value("load_dtype")
+    if dtype == "checkpoint":
+        reading.needs["precision"] = (
+            f"{keys.where('bf16')} is false and the dtype is that of the checkpoint: say which, such as "
+            "--precision bf16"
+        )
+    else:
+        named = {"bfloat16": "bf16", "float16": "fp16"}.get(str(dtype), "fp32")
+        reading.say("precision", named, keys.where("bf16"), "off: the dtype of the weights")
+
+
+OLDEST = "trl@0"
+# Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what
+# belongs to it; the mixers are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype,
+# Transformers 5 the others.
+_OLD = {
+    OLDEST: (
+        "max_seq_length",
+        "evaluation_strategy",
+        "use_liger",
+        "num_of_sequences",
+        "chars_per_token",
+        "dataset_batch_size",
+        "use_flash_attention_2",
+        "dataset_mixer",
+        "dispatch_batches",
+        "split_batches",
+    ),
+    "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
+}
+_TITLES = {OLDEST: "TRL 0.9 to 0.19", "trl@0.24": "TRL 0.20 to 0.26"}
+
+
+def read_age(keys: Keys, reading: Reading) -> str:
+    """The stack of an older TRL where a key tells it, else nothing."""
+    for stack, names in _OLD.items():
+        name = first_held(keys, names)
+        if name is None and "torch_dtype" in names:
+            init = keys.get("model_init_kwargs")
+            name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
+        if name is not None:
+            reading.take_stack(
+                stack, keys.where(name), "a key that today's TRL and Transformers no longer have"
+            )
+            reading.tool = _TITLES[stack]
+            return stack
+    return ""
+
+
+def read_old_preparation(keys: Keys, reading: Reading) -> None:
+    """What TRL up to 0.26 did to a 4-bit base under bf16: fp32 norms, a 16-bit token table and head,
+    storage in the named dtype.
+
+    Source: trl 0.9.6 to 0.24.0 ``peft_module_casting_to_bf16`` (unsharded bases only,
+    models/utils.py:538-565), and 0.15.2 to 0.26.2 trainer/utils.py ``get_quantization_config``:
+    bnb_4bit_quant_storage is torch_dtype.  That of alignment-handbook sets none.
+    """
+    if reading.value("quantization") not in ("nf4", "fp4"):
+        return
+    place = keys.where("load_in_4bit")
+    if reading.sharding.gathers_weights:
+        reading.switch("kbit_upcast", "none", place)
+    elif reading.value("precision") == "bf16-mixed":
+        reading.switch("kbit_upcast", "norms", place)
+    dtype = reading.said.get("load_dtype")
+    if dtype is not None and dtype.value in DTYPES and not keys.has("dataset_mixer"):
+        note = "trl 0.15.2 to 0.26.2 trainer/utils.py get_quantization_config"
+        reading.default("quant_storage", dtype.value, note)

@@ -1,0 +1,1 @@
+"""A training recipe and its parts."""

@@ -1,0 +1,97 @@
+"""A recipe as one flat table: the names that its parts have in records and documents, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner.domain.recipes.recipe import PAIR_TASKS, Recipe
+from planner.domain.recipes.sharding import sharding_named
+
+_PARTS: Mapping[str, Mapping[str, str]] = {
+    "": {
+        name: name
+        for name in (
+            "method",
+            "task",
+            "train_layers",
+            "optimizer",
+            "sharding",
+            "offload",
+            "gradient_checkpointing",
+            "checkpoint_reentrant",
+            "checkpoint_every",
+            "checkpoint_policy",
+            "attention",
+            "loss",
+            "optimizer_rank",
+        )
+    },
+    "numerics": {
+        name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
+    },
+    "batch": {
+        name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")
+    },
+    "parallel": {"tensor_parallel": "tensor", "context_parallel": "context"},
+    "adapter": {
+        "lora_rank": "rank",
+        "lora_dropout": "dropout",
+        "adapter_dtype": "dtype",
+        "lora_targets": "targets",
+        "modules_to_save": "modules_to_save",
+        "dora": "dora",
+        "relora": "relora",
+        "oft_block_size": "oft_block_size",
+    },
+}
+"""Part of a recipe -> flat name -> attribute of the part."""
+
+
+def flat_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Every choice of the recipe by its flat name, a sharding by its own;
+    those of an adapter only where there is one.
+    """
+    flat: dict[str, Any] = {}
+    for part, names in _PARTS.items():
+        holder = getattr(recipe, part) if part else recipe
+        if holder is not None:
+            flat |= {name: getattr(holder, attribute) for name, attribute in names.items()}
+    return flat | {"sharding": recipe.sharding.name}
+
+
+def seeing_values(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says about images and frozen parts, by the names of flags;
+    nothing where it says nothing.
+    """
+    images = recipe.batch.images
+    size = (
+        {"images_per_sample": images.per_sample, "image_size": f"{images.width}x{images.height}"}
+        if images
+        else {}
+    )
+    return {**size, "freeze": recipe.frozen}
+
+
+def with_flat(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values, by flat names.
+
+    Raises:
+        KeyError: no such name, or one of an adapter where there is none.
+    """
+    left = dict(changes)
+    if "sharding" in left:
+        left["sharding"] = sharding_named(left["sharding"])
+    for part, names in _PARTS.items():
+        new = {attribute: left.pop(name) for name, attribute in names.items() if name in left}
+        if new and not part:
+            recipe = replace(recipe, **new)
+        elif new:
+            held = getattr(recipe, part)
+            if held is None:
+                raise KeyError(f"the recipe has no {part}")
+            recipe = replace(recipe, **{part: replace(held, **new)})
+    if left:
+        raise KeyError(next(iter(left)))
+    return replace(recipe, batch=replace(recipe.batch, is_paired=recipe.task in PAIR_TASKS))

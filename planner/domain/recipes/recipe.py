@@ -1,0 +1,375 @@
+"""How the model is trained: every choice of the user that changes memory or time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from planner.domain.recipes.parallel import ALONE, Parallel
+from planner.domain.recipes.rollout import Rollout
+from planner.domain.recipes.sample_lengths import SampleLengths
+from planner.domain.recipes.sharding import Sharding
+from planner.domain.vision import FrozenPart, Images
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from planner.domain.hardware import Hardware
+
+    # A number, or an array of numbers when one call answers a grid of scenarios.
+    Number = int | float | npt.NDArray[np.float64]
+else:
+    Number = Any
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Method = Literal["full", "lora"]
+Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
+Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
+Optimizer = Literal[
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_8bit",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "adafactor",
+    "sgd",
+    "rmsprop",
+    "lion",
+    "adam_mini",
+    "muon",
+    "apollo_adamw",
+    "apollo_adamw_layerwise",
+    "badam",
+]
+Offload = Literal[
+    "none",
+    "optimizer",
+    "optimizer+params",
+    "params",
+    "activations",
+    "optimizer-nvme",
+    "optimizer+params-nvme",
+    "params-nvme",
+]
+Attention = Literal["eager", "sdpa", "flash2"]
+Loss = Literal["hf", "chunked", "liger"]
+Padding = Literal["packed", "max_length", "longest"]
+CheckpointPolicy = Literal["full", "selective-op"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "grpo"]
+
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+LOSSES: tuple[Loss, ...] = get_args(Loss)
+PADDINGS: tuple[Padding, ...] = get_args(Padding)
+CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)
+TASKS: tuple[Task, ...] = get_args(Task)
+
+PAIR_TASKS: frozenset[Task] = frozenset({"dpo", "orpo", "simpo", "reward"})
+"""Tasks whose samples are two sequences: a chosen and a rejected one."""
+REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
+"""Tasks that compare with the model as it was before."""
+LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
+"""Tasks whose loss is that of the next token alone."""
+GENERATING_TASKS: frozenset[Task] = frozenset({"grpo"})
+"""Tasks that train on completions which the model generates itself."""
+
+BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
+"""Quantisations that loading makes of any checkpoint; the others come packed."""
+GPTQ: frozenset[Quantization] = frozenset({"gptq-int4", "gptq-int8"})
+PREPACKED: frozenset[Quantization] = GPTQ | {"awq-int4", "aqlm"}
+"""Quantisations that only a checkpoint made with them has."""
+STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm"}
+"""Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are.
+
+Source: peft 0.7.1 and 0.21.2 utils/other.py prepare_model_for_kbit_training (AWQ is not among the
+exceptions).
+"""
+
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+TARGET_PATTERN = "regex:"
+"""Begins a LoRA target that is a regular expression over the paths of modules."""
+TARGET_PARAMETER = "param:"
+"""Begins a LoRA target that is the name of a parameter: PEFT's ``target_parameters``."""
+
+# What people call a method -> (method, quantisation, double quantisation).
+METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {
+    "full": ("full", None, None),
+    "lora": ("lora", None, None),
+    "qlora": ("lora", "nf4", True),
+    "int8": ("lora", "int8", False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA matrices: ``A`` is ``(rank, in)``, ``B`` is ``(out, rank)`` for every adapted linear.
+
+    ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained
+    whole; PEFT keeps the frozen original beside the trainable copy.  ``dora``: rows of base and adapter
+    together are scaled by a trained magnitude.  ``relora``: now and then they are merged into the base and
+    begin again.  ``oft_block_size``: other than 0, there are no such matrices (rank 0) but OFT's rotations,
+    which turn so many neighbouring inputs of a matrix at a time.
+    """
+
+    rank: Number
+    targets: tuple[str, ...]
+    dropout: float
+    modules_to_save: tuple[str, ...]
+    dtype: Dtype
+    dora: bool
+    relora: bool = False
+    oft_block_size: int = 0
+
+    @property
+    def tensors_per_matrix(self) -> int:
+        """Trained tensors of one adapted matrix: the factors and DoRA's magnitudes, or a rotation."""
+        return 1 if self.oft_block_size else 3 if self.dora else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the checkpoint of a quantised base packs a matrix.
+
+    ``group``: inputs that share a scale, 0 where all do; of AQLM those that one code stands for.
+    ``codebooks`` of ``2 ** code_bits`` vectors each: AQLM's.  ``is_stored``: matrices of bitsandbytes come
+    packed, too.
+    """
+
+    group: int = 128
+    codebooks: int = 0
+    code_bits: int = 0
+    is_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Dtypes: of the weights as loaded, of the compute, and how the base is quantised.
+
+    ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32
+    master weights.  ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it
+    lets FSDP and ZeRO-3 shard them.
+    """
+
+    load_dtype: Dtype
+    precision: Precision
+    quantization: Quantization = "none"
+    double_quant: bool = False
+    quant_storage: Dtype | None = None
+    packing: Packing = Packing()
+
+    @property
+    def arrives_packed(self) -> bool:
+        """Whether the checkpoint holds packed matrices, so that none passes by whole."""
+        return self.quantization in PREPACKED or self.packing.is_stored
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """Dtype of matrix products."""
+        name = self.precision.removesuffix("-mixed")
+        return "bf16" if name == "bf16" else "fp16" if name == "fp16" else "fp32"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether 16-bit compute is laid over weights by autocast or an engine."""
+        return self.precision.endswith("-mixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sizes of one optimizer step.
+
+    ``micro_batch`` is per GPU and micro-step; ``seq_len`` the padded or packed length in tokens, or the cap
+    on natural lengths; ``tokens_per_sample`` the mean number of real tokens of a sequence.  ``is_paired``: a
+    sample is two sequences, prompt and completion each.  ``lengths``: those of all samples, where the data
+    set was read.  ``images``: those of each sequence, whose tokens are among its own; ``None`` for text
+    alone.  ``parts``: over how many GPUs each sequence is divided, where the lengths are those of one GPU's
+    part.
+    """
+
+    micro_batch: Number
+    grad_accum: Number
+    seq_len: Number
+    padding: Padding
+    tokens_per_sample: Number
+    is_paired: bool = False
+    lengths: SampleLengths | None = None
+    images: Images | None = None
+    parts: int = 1
+
+    @property
+    def rows(self) -> Number:
+        """Sequences of one micro-batch."""
+        return self.micro_batch * 2 if self.is_paired else self.micro_batch
+
+    def mean_tokens_at(self, seq_len: Number) -> Number:
+        """Mean real tokens of a sample if the sequence length were ``seq_len``.
+
+        Samples that fill the length fill every length;
+        shorter ones keep theirs and are cut where ``seq_len`` is shorter still.
+        """
+        if self.lengths is not None and self.padding != "packed":
+            return self.lengths.mean_tokens(seq_len)
+        if self.tokens_per_sample >= self.seq_len:
+            return seq_len
+        is_above: Any = seq_len > self.tokens_per_sample
+        cut: Number = seq_len + (self.tokens_per_sample - seq_len) * is_above
+        return cut
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether batches hold padding, so that attention needs a mask.  In a grid:
+        whether any of its scenarios does.
+        """
+        if self.padding == "packed":
+            return False
+        shorter: Any = self.tokens_per_sample < self.seq_len
+        return shorter if isinstance(shorter, bool) else bool(shorter.any())
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The training recipe.  No field has a silent default:
+    the intake resolves each one and records its origin.
+
+    ``train_layers``: what a full fine-tune trains where that is not everything
+    (:mod:`planner.intake.trained`); empty for all.  ``frozen``: parts of a vision-language model that are not
+    trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.  ``rollout``:
+    what is generated, of a task that does so.
+    ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
+    that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
+    before is asked once, before training.  ``parallel``: GPUs that share a batch.
+    """
+
+    method: Method
+    numerics: Numerics
+    adapter: Adapter | None
+    train_layers: tuple[str, ...]
+    optimizer: Optimizer
+    sharding: Sharding
+    offload: Offload
+    gradient_checkpointing: bool
+    checkpoint_reentrant: bool
+    checkpoint_every: int
+    checkpoint_policy: CheckpointPolicy
+    attention: Attention
+    loss: Loss
+    batch: Batch
+    task: Task
+    caches_reference: bool = False
+    frozen: tuple[FrozenPart, ...] = ()
+    optimizer_rank: int | None = None
+    rollout: Rollout | None = None
+    parallel: Parallel = ALONE
+
+    def shards(self, hardware: Hardware) -> Number:
+        """Over how many GPUs one copy of what is divided lies;
+        those that divide a sequence are among them.
+        """
+        return self.sharding.shards(hardware) // self.parallel.tensor
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether each parameter is updated as soon as its gradient is there, which then goes."""
+        return self.optimizer.endswith("_layerwise")
+
+    @property
+    def is_preference(self) -> bool:
+        """Whether it trains from preferences: pairs, samples marked good and bad,
+        or rewards of what was generated.
+        """
+        return self.task not in LANGUAGE_TASKS
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether each micro-step runs the model as it was before, too, without gradients."""
+        if self.rollout is not None:
+            return self.rollout.has_reference
+        return self.task in REFERENCE_TASKS and not self.caches_reference
+
+    @property
+    def has_reference_model(self) -> bool:
+        """Whether that is a second model; adapters are switched off instead."""
+        return self.has_reference and self.adapter is None
+
+    @property
+    def generation_micro_steps(self) -> Number:
+        """Micro-batches that are generated at once; 0 where nothing is."""
+        if self.rollout is None:
+            return 0
+        return self.batch.grad_accum if self.rollout.micro_steps is None else self.rollout.micro_steps
+
+    @property
+    def asks_old(self) -> bool:
+        """Whether log-probabilities of completions are computed before they are trained on.
+
+        They are where weights change between generation and training, and where another program generates.
+        In a grid: in any of its scenarios.
+        Source: trl 1.16.0 trainer/grpo_trainer.py _generate_and_score_completions (``old_per_token_logps``).
+        """
+        if self.rollout is None:
+            return False
+        changes: Any = self.batch.grad_accum % (self.generation_micro_steps * self.rollout.iterations) != 0
+        changed = changes if isinstance(changes, bool) else bool(changes.any())
+        return changed or self.rollout.generator != "transformers"
+
+    @property
+    def rebuilds_some(self) -> bool:
+        """Whether checkpointing recomputes only every n-th layer, so that the others keep what they save."""
+        return self.gradient_checkpointing and self.checkpoint_every > 1
+
+    def rebuilt_share(self, n_layers: int) -> float:
+        """Share of the layers that run forward again in backward: layers 0, n, 2n, ...;
+        none without checkpointing.
+        """
+        return -(-n_layers // self.checkpoint_every) / n_layers if self.gradient_checkpointing else 0.0
+
+    @property
+    def offloads_something(self) -> bool:
+        """Whether anything leaves the GPU, so that the host has a part in the time of a step."""
+        return self.offload != "none"
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed's engine runs the step: it keeps 16-bit weights and fp32 masters itself,
+        without autocast.
+        """
+        return self.sharding.engine == "deepspeed"
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Whether PyTorch's fully sharded data parallel runs the step."""
+        return self.sharding.engine == "fsdp"
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether optimizer states and master weights leave the GPU."""
+        return self.offload.startswith("optimizer")
+
+    @property
+    def divides_base(self) -> bool:
+        """Whether ZeRO-3 and FSDP can divide the base matrices.
+
+        k-bit ones only when 4-bit bytes are stored as elements of a float dtype that the engine can flatten
+        (``quant_storage``).
+        """
+        if self.numerics.quantization in ("nf4", "fp4", "gptq-int4"):
+            return self.numerics.quant_storage is not None
+        return self.numerics.quantization == "none"
+
+    @property
+    def offloads_params(self) -> bool:
+        """Whether weight shards leave the GPU between uses."""
+        return "params" in self.offload
+
+    @property
+    def offloads_to_nvme(self) -> bool:
+        """Whether offloaded state goes on to NVMe instead of staying in host RAM."""
+        return self.offload.endswith("-nvme")

@@ -1,0 +1,1 @@
+"""Coefficients, their priors, and intervals."""

@@ -1,0 +1,241 @@
+"""Fitted coefficients: offsets from the priors by level, resolved to plain coefficients for one scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import sha256
+
+from planner.domain.environment import Environment
+from planner.domain.hardware import UNKNOWN_HOST
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
+from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
+from planner.domain.uncertainty.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
+from planner.domain.uncertainty.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
+from planner.domain.uncertainty.scale import Doubt, ScaleParts
+
+# Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an
+# interval; a change of priors changes the version by itself.
+_FORMULAS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One free number of the fit: how far one coefficient lies from its prior for one key of one level.
+
+    ``key`` is the generation, GPU, stack family, host or quantisation; empty at the level ``all``.
+    """
+
+    coefficient: str
+    level: Level = "all"
+    key: str = ""
+
+    @property
+    def label(self) -> str:
+        """``launch_s`` or ``context_bytes[hopper]``."""
+        return f"{self.coefficient}[{self.key}]" if self.key else self.coefficient
+
+    @property
+    def spread(self) -> float:
+        """One standard deviation of the offset before the fit; see
+        :class:`planner.domain.uncertainty.hierarchy.Freedom`.
+        """
+        freedom = FREEDOM[self.coefficient]
+        if self.level == "host":
+            return freedom.machine or freedom.spread
+        return freedom.spread * (1.0 if self.level == "all" else LEVEL_SPREAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A fitted knob: its offset, and one standard deviation of it after the fit,
+    in the unit of the prior's spread.
+    """
+
+    knob: Knob
+    offset: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What the calibrated records cover: beyond it a prediction extrapolates."""
+
+    generations: tuple[str, ...]
+    gpus: tuple[str, ...]
+    families: tuple[str, ...]
+    methods: tuple[str, ...]
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Fitted coefficients with what they were fitted on and how far measurements lay from predictions on
+    unseen sources.
+
+    ``offsets``: the fitted numbers.  ``spreads``: distributions of measured over predicted.  ``coverage``:
+    share of held-out readings inside their interval, by what was read.  ``machine``: host key that a personal
+    calibration is for (empty: any).  ``environment``: where the records of a personal calibration were
+    measured.  ``scale``: how much each cause of scatter counts in the scales that ``spreads`` are of.
+    """
+
+    name: str
+    date: str
+    formulas: str
+    offsets: tuple[Offset, ...]
+    spreads: tuple[Spread, ...]
+    support: Support
+    coverage: tuple[tuple[SpreadOf, float], ...] = ()
+    n_rows: int = 0
+    groups: tuple[str, ...] = ()
+    machine: str = ""
+    environment: Environment | None = None
+    scale: ScaleParts = field(default_factory=ScaleParts)
+    table: dict[SpreadKey, Spread] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """``spreads`` by their keys, because every prediction looks some up."""
+        object.__setattr__(self, "table", {each.key: each for each in self.spreads})
+
+    def coefficients_for(self, scenario: Scenario) -> Coefficients:
+        """Plain coefficients for one scenario: prior plus the offsets of every level that applies,
+        inside the bounds.
+        """
+        keys = {level: level_key(level, scenario, self.machine) for level in LEVELS}
+        used = tuple(
+            each
+            for each in self.offsets
+            if each.knob.level == "all" or keys[each.knob.level] == each.knob.key != ""
+        )
+        return _summed(self.name, used)
+
+    def extrapolates(self, scenario: Scenario) -> tuple[str, ...]:
+        """In words, what of the scenario no calibrated record had; empty where all of it was seen."""
+        gpu, support = scenario.hardware.gpu, self.support
+        # A GPU of an unseen generation is one thing that was not seen, not two.
+        by_generation = gpu.generation not in support.generations
+        kind = (
+            ("GPU", "of unknown generation")
+            if gpu.generation == "unknown"
+            else ("GPU generation", gpu.generation)
+        )
+        asked = (
+            (*kind, support.generations) if by_generation else ("GPU", gpu.id, support.gpus),
+            ("stack", stack_family(scenario.stack), support.families),
+            ("method", method_of(scenario), support.methods),
+            ("engine", engine_of(scenario), support.engines),
+        )
+        # Records of such jobs are too few to fit anything.
+        parallel = ("GPUs that share a batch",) if scenario.recipe.parallel.divides else ()
+        return (*(f"{what} {value}" for what, value, seen in asked if value not in seen), *parallel)
+
+    def doubt(self, scenario: Scenario) -> Doubt:
+        """What widens the scenario's intervals: things that no calibrated record had,
+        lengths not given, rates of no source.
+        """
+        unsourced = scenario.hardware.gpu.rates_are_unsourced
+        return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
+
+    def spread_for(self, key: SpreadKey) -> Spread | None:
+        """The distribution for a number of this kind, or the nearest coarser one;
+        ``None`` without any of its kind.
+        """
+        return find_spread(self.table, key)
+
+
+def formulas_version() -> str:
+    """Version of the formulas and priors that offsets refer to:
+    a calibration of another version means something else.
+    """
+    parts = [f"{prior.name}:{prior.value!r}:{prior.low!r}:{prior.high!r}" for prior in PRIORS]
+    return f"{_FORMULAS}-{sha256(';'.join(parts).encode()).hexdigest()[:12]}"
+
+
+def lengths_of(scenario: Scenario) -> Lengths:
+    """Whether the shapes of micro-steps change from one to the next.
+
+    Where padding to the longest is given without the mean length, lengths are taken to vary.  Where neither
+    is given, samples fill the length.
+    """
+    batch = scenario.recipe.batch
+    if batch.padding != "longest":
+        return "fixed"
+    padding = scenario.assumption("padding")
+    said = padding is not None and not (padding.is_assumed or padding.is_tool_default)
+    return (
+        "natural"
+        if batch.tokens_per_sample < batch.seq_len or (said and _mean_is_assumed(scenario))
+        else "fixed"
+    )
+
+
+def lengths_are_unknown(scenario: Scenario) -> bool:
+    """Whether lengths vary and not even their mean is given."""
+    return lengths_of(scenario) == "natural" and _mean_is_assumed(scenario)
+
+
+def _mean_is_assumed(scenario: Scenario) -> bool:
+    mean = scenario.assumption("tokens_per_sample")
+    return mean is None or mean.is_assumed
+
+
+def method_of(scenario: Scenario) -> str:
+    """``full``, ``lora``, ``qlora`` (any 4-bit base) or ``int8``: what intervals are grouped by."""
+    if scenario.recipe.method == "full":
+        return "full"
+    quantization = scenario.recipe.numerics.quantization
+    return {"none": "lora", "int8": "int8"}.get(quantization, "qlora")
+
+
+def engine_of(scenario: Scenario) -> str:
+    """``none`` for one GPU, ``ddp``, ``zero1-2``, ``zero3``, ``fsdp1`` or ``fsdp2``:
+    what shares no code with the others.
+    """
+    sharding = scenario.recipe.sharding
+    if sharding.engine == "fsdp":
+        return "fsdp2" if sharding.dtensors else "fsdp1"
+    return "zero1-2" if sharding.is_zero12 else sharding.name
+
+
+def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
+    """Key of ``scenario`` at one level; empty where the level says nothing of it (no quantisation,
+    an unknown host).
+
+    ``machine`` names the host where a calibration or a document knows better than the scenario.
+    """
+    if level == "generation":
+        return scenario.hardware.gpu.generation
+    if level == "gpu":
+        return scenario.hardware.gpu.id
+    if level == "family":
+        return stack_family(scenario.stack)
+    if level == "host":
+        return machine or ("" if scenario.hardware.host.id == UNKNOWN_HOST else scenario.hardware.host.id)
+    if level == "quantization":
+        quantization = scenario.recipe.numerics.quantization
+        return "" if quantization == "none" else quantization
+    return ""
+
+
+def stack_family(stack: Stack) -> str:
+    """The name without version of the stack, or of the one that it is a variant of:
+    ``torchtitan`` of ``fms-fsdp``.
+    """
+    return (stack.extends or stack.id).partition("@")[0]
+
+
+def applies(knob: Knob, scenario: Scenario, machine: str = "") -> bool:
+    """Whether the knob moves its coefficient for this scenario (on ``machine``, see :func:`level_key`)."""
+    if knob.level == "all":
+        return True
+    return bool(knob.key) and level_key(knob.level, scenario, machine) == knob.key
+
+
+@lru_cache(maxsize=512)
+def _summed(name: str, offsets: tuple[Offset, ...]) -> Coefficients:
+    totals: dict[str, float] = {}
+    for each in offsets:
+        totals[each.knob.coefficient] = totals.get(each.knob.coefficient, 0.0) + each.offset
+    values = {coefficient: moved(coefficient, total) for coefficient, total in totals.items()}
+    return replace(Coefficients(), name=name, **values)

@@ -1,0 +1,39 @@
+"""How a coefficient is declared: its value before any fit, bounds, unit, what settled it and the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.domain.uncertainty.settled import SettledBy
+
+
+def by(settled_by: SettledBy, source: str) -> tuple[SettledBy, str]:
+    """What settled a value, and its source."""
+    return settled_by, source
+
+
+def prior(value: float, low: float, high: float, unit: str, settled: tuple[SettledBy, str]) -> Any:
+    """A dataclass field that carries its bounds and unit, and what settled it with the source,
+    as metadata.
+    """
+    settled_by, source = settled
+    return field(
+        default=value,
+        metadata={"low": low, "high": high, "unit": unit, "settled_by": settled_by, "source": source},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """One coefficient as the literature has it.
+    ``settled_by`` says how far it is independent of the published rows.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    settled_by: SettledBy
+    source: str

@@ -1,0 +1,171 @@
+"""How far a measurement may lie from one prediction, relative to others:
+more where less of it was counted, said or ever seen.
+
+A scale has no unit of its own: intervals are quantiles of ``log(measured / predicted) / scale``, so only
+ratios of scales matter. All functions take numbers or arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
+from planner.domain.recipes.recipe import Number
+from planner.domain.term import DRIVER_TERMS
+from planner.domain.uncertainty.hierarchy import LEVEL_SPREAD
+from planner.units import GIB
+
+_PAGED_OUT = frozenset({"paged_optimizer_states"})
+# Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts,
+# hidden or not.
+_ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
+_LINK_TERMS = frozenset({"collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"})
+# Where no mean length is given, a step may take less than half of the time of full samples, like its memory.
+# No published time of such a job tests this guess.
+_UNTOLD_LENGTHS = 5.0
+# Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB,
+# what scatters by bytes would have no bound.
+_SMALLEST_BYTES = 0.5 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleParts:
+    """How much each cause of scatter counts.
+
+    A calibration's choice starts from these round figures
+    (:mod:`planner.calibration.intervals.scale_choice`).  They were settled with the published tables known.
+    A scale of 1 is a peak that is all transient: its bytes are off by a sixth or so, as one standard
+    deviation of the logarithm.
+
+    ``counted``: weights, states and gradients are counted element by element, while transient bytes depend on
+    kernels and on the allocator.  A peak that is all counted still scatters by this much (alignment, what a
+    source rounds).  ``unknown_lengths``: where not even the mean length is given, the shapes are guessed, and
+    with them all transient bytes.  These may be less than half of the guess or more than twice as much.
+    ``order``: the order of samples, whose deviation is known, in scales: the inverse of that sixth.
+    ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's
+    size.  They count like so many transient bytes.  ``machine``: a step whose seconds are all decided by the
+    host, links or disks scatters by this much more than one that never waits for them.  Machines of one kind
+    differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
+    :mod:`planner.domain.uncertainty.hierarchy`).
+    """
+
+    counted: Number = 0.3
+    unknown_lengths: Number = 5.0
+    order: Number = 6.0
+    fixed_bytes: Number = 2.0 * GIB
+    machine: Number = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What makes one scenario less sure than others, beside what its prediction is made of.
+
+    ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to
+    the longest of their batch, and how long they are is not given.  ``parts``: how much each cause of scatter
+    counts, by the calibration that judges.  ``rates_unsourced``: no source says how fast the card is, such as
+    a rented card of unknown chip.
+    """
+
+    n_unseen: int = 0
+    lengths_unknown: bool = False
+    parts: ScaleParts = field(default_factory=ScaleParts)
+    rates_unsourced: bool = False
+
+
+def far_factor(n_unseen: int) -> float:
+    """How much wider a prediction is judged for each thing about it that no calibrated record had.
+
+    Formula: sqrt(1 + n x LEVEL_SPREAD^2).  What was seen has an offset of its own below the shared one; what
+    was not keeps the prior spread of that offset
+    (:data:`planner.domain.uncertainty.hierarchy.LEVEL_SPREAD`, in spreads of the shared one).
+    """
+    return float((1 + n_unseen * LEVEL_SPREAD**2) ** 0.5)
+
+
+def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> Number:
+    """Scale of one level of the peak: its predictive standard deviation,
+    in that of a peak that is all transient.
+
+    Formula: sqrt(counted^2 + (u x t)^2 + (order x d)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`.
+    ``t``: the share of the peak that is not counted element by element.  ``u``: ``unknown_lengths`` where
+    lengths are unknown, else
+    1.  ``d``: what natural lengths pile up, as its standard deviation over orders of the samples, in shares
+    of the peak. A peak of less than half a GiB has the shares of half a GiB (:func:`lifted`).
+    """
+    value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
+    outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
+    deviation: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / lifted(value)
+    held = _uncounted(memory, value, outside) * (
+        doubt.parts.unknown_lengths if doubt.lengths_unknown else 1.0
+    )
+    return _root(doubt.parts, value, held, doubt.parts.order * deviation) * far_factor(doubt.n_unseen)
+
+
+def lifted(value: Number) -> Number:
+    """``value``, a number of bytes, or half a GiB where it is less.
+
+    A smaller peak scatters by as many bytes as one of that size: its interval is that one's,
+    moved down by the difference.
+    """
+    return value + _positive(_SMALLEST_BYTES - value)
+
+
+def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
+    """Scale of the minimum memory: that of :func:`memory_scale`, with no cache,
+    and for samples that fill the length.
+
+    A job has to live through its longest batch, and no batch is longer than the cap,
+    whatever the lengths are.
+    """
+    held = _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)
+    return _root(doubt.parts, memory.must_have_bytes, held) * far_factor(doubt.n_unseen)
+
+
+def _root(known: ScaleParts, value: Number, *parts: Number) -> Number:
+    """Independent causes add as squares: parts of a peak ``value``, what every peak scatters,
+    and bytes that know no size.
+    """
+    squares: Number = known.counted**2
+    for part in (known.fixed_bytes / lifted(value), *parts):
+        squares = squares + part * part
+    total: Number = squares**0.5
+    return total
+
+
+def _positive(value: Number) -> Number:
+    """``value``, or 0 where it is below."""
+    positive: Number = (value + (value**2) ** 0.5) / 2
+    return positive
+
+
+def _uncounted(memory: MemoryPrediction, value: Number, outside: frozenset[str]) -> Number:
+    """The share of ``value`` that is not counted; terms named ``outside`` are no part of it."""
+    beside = (term.n_bytes for term in memory.terms if term.name in DRIVER_TERMS - outside)
+    counted: Number = sum(beside, memory.state_bytes)
+    return _positive((value - counted) / value)
+
+
+def machine_share(time: TimePrediction) -> Number:
+    """Share of a step that the host, links or disks decide, 1 at most for issuing operators.
+
+    Issue time counts where kernels hide it, too: on a slower host it is what a step waits for.
+    """
+    issue: Number = sum((term.seconds for term in time.terms if term.name in _ISSUE_TERMS), 0.0)
+    exposed: Number = sum(
+        (term.seconds - term.overlapped_s for term in time.terms if term.name in _LINK_TERMS), 0.0
+    )
+    within: Number = 1.0 - _positive(1.0 - issue / time.step_s)
+    return within + exposed / time.step_s
+
+
+def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
+    """Scale of a step time: ``1 + machine x`` :func:`machine_share`, times :func:`far_factor`.
+
+    Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
+    time than memory.  Rates without a source count as one more thing that was not seen.  A host's name tells
+    nothing of its speed that records could confirm, so it narrows nothing.
+    """
+    guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
+    far = far_factor(doubt.n_unseen + doubt.rates_unsourced)
+    scale: Number = (1 + doubt.parts.machine * machine_share(time)) * far * guessed
+    return scale

@@ -1,0 +1,214 @@
+"""A config file of any kind -> what was said about a job, with what was not taken over of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from planner.configs.document import read_document
+from planner.configs.launchers.sharding import Beside
+from planner.configs.read import TOOL_NAMES, read_config
+from planner.configs.reading import Alone, Reading, Remark
+from planner.configs.tools.torchtitan import is_torchtitan
+from planner.domain.origin import tool_default
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
+from planner.intake.given.request import Given, ScenarioRequest, from_toml, merge
+from planner.intake.parallel import degrees
+
+OWN_TOOL = "plan"
+REFUSED_BY_TOOL = "refused-by-its-tool"
+"""What a sentence ends with that the tool of the file would say as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What a file says, and what the reader should know of how it was read.
+
+    ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are
+    not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said
+    beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
+    beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
+    ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
+    on one GPU only.
+    """
+
+    request: ScenarioRequest
+    tool: str
+    remarks: tuple[Remark, ...] = ()
+    ignored: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    total_batch: tuple[int, str] | None = None
+    tool_name: str = OWN_TOOL
+    launch: Path | None = None
+    candidates: tuple[Path, ...] = ()
+    several: Given | None = None
+    alone: Alone | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks and ignored keys, a sentence each."""
+        unknown = (f"{origin}: unknown key, ignored" for origin in self.ignored)
+        return (*unknown, *(f"{remark.origin}: {remark.text}" for remark in self.remarks))
+
+
+def read_config_file(path: str | Path, tool: str | None = None, beside: Beside | None = None) -> ConfigFile:
+    """What a config file says: our own TOML,
+    or YAML or JSON of a tool that is told by its keys or named by ``tool``.
+
+    Raises:
+        InputFileError: the file cannot be read, no tool can be told, or a value cannot be used;
+        names file and key.
+        UnknownNameError: no such tool.
+        NotModelledError: the file asks for something that no formula covers.
+    """
+    file = Path(path)
+    if tool is not None and tool not in TOOL_NAMES:
+        raise UnknownNameError("tool", tool[:60], TOOL_NAMES, hint=f"allowed: {', '.join(TOOL_NAMES)}")
+    if tool == OWN_TOOL or (tool is None and file.suffix == ".toml" and not _is_torchtitan(file)):
+        return ConfigFile(from_toml(file), OWN_TOOL)
+    config = config_of(read_config(file, tool, beside))
+    left_open = missing_fields(config.request.said, ("model", "recipe"))
+    asked = {name: f"{file}: does not say the {name}: say {REQUEST_FIELDS[name].flag}" for name in left_open}
+    return replace(
+        config,
+        needs=MappingProxyType(
+            {**config.needs, **{name: text for name, text in asked.items() if name not in config.needs}}
+        ),
+    )
+
+
+def _is_torchtitan(file: Path) -> bool:
+    """Whether a TOML file is torchtitan's, and not one of plan's own;
+    whoever reads one that cannot be read says so.
+    """
+    try:
+        return is_torchtitan(read_document(file))
+    except InputFileError:
+        return False
+
+
+def config_of(reading: Reading) -> ConfigFile:
+    """What was read, in the types of our fields.
+
+    Raises:
+        InputFileError: a value that cannot be used; names its place.
+    """
+    return ConfigFile(
+        request=ScenarioRequest(_parsed(reading)),
+        tool=reading.tool,
+        remarks=tuple(reading.remarks),
+        ignored=tuple(reading.ignored),
+        needs=MappingProxyType(reading.needs),
+        total_batch=reading.total_batch,
+        tool_name=reading.tool_name,
+        launch=reading.launch,
+        candidates=reading.candidates,
+        several=None if reading.several is None else _several(reading, *reading.several),
+        alone=reading.alone,
+    )
+
+
+def _several(reading: Reading, sharding: str, place: str) -> Given:
+    return Given(REQUEST_FIELDS["sharding"].parse(sharding), tool_default(reading.tool), place)
+
+
+def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
+    """What file and flags say together; flags win.
+
+    Raises:
+        UsageError: something that the file leaves open is not said, its batch over all GPUs is another than
+            the job's, or its tool refuses several GPUs.
+        NotModelledError: a key that no formula covers on one GPU either.
+    """
+    request = _with_both_switches(merge(config.request, flags), config.request)
+    if config.alone is not None:
+        _check_alone(config.alone, request)
+    for name, sentence in config.needs.items():
+        if request.get(name) is None:
+            raise UsageError(sentence)
+    if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
+        request = merge(ScenarioRequest({"sharding": config.several}), request)
+    return request if config.total_batch is None else _with_total(request, config.total_batch)
+
+
+def _check_alone(alone: Alone, request: ScenarioRequest) -> None:
+    if _gpus(request) > 1:
+        raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
+    if alone.otherwise:
+        raise NotModelledError(alone.otherwise)
+
+
+def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> ScenarioRequest:
+    """``request`` with those switches of the file that the flags do not name."""
+    said, before = request.values.get("switches"), file.values.get("switches")
+    if said is None or before is None or said is before:
+        return request
+    named = {text.partition("=")[0].strip() for text in said.value}
+    kept = tuple(text for text in before.value if text.partition("=")[0] not in named)
+    return merge(
+        request, ScenarioRequest({"switches": Given((*kept, *said.value), said.origin, before.note)})
+    )
+
+
+def _parsed(reading: Reading) -> Mapping[str, Given]:
+    values = {}
+    for said in reading.said.values():
+        field_ = REQUEST_FIELDS[said.field]
+        value = _beside(reading.path, said.value) if said.field == "model" else said.value
+        try:
+            values[said.field] = Given(field_.parse(value), said.origin, said.note)
+        except UsageError as error:
+            raise InputFileError(said.origin, str(error)) from None
+    return MappingProxyType(values)
+
+
+def _beside(config: Path, model: object) -> object:
+    """A model's folder or ``config.json`` beside the config, where the name is the path of one;
+    else the name.
+    """
+    if not isinstance(model, str) or not model.strip():
+        return model
+    try:
+        path = config.parent / Path(model).expanduser()
+        found = (path / "config.json").is_file() or (path.is_file() and path.suffix == ".json")
+    except (OSError, ValueError, RuntimeError):
+        return model
+    return str(path.resolve()) if found else model
+
+
+def _with_total(request: ScenarioRequest, total: tuple[int, str]) -> ScenarioRequest:
+    """``request`` with what the batch over all GPUs leaves open of micro-batch and accumulation,
+    or checked against it.
+
+    GPUs that share a batch count as one.  As deepspeed 0.19.8 runtime/config.py:590-656 does it: what is left
+    out is divided without a remainder, accumulation is 1 where neither is given, and the product must be the
+    batch.
+
+    Raises:
+        UsageError: micro-batch x accumulation x GPUs is another number.
+    """
+    samples, where = total
+    gpus = max(_gpus(request) // degrees(request).gpus, 1)
+    micro, accum = request.get("batch"), request.get("grad_accum")
+    if micro is None:
+        accum = accum or 1
+        micro = samples // gpus // accum
+    elif accum is None:
+        accum = samples // micro // gpus
+    if min(micro, accum) < 1 or micro * accum * gpus != samples:
+        raise UsageError(
+            f"{where} is {samples}, but micro-batch {micro} x accumulation {accum} x {gpus} GPUs is "
+            f"{micro * accum * gpus}: DeepSpeed refuses that; say how many GPUs with --gpu X:n"
+        )
+    note = f"{samples} samples = {micro} x {accum} x {gpus} GPUs"
+    found = {"batch": Given(micro, where, note), "grad_accum": Given(accum, where, note)}
+    return merge(ScenarioRequest(found), request)
+
+
+def _gpus(request: ScenarioRequest) -> int:
+    """GPUs of the whole job, as flags or the file say them."""
+    _, counted = split_count(request.get("gpu") or "")
+    return (counted or request.get("gpus") or 1) * (request.get("nodes") or 1)

@@ -1,0 +1,305 @@
+"""The one table of what a user can say about a job.
+
+Command-line flags, TOML keys, record columns and the messages about wrong values are all made from
+``REQUEST_FIELDS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from planner.domain.recipes.recipe import (
+    ATTENTIONS,
+    CHECKPOINT_POLICIES,
+    DTYPES,
+    LOSSES,
+    METHOD_ALIASES,
+    OFFLOADS,
+    OPTIMIZERS,
+    PADDINGS,
+    PRECISIONS,
+    QUANTIZATIONS,
+    TASKS,
+)
+from planner.domain.recipes.rollout import GENERATORS
+from planner.domain.recipes.sharding import SHARDING_NAMES
+from planner.errors import UsageError, show
+from planner.intake.given.request_field import Part, RequestField
+from planner.units import GIB, MEGA, MIB, TERA
+
+LINKS = ("nvlink", "pcie", "qpi")
+# A load dtype that only the model can name.
+CHECKPOINT_DTYPE = "checkpoint"
+MAX_SEQ_TOKENS = 16_777_216
+_TIB = 1024 * GIB
+
+
+def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField:
+    return RequestField(name, "choice", help_text, choices=choices)
+
+
+def _count(name: str, help_text: str, high: int, column: str = "") -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=high, other_column=column)
+
+
+def _degree(name: str, help_text: str) -> RequestField:
+    return RequestField(name, "integer", help_text, low=1, high=65_536, on_command_line=False)
+
+
+def _amount(name: str, help_text: str, high: float, *, of_tokens: bool = False) -> RequestField:
+    return RequestField(name, "number", help_text, low=0, high=high, above_low=True, of_tokens=of_tokens)
+
+
+def _memory(name: str, help_text: str, low: int, high: int) -> RequestField:
+    return RequestField(name, "size", help_text, low=low, high=high)
+
+
+_FIELDS = (
+    RequestField(
+        "model",
+        "text",
+        "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json",
+        needed_for="model",
+    ),
+    RequestField(
+        "method",
+        "choice",
+        "full, lora, qlora (lora on an nf4 base with double quantisation) or int8 (lora on an int8 base)",
+        choices=tuple(METHOD_ALIASES),
+        needed_for="recipe",
+    ),
+    _one_of(
+        "task",
+        "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
+        "pair of sequences of up to --seq tokens, but one sequence for kto; or grpo, whose samples are "
+        "prompt and completion, together --seq tokens",
+        TASKS,
+    ),
+    _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
+    RequestField("double_quant", "flag", "Quantise the scales of a 4-bit base once more"),
+    _one_of(
+        "quant_storage", "Dtype in which 4-bit bytes are stored; lets FSDP and ZeRO-3 shard them", DTYPES
+    ),
+    RequestField(
+        "gpu",
+        "text",
+        "GPU: catalog id or alias; X:n means n of them per node",
+        needed_for="hardware",
+        or_else="gpu_memory",
+    ),
+    _count("gpus", "GPUs in each node", 1_024, "gpus_per_node"),
+    _memory(
+        "gpu_memory",
+        "Memory that one GPU makes visible, such as 23.5GiB; instead of the catalog's figure, or for an "
+        "unlisted card",
+        MIB,
+        16 * _TIB,
+    ),
+    _memory(
+        "gpu_reserved",
+        "Memory on each GPU that a desktop or another job already holds, such as 600MiB",
+        0,
+        16 * _TIB,
+    ),
+    RequestField("host", "text", "Host machine: catalog id"),
+    _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
+    _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
+    _amount(
+        "link_gb_per_s", "GB/s that nccl-tests shows as bus bandwidth between the GPUs of one node", 10_000
+    ),
+    _count("pcie_lanes", "PCIe lanes of the slot of each GPU, when they are fewer than the card's", 16),
+    _count("pcie_generation", "PCIe generation of the slots, when it is older than the card's", 9),
+    _amount("power_limit_w", "Power limit of each GPU in watts, as nvidia-smi -pl sets it", 10_000),
+    _count("nodes", "Nodes in the job", 100_000),
+    RequestField(
+        "seq",
+        "integer",
+        "Sequence length in tokens, such as 4096 or 4k (the same; 1m is 1,048,576): padded or packed "
+        "length, or the cap on natural lengths",
+        low=1,
+        high=MAX_SEQ_TOKENS,
+        of_tokens=True,
+        needed_for="recipe",
+        other_column="seq_len",
+    ),
+    _count("batch", "Samples per GPU and micro-step", 65_536, "micro_batch"),
+    _count("grad_accum", "Micro-steps per optimizer step", 65_536),
+    _one_of(
+        "padding",
+        "packed (several samples fill a sequence), max_length (all padded to --seq) or longest (to the "
+        "longest of the batch)",
+        PADDINGS,
+    ),
+    _amount(
+        "tokens_per_sample",
+        "Mean real tokens of one sample, when shorter than --seq",
+        MAX_SEQ_TOKENS,
+        of_tokens=True,
+    ),
+    _count("generations", "Completions of each prompt (grpo)", 65_536),
+    RequestField(
+        "completion_length",
+        "integer",
+        "Most tokens of a completion, which are a part of --seq (grpo)",
+        low=1,
+        high=MAX_SEQ_TOKENS,
+        of_tokens=True,
+    ),
+    _count(
+        "generation_steps",
+        "Micro-batches that are generated at once; as many as --grad-accum, if not said (grpo)",
+        65_536,
+    ),
+    _count("iterations", "How often each completion is trained on (grpo)", 65_536),
+    RequestField(
+        "compare_reference",
+        "flag",
+        "Ask the model as it was about each completion: a beta other than 0 (grpo)",
+    ),
+    _one_of(
+        "generator",
+        "Who generates: transformers, vllm on the same cards, or vllm-server on others (grpo)",
+        GENERATORS,
+    ),
+    RequestField(
+        "vllm_memory",
+        "number",
+        "Share of the card's memory that vLLM takes (grpo)",
+        low=0,
+        high=1,
+        above_low=True,
+        below_high=True,
+    ),
+    RequestField(
+        "data",
+        "text",
+        "File of the training samples (JSONL, or a column of token counts): their lengths give padding, "
+        "memory, time and cost",
+    ),
+    RequestField(
+        "tokenizer", "text", "tokenizer.json, or its folder, to count the tokens of --data that is text"
+    ),
+    RequestField(
+        "images_per_sample", "integer", "Images in each sample of a vision-language model", low=0, high=10_000
+    ),
+    RequestField("image_size", "text", "Width x height of every image in pixels, such as 1024x768"),
+    _count("lora_rank", "Rank of the LoRA matrices", 65_536),
+    RequestField(
+        "lora_targets",
+        "names",
+        "all-linear, attention, module names separated by ';', regex: and an expression, or param: and a "
+        "parameter of experts",
+    ),
+    RequestField(
+        "lora_dropout",
+        "number",
+        "Dropout before the LoRA matrices, a probability",
+        low=0,
+        high=1,
+        below_high=True,
+    ),
+    RequestField("modules_to_save", "names", "Modules trained whole beside the adapters, separated by ';'"),
+    RequestField(
+        "train_layers",
+        "names",
+        "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, "
+        "4-7:mlp, embed, norm, head",
+    ),
+    RequestField(
+        "freeze",
+        "names",
+        "Parts of a vision-language model that get neither gradients nor adapters, separated by ';': "
+        "vision_tower, projector, language_model",
+    ),
+    RequestField(
+        "dora",
+        "flag",
+        "Scale the rows of base and adapter together by a trained magnitude (DoRA, PEFT use_dora)",
+    ),
+    _count(
+        "oft_block_size",
+        "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)",
+        65_536,
+    ),
+    RequestField("relora", "flag", "Merge the adapters into the base now and then and begin again (ReLoRA)"),
+    _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
+    _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
+    _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
+    _one_of(
+        "load_dtype",
+        "Dtype in which the weights are loaded: fp32, bf16, fp16, or checkpoint for that of the file",
+        (*DTYPES, CHECKPOINT_DTYPE),
+    ),
+    _one_of("adapter_dtype", "Dtype of the LoRA matrices", DTYPES),
+    _one_of("sharding", "How state is spread over GPUs", SHARDING_NAMES),
+    _one_of("offload", "What leaves the GPU for host RAM or NVMe", OFFLOADS),
+    RequestField(
+        "gradient_checkpointing", "flag", "Recompute activations in the backward pass instead of keeping them"
+    ),
+    RequestField("checkpoint_reentrant", "flag", "Use the reentrant variant of gradient checkpointing"),
+    _count("checkpoint_every", "Checkpoint only every n-th layer; the others keep their activations", 1_024),
+    _one_of(
+        "checkpoint_policy",
+        "What a checkpointed layer keeps: its input (full), or outputs of attention and every second "
+        "product, too (selective-op)",
+        CHECKPOINT_POLICIES,
+    ),
+    _one_of("attention", "Attention kernel", ATTENTIONS),
+    _one_of("loss", "Loss kernel: hf (full logits), chunked or liger", LOSSES),
+    RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
+    RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
+    RequestField(
+        "switches",
+        "names",
+        "Switches of the stack that differ, such as zero12_overlap=false (plan stacks --json)",
+    ),
+    _count("samples", "Training samples of the whole run", TERA, "n_samples"),
+    _amount("epochs", "Passes over the samples", 100_000),
+    _count("eval_samples", "Samples that are evaluated after each epoch", TERA),
+    _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
+    _amount("price", "US dollars per GPU and hour", MEGA),
+    _count("tensor_parallel", "GPUs that divide the matrices of a model", 65_536),
+    _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
+    _count("context_parallel", "GPUs that divide each sequence", 65_536),
+)
+REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
+"""Every field by name, in the order in which help prints them."""
+_NEEDED = tuple(field for field in _FIELDS if field.needed_for is not None)
+FIELD_OF_COLUMN: dict[str, str] = {field.column: field.name for field in _FIELDS}
+"""Names in records and documents -> names of fields."""
+
+
+def missing_fields(said: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:
+    """Fields without a default that ``said`` answers no to, of these parts of a job."""
+    asked = set(parts)
+    wanted = [field for field in _NEEDED if field.needed_for in asked]
+    return tuple(
+        field.name for field in wanted if not (said(field.name) or (field.or_else and said(field.or_else)))
+    )
+
+
+def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> str:
+    """The message about fields that were not said; ``prefix`` is how their names are typed,
+    ``example`` a call that works.
+    """
+    missing = "missing " + ", ".join(f"{prefix}{name}" for name in names)
+    if example:
+        return f"{missing}; for example: {example}"
+    return f"{missing} ({'; '.join(REQUEST_FIELDS[name].help for name in names)})"
+
+
+def split_count(gpu: str) -> tuple[str, int | None]:
+    """Card and GPUs per node of ``X:n``; ``None`` where no number is written.
+
+    The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole:
+    the catalog says how to go on.
+
+    Raises:
+        UsageError: no card before the colon, or no number after it.
+    """
+    if ":" not in gpu or "mig" in gpu.lower():
+        return gpu, None
+    name, _, count = gpu.rpartition(":")
+    if not name.strip():
+        raise UsageError(f"gpu '{show(gpu)}' names no card before ':'")
+    return name.strip(), int(REQUEST_FIELDS["gpus"].parse(count))

@@ -1,0 +1,166 @@
+"""Command-line options made from the one table of what a user can say, ``REQUEST_FIELDS``;
+for both command lines.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+
+from planner.intake.given.fields import REQUEST_FIELDS
+from planner.intake.given.request_field import Kind, RequestField
+
+__all__ = ["Config", "Force", "OwnOptions", "request_fields", "with_scenario_options"]
+
+_METAVARS: dict[Kind, str] = {
+    "text": "NAME",
+    "choice": "NAME",
+    "integer": "N",
+    "number": "X",
+    "size": "SIZE",
+    "names": "NAMES",
+}
+
+# Name -> annotation for typer, and default.
+OwnOptions = Mapping[str, tuple[Any, Any]]
+
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Config file: TOML with the flags' names as keys, or one that plan check reads; flags win",
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Turn refused combinations into warnings; the verdict stays what it is"),
+]
+
+
+def request_fields() -> Iterator[RequestField]:
+    """Fields that are flags, in the order of help."""
+    return (field for field in REQUEST_FIELDS.values() if field.on_command_line)
+
+
+_EMPTY = inspect.Parameter.empty
+
+
+def new_app(help_text: str) -> typer.Typer:
+    """An empty command line as both programs have it: flags with ``-`` or ``_``,
+    plain help of at most 100 columns.
+    """
+    return typer.Typer(
+        help=help_text,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal
+        context_settings={
+            "max_content_width": 100,
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": with_hyphens,
+        },
+    )
+
+
+@cache
+def command_of(app: typer.Typer) -> Any:
+    """What runs the commands of ``app``; made once in a process that asks often,
+    because it takes longer than many an answer.
+    """
+    return typer.main.get_command(app)
+
+
+def with_hyphens(name: str) -> str:
+    """A name as flags spell it."""
+    return name.replace("_", "-")
+
+
+def with_scenario_options(
+    command: Callable[..., Any], own: OwnOptions, *, context: bool = False
+) -> Callable[..., Any]:
+    """``command(**options)`` with all flags of a scenario and its ``own`` in its signature,
+    where typer looks for them.
+
+    A field that is not given is ``None``.  Values stay text (or booleans): the intake parses flags, files and
+    records alike and words the errors.  With ``context`` the command takes typer's context first.
+    """
+    options = {field.name: (_annotation(field), None) for field in request_fields()} | dict(own)
+    return with_options(command, options, context=context)
+
+
+def with_options(
+    command: Callable[..., Any], options: OwnOptions, *, context: bool = False
+) -> Callable[..., Any]:
+    """``command(**options)`` with ``options`` in its signature; a default of ``...`` makes one required."""
+    parameters = (
+        [inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+        if context
+        else []
+    )
+    parameters += [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_EMPTY if default is ... else default,
+            annotation=annotation,
+        )
+        for name, (annotation, default) in options.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _annotation(field: RequestField) -> Any:
+    if field.kind == "flag":
+        declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
+        return Annotated[bool | None, typer.Option(declaration, help=field.help, show_default=False)]
+    option = typer.Option(
+        field.flag,
+        help=_help(field),
+        metavar=_METAVARS[field.kind],
+        show_default=False,
+        autocompletion=_completion(field),
+    )
+    return Annotated[str | None, option]
+
+
+def _completion(field: RequestField) -> Callable[[str], list[str]]:
+    """What a shell offers for the value of a flag: its choices, or the ids of its catalog."""
+
+    def complete(incomplete: str) -> list[str]:
+        catalog = _CATALOGS.get(field.name)
+        return [name for name in (catalog() if catalog else field.choices) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _models() -> tuple[str, ...]:
+    from planner.catalog.models import model_ids
+
+    return model_ids()
+
+
+def _gpus() -> tuple[str, ...]:
+    from planner.catalog.gpus import gpu_ids
+
+    return gpu_ids()
+
+
+def _stacks() -> tuple[str, ...]:
+    from planner.catalog.stacks import stack_ids
+
+    return stack_ids()
+
+
+_CATALOGS: Mapping[str, Callable[[], tuple[str, ...]]] = {"model": _models, "gpu": _gpus, "stack": _stacks}
+
+
+def _help(field: RequestField) -> str:
+    if all(choice in field.help for choice in field.choices):
+        return field.help
+    return f"{field.help}: {', '.join(field.choices)}"

@@ -1,0 +1,1 @@
+"""Combinations that a library refuses, and why."""

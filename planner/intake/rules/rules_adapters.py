@@ -1,0 +1,112 @@
+"""Rules about adapters other than LoRA's: which stacks,
+bases and engines they were compared with the trace for.
+"""
+
+from __future__ import annotations
+
+from planner.domain.recipes.recipe import PREPACKED, TARGET_PARAMETER
+from planner.intake.rules.rule import Case, Rule
+from planner.intake.rules.rules_recipe import adapted_expert_bytes, adapts_head
+
+_OF_LORA = ("lora_rank", "lora_dropout", "dora", "relora")
+_ROTATED = ("none", "nf4", "fp4", "int8", "gptq-int4", "awq-int4")
+
+
+def _has_dora(case: Case) -> bool:
+    return case.adapter is not None and case.adapter.dora
+
+
+def _dora_is_elsewhere(case: Case) -> bool:
+    """Whether DoRA meets weights or engines of which nobody compared it with the trace."""
+    divided = case.recipe.sharding.engine != "native"
+    return (
+        divided
+        or case.numerics.quantization in PREPACKED | {"int8"}
+        or adapts_head(case)
+        or adapted_expert_bytes(case) > 0
+    )
+
+
+def _rotates(case: Case) -> bool:
+    return case.adapter is not None and case.adapter.oft_block_size > 0
+
+
+def _rotates_elsewhere(case: Case) -> bool:
+    """Whether OFT meets weights or engines of which nobody compared it with the trace."""
+    divided = case.recipe.sharding.engine != "native" or case.recipe.checkpoint_policy == "selective-op"
+    return divided or case.numerics.quantization not in _ROTATED or adapts_head(case) or _has_stacked(case)
+
+
+def _has_stacked(case: Case) -> bool:
+    """Whether there are experts, or targets that are no modules."""
+    targets = case.adapter.targets if case.adapter else ()
+    experts = any(group.block.mlp.n_experts for group in case.model.groups)
+    return experts or any(each.startswith(TARGET_PARAMETER) for each in targets)
+
+
+def _lora_beside_rotations(case: Case) -> list[str]:
+    return [name for name in _OF_LORA if name in case.said and case.said[name].value]
+
+
+def _twice_without_autocast(case: Case) -> bool:
+    """Whether PEFT 0.18 hands a turned input in the adapters' dtype to a kernel of GPTQ."""
+    precision, quantization = case.numerics.precision, case.numerics.quantization
+    return case.stack.oft == "twice" and quantization == "gptq-int4" and not precision.endswith("-mixed")
+
+
+ADAPTER_RULES = (
+    Rule(
+        "dora-unread",
+        "refuse",
+        "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",
+        lambda case: (
+            _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager")
+        ),
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        "dora-of-kernels",
+        "refuse",
+        "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
+        "use --method lora or qlora, and --sharding ddp or none",
+        lambda case: _has_dora(case) and _dora_is_elsewhere(case),
+    ),
+    Rule(
+        "relora-elsewhere",
+        "refuse",
+        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds "
+        "everything; use --sharding ddp or none, without --dora",
+        lambda case: (
+            case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case))
+        ),
+    ),
+    Rule(
+        "oft-unread",
+        "refuse",
+        "Nobody read how this stack computes OFT; use --stack hf-trainer@5, or LoRA without --oft-block-size",
+        lambda case: _rotates(case) and (case.stack.oft == "unread" or case.stack.adapter_kernels != "eager"),
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        "oft-elsewhere",
+        "refuse",
+        "OFT is modelled over unquantised, bitsandbytes, GPTQ and AWQ matrices of models without experts, "
+        "where every GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, "
+        "or LoRA without --oft-block-size",
+        lambda case: _rotates(case) and _rotates_elsewhere(case),
+    ),
+    Rule(
+        "oft-without-autocast",
+        "refuse",
+        "PEFT 0.18 hands GPTQ's kernel an input in the adapters' dtype where there is no autocast, which "
+        "nobody read; use --precision bf16-mixed, or --versions peft==0.21.2",
+        lambda case: _rotates(case) and _twice_without_autocast(case),
+    ),
+    Rule(
+        "oft-with-lora-options",
+        "refuse",
+        "OFT has no LoRA matrices; leave these options out, or --oft-block-size",
+        lambda case: _rotates(case) and bool(_lora_beside_rotations(case)),
+        lambda case: ", ".join(_lora_beside_rotations(case)),
+    ),
+)

@@ -1,0 +1,77 @@
+"""Rules about layers that mix tokens without attention: whose kernels run, and what reads their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from planner.domain.mixers import Mamba2Spec, MixerSpec
+from planner.intake.rules.rule import Case, Rule
+
+_PEFT_REFUSES = ("falcon_h1", "nemotron_h")
+"""Source: peft 0.21 tuners/tuners_utils.py _check_lora_target_modules_mamba (``mamba_model_types``)."""
+
+
+def _mixers(case: Case) -> Iterator[MixerSpec]:
+    return (group.block.mixer for group in case.model.groups if group.block.mixer is not None)
+
+
+def _mixes(case: Case) -> bool:
+    return any(True for _ in _mixers(case))
+
+
+def _fuses_out_proj(case: Case) -> bool:
+    return any(isinstance(mixer, Mamba2Spec) for mixer in _mixers(case))
+
+
+def _packs_out_proj(case: Case) -> bool:
+    packed = case.numerics.quantization != "none" and case.model.architecture != case.stack.whole_out_proj
+    return packed and _fuses_out_proj(case)
+
+
+def _adapts_out_proj(case: Case) -> bool:
+    if case.adapter is None or not _fuses_out_proj(case):
+        return False
+    return any(target.rpartition(".")[2] in ("all-linear", "out_proj") for target in case.adapter.targets)
+
+
+MIXER_RULES = (
+    Rule(
+        "recurrent-kernels",
+        "warn",
+        "Layers without attention are counted with the kernels of causal-conv1d, of flash-linear-attention "
+        "for the gated delta rule, and of mamba-ssm for Mamba; without these packages Transformers' own "
+        "code needs more memory and many times the time",
+        _mixes,
+    ),
+    Rule(
+        "recurrent-layers-elsewhere",
+        "refuse",
+        "Layers without attention are read in the modules of Transformers 5, not in those of this stack",
+        lambda case: _mixes(case) and case.stack.model_code != "transformers-5",
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        # transformers 5.23 models/*/modeling_*.py: outproj_weight=self.out_proj.weight, which is packed then.
+        "packed-out-proj",
+        "refuse",
+        "The kernel of Mamba 2 reads the weight of out_proj itself, and fails where a quantiser has packed "
+        "it: use a 16-bit base, or a stack that leaves it whole",
+        _packs_out_proj,
+        lambda case: f"{case.model.architecture} with {case.numerics.quantization} in {case.stack.id}",
+    ),
+    Rule(
+        "adapter-on-out-proj",
+        "refuse",
+        "PEFT refuses adapters on out_proj of this architecture, which all-linear has: name other targets, "
+        "as in --lora-targets 'q_proj;k_proj;v_proj;o_proj;in_proj'",
+        lambda case: _adapts_out_proj(case) and case.model.architecture in _PEFT_REFUSES,
+        lambda case: case.model.architecture,
+    ),
+    Rule(
+        "adapter-on-out-proj-idle",
+        "warn",
+        "The kernel of Mamba 2 reads past an adapter of out_proj, so that nothing trains it: "
+        "it is not counted",
+        lambda case: _adapts_out_proj(case) and case.model.architecture not in _PEFT_REFUSES,
+    ),
+)

@@ -1,0 +1,47 @@
+"""Rules about mixtures whose experts and routers stacks treat in their own ways."""
+
+from __future__ import annotations
+
+from planner.intake.rules.rule import Case, Rule
+
+
+def _adapts_router(case: Case) -> bool:
+    """Whether a router that returns two tensors gets an adapter.
+
+    Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4Router;
+    peft 0.21 tuners/lora/layer.py Linear.forward.
+    """
+    if case.adapter is None:
+        return False
+    names = {target.rpartition(".")[2] for target in case.adapter.targets}
+    routers = (each for group in case.model.groups for each in group.block.linears if each.group == "router")
+    return any(
+        each.kind == "subclass" and not names.isdisjoint({"all-linear", each.name}) for each in routers
+    )
+
+
+def _runs_every_expert(case: Case) -> bool:
+    return any(group.block.mlp.router == "every" for group in case.model.groups)
+
+
+MIXTURE_RULES = (
+    Rule(
+        "adapter-on-router",
+        "refuse",
+        "PEFT's adapter of this router fails, because the router returns two tensors; name other targets, "
+        "as in --lora-targets 'q_proj;k_proj;v_proj;o_proj'",
+        _adapts_router,
+        lambda case: case.model.id,
+    ),
+    Rule(
+        "every-expert-elsewhere",
+        "refuse",
+        "A mixture that computes all experts for all tokens is read in the modules of Transformers 5 and "
+        "what its quantisers leave of them, not in those of this stack; use --stack hf-trainer",
+        lambda case: (
+            _runs_every_expert(case)
+            and (case.stack.model_code != "transformers-5" or not case.stack.skips_experts)
+        ),
+        lambda case: case.stack.id,
+    ),
+)

@@ -1,0 +1,463 @@
+"""Rules about method, quantisation, adapters and batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.domain.model import LinearSpec
+from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
+from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
+from planner.intake.rules.rule import Case, Rule
+from planner.units import format_gib
+
+# Methods that name a quantisation, and which may be said beside them.
+_METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
+_LORA_FIELDS = (
+    "lora_rank",
+    "lora_targets",
+    "lora_dropout",
+    "adapter_dtype",
+    "dora",
+    "relora",
+    "oft_block_size",
+)
+# Optimizers that were read for whole matrices.
+_WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
+_FOUR_BIT = ("nf4", "fp4")
+
+
+def _contradicts_method(case: Case) -> bool:
+    allowed = _METHOD_ALLOWS.get(case.said["method"].value) if "method" in case.said else None
+    return allowed is not None and case.numerics.quantization not in allowed
+
+
+def _contradiction_text(case: Case) -> str:
+    method = case.said["method"].value
+    return (
+        f"{method} allows {', '.join(_METHOD_ALLOWS[method])}, quantization says {case.numerics.quantization}"
+    )
+
+
+def _lora_fields_said(case: Case) -> list[str]:
+    return [name for name in _LORA_FIELDS if name in case.said]
+
+
+def _all_targets_unmatched(case: Case) -> bool:
+    return case.adapter is not None and len(unmatched_targets(case.model, case.adapter.targets)) == len(
+        case.adapter.targets
+    )
+
+
+def _some_targets_unmatched(case: Case) -> bool:
+    return (
+        case.adapter is not None
+        and not _all_targets_unmatched(case)
+        and bool(unmatched_targets(case.model, case.adapter.targets))
+    )
+
+
+def _targets_parameters(case: Case) -> bool:
+    return case.adapter is not None and any(
+        each.startswith(TARGET_PARAMETER) for each in case.adapter.targets
+    )
+
+
+def _dropout(case: Case) -> float:
+    return case.adapter.dropout if case.adapter else 0.0
+
+
+def _is_not_alone(case: Case) -> bool:
+    return case.hardware.world_size > 1 or bool(case.recipe.batch.grad_accum > 1) or case.model.tied
+
+
+def adapts_head(case: Case) -> bool:
+    """Whether the head gets an adapter, which only its name asks for."""
+    targets = case.adapter.targets if case.adapter else ()
+    return case.model.head.name in {target.rpartition(".")[2] for target in targets}
+
+
+def _unmatched_targets_text(case: Case) -> str:
+    targets = unmatched_targets(case.model, case.adapter.targets) if case.adapter else ()
+    return f"{', '.join(targets)}; {case.model.id} has {', '.join(linear_names(case.model))}"
+
+
+def _unmatched_modules_text(case: Case) -> str:
+    modules = unmatched_modules(case.model, case.adapter.modules_to_save) if case.adapter else ()
+    known = dict.fromkeys((case.model.token_embedding.name, *linear_names(case.model)))
+    return f"{', '.join(modules)}; {case.model.id} has {', '.join(known)}"
+
+
+def _fused_expert_bytes(case: Case) -> int:
+    """Bytes of expert tensors that bitsandbytes leaves in the load dtype."""
+    return _expert_bytes(case, lambda _: True) if case.numerics.quantization in BITSANDBYTES else 0
+
+
+def adapted_expert_bytes(case: Case) -> int:
+    """Bytes of expert tensors that PEFT makes adapted copies of."""
+    adapter = case.adapter
+    return (
+        0 if adapter is None else _expert_bytes(case, lambda linear: reaches_experts(linear, adapter.targets))
+    )
+
+
+_EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
+
+
+def _uncounted_expert_adapters(case: Case) -> bool:
+    """Whether a stack with experts of its own adapts those that PEFT's names do not reach."""
+    if (
+        case.adapter is None
+        or not case.stack.quantizes_experts
+        or case.numerics.quantization not in _FOUR_BIT
+    ):
+        return False
+    linears = (linear for group in case.model.groups for linear in group.block.linears)
+    unreached = any(
+        linear.group == "expert" and linear.kind == "parameter" and not linear.legacy_names
+        for linear in linears
+    )
+    return unreached and not _EXPERT_NAMES.isdisjoint(case.adapter.targets)
+
+
+def _expert_bytes(case: Case, counts: Callable[[LinearSpec], bool]) -> int:
+    """Bytes in the load dtype of the fused expert tensors that count; 0 where the stack has none."""
+    experts = sum(
+        group.count * linear.weight_count
+        for group in case.model.groups
+        for linear in group.block.linears
+        if linear.group == "expert" and linear.kind == "parameter" and counts(linear)
+    )
+    return experts * DTYPE_BYTES[case.numerics.load_dtype] if case.stack.skips_experts else 0
+
+
+def _fp16_gradients(case: Case) -> bool:
+    if not case.scales_fp16_loss:
+        return False
+    if case.adapter is not None:
+        return case.adapter.dtype == "fp16"
+    return case.numerics.load_dtype == "fp16" and not case.stack.trainable_fp32
+
+
+def _stores_as_floats(case: Case) -> bool:
+    """Whether packed bytes may be elements of a float dtype: bitsandbytes',
+    and what fms-acceleration makes of GPTQ's.
+    """
+    by_triton = case.numerics.quantization == "gptq-int4" and case.stack.packed_kernels == "triton"
+    return by_triton or case.numerics.quantization in _FOUR_BIT
+
+
+def _learned_positions(case: Case) -> bool:
+    return any(group.block.attention.position == "learned" for group in case.model.groups)
+
+
+def _too_long(case: Case) -> bool:
+    limit = case.model.max_position_tokens
+    return limit is not None and bool(case.recipe.batch.seq_len > limit)
+
+
+def _length_text(case: Case) -> str:
+    return (
+        f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for "
+        f"{case.model.max_position_tokens:,}"
+    )
+
+
+def _divides_matrices(case: Case) -> bool:
+    """Whether the optimizer meets factors of adapters, or parts of parameters."""
+    return case.recipe.method != "full" or case.recipe.sharding.engine != "native"
+
+
+def _selects(case: Case) -> bool:
+    return case.recipe.gradient_checkpointing and case.recipe.checkpoint_policy == "selective-op"
+
+
+def _has_unknown_operators(case: Case) -> bool:
+    """Whether layers call products or attention by operators of which nobody read whether the policy keeps
+    them.
+    """
+    experts = any(group.block.mlp.n_experts for group in case.model.groups)
+    return (
+        experts
+        or case.recipe.attention == "flash2"
+        or case.recipe.numerics.quantization in PREPACKED | {"int8"}
+    )
+
+
+def _samples_per_step(case: Case) -> int:
+    batch = case.recipe.batch
+    return int(batch.micro_batch * batch.grad_accum * case.scenario.batches_at_once)
+
+
+RECIPE_RULES = (
+    Rule(
+        "method-against-quantization",
+        "refuse",
+        "The method names one quantisation and quantization another: say method lora with the one "
+        "that is meant",
+        _contradicts_method,
+        _contradiction_text,
+    ),
+    Rule(
+        "quantized-full",
+        "refuse",
+        "A quantised base cannot be trained in full, only adapters over it: use lora, or quantization none",
+        lambda case: case.recipe.method == "full" and case.numerics.quantization != "none",
+    ),
+    Rule(
+        "lora-options-with-full",
+        "refuse",
+        "LoRA options mean nothing in a full fine-tune: leave them out, or use method lora",
+        lambda case: case.recipe.method == "full" and bool(_lora_fields_said(case)),
+        lambda case: ", ".join(_lora_fields_said(case)),
+    ),
+    Rule(
+        "modules-to-save-with-full",
+        "refuse",
+        "A full fine-tune trains every module, so modules_to_save means nothing there: leave it out",
+        lambda case: case.recipe.method == "full" and "modules_to_save" in case.said,
+    ),
+    Rule(
+        "optimizer-of-whole-matrices",
+        "refuse",
+        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use "
+        "--method full with --sharding ddp or none, or --optimizer adamw_torch",
+        lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
+        lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
+    ),
+    Rule(
+        # transformers 5.23 trainer_optimizer.py:115-117 and 152; llamafactory 0.9.5
+        # hparams/parser.py:388-393.
+        "layerwise-alone",
+        "refuse",
+        "An optimizer that steps inside of backward is refused by its tools on several GPUs and beside "
+        "grad_accum, and not modelled where head and token table are one; leave _layerwise out",
+        lambda case: case.recipe.steps_in_backward and _is_not_alone(case),
+    ),
+    Rule(
+        # llamafactory 0.9.5 hparams/parser.py:394-398, but for DeepSpeed's ZeRO-3, which badam 1.4 supports.
+        "badam-of-one-layer",
+        "refuse",
+        "BAdam trains one layer after the other, and its tools refuse it on several GPUs but under ZeRO-3, "
+        "which is not modelled; use --train-layers first:1 with --method full, and --gpu X:1",
+        lambda case: (
+            case.recipe.optimizer == "badam"
+            and (case.hardware.world_size > 1 or not case.recipe.train_layers)
+        ),
+    ),
+    Rule(
+        "optimizer-rank-unused",
+        "warn",
+        "optimizer_rank is for apollo_adamw; this optimizer has none",
+        lambda case: (
+            case.recipe.optimizer_rank is not None and not case.recipe.optimizer.startswith("apollo")
+        ),
+    ),
+    Rule(
+        "double-quant-without-4bit",
+        "refuse",
+        "Double quantisation exists for nf4 and fp4 bases only",
+        lambda case: case.numerics.double_quant and case.numerics.quantization not in _FOUR_BIT,
+        lambda case: f"this base is '{case.numerics.quantization}'",
+    ),
+    Rule(
+        "quant-storage-without-4bit",
+        "refuse",
+        "quant_storage is the dtype that holds nf4 and fp4 bytes, and those of GPTQ with --switches "
+        "packed_kernels=triton; other bases have none",
+        lambda case: case.numerics.quant_storage is not None and not _stores_as_floats(case),
+        lambda case: f"this base is '{case.numerics.quantization}'",
+    ),
+    Rule(
+        "load-dtype-over-quantized",
+        "warn",
+        "Over a quantised base load_dtype reaches only what is not quantised: token table, head and norms",
+        lambda case: case.numerics.quantization != "none" and "load_dtype" in case.said,
+    ),
+    Rule(
+        "fused-experts-not-quantized",
+        "warn",
+        "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model "
+        "stays in 16 or 32 bits",
+        lambda case: _fused_expert_bytes(case) > 0,
+        lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
+    ),
+    Rule(
+        "fused-experts-adapted",
+        "warn",
+        "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets "
+        "attention leaves it alone",
+        lambda case: adapted_expert_bytes(case) > 0,
+        lambda case: (
+            f"{format_gib(adapted_expert_bytes(case))} in all layers; with checkpointing one "
+            "layer's at a time"
+        ),
+    ),
+    Rule(
+        # unsloth 2026.10.9 models/_utils.py:11188-11245 get_moe_target_modules,
+        # since its experts are linears of their own.
+        "expert-adapters-not-counted",
+        "warn",
+        "This stack also adapts each expert by these names, which is not counted: lora_targets attention "
+        "leaves experts alone",
+        _uncounted_expert_adapters,
+    ),
+    Rule(
+        "fp16-gradients",
+        "refuse",
+        "fp16 loss scaling refuses trained weights that are fp16 themselves: load or keep them in fp32, or "
+        "use bf16-mixed",
+        _fp16_gradients,
+    ),
+    Rule(
+        "targets-match-nothing",
+        "refuse",
+        "No matrix of the model has a name in lora_targets",
+        _all_targets_unmatched,
+        _unmatched_targets_text,
+    ),
+    Rule(
+        "targets-match-partly",
+        "warn",
+        "Some names in lora_targets match no matrix and add nothing",
+        _some_targets_unmatched,
+        _unmatched_targets_text,
+    ),
+    Rule(
+        "modules-to-save-unmatched",
+        "warn",
+        "Some names in modules_to_save are neither a matrix nor the token table and are counted as nothing",
+        lambda case: (
+            case.adapter is not None and bool(unmatched_modules(case.model, case.adapter.modules_to_save))
+        ),
+        _unmatched_modules_text,
+    ),
+    Rule(
+        # peft 0.21 tuners/lora/layer.py ParamWrapper raises for a dropout.
+        "parameter-targets",
+        "refuse",
+        "Adapters on parameters (param:) need experts that are one tensor, as Transformers 5 has them, and "
+        "lora_dropout 0",
+        lambda case: _targets_parameters(case) and bool(not case.stack.skips_experts or _dropout(case) > 0),
+        lambda case: f"{case.stack.id}, dropout {_dropout(case):g}",
+    ),
+    Rule(
+        "rank-above-width",
+        "warn",
+        "A LoRA rank above the width of the model costs more than the matrices it stands for",
+        lambda case: case.adapter is not None and bool(case.adapter.rank > case.model.hidden_size),
+        lambda case: f"the width of {case.model.id} is {case.model.hidden_size:,}",
+    ),
+    Rule(
+        "tokens-above-sequence",
+        "refuse",
+        "A sample cannot have more real tokens than the sequence length: lower "
+        "tokens_per_sample or raise seq",
+        lambda case: bool(case.recipe.batch.tokens_per_sample > case.recipe.batch.seq_len),
+        lambda case: f"{case.recipe.batch.tokens_per_sample:g} against {case.recipe.batch.seq_len:g}",
+    ),
+    Rule(
+        "packed-with-sample-length",
+        "warn",
+        "Packed sequences are full whatever the samples' length, so tokens_per_sample changes neither "
+        "memory nor step time",
+        lambda case: case.recipe.batch.padding == "packed" and "tokens_per_sample" in case.said,
+    ),
+    Rule(
+        "sequence-above-table",
+        "refuse",
+        "The model looks positions up in a table, and the sequence is longer than the table",
+        lambda case: _too_long(case) and _learned_positions(case),
+        _length_text,
+    ),
+    Rule(
+        "sequence-above-model",
+        "warn",
+        "The sequence is longer than the model was made for; it runs, at a quality nobody promises",
+        lambda case: _too_long(case) and not _learned_positions(case),
+        _length_text,
+    ),
+    Rule(
+        "reentrant-without-checkpointing",
+        "warn",
+        "checkpoint_reentrant means nothing without gradient checkpointing",
+        lambda case: "checkpoint_reentrant" in case.said and not case.recipe.gradient_checkpointing,
+    ),
+    Rule(
+        "checkpoint-every-without-checkpointing",
+        "warn",
+        "checkpoint_every and checkpoint_policy mean nothing without gradient checkpointing",
+        lambda case: (
+            bool({"checkpoint_every", "checkpoint_policy"} & set(case.said))
+            and not case.recipe.gradient_checkpointing
+        ),
+    ),
+    Rule(
+        "checkpoint-every-with-offload",
+        "refuse",
+        "Activations in host RAM are not modelled where only some layers are checkpointed; use "
+        "--checkpoint-every 1",
+        lambda case: case.recipe.rebuilds_some and case.recipe.offload == "activations",
+    ),
+    Rule(
+        "activations-offload-without-checkpointing",
+        "refuse",
+        "Activations in host RAM are modelled with gradient checkpointing only; add --gradient-checkpointing",
+        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no
+        # other kind.  TRL 1.16 runs it, but what is saved again within five tensors stays on the GPU
+        # (activation_offloading.py pack_tensor), a third of all that a fully trained Llama layer saves: no
+        # formula says which.
+        lambda case: case.recipe.offload == "activations" and not case.recipe.gradient_checkpointing,
+    ),
+    Rule(
+        "selective-reentrant",
+        "refuse",
+        "Reentrant checkpointing keeps no outputs of operators; use --no-checkpoint-reentrant or "
+        "--checkpoint-policy full",
+        lambda case: (
+            _selects(case) and (case.recipe.checkpoint_reentrant or case.scenario.stack.checkpoints_parts)
+        ),
+    ),
+    Rule(
+        "selective-of-kernels",
+        "refuse",
+        "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, "
+        "over unquantised or 4-bit weights; use --checkpoint-policy full",
+        lambda case: _selects(case) and _has_unknown_operators(case),
+    ),
+    Rule(
+        "packed-head-in-pieces",
+        "refuse",
+        "This stack packs the head in 4 bits, and a loss that multiplies by its weight in pieces would "
+        "read packed bytes; use --loss hf",
+        lambda case: (
+            case.recipe.loss != "hf"
+            and case.stack.quantizer == "lightning"
+            and case.numerics.quantization != "none"
+        ),
+        lambda case: f"{case.stack.id}, {case.recipe.loss}",
+    ),
+    Rule(
+        "adapted-head-in-pieces",
+        "refuse",
+        "A loss that multiplies by the head in pieces reads its weight alone, so an adapter of the head is "
+        "not trained; use --loss hf, or leave the head out of --lora-targets",
+        lambda case: case.recipe.loss != "hf" and adapts_head(case),
+        lambda case: f"{case.recipe.loss}, {case.model.head.name}",
+    ),
+    Rule(
+        "checkpoint-every-of-parts",
+        "refuse",
+        "A stack that checkpoints the parts of a layer one by one does so in every layer; use "
+        "--checkpoint-every 1",
+        lambda case: case.recipe.rebuilds_some and case.scenario.stack.checkpoints_parts,
+    ),
+    Rule(
+        "fewer-samples-than-a-step",
+        "warn",
+        "The whole run has fewer samples than one optimizer step takes",
+        lambda case: (
+            case.scenario.run.n_samples is not None and case.scenario.run.n_samples < _samples_per_step(case)
+        ),
+        lambda case: f"{case.scenario.run.n_samples} samples, a step takes {_samples_per_step(case)}",
+    ),
+)

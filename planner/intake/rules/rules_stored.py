@@ -1,0 +1,114 @@
+"""Rules about bases whose checkpoint holds packed matrices."""
+
+from __future__ import annotations
+
+from planner.domain.recipes.recipe import BITSANDBYTES, GPTQ, PREPACKED
+from planner.domain.stored import stored_text
+from planner.intake.rules.rule import Case, Rule
+
+_IN_BUFFERS = GPTQ | {"awq-int4"}
+
+
+def _is_prepacked(case: Case) -> bool:
+    return case.numerics.quantization in PREPACKED
+
+
+def _differs_from_stored(case: Case) -> bool:
+    stored = case.model.stored
+    return stored is not None and case.numerics.quantization != stored.quantization
+
+
+def _stored_text(case: Case) -> str:
+    stored = case.model.stored
+    return (
+        f"it is stored as {stored_text(stored)}, not {case.numerics.quantization}"
+        if stored is not None
+        else ""
+    )
+
+
+def _computes_otherwise(case: Case) -> bool:
+    stored = case.model.stored
+    if stored is None or stored.compute_dtype is None or case.numerics.quantization not in BITSANDBYTES:
+        return False
+    return stored.compute_dtype != case.numerics.compute_dtype
+
+
+def _compute_text(case: Case) -> str:
+    stored = case.model.stored
+    return f"{stored.compute_dtype} against {case.numerics.compute_dtype}" if stored is not None else ""
+
+
+def _packs_fused_experts(case: Case) -> bool:
+    linears = (linear for group in case.model.groups for linear in group.block.linears)
+    fused = any(linear.group == "expert" and linear.kind == "parameter" for linear in linears)
+    return fused and case.stack.skips_experts and (_is_prepacked(case) or case.model.stored is not None)
+
+
+STORED_RULES = (
+    Rule(
+        # transformers 5.23 quantizers/auto.py merge_quantization_configs: another kind is refused,
+        # the same kind is ignored.
+        "stored-otherwise",
+        "refuse",
+        "A packed checkpoint stays as it is stored, whatever is asked for: leave quantization out, or give "
+        "the model before it was quantised",
+        _differs_from_stored,
+        _stored_text,
+    ),
+    Rule(
+        "stored-computes-otherwise",
+        "refuse",
+        "The checkpoint's bnb_4bit_compute_dtype decides in which dtype its matrices compute; another one "
+        "than the recipe's is not modelled: use that precision",
+        _computes_otherwise,
+        _compute_text,
+    ),
+    Rule(
+        "packed-kernels-unread",
+        "refuse",
+        "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 "
+        "or trl, or nf4",
+        lambda case: _is_prepacked(case) and case.stack.packed_kernels == "unread",
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        # transformers 5.23: fused expert tensors are no nn.Linear, which is all that quantisers replace.
+        "packed-fused-experts",
+        "refuse",
+        "The experts of this stack are tensors of their own, in which nobody read how packed ones are "
+        "held: use a stack of Transformers 4, or the model before it was quantised",
+        _packs_fused_experts,
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        # gptqmodel 7.3.4 utils/importer.py select_quant_linear,
+        # nn_modules/qlinear/__init__.py BaseQuantLinear.train.
+        "packed-needs-backend",
+        "warn",
+        "Counted with the kernels that can train: gptqmodel takes them with backend='auto_trainable' in "
+        "GPTQConfig or AwqConfig, and fails with its default",
+        lambda case: case.numerics.quantization in _IN_BUFFERS and case.stack.packed_kernels == "gptqmodel",
+    ),
+    Rule(
+        "gptq-sharded",
+        "warn",
+        "Weights of GPTQ and AWQ are buffers, which ZeRO-3 and FSDP do not divide: each GPU "
+        "holds all of them",
+        lambda case: (
+            case.shards_weights and case.numerics.quantization in _IN_BUFFERS and not case.recipe.divides_base
+        ),
+    ),
+    Rule(
+        "aqlm-of-no-checkpoint",
+        "refuse",
+        "What AQLM takes depends on the code books of the checkpoint: name one, or give its config.json",
+        lambda case: case.numerics.quantization == "aqlm" and case.numerics.packing.codebooks == 0,
+    ),
+    Rule(
+        "aqlm-sharded",
+        "refuse",
+        "Nobody read what ZeRO-3 and FSDP do with the codes of an AQLM base: use ddp or ZeRO-1/2",
+        lambda case: case.shards_weights and case.numerics.quantization == "aqlm",
+    ),
+)

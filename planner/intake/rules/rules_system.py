@@ -1,0 +1,260 @@
+"""Rules about sharding, offload, cards, kernels and stacks."""
+
+from __future__ import annotations
+
+from planner.intake.kernels import (
+    GPU_ONLY_OPTIMIZERS,
+    cannot_step,
+    code_lacks,
+    has_sinks,
+    lacks_bf16,
+    lacks_flash2,
+    widest_head,
+)
+from planner.intake.rules.rule import Case, Rule
+from planner.units import format_gib
+
+_NO_CPU_KERNEL = ("adafactor", "sgd", "rmsprop")
+_FLASH2_MAX_HEAD_DIM = 256
+
+
+def _needs_an_engine(case: Case) -> bool:
+    return case.recipe.offloads_optimizer or case.recipe.offloads_params
+
+
+def _rates_unknown(case: Case) -> bool:
+    gpu = case.gpu
+    return gpu.memory_bandwidth_bytes_per_s is None or not any(
+        (gpu.bf16_flop_per_s, gpu.fp16_flop_per_s, gpu.fp32_flop_per_s)
+    )
+
+
+def _reserved_fills_card(case: Case) -> bool:
+    visible = case.gpu.visible_memory_bytes
+    return visible is not None and case.hardware.gpu_reserved_bytes >= visible
+
+
+def _above_label(case: Case) -> bool:
+    visible, label = case.gpu.visible_memory_bytes, case.gpu.marketing_memory_bytes
+    return visible is not None and label is not None and visible > label
+
+
+def _no_backward(case: Case) -> str:
+    """What runs in the place of the kernel, where that is no help."""
+    replaced = case.recipe.attention == "flash2" and has_sinks(case.model) and case.stack.model_code != "own"
+    return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
+
+
+SYSTEM_RULES = (
+    Rule(
+        "version-not-read",
+        "warn",
+        "A package has a version that was not read, so that of the nearest older one stands in",
+        lambda case: bool(case.stack.unread),
+        lambda case: "; ".join(case.stack.unread),
+    ),
+    Rule(
+        "sharding-on-one-process",
+        "warn",
+        "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",
+        lambda case: case.hardware.world_size == 1 and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp),
+    ),
+    Rule(
+        "many-gpus-without-ddp",
+        "warn",
+        "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, "
+        "which is not modelled)",
+        lambda case: (
+            case.hardware.world_size > case.recipe.parallel.gpus and not case.recipe.sharding.communicates
+        ),
+    ),
+    Rule(
+        "hsdp-on-one-node",
+        "warn",
+        "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp",
+        lambda case: case.recipe.sharding.scope == "node" and case.hardware.nodes == 1,
+    ),
+    Rule(
+        "nf4-sharded-without-storage",
+        "warn",
+        "4-bit weights stay whole on every GPU under ZeRO-3 and FSDP unless quant_storage names a dtype "
+        "that can be divided",
+        lambda case: (
+            case.shards_weights
+            and case.numerics.quantization in ("nf4", "fp4")
+            and case.numerics.quant_storage is None
+        ),
+    ),
+    Rule(
+        "int8-sharded",
+        "refuse",
+        "ZeRO-3 and FSDP cannot divide an int8 base: use ddp or ZeRO-1/2, or a 4-bit base with quant_storage",
+        lambda case: case.shards_weights and case.numerics.quantization == "int8",
+    ),
+    Rule(
+        "zero-without-masters",
+        "refuse",
+        "DeepSpeed keeps fp32 masters beside 16-bit weights: with ZeRO say bf16-mixed, fp16-mixed or fp32",
+        lambda case: case.recipe.uses_deepspeed and case.numerics.precision in ("bf16", "fp16"),
+    ),
+    Rule(
+        "offload-without-engine",
+        "refuse",
+        "Only DeepSpeed and FSDP offload optimizer or parameters: say zero2, zero3 or fsdp",
+        lambda case: _needs_an_engine(case) and case.recipe.sharding.engine == "native",
+    ),
+    Rule(
+        "params-offload-below-stage-3",
+        "refuse",
+        "ZeRO offloads parameters in stage 3 only: say zero3, or offload optimizer",
+        lambda case: case.recipe.offloads_params and case.recipe.sharding.is_zero12,
+    ),
+    Rule(
+        "nvme-without-stage-3",
+        "refuse",
+        "Offload to NVMe exists in ZeRO-3 only",
+        lambda case: (
+            case.recipe.offloads_to_nvme and (case.recipe.uses_fsdp or case.recipe.sharding.is_zero12)
+        ),
+    ),
+    Rule(
+        "fsdp-offloads-both",
+        "refuse",
+        "FSDP offloads parameters and optimizer together: say optimizer+params",
+        lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
+    ),
+    Rule(
+        "gpu-optimizer-offloaded",
+        "refuse",
+        "8-bit and paged optimizers cannot step in host RAM, where DeepSpeed uses its own CPU Adam: "
+        "say adamw_torch",
+        lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "optimizer-on-dtensors",
+        "refuse",
+        "FSDP2 gives the optimizer DTensors, which only torch's own can step: say adamw_torch or sgd, or "
+        "shard by fsdp1 or ZeRO",
+        lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "slow-optimizer-offloaded",
+        "warn",
+        "DeepSpeed has no CPU kernel for this optimizer: it needs zero_force_ds_cpu_optimizer false, and "
+        "steps slowly",
+        lambda case: (
+            case.recipe.uses_deepspeed
+            and case.recipe.offloads_optimizer
+            and case.recipe.optimizer in _NO_CPU_KERNEL
+        ),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "offload-host-unknown",
+        "warn",
+        "Offload moves the limit into host RAM, whose size is not known: say host_memory to have it judged",
+        lambda case: _needs_an_engine(case) and case.hardware.host.memory_bytes is None,
+    ),
+    Rule(
+        "bf16-without-units",
+        "warn",
+        "The card has no bf16 units: it emulates bf16 slowly or refuses it; fp16-mixed is what runs there",
+        lambda case: lacks_bf16(case.gpu) and case.numerics.compute_dtype == "bf16",
+        lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
+    ),
+    Rule(
+        "flash2-on-old-card",
+        "refuse",
+        "FlashAttention 2 needs a GPU of compute capability 8.0 or later: use sdpa",
+        lambda case: case.recipe.attention == "flash2" and lacks_flash2(case.gpu),
+        lambda case: f"{case.gpu.name} has {case.gpu.compute_capability}",
+    ),
+    Rule(
+        "flash2-in-fp32",
+        "refuse",
+        "FlashAttention 2 computes in fp16 and bf16 only: use sdpa, or a 16-bit precision",
+        lambda case: case.recipe.attention == "flash2" and case.numerics.compute_dtype == "fp32",
+    ),
+    Rule(
+        "flash2-wide-heads",
+        "refuse",
+        "FlashAttention 2 takes heads of at most 256 features: use sdpa",
+        lambda case: case.recipe.attention == "flash2" and widest_head(case.model) > _FLASH2_MAX_HEAD_DIM,
+        lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
+    ),
+    Rule(
+        "kernel-not-in-model-code",
+        "refuse",
+        "The model's code in this stack has no such attention kernel: use eager",
+        lambda case: code_lacks(case.model, case.stack, case.recipe.attention),
+        lambda case: (
+            f"{case.recipe.attention} for {case.model.architecture} in {case.stack.id}{_no_backward(case)}"
+        ),
+    ),
+    Rule(
+        "attention-of-remote-code",
+        "warn",
+        "The model's code comes with the checkpoint and picks its own attention kernel, which may not be "
+        "the one given",
+        lambda case: case.model.remote_code and "attention" in case.said,
+    ),
+    Rule(
+        "liger-not-in-stack",
+        "warn",
+        "This stack has no switch for the Liger loss, or the model's own code does not go through it",
+        lambda case: case.recipe.loss == "liger" and (not case.stack.liger_loss or case.model.remote_code),
+        lambda case: f"{case.stack.id}, {case.model.architecture}",
+    ),
+    Rule(
+        "not-a-cuda-device",
+        "warn",
+        "The memory formulas describe PyTorch's CUDA allocator, so on another device there is no verdict",
+        lambda case: not case.gpu.is_cuda,
+        lambda case: case.gpu.name,
+    ),
+    Rule(
+        "gpu-memory-unknown",
+        "warn",
+        "How much memory this device makes visible is not known, so there is no memory "
+        "verdict: say gpu_memory",
+        lambda case: case.gpu.is_cuda and case.gpu.visible_memory_bytes is None,
+        lambda case: case.gpu.name,
+    ),
+    Rule(
+        "shared-with-the-host",
+        "warn",
+        "GPU and CPU of this device share one memory: give with gpu_reserved what the host needs, because "
+        "it comes off the GPU's",
+        lambda case: case.gpu.unified_memory and not case.hardware.gpu_reserved_bytes,
+        lambda case: case.gpu.name,
+    ),
+    Rule(
+        "gpu-speed-unknown",
+        "warn",
+        "The compute or memory rate of this device is not known, so there is no step time",
+        _rates_unknown,
+        lambda case: case.gpu.name,
+    ),
+    Rule(
+        "gpu-memory-above-label",
+        "warn",
+        "gpu_memory is more than the card is sold with",
+        _above_label,
+        lambda case: (
+            f"{format_gib(case.gpu.visible_memory_bytes or 0)} against "
+            f"{format_gib(case.gpu.marketing_memory_bytes or 0)}"
+        ),
+    ),
+    Rule(
+        "reserved-fills-card",
+        "refuse",
+        "gpu_reserved leaves nothing of the card for the job",
+        _reserved_fills_card,
+        lambda case: (
+            f"{format_gib(case.hardware.gpu_reserved_bytes)} of "
+            f"{format_gib(case.gpu.visible_memory_bytes or 0)}"
+        ),
+    ),
+)

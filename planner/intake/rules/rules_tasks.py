@@ -1,0 +1,179 @@
+"""Rules about what is trained for."""
+
+from __future__ import annotations
+
+from planner.domain.recipes.recipe import Task
+from planner.intake.rules.rule import Case, Rule
+from planner.intake.tasks import scores_by_value, takes_tiles
+
+# How a stack takes log-probabilities -> tasks whose trainer of that age was read.
+_READ: dict[str, frozenset[Task]] = {
+    "none": frozenset(),
+    "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
+    "whole_let_go": frozenset({"dpo", "simpo"}),
+    "unshifted": frozenset({"dpo", "simpo"}),
+    "compiled": frozenset({"dpo", "simpo"}),
+    "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+}
+_SEPARATE_PASSES = ("rows",)
+
+
+def _loss_of_trainer(case: Case) -> str:
+    return "chunked" if takes_tiles(case.recipe.task, case.stack) else "hf"
+
+
+def _unread(case: Case) -> bool:
+    task, stack = case.recipe.task, case.stack
+    if case.recipe.rollout is not None:
+        return stack.completion_logps == "none"
+    return (
+        case.recipe.is_preference and task not in _READ[stack.pair_logps] and not scores_by_value(task, stack)
+    )
+
+
+def _divides_reference(case: Case) -> bool:
+    """Whether an engine divides what the reference runs with, in a way that was not read.
+
+    A second model has an engine of its own.  With adapters ZeRO-3 gives up its order of modules where a
+    forward pass follows a forward pass; TRL's tiles gather the head by themselves.
+    """
+    recipe, stack = case.recipe, case.stack
+    adapters = recipe.sharding.dtensors and recipe.adapter is not None
+    second = (
+        recipe.sharding.is_zero3
+        and recipe.has_reference_model
+        and stack.zero_init
+        and not recipe.offloads_params
+    )
+    second = second and recipe.task == "dpo"
+    known = (adapters or second) and recipe.loss == "hf"
+    return recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights and not known
+
+
+def _uneven(case: Case) -> bool:
+    """Whether what is generated at once is not a whole number of prompts (trl 1.16.0 trainer/grpo_config.py
+    __post_init__).
+    """
+    recipe = case.recipe
+    if recipe.rollout is None:
+        return False
+    generated = recipe.batch.micro_batch * case.hardware.world_size * recipe.generation_micro_steps
+    return bool(generated % recipe.rollout.generations != 0)
+
+
+def _uneven_text(case: Case) -> str:
+    rollout = case.recipe.rollout
+    steps = case.recipe.generation_micro_steps
+    generations = rollout.generations if rollout else 0
+    return (
+        f"batch {case.recipe.batch.micro_batch} x {case.hardware.world_size} GPUs x {steps} steps, "
+        f"{generations} generations"
+    )
+
+
+TASK_RULES = (
+    Rule(
+        "generations-uneven",
+        "refuse",
+        "Batch x GPUs x micro-steps of a generation must be a multiple of --generations; change --batch or "
+        "--generations",
+        _uneven,
+        _uneven_text,
+    ),
+    Rule(
+        "generation-divided",
+        "refuse",
+        "Generation is modelled where every GPU has whole weights; use --sharding zero2, ddp or none",
+        lambda case: case.recipe.rollout is not None and case.recipe.sharding.gathers_weights,
+        lambda case: f"{case.recipe.sharding}",
+    ),
+    Rule(
+        "generation-of-other-layers",
+        "refuse",
+        "Generation is modelled of text with layers of attention, not of images, nor of layers that keep a "
+        "state instead of keys; use another model",
+        lambda case: (
+            case.recipe.rollout is not None
+            and (
+                case.recipe.batch.images is not None
+                or any(group.block.mixer is not None for group in case.model.groups)
+            )
+        ),
+    ),
+    Rule(
+        "task-not-in-stack",
+        "refuse",
+        "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, "
+        "whichever has it",
+        _unread,
+        lambda case: f"{case.recipe.task}, {case.stack.id}",
+    ),
+    Rule(
+        "reference-divided",
+        "refuse",
+        "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
+        "and for DPO with a second model under ZeRO-3, the last two with whole logits; use --sharding "
+        "zero2, ddp or none, or another task",
+        _divides_reference,
+        lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
+    ),
+    Rule(
+        "preference-packed",
+        "refuse",
+        "Trainers of preferences pack nothing; use --padding longest",
+        lambda case: case.recipe.is_preference and case.recipe.batch.padding == "packed",
+    ),
+    Rule(
+        "preference-loss-kernel",
+        "refuse",
+        "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences "
+        "are not modelled; leave --loss out",
+        lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
+        lambda case: f"{case.recipe.loss}",
+    ),
+    Rule(
+        "reward-in-two-passes",
+        "refuse",
+        "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, "
+        "each with casts of its own of fp32 weights, which are not modelled; use --load-dtype bf16",
+        lambda case: (
+            case.recipe.task == "reward"
+            and case.stack.pair_logps in _SEPARATE_PASSES
+            and case.numerics.mixed
+            and case.numerics.load_dtype == "fp32"
+        ),
+    ),
+    Rule(
+        "value-head",
+        "refuse",
+        "A value head beside the head of words is modelled with adapters and gradient checkpointing: a "
+        "full fine-tune leaves the head of words without a gradient, and without checkpoints all hidden "
+        "states wait for the head; use --method lora",
+        lambda case: (
+            case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing)
+        ),
+    ),
+    Rule(
+        "offloaded-with-reference",
+        "refuse",
+        "Activations in host RAM are not modelled beside the pass of a reference; use --offload none",
+        lambda case: case.recipe.has_reference and case.recipe.offload == "activations",
+    ),
+    Rule(
+        "head-in-tiles",
+        "refuse",
+        "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, "
+        "and without an adapter of its own; use an older TRL, such as --versions trl==1.14.0",
+        lambda case: case.recipe.is_preference and case.recipe.loss == "chunked" and _has_other_head(case),
+    ),
+)
+
+
+def _has_other_head(case: Case) -> bool:
+    model = case.model
+    targets = case.adapter.targets if case.adapter else ()
+    adapted = model.head.name in {target.rpartition(".")[2] for target in targets}
+    return model.head.bias or model.scales_logits or model.logit_softcap or model.normhead or adapted

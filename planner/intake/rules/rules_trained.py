@@ -1,0 +1,102 @@
+"""Rules about full fine-tunes that train some layers only."""
+
+from __future__ import annotations
+
+from planner.intake.rules.rule import Case, Rule
+from planner.intake.trained import missing_layers, trained_parts
+
+
+def _missing_layers(case: Case) -> tuple[str, ...]:
+    return missing_layers(case.recipe.train_layers, case.model.n_layers)
+
+
+def _trains_something(case: Case) -> bool:
+    parts = trained_parts(case.recipe.train_layers, case.model.n_layers, tied=case.model.tied)
+    return bool(parts.layers or parts.ends)
+
+
+def _freezes_checkpointed(case: Case) -> bool:
+    """Whether checkpointing meets frozen layers over a frozen table."""
+    layers = case.recipe.train_layers
+    tied_head = case.model.tied and "head" in layers
+    return bool(layers) and case.recipe.gradient_checkpointing and "embed" not in layers and not tied_head
+
+
+TRAINED_LAYER_RULES = (
+    Rule(
+        "train-layers-with-adapters",
+        "refuse",
+        "train_layers says what a full fine-tune trains; beside adapters use --modules-to-save, or use "
+        "--method full",
+        lambda case: bool(case.recipe.train_layers) and case.recipe.method != "full",
+    ),
+    Rule(
+        "train-layers-not-there",
+        "warn",
+        "train_layers names layers that the model does not have, which are counted as nothing",
+        lambda case: bool(_missing_layers(case)),
+        lambda case: (
+            f"{', '.join(_missing_layers(case))}; {case.model.id} has 0 to {case.model.n_layers - 1}"
+        ),
+    ),
+    Rule(
+        "train-layers-match-nothing",
+        "refuse",
+        "No layer of the model is among train_layers, and nothing around the layers",
+        lambda case: bool(case.recipe.train_layers) and not _trains_something(case),
+        lambda case: f"{case.model.id} has layers 0 to {case.model.n_layers - 1}",
+    ),
+    Rule(
+        "train-layers-divided",
+        "refuse",
+        "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is "
+        "FSDP2, ZeRO or ddp",
+        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.name == "fsdp1",
+    ),
+    Rule(
+        "train-layers-checkpointing-unread",
+        "refuse",
+        "Nobody read what the checkpointing of this stack makes of frozen layers; use "
+        "--no-gradient-checkpointing, or --switches frozen_layers=skipped where the inputs of frozen "
+        "layers require no gradients",
+        lambda case: (
+            _freezes_checkpointed(case)
+            and (case.stack.frozen_layers == "unread" or case.stack.checkpoints_parts)
+        ),
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        # torch 2.13 utils/checkpoint.py: CheckpointFunction, an autograd function of the input alone.
+        "train-layers-without-gradients",
+        "refuse",
+        "Reentrant checkpointing gives weights no gradients where its input requires none, as in this "
+        "stack below trained layers; use --no-checkpoint-reentrant",
+        lambda case: (
+            _freezes_checkpointed(case)
+            and case.recipe.checkpoint_reentrant
+            and case.stack.frozen_layers == "skipped"
+        ),
+        lambda case: case.stack.id,
+    ),
+    Rule(
+        "train-layers-with-offload",
+        "refuse",
+        "Training some layers only is not modelled with activations in host RAM, nor where the model has "
+        "projections around its layers",
+        lambda case: (
+            bool(case.recipe.train_layers)
+            and (case.recipe.offload == "activations" or bool(case.model.extra_linears))
+        ),
+    ),
+    Rule(
+        "train-layers-ends-in-pieces",
+        "refuse",
+        "A loss that multiplies by the head in pieces is modelled over trained layers or "
+        "tables; use --loss hf",
+        lambda case: (
+            bool(case.recipe.train_layers)
+            and case.recipe.loss != "hf"
+            and not set(case.recipe.train_layers) - {"norm", "head"}
+        ),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Rules about models that see, and their images."""
+
+from __future__ import annotations
+
+from planner.intake.rules.rule import Case, Rule
+
+
+def _sees(case: Case) -> bool:
+    return case.model.vision is not None
+
+
+def _has_images(case: Case) -> bool:
+    return _sees(case) and case.recipe.batch.images is not None
+
+
+def _image_tokens(case: Case) -> int:
+    images = case.recipe.batch.images
+    return images.per_sample * images.tokens if images else 0
+
+
+def _runs_other_code(case: Case) -> bool:
+    """Whether other code runs the tower than was read.
+
+    A tower without gradients keeps nothing until backward:
+    what Transformers 4 takes more while it runs goes before the loss.
+    """
+    return case.stack.model_code == "own" or (
+        case.stack.model_code == "transformers-4" and "vision_tower" not in case.recipe.frozen
+    )
+
+
+def _leaves_tower_out(case: Case) -> bool:
+    whole = case.stack.loads_tower or (case.model.loads_whole and case.stack.model_code == "transformers-5")
+    return bool(case.model.text_class) and not _sees(case) and whole
+
+
+def _room_text(case: Case) -> str:
+    images = case.recipe.batch.images
+    assert images is not None
+    which = f"{images.per_sample} of {images.width}x{images.height} pixels"
+    return f"{which} are {_image_tokens(case):,} tokens, seq is {case.recipe.batch.seq_len:,}"
+
+
+VISION_RULES = (
+    Rule(
+        "images-without-room",
+        "refuse",
+        "The tokens of the images do not fit into the sequence: say a larger --seq, or fewer or "
+        "smaller images",
+        lambda case: _has_images(case) and bool(_image_tokens(case) > case.recipe.batch.seq_len),
+        _room_text,
+    ),
+    Rule(
+        "vision-fsdp",
+        "refuse",
+        "FSDP of a vision-language model is not modelled: nobody read how its tower is "
+        "wrapped; use DDP or ZeRO",
+        lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp",
+    ),
+    Rule(
+        "vision-deepspeed-text",
+        "refuse",
+        "DeepSpeed of a vision-language model is modelled with images only: say --images-per-sample and "
+        "--image-size",
+        lambda case: _sees(case) and case.recipe.sharding.engine == "deepspeed" and not _has_images(case),
+    ),
+    Rule(
+        "tower-left-out",
+        "warn",
+        "The tool loads the vision tower, too, which is not counted: how engines divide one that does not "
+        "run is not modelled",
+        _leaves_tower_out,
+    ),
+    Rule(
+        "vision-code",
+        "refuse",
+        "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use "
+        "--stack hf-trainer",
+        lambda case: _has_images(case) and _runs_other_code(case),
+    ),
+    Rule(
+        "vision-eager",
+        "refuse",
+        "Eager attention of a vision tower is not modelled: use --attention sdpa or flash2",
+        lambda case: _has_images(case) and case.recipe.attention == "eager",
+    ),
+    Rule(
+        "vision-checkpointing",
+        "refuse",
+        "Checkpointing of some layers or operators of a vision-language model is not modelled: layers of "
+        "its tower count, too",
+        lambda case: (
+            _sees(case) and (case.recipe.checkpoint_every > 1 or case.recipe.checkpoint_policy != "full")
+        ),
+    ),
+    Rule(
+        "vision-offloaded-activations",
+        "refuse",
+        "Activations of a vision tower in host RAM are not modelled: use --offload none",
+        lambda case: _has_images(case) and case.recipe.offload == "activations",
+    ),
+    Rule(
+        "vision-train-layers",
+        "refuse",
+        "Training some layers of a vision-language model is not modelled: use --freeze for its parts",
+        lambda case: _sees(case) and bool(case.recipe.train_layers),
+    ),
+)

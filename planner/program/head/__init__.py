@@ -1,0 +1,1 @@
+"""Before and behind the layers: token table, head, losses, preferences, generation."""

@@ -1,0 +1,382 @@
+"""What lies around the layers: the token table and its inputs before them; the last norm,
+the head and the loss behind.
+
+Source: transformers 5.23 models/{llama,gpt2,opt,bloom,gemma,granite}/modeling_*.py, the ``forward`` of each
+model and of its ``ForCausalLM``; accelerate 1.15 utils/operations.py convert_outputs_to_fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
+from planner.program.head.inputs import make_masks, make_tables
+from planner.program.head.losses import cross_entropy, cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.layers.norms import norm
+from planner.program.ops.autograd import LEAF_ORDER, record
+from planner.program.ops.collectives import (
+    entering,
+    gathered,
+    gathered_features,
+    scattered,
+    splits_tokens,
+    summed,
+)
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Node, Tensor, Unit
+from planner.program.template import FORWARD_OUT, Shape
+from planner.program.view import LayerView
+from planner.program.weights.adapters import with_adapter
+from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
+
+HEAD_GRADIENT = "head gradient"
+"""The head's part of the gradient of a table that is tied to it, which waits for the table's own part."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndsView:
+    """The model around its layers; ``kinds``: the views of all kinds of layers.
+
+    ``layer``, ``embed`` and ``head`` are views of one layer for what it shares with the norms around the
+    layers, with the tables and with the head; each says whether these are trained.  ``needs_entry``: the
+    input of the first layer requires a gradient.
+    """
+
+    model: ModelSpec
+    layer: LayerView
+    embed: LayerView
+    head: LayerView
+    kinds: tuple[LayerView, ...]
+    needs_entry: bool
+
+    def trains(self, part: LayerView, name: str) -> bool:
+        """Whether the table or the head of this name is trained: itself,
+        or as a copy in ``modules_to_save``.
+        """
+        adapter = part.recipe.adapter
+        saved = adapter is not None and any(
+            each.rpartition(".")[2] == name for each in adapter.modules_to_save
+        )
+        return part.trains_base or saved
+
+    @property
+    def tied(self) -> bool:
+        """Whether one trained tensor is both table and head.  PEFT's trainable copies are two."""
+        return self.model.tied and self.head.trains_base
+
+    @property
+    def given(self) -> dict[str, Shape]:
+        """What the embeddings get from the head."""
+        table, dtype = self.model.token_embedding, self.embed.dtypes.table
+        return (
+            {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)}
+            if self.tied
+            else {}
+        )
+
+
+def embeddings(torch: Operators, ends: EndsView) -> Tensor:
+    """The stream that the first layer reads, and what all layers share.
+
+    The variables ``inputs_embeds`` and ``position_embeds`` live until the model returns.
+    """
+    model, view = ends.model, ends.layer
+    tokens = token_rows(torch, ends)
+    positions = [_lookup(torch, ends, table) for table in model.extra_embeddings]
+    for spec in model.extra_linears:
+        if spec.reads == "embed":
+            tokens = linear(torch, view, spec, tokens)
+    torch.shared["inputs_embeds"] = stream = tokens
+    del tokens
+    for number, table in enumerate(positions):
+        torch.shared[f"position_embeds {number}"] = table
+        stream = torch.add(stream, table)
+    if model.embedding_norm:
+        with torch.inside("word_embeddings_layernorm"):
+            stream = norm(torch, view, model.final_norms[0], stream)
+    make_masks(torch, model, ends.kinds)
+    if model.embedding_dropout == "before_tables":
+        stream = dropout(torch, stream)
+    make_tables(torch, model, ends.kinds, stream.dtype)
+    if view.recipe.offload == "activations" and torch.grad_enabled:
+        # Inputs of layers on their way to the host and back, or buffers for them.
+        torch.outputs = [
+            torch.like(stream, "staged", cost=None) for _ in range(view.stack.offloaded_inputs_kept)
+        ]
+    return dropout(torch, stream) if model.embedding_dropout == "last" else stream
+
+
+def token_rows(torch: Operators, ends: EndsView) -> Tensor:
+    """The rows of the token table, scaled inside its module (Gemma) or behind it (Granite)."""
+    model = ends.model
+    tokens = _whole_rows(torch, ends, [_lookup(torch, ends, model.token_embedding)])
+    if model.embedding_scale == "table":
+        tokens = torch.same(tokens, "mul")
+    if tokens.node is None and ends.needs_entry and torch.grad_enabled:
+        # The hook runs inside the table's module, whose own hooks see the gradient.
+        require_gradient(tokens, (*torch.path, torch.modules.index((model.token_embedding.name,))))
+    return torch.same(tokens, "mul") if model.embedding_scale == "model" else tokens
+
+
+def _whole_rows(torch: Operators, ends: EndsView, rows: list[Tensor]) -> Tensor:
+    """Each GPU looks up the words that it has, and the rows are summed; ``rows`` is emptied."""
+    if ends.model.parts == 1:
+        return rows.pop()
+    with torch.inside(ends.model.token_embedding.name):
+        return (
+            scattered(torch, ends.layer, rows.pop())
+            if splits_tokens(ends.layer)
+            else summed(torch, rows.pop())
+        )
+
+
+def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
+    """Rows of a table, whose gradient is dense.
+
+    Where the table is a DTensor, its gradient is that of the whole one.
+    Source: torch 2.13 distributed/tensor/_ops/_embedding_ops.py embedding_dense_backward_strategy.
+    """
+    count, dtype = table.param_count, ends.embed.dtypes.table
+    n_given = count if splits_tokens(ends.layer) else count * ends.model.parts
+    with torch.inside(table.name):
+        weight = torch.parameter(Unit.ONE, count, dtype, trained=ends.trains(ends.embed, table.name))
+        unit = Unit.LENGTH if table.shared else Unit.TOKENS
+        out = torch.new(unit, table.width, dtype, "embedding", cost=[Tensor(None, unit, table.width, dtype)])
+        if HEAD_GRADIENT in torch.shared:
+            weight = _sum_of_both(torch, ends, weight, [torch.shared.pop(HEAD_GRADIENT)])
+        seen = weight.alias()
+        seen.node, seen.count = weight.node, n_given
+
+        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            return [torch.new(Unit.ONE, n_given, dtype, "embedding_dense_backward", cost=[gradient])]
+
+        return record(torch, out, [seen], [], backward)
+
+
+def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
+    """The tied weight, to whose gradient that of the head is added.
+
+    The head's is a view of a product, to which autograd does not add in place,
+    unless a cast or a sum of pieces made it.
+    """
+    dtypes = ends.embed.dtypes
+    in_place = (dtypes.autocast and weight.dtype != dtypes.compute) or ends.layer.recipe.loss != "hf"
+
+    def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        before = of_head.pop()
+        if in_place:
+            torch.pay([before, gradient], [before])
+        return [before if in_place else torch.like(gradient, "add", cost=(before,))]
+
+    return record(torch, weight.alias(), [weight], [], add)
+
+
+def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
+    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it,
+    and it to its gradient.
+    """
+    kept = [out.alias()]
+
+    def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        kept.append(gradient)
+        return []
+
+    out.node = Node("embed_tokens", LEAF_ORDER, keep)
+    out.node.path = path
+
+
+def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss, from the stream after the last layer;
+    under autocast accelerate then widens the logits that Transformers returns.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    view = ends.layer
+    if view.stack.loss_weights != "none":
+        return _weighted(torch, ends, passed)
+    loss, outputs = _forward(torch, ends, passed)
+    # The wrapper that widens runs autocast inside of it.
+    torch.enter(FORWARD_OUT)
+    if view.stack.keeps_outputs:
+        torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
+    elif _keeps_logits(view):
+        # Until the next forward; here until the graph goes.
+        torch.outputs = [each.alias() for each in outputs]
+    elif _widens(view):
+        while outputs:
+            torch.to(outputs.pop(), "fp32")
+    return loss
+
+
+def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss of a trainer that weighs tokens,
+    from the logits that the model returns and that are there until it is done.
+
+    All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
+    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func;
+    transformers 5.23 trainer.py compute_loss.
+    Ignored: the twenty largest logits of each token.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        outputs = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    del hidden
+    torch.enter(FORWARD_OUT)
+    if _widens(view) or (model.fp32_logits and "compute" not in view.stack.loss_forward):
+        outputs.append(torch.to(outputs.pop(), "fp32"))
+    wide = torch.to(outputs[0], "fp32")
+    loss = cross_entropy(torch, view, wide)
+    if view.stack.loss_weights == "entropy":
+        _copy = torch.like(wide, "index")
+        del _copy
+    del wide
+    outputs.clear()
+    return loss
+
+
+def _widens(view: LayerView) -> bool:
+    """Whether accelerate's wrapper casts what the model returns to fp32."""
+    return view.dtypes.autocast and view.stack.model_code != "own"
+
+
+def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:
+    """Logits as a variable of the training loop has them; ``outputs`` loses them.
+    Backward frees what their graph has saved.
+    """
+    found = outputs.pop()
+    return (torch.to(found, "fp32") if _widens(view) else found).alias()
+
+
+def _keeps_logits(view: LayerView) -> bool:
+    """Whether the training loop refers to the logits during backward,
+    and no kernel writes their gradient over them.
+    """
+    copies = view.stack.loss_backward
+    return "log_softmax" in copies and ("compute" in copies or "float" in copies)
+
+
+def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Last norm, head and loss, and the logits that the model returns.
+    The inner model returns before the head runs.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        weight = head_weight(torch, ends)
+        if view.recipe.loss != "hf":
+            return piecewise_loss(torch, view, model.head, weight, hidden), []
+        if model.normhead:
+            weight = _normalised(torch, weight)
+        logits_of = partial(scaled_logits, torch, ends, weight)
+        if cuts_logits(view.stack):
+            loss, pieces = loss_of_pieces(torch, view, logits_of, hidden, upcast=model.fp32_logits)
+            return loss, pieces if _keeps_logits(view) else []
+        passed.append(logits_of(hidden))
+    loss, logits = full_loss(torch, view, passed, upcast=model.fp32_logits)
+    return loss, [logits]
+
+
+def scaled_logits(torch: Operators, ends: EndsView, weight: Tensor, hidden: Tensor) -> Tensor:
+    """What the model makes of the head's product: scaled (Granite, Cohere) or capped (Gemma 2)."""
+    model = ends.model
+    logits = _logits(torch, ends, hidden, weight)
+    if model.scales_logits:
+        logits = torch.same(logits, "mul")
+    if model.wide_logits:
+        logits = torch.to(logits, "fp32")
+    if model.logit_softcap:
+        logits = torch.same(logits, "div")
+        logits = torch.kernel(logits, "tanh", saves="output")
+        logits = torch.same(logits, "mul")
+    return logits
+
+
+def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The last norm, and OPT's projection behind the layers."""
+    model, view = ends.model, ends.layer
+    hidden = passed.pop()
+    for spec in model.final_norms[int(model.embedding_norm) :]:
+        with torch.inside("norm"):
+            hidden = norm(torch, view, spec, hidden)
+    for linear_spec in model.extra_linears:
+        if linear_spec.reads != "embed":
+            hidden = linear(torch, view, linear_spec, hidden)
+    return gathered(torch, view, hidden)
+
+
+def head_weight(torch: Operators, ends: EndsView) -> Tensor:
+    """The head's weight; that of a tied one hands its gradient to the table."""
+    spec, dtype = ends.model.head, ends.head.dtypes.table
+    if ends.head.quantized(spec):
+        return Tensor(None, Unit.ONE, spec.weight_count, dtype)  # packed: its product makes the parameter
+    weight = torch.parameter(
+        Unit.ONE, spec.weight_count, dtype, trained=ends.trains(ends.head, spec.name) and not ends.tied
+    )
+    if not ends.tied:
+        return weight
+
+    def hand_on(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        torch.shared[HEAD_GRADIENT] = gradient
+        if gradient.storage is not None:
+            torch.terms[gradient.storage.slot] = "gradients"
+        return []
+
+    weight.node = Node(spec.name, LEAF_ORDER, hand_on) if torch.grad_enabled else None
+    return weight
+
+
+def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The head's product with ``hidden``, and its adapter's where it has one."""
+    view, head = ends.layer, ends.model.head
+
+    def product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+        if view.quantized(spec):
+            return base_product(torch, view, spec, x)
+        x = entering(torch, view, spec, x)
+        bias = None
+        if spec.bias:
+            bias = torch.parameter(
+                Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name)
+            )
+            bias = weight_copy(torch, view, bias)
+        copy = weight_copy(torch, view, weight)
+        out = torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
+        del x
+        if ends.model.parts == 1 or splits_tokens(view):
+            return out
+        return gathered_features(torch, [out], ends.model.parts)
+
+    if view.adapted(head):
+        return with_adapter(torch, view, head, hidden, product)
+    return product(torch, view, head, hidden)
+
+
+def _normalised(torch: Operators, weight: Tensor) -> Tensor:
+    """``normalize(weight)``: divided by the norms of its rows, which are spread out again in backward.
+
+    Source: baichuan-inc/Baichuan2-7B modeling_baichuan.py NormHead.forward; torch 2.13 ``div`` and
+    ``linalg_vector_norm`` in tools/autograd/derivatives.yaml.
+    """
+    torch.pay([weight])
+    out = torch.like(weight, "div")
+
+    def of_norms(gradient: Tensor) -> Tensor:
+        # C++ keeps what an expression makes until it ends.
+        _negative, _quotient, _twice = (torch.like(gradient, op) for op in ("neg", "div", "div"))
+        return torch.like(gradient, "mul")
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        spread = of_norms(gradient)
+        of_weight = torch.like(gradient, "div")
+        del spread
+        _through_norms = [torch.like(gradient, op) for op in ("div", "mul")]
+        # The sum of both parts is made in place.
+        return [of_weight]
+
+    return record(torch, out, [weight], [], backward)

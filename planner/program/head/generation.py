@@ -1,0 +1,81 @@
+"""How completions are generated with Transformers: the prompts in one pass, then token after token,
+over a cache that grows.
+
+A cache that takes one more token is written anew, so that of one layer the old and the new keys are there
+together.  Three passes stand for all: the prompts, one more token, and the last token of the longest
+completions.
+Source: transformers 5.23 cache_utils.py DynamicLayer.update, DynamicSlidingWindowLayer.update;
+generation/utils.py _sample; trl 1.16.0 trainer/grpo_trainer.py _generate_single_turn; torch 2.13
+ATen/native/Distributions.cpp multinomial.
+Ignored: what growing caches leave reserved, which the allocator gives back on a full card; what
+FlashAttention splits a long row of keys into; ids and masks.
+"""
+
+from __future__ import annotations
+
+from planner.domain.term import TermName
+from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit, promoted
+from planner.program.stream import Instance
+from planner.program.template import SHARED_SLOTS, Shape
+from planner.program.view import LayerView
+
+KEYS, VALUES = "cached keys", "cached values"
+_TERM: TermName = "kv_cache"
+CACHE = {name: Shape(1, "bf16", False, Unit.CACHED_TOKENS, name) for name in (KEYS, VALUES)}
+"""What a layer gets from the pass before; its size is that of what it stands for."""
+
+
+def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values of all tokens so far: what is cached and the ``new`` ones, joined;
+    the cache keeps them.
+
+    A cache begins as an empty tensor in the dtype of the keys, so that values come to it, too.
+
+    Reading and writing what was cached is timed by :mod:`planner.throughput.generation`: it grows from token
+    to token.  ``new`` lives until both are joined, because the caller refers to it, and is emptied.
+    """
+    grown = Unit.CACHED_TOKENS if view.block.attention.window_tokens is None else Unit.WINDOW_TOKENS
+    dtype = promoted(new[0].dtype, new[1].dtype)
+    made: list[Tensor] = []
+    for name, each in zip((KEYS, VALUES), new, strict=True):
+        before = torch.shared.pop(name, None)
+        whole = torch.new(
+            each.unit if before is None else grown, each.count, dtype, "cat", _TERM, cost=[each]
+        )
+        del before
+        whole.head_by_head = True
+        torch.outputs.append(whole.alias())
+        made.append(whole)
+    new.clear()
+    return made[0], made[1]
+
+
+def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The next token of each sequence: logits of the last position, widened, copied,
+    and turned to probabilities.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    last = hidden.alias()
+    last.unit, last.is_view = Unit.ROWS, True
+    with torch.inside(ends.model.head.name):
+        logits = [scaled_logits(torch, ends, head_weight(torch, ends), last)]
+    del last, hidden
+    logits.append(torch.to(logits.pop(), "fp32"))
+    scores = torch.like(logits[0], "to")
+    _probabilities = torch.like(scores, "softmax")
+    _exponential = torch.like(scores, "exponential")
+    return torch.new(Unit.ROWS, 1, "int64", "multinomial")
+
+
+def hand_over(before: list[Instance], made: list[Instance]) -> None:
+    """What each layer of a pass gets of the cache is what the same layer of the pass ``before`` made."""
+    for old, new in zip(before, made, strict=True):
+        slots = [slot for slot, term in enumerate(old.template.terms) if term == _TERM]
+        for name, slot in zip((KEYS, VALUES), slots, strict=False):
+            if name in new.template.crossing:
+                new.ports[SHARED_SLOTS + new.template.crossing.index(name)] = old.slot(slot)

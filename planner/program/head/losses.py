@@ -1,0 +1,254 @@
+"""The loss: of all logits at once, or of a piece of them after the other.
+
+Source: transformers 5.23 loss/loss_utils.py ForCausalLMLoss, fixed_cross_entropy; 4.37
+models/llama/modeling_llama.py LlamaForCausalLM.forward (shifted copies); torch 2.13
+tools/autograd/derivatives.yaml ``_log_softmax``, ``nll_loss_forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from planner.domain.model import LinearSpec
+from planner.domain.stack import Stack
+from planner.program.checkpoint import checkpointed
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Costs, Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.matrices import autocast, weight_copy
+
+EIGHTHS = 8
+"""Pieces of a loss that is computed in pieces.  Source: torchtune 0.6 modules/loss,
+torchtitan 0.3 components/loss.py.
+"""
+
+
+def full_loss(
+    torch: Operators, view: LayerView, passed: list[Tensor], *, upcast: bool
+) -> tuple[Tensor, Tensor]:
+    """``cross_entropy`` of all logits, and the logits that the model returns.
+
+    ``passed`` holds the logits, and is emptied.  ``upcast``: they are cast to fp32 first, beside the 16-bit
+    ones or (Transformers before 4.46) in their place.
+    """
+    copies = view.stack.loss_forward
+    logits = passed.pop()
+    # Alive until this function returns, and the loop's with it.
+    _own = _own_loss(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
+    wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
+    if "compute" not in copies:
+        logits = wide
+    # The variable that holds the unshifted logits lives until the loss is there.
+    scored = _shifted(torch, view, wide) if "shifted" in copies else wide
+    if "log_softmax" not in copies:
+        return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, scored), logits
+    return cross_entropy(torch, view, scored), logits
+
+
+def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """The model's loss beside that of the trainer: a log-softmax, or a kernel that saves the logits."""
+    return (
+        cross_entropy(torch, view, logits)
+        if "log_softmax" in view.stack.loss_forward
+        else _in_place(torch, logits)
+    )
+
+
+def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """``logits[..., :-1, :].contiguous()``: a copy of several samples; a single one is contiguous already."""
+    part = torch.part(logits, logits.count)
+    return part if view.single else torch.contiguous(part)
+
+
+def _in_place(torch: Operators, logits: Tensor) -> Tensor:
+    """A kernel that saves the logits, and writes their gradient over them.
+
+    Source: flash-attn 2.8 ops/triton/cross_entropy.py (``inplace_backward``).
+    """
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy", cost=[logits])
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        torch.pay(kept, kept)
+        return [kept[0]]
+
+    return record(torch, loss, [logits], [logits], backward)
+
+
+def _compiled(torch: Operators, logits: Tensor) -> Tensor:
+    """One kernel each way, which saves the logits or writes over them; the gradient is a new tensor.
+
+    Source: torch 2.13 _inductor, the graphs of ``torch.compile(cross_entropy)`` over ``logits.float()``;
+    liger-kernel 0.8.5 ops/cross_entropy.py cross_entropy_backward, where there is a loss for each token.
+    """
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy", cost=[logits])
+    return record(
+        torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")]
+    )
+
+
+def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """The log-softmax is saved; the gradient of the loss is as large as the logits.
+    Autocast widens what the loss reads.
+    """
+    scores = torch.kernel(logits, "log_softmax", saves="output")
+    if view.dtypes.autocast:
+        scores = torch.to(scores, "fp32")
+    unit, count, dtype = scores.unit, scores.count, scores.dtype
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "nll_loss")
+    return record(
+        torch, loss, [scores], [scores], lambda *_: [torch.new(unit, count, dtype, "nll_loss_backward")]
+    )
+
+
+def cuts_logits(stack: Stack) -> bool:
+    """Whether the head and a loss ``hf`` run in pieces,
+    of which all logits and log-softmaxes stay until backward.
+    """
+    return "log_softmax" in stack.loss_forward and "nll_grad" not in stack.loss_backward
+
+
+def loss_of_pieces(
+    torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, *, upcast: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The logits of every piece, then the loss of one after the other; ``upcast``:
+    each is cast to fp32 for that.
+
+    Source: torchtune 0.6.1 modules/transformer.py chunked_output, modules/loss/ce_chunked_output_loss.py;
+    litgpt 0.5.13 utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5
+    fabric/wrappers.py _FabricModule.forward, which widens all that the model returns.
+    """
+    pieces = [logits_of(_rows(torch, hidden)) for _ in range(EIGHTHS)]
+    if "compute" not in view.stack.loss_forward:
+        pieces = [torch.to(pieces.pop(0), "fp32") for _ in range(EIGHTHS)]
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
+    for piece in pieces:
+        loss = torch.add(loss, cross_entropy(torch, view, torch.to(piece, "fp32") if upcast else piece))
+    return loss, pieces
+
+
+def piecewise_loss(
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
+) -> Tensor:
+    """Head and loss together, so that the logits of one piece exist at a time."""
+    if view.recipe.loss == "liger":
+        return _liger(torch, view, spec, weight, hidden)
+    if view.stack.loss_pieces == "free_memory":
+        return _differentiated(torch, view, spec, weight, hidden)
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "zeros")
+    for _ in range(EIGHTHS):
+        piece = _rows(torch, hidden)
+        loss = torch.add(loss, checkpointed(torch, partial(_piece, torch, view, spec, weight), piece))
+        del piece
+    return loss
+
+
+def _rows(torch: Operators, hidden: Tensor) -> Tensor:
+    """Rows of ``hidden``: a view, whose gradient is filled into zeros as large as ``hidden``."""
+    unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
+    rows = hidden.alias()
+    rows.unit, rows.is_view, rows.node = Unit.PIECE_TOKENS, True, None
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, dtype, "slice_backward", cost=[gradient, gradient])]
+
+    return record(torch, rows, [hidden], [], backward)
+
+
+def _piece(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, rows: Tensor) -> Tensor:
+    copy = weight_copy(torch, view, weight)
+    logits = torch.mm(autocast(torch, view, rows), copy, spec.out_features, to_unit=Unit.PIECE_TOKENS)
+    return cross_entropy(torch, view, torch.to(logits, "fp32"))
+
+
+def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
+    """Liger's fused head and loss: gradients are made in the forward pass, piece by piece,
+    the logits in one buffer.
+
+    Source: Liger-Kernel (commit 00eba634 of 2026) ops/fused_linear_cross_entropy.py.
+    """
+    of_hidden = torch.like(hidden, "zeros_like", cost=None)
+    of_weight = (
+        torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
+    )
+    compute = view.dtypes.compute
+    pay_pieces(torch, view, spec, hidden, weight)
+    if hidden.dtype == weight.dtype == compute:
+        _buffer = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "empty", cost=None)
+    else:
+        _product = _cast_pieces(torch, view, spec, weight)
+    return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
+
+
+def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor:
+    """Where autocast casts the operands: logits of their own,
+    and a copy of the weight for each of two products.
+
+    Its cache does not know the weight in the first one, which is transposed.
+    """
+    with torch.counted_as("weight_casts"):
+        _transposed = torch.new(
+            weight.unit, weight.count, view.dtypes.compute, "to", "autocast_copies", cost=[weight]
+        )
+    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
+    del _transposed
+    _copy = weight_copy(torch, view, weight)
+    return torch.new(Unit.PIECE_TOKENS, spec.in_features, view.dtypes.compute, "mm", cost=None)
+
+
+def pay_pieces(
+    torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor, *, again: int = 0
+) -> None:
+    """All pieces of a head whose logits are written, read,
+    overwritten by their gradient and read by one or two products.
+
+    ``again``: how often the logits are computed once more.
+    Ignored: what is read once for each piece, the weight and its gradient.
+    """
+    compute = view.dtypes.compute
+    rows = Tensor(None, hidden.unit, hidden.count, compute)
+    logits = Tensor(None, hidden.unit, spec.out_features, compute)
+    costs = Costs(rows, weight, (hidden.unit, spec.out_features))
+    for _ in range(1 + again):
+        torch.pay(costs.forward, [logits])
+        torch.pay([logits])
+    torch.pay([], [logits])
+    torch.pay(replace(costs.of_x, reads=[logits]), [rows])
+    if weight.node is not None:
+        torch.pay(replace(costs.of_weight, reads=[logits]))
+
+
+def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor | None]) -> Tensor:
+    """A loss whose gradients exist when its forward ends, and are handed out in backward."""
+    loss = torch.new(Unit.TOKENS, 1, "fp32", "sum")
+    has = [each is not None for each in gradients]
+    saved = [each for each in gradients if each is not None]
+    del gradients
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        del gradient
+        return [kept.pop(0) if there else None for there in has]
+
+    return record(torch, loss, inputs, saved, backward)
+
+
+def _differentiated(
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
+) -> Tensor:
+    """Compiled pieces, each differentiated when it was computed: one tensor of logits,
+    which its gradient is written into.
+
+    All pieces are alike, so that one stands for all.
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``torch.func.grad_and_value``,
+    ``torch.compile``).
+    """
+    of_hidden = torch.new(hidden.unit, hidden.count, view.dtypes.compute, "empty_like", cost=None)
+    of_weight = (
+        torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
+    )
+    pay_pieces(torch, view, spec, hidden, weight)
+    logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
+    del logits
+    return _made_before(torch, [hidden, weight], [of_hidden, of_weight])

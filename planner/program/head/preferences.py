@@ -1,0 +1,469 @@
+"""The head of a training from preferences: log-probabilities of the tokens,
+and what its trainer does with the logits.
+
+Passes of the policy come with gradients, those of the model as it was before without.  All tokens are taken
+for tokens of completions, which is the most; a prompt's are left out by masks.
+Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and
+trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward,
+trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py
+add_fused_lm_head, kernels/chunked_logprob.py, trainer/kto_trainer.py and reward_trainer.py.
+hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
+get_batch_logps.  Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
+concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
+Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens
+the cast rows of two tiles meet.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from planner.domain.model import LinearSpec
+from planner.domain.stack import PairLogps
+from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
+from planner.program.head.losses import cross_entropy, pay_pieces
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Costs, Operators, shape_of
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.template import FORWARD_LOSS, FORWARD_OUT
+from planner.program.view import LayerView
+from planner.program.weights.matrices import autocast, dropout
+
+Role = Literal["policy", "reference", "divergence", "prompt", "token"]
+"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
+other completions; or which tokens a generation reads.
+"""
+TILE_TOKENS, TILE_WORDS = 4096, 32768
+"""Tokens and words of one tile of logits.  Source:
+trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py.
+"""
+_ENTROPY_ROWS = 128
+_LET_GO = ("whole_let_go", "unshifted", "compiled")
+
+
+def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
+    """The log-probabilities of one pass, from the stream after the last layer.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    recipe, kernel = ends.layer.recipe, ends.layer.stack.pair_logps
+    if recipe.loss == "chunked" or recipe.rollout is not None:
+        return (
+            tiles(torch, ends, passed)
+            if recipe.loss == "chunked"
+            else _completion_rows(torch, ends, passed, role)
+        )
+    logits = [_logits(torch, ends, passed)]
+    torch.enter(FORWARD_OUT)
+    if recipe.task == "reward":
+        return logits.pop()
+    # Accelerate's wrapper returns fp32 under FSDP, too.
+    widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
+    if widens or kernel in ("whole", *_LET_GO):
+        logits.append(torch.to(logits.pop(), "fp32"))
+    if kernel in _LET_GO:
+        return _let_go(torch, logits, kernel)
+    if recipe.task == "kto" and kernel != "shifted_rows":
+        return (_kto_whole if kernel == "whole" else _kto_rows)(torch, logits, role)
+    if kernel == "whole":
+        return _whole(torch, logits, role)
+    if recipe.task in ("orpo", "simpo"):
+        return _odds_rows(torch, ends.layer, logits)
+    if kernel == "shifted_rows":
+        return _shifted_rows(torch, logits, role, parts=1 if recipe.task == "kto" else 2)
+    return _plain_rows(torch, logits)
+
+
+def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """A number for each token, from a head in fp32 that an engine may turn to 16 bits;
+    all logits are made and let go.
+
+    Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward,
+    AutoModelForCausalLMWithValueHead.forward.
+    Ignored: the value head's own weight and its states, one number for each feature.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    if model.fp32_logits and "compute" not in view.stack.loss_forward:
+        logits.append(torch.to(logits.pop(), "fp32"))
+    returned = [hidden.alias()]
+    hidden = dropout(torch, hidden)
+    if not (view.recipe.uses_deepspeed or view.recipe.uses_fsdp):
+        hidden = torch.to(hidden, "fp32")
+    hidden = autocast(torch, view, hidden)
+    weight = torch.parameter(Unit.ONE, model.hidden_size, hidden.dtype, trained=True)
+    value = torch.mm(hidden, weight, 1)
+    del hidden
+    logits.append(torch.to(logits.pop(), "fp32"))
+    torch.enter(FORWARD_OUT)
+    returned.clear()
+    logits.clear()
+    return value
+
+
+def _logits(torch: Operators, ends: EndsView, passed: list[Tensor], unit: Unit = Unit.TOKENS) -> Tensor:
+    """All logits, as the model returns them, or those of other positions;
+    Transformers before 4.46 widened them itself.
+    """
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    if unit is not Unit.TOKENS:
+        hidden = _last_positions(torch, hidden, unit)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+    widens = model.fp32_logits and "compute" not in view.stack.loss_forward
+    return torch.to(logits.pop(), "fp32") if widens else logits.pop()
+
+
+def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
+    """Logits of completions alone, divided by the temperature; then their entropy, where they are trained on.
+
+    Source: trl 0.16.1, 0.19.1, 0.24.0 and 1.9.0 trainer/grpo_trainer.py _get_per_token_logps(_and_entropies)
+    and trainer/utils.py entropy_from_logits.
+    """
+    view = ends.layer
+    logits = [_logits(torch, ends, passed, Unit.COMPLETION_TOKENS)]
+    torch.enter(FORWARD_OUT)
+    if view.dtypes.autocast:
+        logits.append(torch.to(logits.pop(), "fp32"))
+    in_place = view.stack.completion_logps == "in_place"
+    logits.append((torch.in_place if in_place else torch.same)(torch.part(logits[0], logits[0].count), "div"))
+    if not in_place:
+        del logits[0]
+    out = _rows(torch, logits[-1])
+    if role == "policy" and view.stack.completion_logps != "without_entropy":
+        _entropy(torch, logits[-1], copies=in_place)
+    return out
+
+
+def _entropy(torch: Operators, logits: Tensor, *, copies: bool) -> None:
+    """Piece by piece, of a copy where the logits are a part of others."""
+    _flat = torch.like(logits, "clone") if copies else None
+    # All pieces: log-softmax, exponential, their product and its sum.
+    for reads, writes in ((1, 1), (1, 1), (2, 1), (1, 0)):
+        torch.pay([logits] * reads, [logits] * writes)
+    _piece = [
+        torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op, cost=None)
+        for op in ("log_softmax", "exp", "mul")
+    ]
+
+
+def _last_positions(torch: Operators, hidden: Tensor, unit: Unit) -> Tensor:
+    """``hidden[:, -n:]``, counted in tokens of completions: a view,
+    whose gradient is written into zeros of all tokens.
+    """
+    count, whole = hidden.count, hidden.unit
+    out = hidden.alias()
+    out.unit, out.is_view = unit, True
+    return record(
+        torch,
+        out,
+        [hidden],
+        [],
+        lambda _, gradient: [
+            torch.new(whole, count, gradient.dtype, "slice_backward", cost=[gradient, gradient])
+        ],
+    )
+
+
+def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
+    """Each pass lets its logits go when it returns."""
+    out = _rows(torch, logits[0])
+    for _ in range(2):
+        _completions(torch, logits[0], 2)
+    return out
+
+
+def _odds_rows(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
+    """The cross-entropy of the chosen half, then log-probabilities of all;
+    the logits are held until the loss is there.
+    """
+    chosen = torch.part(logits[0], logits[0].count / 2)
+    copy = [torch.contiguous(torch.part(chosen, chosen.count))]
+    del chosen
+    likelihood = cross_entropy(torch, view, copy.pop())
+    out = _sum(torch, [likelihood, _rows(torch, torch.part(logits[0], logits[0].count))])
+    torch.held = [logits.pop().alias()]
+    torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
+
+
+def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """The logits of the pass for the divergence are held until the other one ends;
+    those of samples are copied after it.
+    """
+    out = _rows(torch, torch.part(logits[0], logits[0].count))
+    if role == "divergence":
+        torch.outputs = [logits.pop().alias()]
+        return out
+    torch.held = [torch.like(logits[0], "index")]
+    logits.clear()
+    if role == "policy":
+        torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
+
+
+def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """As :func:`_whole`; after the pass for the divergence those of samples are copied,
+    and the copies held in their place.
+    """
+    part = torch.part(logits[0], logits[0].count)
+    out = _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
+    del part
+    if role == "divergence":
+        unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
+        logits.clear()
+        _copies = torch.new(unit, count, dtype, "index", cost=[Tensor(None, unit, count, dtype)])
+        return out
+    held = [logits.pop().alias()]
+    torch.outputs, torch.held = (held, []) if role == "reference" else ([], held)
+    del held
+    torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
+
+
+def _rows(torch: Operators, logits: Tensor) -> Tensor:
+    """``selective_log_softmax``: one row of the batch after the other."""
+    parts = _unbound(torch, logits)
+    if logits.dtype == "fp32":
+        picked = _gathered(torch, logits)
+        return _sum(torch, [picked, _logsumexp(torch, parts, logits)])
+    return _row_log_softmaxes(torch, parts)
+
+
+def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
+    """A log-softmax for each row of 16-bit logits, which is saved;
+    without gradients only two rows' are there at a time.
+    """
+    unit, count, dtype = parts.unit, parts.count, parts.dtype
+    picked = torch.new(Unit.TOKENS, 1, dtype, "gather")
+    whole = shape_of(parts)
+    if not torch.grad_enabled:
+        torch.pay([whole], [whole])
+        _row, _next = (torch.new(Unit.LENGTH, count, dtype, "log_softmax", cost=None) for _ in range(2))
+        return picked
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        del gradient
+        torch.pay([], [whole])
+        torch.pay([whole, whole], [whole])
+        _zeros, _row = (
+            torch.new(Unit.LENGTH, count, dtype, op, cost=None)
+            for op in ("scatter_add", "log_softmax_backward")
+        )
+        # The gradient of a row takes the place of its log-softmax, which goes.
+        return [kept[0]]
+
+    scores = torch.new(unit, count, dtype, "log_softmax", cost=[whole])
+    scores = record(torch, scores, [parts], [scores], backward)
+    return record(torch, picked, [scores], [], lambda *_: [Tensor(None, unit, count, dtype)])
+
+
+def _unbound(torch: Operators, logits: Tensor) -> Tensor:
+    """The rows of the batch: views, whose gradients are stacked when all are there."""
+    unit, count, dtype = logits.unit, logits.count, logits.dtype
+    rows = logits.alias()
+    rows.is_view = True
+    return record(
+        torch, rows, [logits], [], lambda _, each: [torch.new(unit, count, dtype, "stack", cost=[each])]
+    )
+
+
+def _gathered(torch: Operators, logits: Tensor) -> Tensor:
+    """``gather``: its gradient is added to zeros as large as the logits."""
+    unit, count, dtype = logits.unit, logits.count, logits.dtype
+    out = torch.new(Unit.TOKENS, 1, dtype, "gather")
+    return record(torch, out, [logits], [], lambda *_: [torch.new(unit, count, dtype, "scatter_add")])
+
+
+def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
+    """``logsumexp`` of each row, with a tensor of that size on the way;
+    the gradients of all rows wait for each other.
+
+    Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl;
+    torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward, gather_backward, unbind_backward.
+    """
+    words, whole = logits.count, shape_of(logits)
+    # The largest, then differences that are made, and read to be summed.
+    torch.pay([whole])
+    torch.pay([whole, whole], [whole])
+    _less_maxima = torch.new(Unit.LENGTH, words, logits.dtype, "logsumexp", cost=None)
+    del _less_maxima
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        del gradient
+        gradients = torch.like(kept[0], "mul")
+        for _ in ("sub", "exp"):
+            torch.pay([whole], [whole])
+        _difference, _exponentials = (
+            torch.new(Unit.LENGTH, words, "fp32", op, cost=None) for op in ("sub", "exp")
+        )
+        return [gradients]
+
+    return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "logsumexp"), [parts], [logits], backward)
+
+
+def _sum(torch: Operators, parts: list[Tensor]) -> Tensor:
+    """One number for each token of several."""
+    out = torch.new(Unit.TOKENS, 1, "fp32", "add")
+    return record(torch, out, parts, [], lambda _, gradient: [gradient for _ in parts])
+
+
+def _completions(torch: Operators, logits: Tensor, share: int) -> None:
+    """``logits[mask]`` of one of ``share`` parts: a copy of the rows of completion tokens."""
+    part = Tensor(None, logits.unit, logits.count / share, logits.dtype)
+    _copy = torch.like(part, "index")
+
+
+def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int) -> Tensor:
+    """Both passes hold their logits until the metrics are there, for which those of the policy are copied.
+
+    ``parts``: halves of chosen and of rejected sequences; or (KTO) good and bad samples,
+    whose copies together hold all.
+    """
+    out = _rows(torch, torch.part(logits[0], logits[0].count))
+    torch.outputs = [logits[0].alias()] if role == "reference" else []
+    torch.held = [logits.pop().alias()] if role != "divergence" else []
+    logits.clear()
+    torch.enter(FORWARD_LOSS)
+    if role == "policy":
+        _metrics(torch, torch.held[0], parts)
+    torch.held.clear()
+    return out
+
+
+def _metrics(torch: Operators, logits: Tensor, parts: int) -> None:
+    """Entropy, piece by piece of a copy; then the mean of the completions' logits."""
+    _flat = torch.like(logits, "clone")
+    _piece = [
+        torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op)
+        for op in ("log_softmax", "exp", "mul")
+    ]
+    del _flat, _piece
+    _samples = torch.like(logits, "index_select") if parts == 1 else None
+    for _ in range(parts):
+        _completions(torch, logits, parts)
+
+
+def _whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """The log-softmax of all logits at once; those of the policy are held until the loss is there."""
+    part = torch.part(logits[0], logits[0].count)
+    scores = torch.kernel(part, "log_softmax", saves="output")
+    del part
+    out = _gathered(torch, scores)
+    del scores
+    if role == "policy":
+        torch.held = [logits[0].alias()]
+    logits.clear()
+    torch.enter(FORWARD_LOSS)
+    torch.held.clear()
+    return out
+
+
+def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor:
+    """The log-softmax of all logits at once, in a function that lets the logits go when it returns."""
+    part = logits.pop()
+    if kernel != "unshifted":
+        part = torch.part(part, part.count)
+    if kernel == "compiled":
+        return _compiled(torch, part)
+    scores = torch.kernel(part, "log_softmax", saves="output")
+    del part
+    return _gathered(torch, scores)
+
+
+def _compiled(torch: Operators, logits: Tensor) -> Tensor:
+    """Log-softmax and ``gather`` as torch.compile makes them: the logits are saved,
+    and backward fills zeros as large first.
+
+    Source: the code that torch 2.13 inductor writes for ``log_softmax_and_gather``.
+    """
+    out = torch.new(Unit.TOKENS, 1, logits.dtype, "log_softmax", cost=[logits, logits])
+    _sums = [torch.new(Unit.TOKENS, 1, logits.dtype, op, cost=None) for op in ("amax", "log")]
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        del gradient
+        _zeros = torch.like(kept[0], "scatter_add")
+        return [torch.like(kept[0], "log_softmax_backward", cost=(_zeros,))]
+
+    return record(torch, out, [logits], [logits, *_sums], backward)
+
+
+def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """TRL's fused head: log-probabilities tile by tile, which the backward pass computes again."""
+    model, view = ends.model, ends.layer
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(model.head.name):
+        rows = _picked(torch, hidden, Unit.TOKENS if view.recipe.rollout is None else Unit.COMPLETION_TOKENS)
+        weight = head_weight(torch, ends)
+        _run_tiles(torch, view, model.head, rows, weight)
+        seen = Tensor(None, rows.unit, rows.count, view.dtypes.compute)
+        costs = Costs(seen, weight, (rows.unit, model.head.out_features))
+        logits = Tensor(None, rows.unit, model.head.out_features, view.dtypes.compute)
+        torch.pay(costs.forward, [logits])
+        torch.pay([logits])
+        del costs
+        backward = partial(_through_tiles, torch, view, model.head, weight)
+        return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "sub"), [rows, weight], [rows], backward)
+
+
+def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
+    """``hidden[:, :-1][mask]``, a copy of all tokens or of those of completions.
+
+    Gradients are written into zeros for each of both indices.
+    """
+    part = torch.part(hidden, hidden.count)
+    unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
+    out = torch.new(picked, count, dtype, "index", cost=[Tensor(None, picked, count, dtype)])
+    return record(
+        torch,
+        out,
+        [part],
+        [],
+        lambda _, each: [torch.new(unit, count, dtype, "index_put", cost=[each, each])],
+    )
+
+
+def _run_tiles(
+    torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor
+) -> list[Tensor]:
+    """One buffer for all tiles, and the operands of one of them in the compute dtype;
+    what a function holds until it ends.
+    """
+    compute = view.dtypes.compute
+    made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty", cost=None)]
+    if rows.dtype != compute:
+        made.append(torch.new(Unit.PIECE_TOKENS, rows.count, compute, "to"))
+    if weight.dtype != compute:
+        words = min(TILE_WORDS, spec.out_features)
+        made.append(torch.new(Unit.ONE, words * spec.in_features, compute, "to", "autocast_copies"))
+    return made
+
+
+def _through_tiles(
+    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, kept: list[Tensor], _: Tensor
+) -> list[Tensor | None]:
+    """Gradients are summed in fp32 and then cast;
+    the words of a tile are cast while those before it are there.
+    """
+    rows = kept[0]
+    pay_pieces(torch, view, spec, rows, weight)
+    of_rows = torch.like(rows, "zeros", "fp32")
+    of_weight = torch.new(weight.unit, weight.count, "fp32", "zeros") if weight.node is not None else None
+    held = _run_tiles(torch, view, spec, rows, weight)
+    if weight.dtype != view.dtypes.compute and spec.out_features > TILE_WORDS:
+        words = min(TILE_WORDS, spec.out_features - TILE_WORDS)
+        _next = torch.new(Unit.ONE, words * spec.in_features, view.dtypes.compute, "to", "autocast_copies")
+        del _next
+    made = [torch.to(of_rows, rows.dtype), None if of_weight is None else torch.to(of_weight, weight.dtype)]
+    del held
+    return made

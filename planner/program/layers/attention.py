@@ -1,0 +1,116 @@
+"""Attention: projections to heads, their norms, rotary positions, the kernel, and the output projection.
+
+Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each attention module,
+integrations/sdpa_attention.py.
+"""
+
+from __future__ import annotations
+
+from planner.program.head.generation import cached
+from planner.program.head.heads import by_heads, fused_projection, head_norm, split
+from planner.program.layers.activations import clamped
+from planner.program.layers.eager import eager
+from planner.program.layers.latent import latent_heads
+from planner.program.layers.rotary import rotated
+from planner.program.ops.collectives import gathered, gathered_keys
+from planner.program.ops.kernels import fused_attention
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.matrices import dropout, linear
+
+
+def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What attention adds to the stream, from the output ``x`` of the norm before it."""
+    with torch.inside("self_attn"):
+        query, key, value, held = heads(torch, view, gathered(torch, view, x))
+        if view.recipe.parallel.context > 1:
+            held += [key, value]
+            key, value = (gathered_keys(torch, view, each) for each in (key, value))
+        if torch.caches:
+            key, value = cached(torch, view, [key, value])
+        if view.recipe.attention == "eager":
+            # The variables of attention's own function live until the output projection has run.
+            out, _variables = eager(torch, view, query, key, value)
+        else:
+            out = fused_attention(torch, view, query, key, value)
+            if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
+                # The list of pieces lives until attention returns.
+                held.append(out)
+                out = torch.cat([out])
+        if view.block.attention.output_gate:
+            out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
+        out = linear(torch, view, view.linears("attn_out")[0], out)
+        return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
+
+
+def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Query, key and value as the kernel gets them,
+    and what else variables refer to until attention returns.
+    """
+    if view.linears("attn_latent_kv"):
+        return latent_heads(torch, view, x)
+    query, key, value, held = projections(torch, view, x)
+    if view.block.attention.position == "rope":
+        query, key, rest = rotated(torch, view, query, key)
+        held += rest
+    if view.block.attention.head_norms_turned:
+        query = head_norm(torch, view, 0, query)
+        key = head_norm(torch, view, 1, key)
+    if view.block.attention.scales_turned_query:
+        query = torch.same(query, "mul")
+    if view.block.attention.scales_query_in_fp32:
+        query = torch.to(torch.mul(query, Tensor(None, Unit.LENGTH, 1, "fp32")), query.dtype)
+    return query, key, value, held
+
+
+def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Query, key and value with their norms, and what a variable refers to: the fused product,
+    or the gate of the output.
+    """
+    if view.block.attention.fused_qkv:
+        return fused_projection(torch, view, x)
+    spec = view.block.attention
+    numbers = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
+    norms = [each for each in view.block.norms if each.on == "heads"]
+    whole, late = spec.heads_last and bool(norms), spec.head_norms_last or spec.head_norms_turned
+    made: list[Tensor] = []
+    gates: list[Tensor] = []
+    for index, matrix in enumerate(view.linears("attn_in")):
+        made.append(linear(torch, view, matrix, x))
+        if spec.scales_query and not index:
+            made[0] = torch.same(made[0], "mul")
+        if spec.scales_key and index == 1:
+            made[1] = torch.same(made[1], "mul")
+        if whole:
+            made[index] = head_norm(torch, view, index, made[index])
+        if spec.output_gate and not index:
+            gates.append(_cut_off_gate(torch, made))
+        elif not spec.heads_last:
+            made[index] = by_heads(torch, made[index], numbers[index])
+        if not (whole or late):
+            made[index] = head_norm(torch, view, index, made[index])
+    query, key, value = _as_heads(torch, view, made)
+    return query, key, value, gates
+
+
+def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:
+    """The second half of the query's product, copied; the first one stays."""
+    made[0], gate = split(torch, made[0], (made[0].count / 2, made[0].count / 2))
+    return torch.contiguous(gate)
+
+
+def _as_heads(torch: Operators, view: LayerView, made: list[Tensor]) -> list[Tensor]:
+    """What is done to the products when all three are there, in ``made`` itself:
+    the caller must not keep what they were.
+    """
+    spec = view.block.attention
+    if spec.clips_products:
+        for index in range(3):
+            made[index] = clamped(torch, made[index])
+    for index, number in enumerate((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)):
+        if spec.heads_last:
+            made[index] = by_heads(torch, made[index], number)
+        if spec.head_norms_last:
+            made[index] = head_norm(torch, view, index, made[index])
+    return made

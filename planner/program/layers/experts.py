@@ -1,0 +1,285 @@
+"""A mixture of experts: the router, and the experts of a layer as two tensors that grouped products read.
+
+Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
+granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
+Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each
+weight of Hunyuan's routers, which stay in fp32.  Stacks whose experts are modules of their own (Transformers
+4) run them one after the other; here they are one product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.domain.model import LinearSpec
+from planner.program.layers.activations import activation, clamped_gate
+from planner.program.ops.autograd import record, save
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.ops.work import Manner
+from planner.program.view import LayerView
+from planner.program.weights.matrices import autocast, linear, product_4bit, weight_copy
+
+_FP32_ROUTERS = ("fp32", "sigmoid", "fp32_cast")
+
+
+def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The weights of the experts that each token goes to."""
+    mlp = view.block.mlp
+    if mlp.router == "module":
+        return _by_module(torch, view, x)
+    spec = next(each for each in view.block.linears if each.group == "router" and each.kind == "parameter")
+    with torch.inside(spec.name):
+        weight = torch.parameter(
+            Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=view.trains_base
+        )
+        delta = _delta(torch, view, spec, weight)
+        given = x.dtype
+        if mlp.router in _FP32_ROUTERS:
+            x = torch.to(x, "fp32")
+        if delta is not None:
+            weight = torch.add(weight, delta)
+        seen = torch.to(weight, "fp32") if mlp.router in _FP32_ROUTERS else weight
+        if mlp.router == "fp32_cast":
+            scores = torch.softmax(torch.mm(x, seen, mlp.n_experts))
+            return torch.to(chosen(torch, mlp.top_k, scores), given)
+        copy = weight_copy(torch, view, seen)
+        logits = torch.mm(autocast(torch, view, x), copy, mlp.n_experts)
+        dtype = logits.dtype
+        if mlp.router == "chosen":
+            return chosen(torch, mlp.top_k, logits)
+        if mlp.router == "sigmoid":
+            return chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
+        if mlp.router == "sigmoid_fp32":
+            return chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))
+        scores = torch.softmax(torch.to(logits, "fp32"))
+        best = chosen(torch, mlp.top_k, scores)
+        return torch.to(best, dtype) if mlp.router == "softmax" else best
+
+
+def _by_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The router as an ``nn.Linear`` that is made in fp32, and its input cast to that,
+    unless it is quantised.
+    """
+    spec = next(each for each in view.linears("mlp_in") if each.group == "router")
+    x = torch.rows(x)
+    if not view.quantized(spec):
+        x = torch.to(x, "fp32")
+    logits = linear(torch, view, spec, x)
+    scores = chosen(torch, view.block.mlp.top_k, torch.softmax(torch.to(logits, "fp32")))
+    return torch.to(scores, logits.dtype)
+
+
+def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor | None:
+    """What the adapter of a router adds to its weight; PEFT adds it once before, as a test."""
+    if not view.adapted(spec):
+        return None
+    down = torch.parameter(Unit.RANK, spec.in_features, view.dtypes.adapter, trained=True)
+    up = torch.parameter(Unit.RANK, spec.out_features, view.dtypes.adapter, trained=True)
+    copy = weight_copy(torch, view, down)
+    delta = torch.mm(weight_copy(torch, view, up), copy, weight.count, to_unit=Unit.ONE)
+    delta = torch.to(torch.same(delta, "mul"), weight.dtype)
+    torch.like(weight, "add")
+    return delta
+
+
+def chosen(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
+    """``topk``: its gradient is a tensor of zeros over all experts with the chosen ones filled in."""
+    unit, count, dtype = scores.unit, scores.count, scores.dtype
+    best = Tensor(None, unit, top_k, dtype)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        _zeros = torch.new(unit, count, dtype, "new_zeros")
+        return [torch.new(unit, count, dtype, "scatter")]
+
+    return record(torch, best, [scores], [_indices()], backward)
+
+
+def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """What the chosen experts return for each token, weighted and summed."""
+    with torch.inside("experts"):
+        if _is_separate(view):
+            with torch.in_manner(_one_by_one(torch, view, _expert_spec(view, "mlp_mid"))):
+                return _in_turn(torch, view, x, weights)
+        gate_up, down = (_expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
+        # The wrapper of the second tensor is the outer one.
+        down_factors = _factors(torch, view, down)
+        up_factors = _factors(torch, view, gate_up)
+        with torch.in_manner(_one_by_one(torch, view, down)):
+            return _grouped(torch, view, x, weights, ((gate_up, up_factors), (down, down_factors)))
+
+
+def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
+    """Experts that are modules of their own: which rows are an expert's is asked of the GPU before each.
+
+    Source: transformers 4.36 to 4.48 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward
+    (``torch.where``), and the same loop in qwen2_moe and deepseek; ATen/native/cuda/Nonzero.cu copies the
+    number of rows to the host.
+    """
+    return torch.manner if view.stack.fused_experts else replace(torch.manner, calls=spec.copies, waits=True)
+
+
+def _is_separate(view: LayerView) -> bool:
+    return any(spec.group == "expert" and spec.kind == "linear" for spec in view.linears("mlp_in"))
+
+
+def _in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """Experts of three linear layers each."""
+    hidden, rows = x.count, view.block.mlp.top_k
+    gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
+    selected = _rows_of(torch, x, rows * hidden)
+    gated = activation(torch, view, linear(torch, view, gate, selected))
+    out = torch.mul(gated, linear(torch, view, up, selected))
+    del selected, gated
+    out = linear(torch, view, _expert_spec(view, "mlp_mid"), out)
+    weighted = _rows_of(torch, torch.mul(out, weights), rows * hidden)
+    return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
+
+
+Factors = tuple[Tensor, Tensor] | None
+
+
+def _expert_spec(view: LayerView, reads: str) -> LinearSpec:
+    return next(spec for spec in view.linears(reads) if spec.group == "expert")
+
+
+def _grouped(
+    torch: Operators,
+    view: LayerView,
+    x: Tensor,
+    weights: Tensor,
+    specs: tuple[tuple[LinearSpec, Factors], ...],
+) -> Tensor:
+    """Each token once for each of its experts, by expert; products, gate, and the sum over these experts."""
+    hidden, rows = x.count, view.block.mlp.top_k
+    selected = _rows_of(torch, x, rows * hidden)
+    (gate_up, up_factors), (down, down_factors) = specs
+    biases = _biases(torch, view, gate_up)
+    first = _weight(torch, view, gate_up, up_factors)
+    out = _product(torch, view, gate_up, selected, first, biases)
+    out = (
+        clamped_gate(torch, out) if view.block.mlp.activation == "clamped_swiglu" else _gate(torch, view, out)
+    )
+    biases = _biases(torch, view, down)
+    second = _weight(torch, view, down, down_factors)
+    out = _product(torch, view, down, out, second, biases)
+    weighted = torch.mul(out, weights)
+    weighted = _rows_of(torch, weighted, rows * hidden)
+    return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
+
+
+def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
+    gate, up = torch.halves(gate_up)
+    return torch.mul(activation(torch, view, gate), up)
+
+
+def _rows_of(torch: Operators, x: Tensor, count: float) -> Tensor:
+    """``x[rows]``: its gradient is added, row by row, to zeros in the shape of ``x``."""
+    unit, before, dtype = x.unit, x.count, x.dtype
+    saved = save(torch, [x], [_indices()])
+
+    def backward(*_: object) -> list[Tensor | None]:
+        _zeros = torch.new(unit, before, dtype, "new_zeros")
+        return [torch.new(unit, before, dtype, "index_put", cost=[rows, rows])]
+
+    rows = Tensor(None, unit, count, dtype)
+    return record(torch, torch.new(unit, count, dtype, "index", cost=[rows]), [x], saved, backward)
+
+
+def _indices() -> Tensor:
+    """Numbers of rows: too small to count, but a checkpointed layer runs again when they are asked for."""
+    return Tensor(None, Unit.TOKENS, 1, "int64")
+
+
+def _sum_of_rows(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
+    """The rows of each token summed, in fp32 under autocast; the gradient is repeated for each row."""
+    dtype: Dtype = "fp32" if view.dtypes.autocast else x.dtype
+    unit, before, given = x.unit, x.count, x.dtype
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [torch.new(unit, before, given, "clone")]
+
+    return record(torch, torch.new(unit, count, dtype, "sum", cost=[x]), [x], [], backward)
+
+
+def _product(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor, biases: Tensor | None
+) -> Tensor:
+    """``grouped_mm`` in the dtype of the weight; autocast has no part in it.  The bias is added in place."""
+    rows = view.block.mlp.top_k
+    if not view.stack.fused_experts:
+        with torch.in_manner(replace(torch.manner, calls=spec.copies * spec.rank_factor)):
+            return linear(torch, view, spec, x)
+    if view.quantized(spec):
+        out = product_4bit(torch, view, spec, torch.to(x, view.dtypes.compute))
+    else:
+        out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features, copies=spec.copies)
+    if view.adapted(spec) and not view.merged(spec):
+        down, up = _adapter(torch, view, spec)
+        middle = torch.mm(
+            torch.to(x, down.dtype),
+            down,
+            rows * spec.rank_factor,
+            to_unit=Unit.RANK_TOKENS,
+            copies=spec.copies,
+        )
+        branch = torch.mm(middle, up, rows * spec.out_features, to_unit=Unit.TOKENS, copies=spec.copies)
+        del middle
+        out = torch.add(out, torch.same(branch, "mul"))
+    if biases is None:
+        return out
+    return record(torch, out.alias(), [out, biases], [], lambda _, gradient: [gradient, gradient])
+
+
+def _adapter(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
+    """The two matrices of an adapter of all experts: to the ranks, and from there to the output."""
+    ranks, dtype = spec.copies * spec.rank_factor, view.dtypes.adapter
+    down = torch.parameter(Unit.RANK, ranks * spec.in_features, dtype, trained=True)
+    return down, torch.parameter(Unit.RANK, ranks * spec.out_features, dtype, trained=True)
+
+
+def _biases(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | None:
+    """The bias of each row's expert, copied for each row."""
+    if not spec.bias:
+        return None
+    count, dtype = spec.bias_count, view.dtypes.base
+    bias = torch.parameter(Unit.ONE, count, dtype, trained=view.trains_base)
+
+    def backward(*_: object) -> list[Tensor | None]:
+        _zeros = torch.new(Unit.ONE, count, dtype, "new_zeros")
+        return [torch.new(Unit.ONE, count, dtype, "index_put")]
+
+    rows = torch.new(Unit.TOKENS, view.block.mlp.top_k * spec.out_features, dtype, "index")
+    return record(torch, rows, [bias], [_indices()], backward)
+
+
+def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
+    """The matrices of an adapter of all experts in the dtype of the weight; merged once as a test."""
+    if not view.merged(spec):
+        return None
+    down, up = _adapter(torch, view, spec)
+    by_expert = record(torch, up.alias(), [up], [], lambda _, gradient: [torch.like(gradient, "clone")])
+    factors = torch.to(by_expert, view.dtypes.base), torch.to(down, view.dtypes.base)
+    torch.new(Unit.ONE, spec.weight_count, view.dtypes.base, "baddbmm")
+    return factors
+
+
+def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factors) -> Tensor:
+    """The weight of all experts, with its adapter added to it where it has one."""
+    dtype = view.dtypes.base
+    if view.quantized(spec):
+        return Tensor(None, Unit.ONE, spec.weight_count, dtype)
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=view.trains_base)
+    if factors is None:
+        return weight
+    merged = torch.new(Unit.ONE, spec.weight_count, dtype, "baddbmm")
+    counts = [factor.count for factor in factors]
+
+    def scaled(count: float) -> Tensor:
+        product = torch.new(Unit.RANK, count, dtype, "bmm")
+        return torch.like(product, "mul")
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [scaled(counts[0]), scaled(counts[1])]
+
+    return record(torch, merged, factors, factors, backward)

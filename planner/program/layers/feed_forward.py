@@ -1,0 +1,100 @@
+"""The feed-forward part of a layer: matrices around an activation, or a mixture of experts.
+
+Source: transformers 5.23 models/{llama,phi,phi3}/modeling_*.py, the MLP classes; Liger-Kernel 0.5
+transformers/swiglu.py.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearGroup, LinearSpec
+from planner.program.layers.activations import activation, fused_gate
+from planner.program.layers.every_expert import every_expert
+from planner.program.layers.experts import experts, router
+from planner.program.ops.collectives import gathered
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor
+from planner.program.view import LayerView
+from planner.program.weights.fused_adapters import fused_feed_forward, is_fused
+from planner.program.weights.matrices import dropout, linear
+
+
+def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "mlp") -> Tensor:
+    """The matrices of one ``group`` around their activation.
+
+    Products are one expression, as there: each value goes when the next one exists, unless it is saved.
+    """
+    inputs = [spec for spec in view.linears("mlp_in") if spec.group == group]
+    down = next(spec for spec in view.linears("mlp_mid") if spec.group == group)
+    if not view.block.mlp.gated:
+        return linear(torch, view, down, activation(torch, view, linear(torch, view, inputs[0], x)))
+    if len(inputs) == 1:
+        gate, up = torch.halves(linear(torch, view, inputs[0], x))
+        if view.stack.fused_mlp:
+            return linear(torch, view, down, fused_gate(torch, torch.contiguous(gate), torch.contiguous(up)))
+        return linear(torch, view, down, torch.mul(up, activation(torch, view, gate)))
+    if view.block.mlp.scales_gate:
+        return _scaled(torch, view, (inputs[0], inputs[1], down), x)
+    if view.stack.fused_mlp and all(view.adapted(spec) and is_fused(view, spec) for spec in (*inputs, down)):
+        return fused_feed_forward(torch, view, (*inputs, down), x)
+    if view.stack.fused_mlp:
+        gated = fused_gate(torch, linear(torch, view, inputs[0], x), linear(torch, view, inputs[1], x))
+        return linear(torch, view, down, gated)
+    return linear(
+        torch,
+        view,
+        down,
+        torch.mul(
+            activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)
+        ),
+    )
+
+
+def _scaled(
+    torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec, LinearSpec], x: Tensor
+) -> Tensor:
+    """``down(up(x) * act(gate(x) * number)) * number``.  Source:
+    transformers 5.23 models/falcon_h1 FalconH1MLP.
+    """
+    gate, up, down = matrices
+    middle = torch.mul(
+        linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul"))
+    )
+    return torch.same(linear(torch, view, down, middle), "mul")
+
+
+def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What the feed-forward part adds to the stream, from the output ``x`` of the norm before it."""
+    with torch.inside("mlp"):
+        if view.block.mlp.n_experts:
+            return _mixture(torch, view, x)
+        out = dense(torch, view, gathered(torch, view, x))
+        return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
+
+
+def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Routed experts, and the shared one: with a gate of its own it runs before them, else behind.
+
+    Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks.
+    """
+    if view.block.mlp.router == "every":
+        return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
+    gates = [
+        spec
+        for spec in view.linears("mlp_in")
+        if spec.group == "router" and view.block.mlp.router != "module"
+    ]
+    if not view.block.mlp.shared_width:
+        return experts(torch, view, x, router(torch, view, x))
+    if view.block.mlp.shared_first:
+        shared = dense(torch, view, x, "shared_expert")
+        weights = router(torch, view, x)
+        return torch.add(experts(torch, view, x, weights), shared)
+    if not gates:
+        weights = router(torch, view, x)
+        out = experts(torch, view, torch.reshaped(x), weights)
+        return torch.add(out, dense(torch, view, x, "shared_expert"))
+    shared = dense(torch, view, x, "shared_expert")
+    out = experts(torch, view, x, router(torch, view, x))
+    gate = torch.kernel(linear(torch, view, gates[0], torch.rows(x)), "sigmoid", saves="output")
+    shared = torch.mul(gate, shared)
+    return torch.add(out, shared)

@@ -1,0 +1,128 @@
+"""One decoder layer: where its norms stand, and how attention and feed-forward part are added to the stream.
+
+Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each decoder layer.
+Ignored: variables of GPT-2, BLOOM, MPT and StableLM that keep the output of a norm or of attention longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from planner.domain.model import BlockSpec, NormSpec
+from planner.program.checkpoint import checkpointed, checkpointed_reentrant
+from planner.program.layers.attention import attention
+from planner.program.layers.feed_forward import feed_forward
+from planner.program.layers.mixers import mixer
+from planner.program.layers.norms import norm
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor
+from planner.program.view import LayerView
+from planner.program.weights.matrices import dropout
+
+Part = Callable[[Operators, LayerView, Tensor], Tensor]
+
+
+def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The stream after one layer."""
+    torch.flat = view.block.attention.pieces != "none"
+    trained = view
+    if view.trains_mlp_only:
+        # Norms and attention run as those of a frozen layer.
+        view = replace(view, trains_base=False)
+    if view.block.parallel:
+        return _parallel(torch, view, trained, x)
+    norms = _norms_of(view)
+    before, behind = ([], norms) if view.block.reads_stream else (norms[:2], norms[2:])
+    kept: list[Tensor] = []
+    for number, part in enumerate(_parts_of(view.block)):
+        residual = x
+        if before:
+            x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
+        given = x if view.block.keeps_attended and not number else None
+        x = _wrapped(torch, trained if part is feed_forward else view, part, x)
+        if given is not None:
+            kept.append(x)
+        if view.block.dropouts and not view.block.drops_inside:
+            x = dropout(torch, x)
+        if behind and not view.block.norms_sums:
+            x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
+        x = torch.add(residual, torch.same(x, "mul") if view.block.scales_branches else x)
+        del given
+        if view.block.norms_sums:
+            x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
+    return x
+
+
+def _parts_of(block: BlockSpec) -> list[Part]:
+    """What mixes tokens and the feed-forward part, or one of the two where the layer has one norm."""
+    first = attention if block.mixer is None else _both if block.attends else mixer
+    if sum(norm.copies for norm in block.norms if norm.on == "hidden") > 1:
+        return [first, feed_forward]
+    return [first] if block.attends or block.mixer is not None else [feed_forward]
+
+
+def _both(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """A mixer and attention side by side, whose inputs and outputs are multiplied by numbers.
+
+    Source: transformers 5.23 models/falcon_h1/modeling_falcon_h1.py FalconH1DecoderLayer.
+    """
+    mixed = torch.same(mixer(torch, view, x), "mul")
+    attended = torch.same(attention(torch, view, torch.same(x, "mul")), "mul")
+    # Variables of the layer.
+    torch.returned += [mixed, attended]
+    return torch.add(mixed, attended)
+
+
+def _one_norm(spec: NormSpec, torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    return _norm(torch, view, spec, x)
+
+
+def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor:
+    """One part of a layer, checkpointed by itself where the stack does so.
+
+    Source: nemo_automodel components/distributed/parallelizer.py (``checkpoint_wrapper`` of norms,
+    attention and MLP).
+    Ignored: layers whose two parts run side by side, which are not wrapped.
+    """
+    if not view.wraps_parts:
+        return part(torch, view, x)
+    again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
+    return again(torch, partial(part, torch, view), x)
+
+
+def _parallel(torch: Operators, view: LayerView, trained: LayerView, x: Tensor) -> Tensor:
+    """Both parts read the layer's input, through one norm or one each, and are summed at the end."""
+    norms = _norms_of(view)
+    if len(norms) > 1 and not view.block.norms_first:
+        attended = attention(torch, view, _norm(torch, view, norms[0], x))
+        fed = feed_forward(torch, trained, _norm(torch, view, norms[1], x))
+        return _sum(torch, view, x, attended, fed)
+    first = second = _norm(torch, view, norms[0], x)
+    if view.block.norms_first:
+        second = _norm(torch, view, norms[1], x)
+    attended = attention(torch, view, first)
+    fed = feed_forward(torch, trained, second)
+    return _sum(torch, view, x, attended, fed)
+
+
+def _sum(torch: Operators, view: LayerView, x: Tensor, attended: Tensor, fed: Tensor) -> Tensor:
+    """The stream and both branches, in the order of the code; Falcon adds the branches in place."""
+    if view.block.branch_sum == "stream":
+        return torch.add(torch.add(x, attended), fed)
+    if view.block.branch_sum == "in_place":
+        fed = record(torch, fed.alias(), [fed, attended], [], lambda _, gradient: [gradient, gradient])
+        return torch.add(x, fed)
+    return torch.add(torch.add(attended, fed), x)
+
+
+def _norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
+    with torch.inside("norm"):
+        return norm(torch, view, spec, x)
+
+
+def _norms_of(view: LayerView) -> list[NormSpec]:
+    """The norms over the stream, in the order in which they run."""
+    return [spec for spec in view.block.norms if spec.on == "hidden" for _ in range(spec.copies)]

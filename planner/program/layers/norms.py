@@ -1,0 +1,155 @@
+"""Norms, as the modelling code of Transformers writes them.
+
+Source: transformers 5.23 models/{llama,olmo2,gemma,cohere,gpt_oss}/modeling_*.py; torch 2.13
+``native_layer_norm``.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import NormSpec
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Operators, shape_of
+from planner.program.ops.tensors import Tensor, Unit, promoted
+from planner.program.view import LayerView
+
+
+def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
+    """One norm of ``spec`` over ``x``."""
+    if not spec.weight and spec.kind == "rms":
+        return _l2_norm(torch, spec, x)
+    weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+    if spec.scaling == "operators":
+        return _by_operators(torch, view, spec, x, weight)
+    if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
+        return _layer_norm(torch, view, spec, x, weight)
+    if view.stack.fused_norm:
+        return _fused_rms_norm(torch, x, weight)
+    return _rms_norm(torch, spec, x, weight)
+
+
+def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
+    """``weight * (x / sqrt(mean(x^2)))`` in fp32, cast back before the weight (``cast``) or after it."""
+    given, rows = x.dtype, spec.rows_per_token
+    hidden = torch.to(x, "fp32")
+    if spec.scaling == "centred":
+        hidden = _centred(torch, hidden, rows)
+    elif spec.scaling == "one_plus":
+        hidden = torch.mul(hidden, torch.rsqrt(torch.mean_of_rows(torch.square(hidden), rows)))
+    else:
+        # A variable of its own there, which lives until the norm returns.
+        variance = torch.mean_of_rows(torch.square(hidden), rows)
+        hidden = torch.mul(hidden, torch.rsqrt(variance))
+    if spec.scaling == "cast":
+        return torch.mul(weight, torch.to(hidden, given))
+    if spec.scaling == "cast_first":
+        hidden = torch.to(hidden, given)
+        return torch.mul(weight, hidden)
+    if spec.scaling == "wide":
+        return torch.to(torch.mul(weight, hidden), given)
+    if spec.scaling == "widened":
+        product = torch.mul(torch.to(weight, "fp32"), hidden)
+        return torch.to(product, given)
+    if spec.scaling == "one_plus":
+        hidden = torch.mul(hidden, torch.shifted(torch.to(weight, "fp32")))
+    else:
+        hidden = torch.mul(torch.to(weight, "fp32"), hidden)
+    return torch.to(hidden, given)
+
+
+def _l2_norm(torch: Operators, spec: NormSpec, x: Tensor) -> Tensor:
+    """The same without a weight.  Source: models/llama4/modeling_llama4.py Llama4TextL2Norm."""
+    hidden = torch.to(x, "fp32")
+    hidden = torch.mul(hidden, torch.rsqrt(torch.mean_of_rows(torch.square(hidden), spec.rows_per_token)))
+    return torch.to(hidden, x.dtype)
+
+
+def _centred(torch: Operators, hidden: Tensor, rows: float) -> Tensor:
+    """``(x - mean) / sqrt(mean((x - mean) ** 2))``, whose difference is made twice."""
+    mean = torch.mean_of_rows(hidden, rows)
+    variance = torch.mean_of_rows(torch.square(torch.sub(hidden, mean)), rows)
+    return torch.mul(torch.sub(hidden, mean), torch.rsqrt(variance))
+
+
+def _by_operators(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
+    """``scale * (x - mean) / sqrt(var + eps) + shift``, one operator after the other.
+
+    Source: rasbt/LLMs-from-scratch ch05 00_orig.py LayerNorm; torch 2.13 derivatives.yaml ``var``, ``div``.
+    """
+    shift = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+    mean = torch.mean_of_rows(x, spec.rows_per_token)
+    variance = _variance(torch, x, spec.rows_per_token)
+    quotient = _divided(torch, torch.sub(x, mean), variance)
+    return torch.add(torch.mul(weight, quotient), shift)
+
+
+def _variance(torch: Operators, x: Tensor, rows: float) -> Tensor:
+    """``var``: saves its input; backward takes the mean from it again and multiplies with the gradient."""
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        _centred_again = torch.like(kept[0], "sub")
+        return [torch.like(kept[0], "mul")]
+
+    return record(torch, torch.new(x.unit, rows, x.dtype, "var", cost=[x]), [x], [x], backward)
+
+
+def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
+    """``x / other`` with one divisor for each row: saves both; the divisor's gradient takes three tensors."""
+    needs_x, needs_other = x.node is not None, other.node is not None
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        of_other = None
+        if needs_other:
+            negative, quotient = torch.like(gradient, "neg"), torch.like(kept[0], "div")
+            of_other = torch.like(gradient, "mul", cost=(quotient,))
+            del negative, quotient
+        return [torch.like(gradient, "div") if needs_x else None, of_other]
+
+    return record(torch, torch.like(x, "div"), [x, other], [x, other], backward)
+
+
+def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
+    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row;
+    OLMo 1 casts back.
+    """
+    given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
+    out = torch.like(given, "native_layer_norm")
+    dtype, shape = given.dtype, shape_of(given)
+    parameters = [weight] if spec.weight else []
+    if spec.bias:
+        parameters.append(torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base))
+    of_parameters = [each.dtype for each in parameters if each.node is not None]
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        of_x = torch.like(gradient, "native_layer_norm_backward", dtype, cost=(shape,))
+        if of_parameters:
+            torch.pay([gradient, shape])
+        made: list[Tensor | None] = [
+            torch.new(Unit.ONE, spec.width, each, "native_layer_norm_backward", cost=None)
+            for each in of_parameters
+        ]
+        return [of_x, *(made or [None] * len(parameters))]
+
+    made = record(torch, out, [given, *parameters], [given], backward)
+    del given
+    return torch.to(made, x.dtype) if spec.scaling == "narrowed" else made
+
+
+def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
+    """One kernel that saves its input; in backward it writes a new gradient.
+
+    Source: Liger-Kernel 0.5 ops/rms_norm.py.
+    """
+    out = torch.like(x, "rms_norm", promoted(x.dtype, weight.dtype))
+    trained = weight.node is not None
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        of_x = torch.like(gradient, "rms_norm_backward", shape.dtype, cost=(shape,))
+        return [
+            of_x,
+            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None)
+            if trained
+            else None,
+        ]
+
+    shape = shape_of(x)
+    return record(torch, out, [x, weight], [x], backward)

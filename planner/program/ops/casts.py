@@ -1,0 +1,60 @@
+"""The casts of autocast: of the inputs of a product, and of its weights.
+
+Source: torch 2.13 ``aten/src/ATen/autocast_mode.cpp`` cached_cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.anatomy.packing import packed_bytes
+from planner.domain.model import LinearSpec
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Costs, Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+
+Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
+"""The product with a layer's own weight, of a wrapper that adapts it."""
+
+
+def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``x`` as a matrix product sees it: autocast casts it to the compute dtype."""
+    return torch.to(x, view.dtypes.compute) if view.dtypes.autocast else x
+
+
+def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
+    """A weight as a product sees it.
+    Autocast keeps its copies of trained fp32 weights until its region ends.
+
+    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast.
+    """
+    dtype, before = view.dtypes.compute, weight.dtype
+    if not view.dtypes.autocast or before == dtype:
+        return weight
+    if weight.node in torch.autocast_cache:
+        return torch.autocast_cache[weight.node]
+    with torch.counted_as("weight_casts"):
+        copy = torch.new(weight.unit, weight.count, dtype, "to", "autocast_copies", cost=[weight])
+        copy = record(torch, copy, [weight], [], lambda _, gradient: [torch.like(gradient, "to", before)])
+    if before == "fp32" and weight.node is not None:
+        torch.autocast_cache[weight.node] = copy
+    return copy
+
+
+def costs_of(spec: LinearSpec, x: Tensor) -> Costs:
+    """What the products of ``x`` with a whole matrix of ``spec`` cost."""
+    rows = rows_of(spec, x)
+    return Costs(
+        x, Tensor(None, Unit.ONE, spec.weight_count, x.dtype), (x.unit, rows * spec.out_features), spec.copies
+    )
+
+
+def packed(view: LayerView, elements: float) -> Tensor:
+    """A quantised weight as it is stored, without what scales it."""
+    return Tensor(None, Unit.ONE, packed_bytes(view.recipe.numerics, elements), "int8")
+
+
+def rows_of(spec: LinearSpec, x: Tensor) -> float:
+    """Rows for each token that a matrix multiplies: one, or those of the experts that a token goes to."""
+    return x.count / spec.in_features

@@ -1,0 +1,103 @@
+"""How many of each unit a job has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.arrays import ceil_div, maximum, minimum
+from planner.domain.hardware import Hardware
+from planner.domain.mixers import SCAN_BLOCK_TOKENS, Mamba2Spec
+from planner.domain.model import ModelSpec
+from planner.domain.recipes.recipe import Number
+from planner.program.head.loss_pieces import completion_tokens, piece_tokens
+from planner.program.job import Job
+from planner.program.ops.tensors import EVALUATED, Unit
+
+
+def unit_values(job: Job) -> dict[Unit, Number]:
+    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated:
+    as many samples, if none are said.
+    """
+    trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
+    evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
+    evaluated = {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
+    return trained | evaluated | _generated_units(job)
+
+
+def _with_batch(job: Job, n_samples: int) -> Job:
+    recipe = replace(job.recipe, batch=replace(job.recipe.batch, micro_batch=n_samples))
+    return replace(job, scenario=replace(job.scenario, recipe=recipe))
+
+
+def _units_of(job: Job) -> dict[Unit, Number]:
+    batch, adapter = job.recipe.batch, job.recipe.adapter
+    tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
+    images = batch.images
+    n_images: Number = batch.rows * images.per_sample if images else 0
+    patches: Number = n_images * images.patches if images else 0
+    return {
+        Unit.ONE: 1,
+        Unit.TOKENS: tokens,
+        Unit.PAIRS: tokens * batch.seq_len,
+        Unit.LENGTH: batch.seq_len,
+        Unit.RANK: rank,
+        Unit.RANK_TOKENS: rank * tokens,
+        Unit.PIECE_TOKENS: piece_tokens(job),
+        Unit.SINK_PAIRS: tokens * (batch.seq_len + 1),
+        Unit.LENGTH_PAIRS: batch.seq_len * batch.seq_len,
+        Unit.ROWS: batch.rows,
+        Unit.PATCHES: patches,
+        Unit.IMAGE_PATCHES: images.patches if images else 0,
+        Unit.RANK_PATCHES: rank * patches,
+        Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
+        Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
+    } | scan_units(job.model, job.hardware, batch.rows, batch.seq_len)
+
+
+def scan_units(model: ModelSpec, hardware: Hardware, rows: Number, length: Number) -> dict[Unit, Number]:
+    """Units of the kernels of state spaces, of ``rows`` samples of ``length`` tokens."""
+    return {
+        Unit.CHUNK_SPLITS: _chunk_splits(model, hardware, rows, length),
+        Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
+        Unit.MULTIPROCESSORS: hardware.gpu.counted_multiprocessors,
+    }
+
+
+def _generated_units(job: Job) -> dict[Unit, Number]:
+    """Sizes of the batch that is generated at once; the last token of a sequence is never cached."""
+    batch, completion = job.recipe.batch, completion_tokens(job)
+    rows, rank = (
+        batch.rows * job.recipe.generation_micro_steps,
+        job.recipe.adapter.rank if job.recipe.adapter else 0,
+    )
+    prompt, cached = batch.seq_len - completion, batch.seq_len - 1
+    windows = [group.block.attention.window_tokens for group in job.model.groups]
+    window = max((each for each in windows if each is not None), default=0)
+    return {
+        Unit.PROMPT_TOKENS: rows * prompt,
+        Unit.PROMPT_PAIRS: rows * prompt * prompt,
+        Unit.PROMPT_LENGTH: prompt,
+        Unit.PROMPT_LENGTH_PAIRS: prompt * prompt,
+        Unit.PROMPT_RANK_TOKENS: rank * rows * prompt,
+        Unit.GENERATED_ROWS: rows,
+        Unit.GENERATED_RANK_ROWS: rank * rows,
+        Unit.CACHED_TOKENS: rows * cached,
+        Unit.CACHED_SINK_TOKENS: rows * (cached + 1),
+        Unit.WINDOW_TOKENS: rows * minimum(cached, window),
+    }
+
+
+def _chunk_splits(model: ModelSpec, hardware: Hardware, rows: Number, length: Number) -> Number:
+    """Chunks times the parts in which the heads of a group are summed:
+    as many as keep all multiprocessors busy.
+
+    Source: mamba-ssm 2.3.2 ops/triton/ssd_chunk_state.py _chunk_state_bwd_db (``nheads_per_program``,
+    ``nsplits``).
+    """
+    specs = {block.mixer for block, _ in model.blocks() if isinstance(block.mixer, Mamba2Spec)}
+    counts: list[Number] = []
+    for spec in specs:
+        in_group, n_chunks = spec.heads // spec.groups, rows * ceil_div(length, spec.chunk)
+        busy = ceil_div(n_chunks * spec.heads, hardware.gpu.counted_multiprocessors)
+        counts.append(n_chunks * ceil_div(in_group, maximum(minimum(busy, in_group), 1)))
+    return maximum(0, *counts) if counts else 0

@@ -1,0 +1,432 @@
+"""Tensors that have a size and no values, and the tape that records when each is allocated and freed.
+
+A tensor is freed when the last variable, saved tensor or view that refers to it goes: Python counts
+references as PyTorch does, so code here frees what the modelling code it stands for would free, at the same
+moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+from planner.domain.term import TermName
+from planner.program.ops.work import Cost, Direction, FusedAttention, Key, Kind, Manner, Multiplies, Share
+
+Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "bool"]
+ELEMENT_BYTES: dict[str, int] = {
+    "fp32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "bool": 1,
+}
+
+
+class Unit(IntEnum):
+    """What the elements of a tensor are counted in; a size is so many bytes for each of one unit."""
+
+    ONE = 0
+    TOKENS = 1
+    """Tokens of a micro-batch."""
+    PAIRS = 2
+    """Tokens times the keys that each attends to."""
+    LENGTH = 3
+    """Positions of one sample."""
+    RANK = 4
+    RANK_TOKENS = 5
+    PIECE_TOKENS = 6
+    """Tokens of one piece of a loss that is computed in pieces."""
+    SINK_PAIRS = 7
+    """Tokens times the keys that each attends to and one sink."""
+    LENGTH_PAIRS = 8
+    """Positions of one sample times themselves."""
+    ROWS = 9
+    """Samples of a micro-batch."""
+    PATCHES = 10
+    """Patches of all images of a micro-batch."""
+    IMAGE_PATCHES = 11
+    """Patches of one image."""
+    RANK_PATCHES = 12
+    PIXELS = 13
+    """Numbers in ``pixel_values`` of all micro-batches of a step."""
+    CHUNK_SPLITS = 14
+    """Chunks of all samples times the parts in which a kernel of Mamba 2 sums the heads of a group."""
+    MULTIPROCESSORS = 15
+    """Those of the card, each of which a kernel gives a sum of its own."""
+    SCAN_BLOCKS = 16
+    """Blocks of positions of all samples, whose last states the kernel of Mamba 1 keeps."""
+    EVAL_TOKENS = 17
+    """From here on: as those above, of a batch that is evaluated."""
+    EVAL_PAIRS = 18
+    EVAL_RANK_TOKENS = 19
+    EVAL_PIECE_TOKENS = 20
+    EVAL_SINK_PAIRS = 21
+    EVAL_ROWS = 22
+    EVAL_PATCHES = 23
+    EVAL_RANK_PATCHES = 24
+    EVAL_COMPLETION_TOKENS = 25
+    COMPLETION_TOKENS = 26
+    """Tokens of a micro-batch that were generated."""
+    PROMPT_TOKENS = 27
+    """From here on: of the batch that is generated at once.  Its prompts come first."""
+    PROMPT_PAIRS = 28
+    PROMPT_LENGTH = 29
+    PROMPT_LENGTH_PAIRS = 30
+    PROMPT_RANK_TOKENS = 31
+    GENERATED_ROWS = 32
+    """Sequences, each of which is one token longer after every step."""
+    GENERATED_RANK_ROWS = 33
+    CACHED_TOKENS = 34
+    """Tokens that are cached when the last one is generated."""
+    CACHED_SINK_TOKENS = 35
+    WINDOW_TOKENS = 36
+    """Those of them that a layer with a window keeps."""
+
+
+EVALUATED = {
+    Unit.TOKENS: Unit.EVAL_TOKENS,
+    Unit.PAIRS: Unit.EVAL_PAIRS,
+    Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
+    Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
+    Unit.SINK_PAIRS: Unit.EVAL_SINK_PAIRS,
+    Unit.ROWS: Unit.EVAL_ROWS,
+    Unit.PATCHES: Unit.EVAL_PATCHES,
+    Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
+    Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
+}
+"""Units of a batch that is trained on -> those of one that is evaluated."""
+PROMPTED = {
+    Unit.TOKENS: Unit.PROMPT_TOKENS,
+    Unit.PAIRS: Unit.PROMPT_PAIRS,
+    Unit.SINK_PAIRS: Unit.PROMPT_PAIRS,
+    Unit.LENGTH: Unit.PROMPT_LENGTH,
+    Unit.LENGTH_PAIRS: Unit.PROMPT_LENGTH_PAIRS,
+    Unit.RANK_TOKENS: Unit.PROMPT_RANK_TOKENS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""Units of a batch that is trained on -> those of the prompts of one that is generated."""
+SAMPLED = {
+    Unit.TOKENS: Unit.GENERATED_ROWS,
+    Unit.PAIRS: Unit.CACHED_TOKENS,
+    Unit.SINK_PAIRS: Unit.CACHED_SINK_TOKENS,
+    Unit.LENGTH: Unit.ONE,
+    Unit.LENGTH_PAIRS: Unit.ONE,
+    Unit.RANK_TOKENS: Unit.GENERATED_RANK_ROWS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""The same -> those of one more token of each sequence."""
+
+
+class Storage:
+    """Memory behind one or several tensors; freed when the last of them goes."""
+
+    __slots__ = ("slot", "tape")
+
+    def __init__(self, tape: Tape, slot: int) -> None:
+        self.tape = tape
+        self.slot = slot
+
+    def __del__(self) -> None:
+        self.tape.events.append(~self.slot)
+
+
+class Tensor:
+    """``count`` elements for each of ``unit``; ``node`` sends its gradient on, if it has one.
+
+    ``is_view`` marks a tensor that lies in another one's memory; ``head_by_head`` one whose rows are not
+    together, one head following the other.  ``storage`` is ``None`` for what is not counted.
+    """
+
+    __slots__ = ("count", "dtype", "head_by_head", "is_view", "node", "storage", "unit")
+
+    def __init__(self, storage: Storage | None, unit: Unit, count: float, dtype: Dtype) -> None:
+        self.storage = storage
+        self.unit = unit
+        self.count = count
+        self.dtype = dtype
+        self.node: Node | None = None
+        self.is_view = False
+        self.head_by_head = False
+
+    def alias(self) -> Tensor:
+        """The same memory without gradient history."""
+        same = Tensor(self.storage, self.unit, self.count, self.dtype)
+        same.is_view, same.head_by_head = self.is_view, self.head_by_head
+        return same
+
+
+PLAIN = Manner()
+# Gradients of the inputs of a node, from its saved tensors and the gradient of its output.
+Backward = Callable[[list[Tensor], Tensor], "list[Tensor | None]"]
+Unpack = Callable[[], Tensor]
+
+
+class Node:
+    """One operator of the backward pass; a leaf (without ``backward``) keeps the gradient of a parameter.
+
+    ``inputs``: the node that made each input, and that input's unit, count and dtype; ``None`` where it needs
+    no gradient.  ``saved`` gives each saved tensor back.  ``context`` are tensors that a custom function
+    keeps as attributes of its context: they live as long as the node, and checkpointing does not see them.
+    ``path``: the modules that it was made in; ``parameter``: number of the parameter that a leaf belongs to;
+    ``manner``: how its kernels run.
+    """
+
+    __slots__ = (
+        "backward",
+        "context",
+        "grad",
+        "inputs",
+        "manner",
+        "name",
+        "order",
+        "parameter",
+        "path",
+        "saved",
+    )
+
+    def __init__(self, name: str, order: int, backward: Backward | None, manner: Manner = PLAIN) -> None:
+        self.name = name
+        self.order = order
+        self.backward = backward
+        self.inputs: list[tuple[Node, Unit, float, Dtype] | None] = []
+        self.saved: list[Unpack] = []
+        self.context: list[Tensor] = []
+        self.grad: Tensor | None = None
+        self.path: tuple[int, ...] = ()
+        self.parameter: int | None = None
+        self.manner = manner
+
+
+Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
+MARK = 1_000_000_000_000
+"""Where engines read events, one from here on is no allocation but a mark:
+the number of a :class:`Mark`, plus this.
+"""
+
+
+class Mark(NamedTuple):
+    """A moment at which the hooks of an engine run.
+
+    ``number``: of the module, or of the parameter whose gradient is ready; ``slot``: of that gradient.
+    """
+
+    moment: Moment
+    number: int
+    slot: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight that the code asked for: ``count`` elements for each of ``unit``; ``module``:
+    number of its module.
+    """
+
+    unit: Unit
+    count: float
+    dtype: Dtype
+    trained: bool
+    module: int
+
+
+COSTLY = frozenset({"mm", "addmm", "bmm", "flash_attention", "efficient_attention"})
+"""Operators whose outputs a selective checkpoint may keep."""
+
+
+class Tape:
+    """The record of one run: ``events`` hold the number of an allocation when it is made,
+    and its complement when freed.
+
+    ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``events`` is
+    the list of the current stage, of which :meth:`enter` changes to another.
+
+    ``pack``: what becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators,
+    or has kept them.
+
+    The rest is for engines.  ``marks`` are moments; ``placed`` says the stage of each and how many events are
+    before it.  ``modules`` are the paths of names that modules were entered by, the whole part first.
+    ``path`` are the numbers of the modules that run now, ``path_back`` of those whose backward runs,
+    ``passed`` of those that have sent a gradient on.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.stages: dict[str, list[int]] = {}
+        self.units: list[Unit] = []
+        self.unit_bytes: list[float] = []
+        self.terms: list[TermName | None] = []
+        self.ops: list[tuple[str, str]] = []
+        self.module = ""
+        self.grad_enabled = True
+        self.n_nodes = 0
+        self.pack: Callable[[Tensor], Unpack] = keep
+        self.keeps: Callable[[str, Callable[[], Tensor]], Tensor] | None = None
+        self.stage = ""
+        self.marks: list[Mark] = []
+        self.placed: list[tuple[str, int]] = []
+        self.modules: list[tuple[str, ...]] = [()]
+        self.path: tuple[int, ...] = (0,)
+        self.path_back: tuple[int, ...] = ()
+        self.passed: set[int] = set()
+        self.work: dict[Key, dict[Unit, float]] = {}
+        self.direction: Direction = "forward"
+        self.manner = PLAIN
+
+    def enter(self, stage: str) -> None:
+        """Record into the list of ``stage`` from now on."""
+        self.stage, self.events = stage, self.stages.setdefault(stage, [])
+
+    def new(
+        self,
+        unit: Unit,
+        count: float,
+        dtype: Dtype,
+        op: str,
+        term: TermName | None = None,
+        *,
+        cost: Cost = (),
+    ) -> Tensor:
+        """A tensor in memory of its own, which the operator ``op`` writes, and what that costs beside.
+
+        One number for each token (a statistic of a norm) is not counted as memory:
+        it is below 0.1 % of what a layer keeps.
+        """
+        if self.keeps and op in COSTLY and self.grad_enabled:
+            return self.keeps(op, lambda: self._new(unit, count, dtype, (op, term), cost))
+        return self._new(unit, count, dtype, (op, term), cost)
+
+    def _new(
+        self, unit: Unit, count: float, dtype: Dtype, what: tuple[str, TermName | None], cost: Cost
+    ) -> Tensor:
+        if cost is not None:
+            self.pay(cost, [Tensor(None, unit, count, dtype)])
+        if count <= 1 and unit is Unit.TOKENS:
+            return Tensor(None, unit, count, dtype)
+        slot = len(self.units)
+        self.units.append(unit)
+        self.unit_bytes.append(count * ELEMENT_BYTES[dtype])
+        self.terms.append(what[1])
+        self.ops.append((self.module, what[0]))
+        self.events.append(slot)
+        return Tensor(Storage(self, slot), unit, count, dtype)
+
+    def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
+        """Count one kernel: what it multiplies, and the bytes that it reads and writes;
+        attention's are in its own rate.
+        """
+        self.spend("launches", Unit.ONE, self.manner.calls)
+        if self.manner.waits and self.direction != "backward":
+            self.spend("waits", Unit.ONE, self.manner.calls)
+        if not isinstance(cost, Multiplies):
+            self._move((*cost, *writes))
+            return
+        share = self.manner.share
+        if isinstance(cost.kind, FusedAttention):
+            share, writes = "attention", ()
+        elif cost.kind.rows and share == "elementwise":
+            share = "matmul"
+        with self.counted_as(share):
+            self.spend(cost.kind, cost.unit, cost.macs)
+            self._move((*cost.reads, *writes))
+
+    def _move(self, tensors: Sequence[Tensor]) -> None:
+        for each in tensors:
+            self.spend("bytes", each.unit, each.count * ELEMENT_BYTES[each.dtype])
+
+    def spend(self, kind: Kind, unit: Unit, amount: float) -> None:
+        """Count so much of one kind of work for each of ``unit``."""
+        counts = self.work.setdefault((self.direction, self.manner.share, kind), {})
+        counts[unit] = counts.get(unit, 0.0) + amount
+
+    @contextmanager
+    def in_manner(self, manner: Manner) -> Iterator[None]:
+        """Kernels that are called here, and those of their backward, run in a manner of their own."""
+        before, self.manner = self.manner, manner
+        try:
+            yield
+        finally:
+            self.manner = before
+
+    def counted_as(self, share: Share) -> AbstractContextManager[None]:
+        """Kernels that are called here belong to one part of the step's time."""
+        return self.in_manner(replace(self.manner, share=share))
+
+    def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None, *, cost: Cost = ()) -> Tensor:
+        """A new tensor of the shape and layout of ``tensor``, which is read for it,
+        as are others that ``cost`` names.
+        """
+        paid = (tensor, *cost) if isinstance(cost, tuple) else cost
+        new = self.new(tensor.unit, tensor.count, dtype or tensor.dtype, op, cost=paid)
+        new.head_by_head = tensor.head_by_head
+        return new
+
+    @contextmanager
+    def inside(self, module: str, label: str = "") -> Iterator[None]:
+        """Name the module whose operators run; ``label``: what they are called instead of it."""
+        before, self.module = self.module, label or module
+        path, number = self.path, self.module_number(module)
+        self.path = (*path, number)
+        self.mark("before_forward", number)
+        try:
+            yield
+            self.mark("after_forward", number)
+        finally:
+            self.module, self.path = before, path
+
+    def module_number(self, module: str) -> int:
+        """The number of a module inside the one that runs; the running one itself without a name."""
+        if not module:
+            return self.path[-1]
+        name = (*self.modules[self.path[-1]], module)
+        if name not in self.modules:
+            self.modules.append(name)
+        return self.modules.index(name)
+
+    def mark(self, moment: Moment, number: int, slot: int | None = None) -> None:
+        """Note a moment between two events."""
+        self.placed.append((self.stage, len(self.events)))
+        self.marks.append(Mark(moment, number, slot))
+
+    def go_back_to(self, path: tuple[int, ...]) -> None:
+        """Backward goes on in the modules ``path``: mark those that it leaves and those that it enters.
+
+        A module whose input needs no gradient is never left: what would say so is the gradient of the input.
+        """
+        before = self.path_back
+        same = 0
+        while same < min(len(path), len(before)) and path[same] == before[same]:
+            same += 1
+        for number in reversed(before[same:]):
+            if number in self.passed:
+                self.mark("after_backward", number)
+        for number in path[same:]:
+            self.mark("before_backward", number)
+        self.path_back = path
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Run operators that keep nothing for a backward pass."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+
+def promoted(one: Dtype, other: Dtype) -> Dtype:
+    """The dtype of a result of both: fp16 and bf16 have no common 16-bit type.  Source:
+    torch 2.13 c10/core/ScalarType.h.
+    """
+    return one if one == other else "fp32"
+
+
+def keep(tensor: Tensor) -> Unpack:
+    """A saved tensor that is simply kept."""
+    same = tensor.alias()
+    return lambda: same

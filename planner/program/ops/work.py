@@ -1,0 +1,112 @@
+"""What operators cost: multiplications by kind of kernel, bytes of device memory read and written,
+kernels launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from planner.program.ops.tensors import Dtype, Tensor, Unit
+
+Direction = Literal["forward", "again", "backward"]
+"""A forward pass, the recomputation of one, or a backward pass."""
+Share = Literal["elementwise", "matmul", "attention", "adapters", "weight_casts", "dequantization", "int8"]
+"""The part of the step's time that an operator belongs to, where its part of the model does not say so."""
+_ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Products of matrices that run alike, counted in multiply-accumulates.
+
+    ``rows``: of each stored matrix, so many for each of a unit; ``None`` where the other operand is as long,
+    or a few ranks wide.  ``aligned``: whether rows of the result begin at multiples of 16 bytes.
+    """
+
+    dtype: Dtype
+    rows: tuple[Unit, float] | None = None
+    aligned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """Calls of one attention kernel, counted in multiply-accumulates over all pairs of a query and a key.
+
+    ``width``: features of a head, mean of keys and values.  ``pairs``: which of them the kernel computes:
+    those of the causal triangle, of the square, of the window in it, or of a piece (``window`` tokens, or an
+    image).
+    """
+
+    kernel: Literal["flash", "efficient"]
+    width: float
+    pairs: Literal["triangle", "square", "band", "piece"]
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Weights of 4 bits that one kernel unpacks, of which it reads and writes so many bytes each."""
+
+    weight_bytes: float
+
+
+Kind = Product | FusedAttention | Expansion | Literal["bytes", "launches", "waits"]
+"""``waits``: launches between which the host waits for the GPU."""
+Key = tuple[Direction, Share, Kind]
+Work = Mapping[Key, Mapping["Unit", float]]
+"""So much of each kind for each of a unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How operators run: to which part of the time they belong, how often each is called,
+    and whether the host waits for them.
+
+    ``waits``: before each call of a forward pass the GPU must have done the one before.
+    """
+
+    share: Share = "elementwise"
+    calls: float = 1
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplies:
+    """One product or call of attention: ``macs`` for each of ``unit``; ``reads``:
+    operands that are not read while it runs.
+    """
+
+    kind: Product | FusedAttention
+    unit: Unit
+    macs: float
+    reads: Sequence[Tensor] = ()
+
+
+Cost = Sequence["Tensor"] | Multiplies | None
+"""What a new tensor costs beside being written: the tensors read, a product, or (``None``) nothing at all."""
+
+
+def in_units(work: Work, units: Mapping[Unit, Unit]) -> Work:
+    """The same with other units in place of those named, as a vision tower has it:
+    its attention sees pieces.
+    """
+    made: dict[Key, dict[Unit, float]] = {}
+    for (direction, share, known), counts in work.items():
+        kind = known
+        if isinstance(known, Product) and known.rows:
+            kind = replace(known, rows=(units.get(known.rows[0], known.rows[0]), known.rows[1]))
+        elif isinstance(known, FusedAttention):
+            kind = replace(known, pairs="piece")
+        made[direction, share, kind] = {units.get(unit, unit): count for unit, count in counts.items()}
+    return made
+
+
+def is_aligned(n_bytes: float) -> bool:
+    """Whether rows of so many bytes all begin where tensor cores can load them.
+
+    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tensor core requirements.
+    """
+    return not n_bytes % _ALIGNED_BYTES

@@ -1,0 +1,1 @@
+"""The optimizer: its states and what its step allocates."""

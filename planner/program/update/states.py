@@ -1,0 +1,116 @@
+"""The states that each optimizer keeps for a parameter, made in its first step.
+
+Source: torch 2.13 optim/adam.py, rmsprop.py; bitsandbytes 0.50 optim/optimizer.py init_state and
+get_state_buffer; transformers 5.23 optimization.py Adafactor.step, trainer_optimizer.py (tables keep 32-bit
+states under an 8-bit optimizer); adam_mini 1.1.1 adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py;
+torchao 0.17 optim/adam.py _AdamBase._new_buffer, subclass_8bit.py, subclass_4bit.py, with the blocks of
+transformers 5.23 trainer_optimizer.py _get_torchao_optimizer.
+Ignored: step counters and code books, of at most 2 KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import NamedTuple
+
+from planner.arrays import largest
+from planner.program.job import Job
+from planner.program.layers.projected import APOLLO, is_projected, projection_elements
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.parameters import Weight
+from planner.program.update.step_kernels import is_orthogonalized
+
+_MIN_8BIT_ELEMENTS = 4096
+BLOCK = 256
+"""Elements that share a scale, in bitsandbytes and, as the Trainer asks for it, in torchao."""
+_MIN_PAGED_ELEMENTS = 100_000
+_PAGED = ("paged_adamw_32bit", "paged_adamw_8bit")
+_8BIT = ("adamw_8bit", "paged_adamw_8bit")
+_TORCHAO_BYTES: Mapping[str, float] = {"adamw_torch_8bit": 1, "adamw_torch_4bit": 0.5}
+
+
+class State(NamedTuple):
+    """Bytes for each of a unit.  ``paged``: managed memory, which lies outside of the allocator."""
+
+    unit: Unit
+    unit_bytes: float
+    paged: bool = False
+
+
+def states_of(job: Job, weight: Weight) -> Iterator[State]:
+    """The states of one parameter, in the order in which they are made."""
+    optimizer, unit, count = job.recipe.optimizer, weight.unit, weight.count
+    paged = optimizer in _PAGED and n_elements(job, weight) >= _MIN_PAGED_ELEMENTS
+    if optimizer in _TORCHAO_BYTES or optimizer in APOLLO:
+        yield from (_projected if optimizer in APOLLO else _torchao)(job, weight)
+    elif optimizer in ("adamw_torch", "adamw_torch_fused"):
+        yield from (State(unit, weight.unit_bytes) for _ in range(2))
+    elif optimizer == "adam_mini":
+        yield State(unit, weight.unit_bytes)
+        if len(weight.shape) > 1:
+            yield State(Unit.ONE, weight.shape[0][1] * ELEMENT_BYTES[weight.dtype])
+    elif optimizer in ("muon", "rmsprop"):
+        one = optimizer == "rmsprop" or is_orthogonalized(weight)
+        yield from (State(unit, weight.unit_bytes) for _ in range(1 if one else 2))
+    elif optimizer == "lion":
+        yield State(unit, 4 * count)
+    elif optimizer == "adafactor":
+        yield from (State(*size) for size in sums_of(weight))
+    elif optimizer in _8BIT and weight.kind != "table" and n_elements(job, weight) >= _MIN_8BIT_ELEMENTS:
+        yield from (State(unit, count, paged) for _ in range(2))
+        yield from (State(unit, 4 * count / BLOCK) for _ in range(2))
+    elif optimizer != "sgd":
+        yield from (State(unit, 4 * count, paged) for _ in range(2))
+
+
+def _torchao(job: Job, weight: Weight) -> Iterator[State]:
+    """Two states: codes and a scale for each block of a large parameter, else tensors like the parameter."""
+    for _ in range(2):
+        if is_in_blocks(job, weight):
+            yield State(weight.unit, weight.count * _TORCHAO_BYTES[job.recipe.optimizer])
+            yield State(weight.unit, 4 * weight.count / BLOCK)
+        else:
+            yield State(weight.unit, weight.unit_bytes)
+
+
+def _projected(job: Job, weight: Weight) -> Iterator[State]:
+    """The random matrix and two moments of the projected gradient; two moments of what is not projected."""
+    rank = job.recipe.optimizer_rank
+    if rank is None or not is_projected(weight):
+        yield from (State(weight.unit, weight.unit_bytes) for _ in range(2))
+        return
+    matrix, low = projection_elements(weight, rank)
+    yield from (State(Unit.ONE, count * ELEMENT_BYTES[weight.dtype]) for count in (matrix, low, low))
+
+
+def is_in_blocks(job: Job, weight: Weight) -> bool:
+    """Whether torchao keeps the states of a parameter in codes: it has 4,096 elements or more,
+    in whole blocks.
+    """
+    return n_elements(job, weight) >= _MIN_8BIT_ELEMENTS and n_elements(job, weight) % BLOCK == 0
+
+
+def sums_of(weight: Weight) -> list[tuple[Unit, float]]:
+    """Adafactor's fp32 sums of the rows and of the columns of a matrix;
+    as large as the parameter where that is a vector.
+    """
+    if len(weight.shape) == 1:
+        return [(weight.unit, 4 * weight.count)]
+    *outer, row, column = weight.shape
+    return [_product([*outer, row]), _product([*outer, column])]
+
+
+def _product(shape: list[tuple[Unit, float]]) -> tuple[Unit, float]:
+    unit = Unit.RANK if any(unit is Unit.RANK for unit, _ in shape) else Unit.ONE
+    return unit, 4 * prod(count for _, count in shape)
+
+
+def n_elements(job: Job, weight: Weight) -> float:
+    """Elements of a parameter; in a grid of several ranks those of the largest."""
+    return weight.count * largest_rank(job) if weight.unit is Unit.RANK else weight.count
+
+
+def largest_rank(job: Job) -> float:
+    """The rank of the adapters, the largest one of a grid; 0 without adapters."""
+    return largest(job.recipe.adapter.rank) if job.recipe.adapter else 0.0

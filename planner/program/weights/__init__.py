@@ -1,0 +1,1 @@
+"""Products with a matrix, however it is stored or adapted: quantised weights, LoRA and its kin."""

@@ -1,0 +1,87 @@
+"""LoRA beside a matrix: PEFT's separate operators, compiled ones,
+or one function that adds to the product in place.
+
+Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit,
+``gptq.py``, ``awq.py``, ``aqlm.py``.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.domain.recipes.recipe import BITSANDBYTES
+from planner.program.ops.autograd import record
+from planner.program.ops.casts import Base, rows_of
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.dora import with_dora
+from planner.program.weights.lora import dropped, factors, times
+from planner.program.weights.oft import with_rotation
+
+_FOUR_BIT = ("nf4", "fp4")
+LEAVES_CASTS = BITSANDBYTES | {"awq-int4", "aqlm"}
+"""Bases beside which PEFT leaves casts to autocast, where that is on."""
+
+
+def with_adapter(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base: Base) -> Tensor:
+    """``base(x) + B(A(dropout(x))) * scaling``; the result of a 4-bit matrix is copied first.
+
+    PEFT casts ``x`` to the dtype of the adapter, but leaves that to autocast over weights of bitsandbytes,
+    AWQ and AQLM.  The sum has the dtype of the base's result again, except over those weights under autocast.
+    OFT turns ``x`` instead.
+    """
+    if view.recipe.adapter is not None and view.recipe.adapter.oft_block_size:
+        return with_rotation(torch, view, spec, x, base)
+    passed = [base(torch, view, spec, x)]
+    with torch.counted_as("adapters"):
+        return _with_branch(torch, view, spec, x, passed)
+
+
+def _with_branch(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, passed: list[Tensor]
+) -> Tensor:
+    """What the branch makes of the base's result, which ``passed`` holds; it is emptied."""
+    quantization = view.recipe.numerics.quantization if view.quantized(spec) else "none"
+    leaves_casts = quantization in LEAVES_CASTS
+    result = passed.pop()
+    if quantization in _FOUR_BIT:
+        result = torch.contiguous(result)
+    given, converts = result.dtype, leaves_casts and not view.dtypes.autocast
+    if converts or not leaves_casts:
+        x = torch.to(x, view.dtypes.adapter)
+    if view.recipe.adapter is not None and view.recipe.adapter.dora:
+        result = with_dora(torch, view, spec, x, result)
+        return result if leaves_casts and not converts else torch.to(result, given)
+    if view.stack.adapter_kernels == "compiled":
+        return _scaled_sum(torch, result, _branch(torch, view, spec, x))
+    output_dtype = given if converts else None
+    branch = _scaled(torch, _branch(torch, view, spec, x), output_dtype)
+    result = _added_in_place(torch, result, branch) if quantization == "aqlm" else torch.add(result, branch)
+    return result if leaves_casts else torch.to(result, given)
+
+
+def _added_in_place(torch: Operators, result: Tensor, branch: Tensor) -> Tensor:
+    """``result += branch``, in the memory and the dtype of ``result``."""
+    torch.pay([result, branch], [result])
+    return record(torch, result.alias(), [result, branch], [], lambda _, gradient: [gradient, gradient])
+
+
+def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``B(A(dropout(x)))``."""
+    down, up = factors(torch, view, spec)
+    rows, unit = rows_of(spec, x), x.unit
+    middle = [times(torch, view, down, dropped(torch, view, x), (Unit.RANK_TOKENS, rows))]
+    return times(torch, view, up, middle.pop(), (unit, rows * spec.out_features))
+
+
+def _scaled(torch: Operators, output: Tensor, dtype: Dtype | None) -> Tensor:
+    """``(output * scaling).to(dtype)``."""
+    output = torch.same(output, "mul")
+    return output if dtype is None else torch.to(output, dtype)
+
+
+def _scaled_sum(torch: Operators, result: Tensor, output: Tensor) -> Tensor:
+    """Scaling, addition and cast in one kernel; the gradient is scaled by another."""
+    dtype = output.dtype
+    out = torch.like(result, "add", cost=(output,))
+    return record(torch, out, [result, output], [], lambda _, each: [each, torch.like(each, "mul", dtype)])

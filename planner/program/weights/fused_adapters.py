@@ -1,0 +1,161 @@
+"""A matrix and its adapter as one function, which adds to the product in place and keeps the input alone.
+
+Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora;
+axolotl 0.19 ``kernels/lora.py``.
+Ignored: query, key and value are one function there, whose gradients of the input are summed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.domain.model import LinearSpec
+from planner.program.ops.autograd import record
+from planner.program.ops.casts import autocast, costs_of, weight_copy
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.ops.work import Multiplies, Product
+from planner.program.view import LayerView
+from planner.program.weights.four_bit import dequantized, expanded
+from planner.program.weights.lora import factors
+
+
+def is_fused(view: LayerView, spec: LinearSpec) -> bool:
+    """Whether the stack has such a function for this matrix: of 16 or 4 bits, and without dropout."""
+    adapter, quantization = view.recipe.adapter, view.recipe.numerics.quantization
+    stored = not view.quantized(spec) or quantization in ("nf4", "fp4")
+    return view.stack.adapter_kernels == "fused" and stored and adapter is not None and adapter.dropout <= 0
+
+
+def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``x @ W``, to which ``(x @ A) @ B`` is added."""
+    x = autocast(torch, view, x)
+    down, up = factors(torch, view, spec)
+    out = _forward(torch, view, spec, x, (down, up))
+    needs_x = x.node is not None
+    trained = (down.count, up.count)
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        seen = kept[0]
+        with torch.counted_as("adapters"):
+            _copies = [_copy(torch, view, count) for count in trained]
+            of_factors = _of_factors(torch, (spec,), seen)
+            for count in trained:
+                _product = _narrow(torch, seen, count)
+                del _product
+        return [_of_input(torch, view, spec, seen) if needs_x else None, *of_factors]
+
+    return record(torch, out, [x, down, up], [x], backward)
+
+
+def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[LinearSpec], x: Tensor) -> Tensor:
+    """A gated feed-forward part as one function, of ``specs`` gate, up and down.
+
+    It saves its input and what the gate reads; backward writes the gradients of all three over them.
+    Source: unsloth 2026.10 kernels/fast_lora.py LoRA_MLP; axolotl 0.19 kernels/lora.py LoRA_MLP.
+    """
+    x = autocast(torch, view, x)
+    adapters = [factors(torch, view, spec) for spec in specs]
+    gate, up = (
+        _forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True)
+    )
+    out = _forward(torch, view, specs[2], torch.like(gate, "swiglu", cost=(up,)), adapters[2])
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        seen = kept[0]
+        _of_hidden = _of_input(torch, view, specs[2], seen)
+        with torch.counted_as("adapters"):
+            of_factors = _of_factors(torch, specs, seen)
+        torch.pay([_of_hidden, *kept[1:]], [*kept[1:], _of_hidden])
+        for spec in specs[:2]:
+            _weight = _backward_weight(torch, view, spec, seen.dtype)
+            del _weight
+            _add_gradient(torch, spec, seen)
+        return [seen, *of_factors]
+
+    return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
+
+
+def _forward(
+    torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, adapter: tuple[Tensor, Tensor]
+) -> Tensor:
+    out = _base_product(torch, view, spec, x)
+    with torch.counted_as("adapters"):
+        middle = _first_product(torch, view, x, adapter[0].count)
+        _second = _copy(torch, view, adapter[1].count)
+        torch.pay(Multiplies(Product(x.dtype), Unit.RANK_TOKENS, spec.out_features, [out]), [out])
+        del middle
+    return out
+
+
+def _base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    _weight = (
+        expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    )
+    return torch.new(x.unit, spec.out_features, x.dtype, "mm", cost=costs_of(spec, x).forward)
+
+
+def _first_product(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
+    _first = _copy(torch, view, count)
+    return _narrow(torch, x, count)
+
+
+def _narrow(torch: Operators, x: Tensor, width: float) -> Tensor:
+    """A product of rows of so many features, in the unit of ``x``, with a matrix of the adapter."""
+    rows = Tensor(None, x.unit, width, x.dtype)
+    return torch.new(
+        Unit.RANK_TOKENS, 1, x.dtype, "mm", cost=Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows])
+    )
+
+
+def _of_factors(torch: Operators, specs: Sequence[LinearSpec], x: Tensor) -> list[Tensor | None]:
+    """The gradients of both matrices of each adapter: products of the input,
+    and of the gradient of the output.
+    """
+    made: list[Tensor | None] = []
+    for width in (each for spec in specs for each in (spec.in_features, spec.out_features)):
+        rows = Tensor(None, x.unit, width, x.dtype)
+        cost = Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows])
+        made.append(torch.new(Unit.RANK, width, x.dtype, "addmm", cost=cost))
+    return made
+
+
+def _add_gradient(torch: Operators, spec: LinearSpec, x: Tensor) -> None:
+    """The gradient through a matrix and its adapter, both added in place to that of the input."""
+    rows = Tensor(None, x.unit, spec.in_features, x.dtype)
+    torch.pay(costs_of(spec, rows).of_x, [rows])
+    with torch.counted_as("adapters"):
+        _narrow(torch, x, spec.out_features)
+        torch.pay(Multiplies(Product(x.dtype), Unit.RANK_TOKENS, spec.in_features, [rows]), [rows])
+
+
+def _copy(torch: Operators, view: LayerView, count: float) -> Tensor | None:
+    """``A.to(dtype)``: a copy where the adapter has another dtype than the input."""
+    if view.dtypes.adapter == view.dtypes.compute:
+        return None
+    return torch.new(Unit.RANK, count, view.dtypes.compute, "to")
+
+
+def _of_input(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The gradient of the input, to which that through the adapter is added in place."""
+    out = _base_gradient(torch, view, spec, x)
+    with torch.counted_as("adapters"):
+        _product = _narrow(torch, x, spec.out_features)
+        torch.pay(Multiplies(Product(x.dtype), Unit.RANK_TOKENS, spec.in_features, [out]), [out])
+    return out
+
+
+def _base_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    _weight = _backward_weight(torch, view, spec, x.dtype)
+    rows = Tensor(None, x.unit, spec.in_features, x.dtype)
+    return torch.new(x.unit, spec.in_features, x.dtype, "mm", cost=costs_of(spec, rows).of_x)
+
+
+def _backward_weight(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
+    """The weight of a product of backward, which is expanded beside the buffer."""
+    return dequantized(torch, view, spec, dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+
+
+def _plain_weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+    weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=False)
+    return weight_copy(torch, view, weight)

@@ -1,0 +1,54 @@
+"""The two matrices of an adapter and the products with them.
+
+Source: peft 0.21 ``tuners/lora/layer.py`` LoraLayer, Linear.forward.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import LinearSpec
+from planner.program.ops.autograd import record
+from planner.program.ops.casts import autocast, weight_copy
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+
+
+def factors(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
+    """The matrices ``A``, from the input to the rank, and ``B``, from the rank to the output."""
+    dtype = view.dtypes.adapter
+    down = torch.parameter(Unit.RANK, spec.copies * spec.in_features, dtype, trained=True, owner="lora_A")
+    return down, torch.parameter(
+        Unit.RANK, spec.copies * spec.out_features, dtype, trained=True, owner="lora_B"
+    )
+
+
+def times(torch: Operators, view: LayerView, weight: Tensor, x: Tensor, out: tuple[Unit, float]) -> Tensor:
+    """``A`` or ``B``, each an ``nn.Linear`` without a bias; ``out`` says how many elements it returns."""
+    with torch.inside("lora_A" if out[0] in (Unit.RANK_TOKENS, Unit.RANK) else "lora_B", torch.module):
+        weight = weight_copy(torch, view, weight)
+        # The input is an argument of the module, alive until the product is there.
+        return torch.mm(autocast(torch, view, x), weight, out[1], to_unit=out[0])
+
+
+def dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``x`` after the adapter's dropout; compiled code makes the mask again from its seed."""
+    adapter = view.recipe.adapter
+    with torch.inside("lora_dropout", torch.module):
+        if adapter is None or adapter.dropout <= 0:
+            return x
+        return torch.same(x, "dropout") if view.stack.adapter_kernels == "compiled" else dropout(torch, x)
+
+
+def dropout(torch: Operators, x: Tensor) -> Tensor:
+    """A mask of one byte for each element is saved; the gradient is a new tensor."""
+    out = torch.like(x, "dropout")
+    mask = torch.like(x, "dropout", "bool", cost=None)
+    torch.spend("bytes", mask.unit, mask.count)
+    dtype = x.dtype
+    return record(
+        torch,
+        out,
+        [x],
+        [mask],
+        lambda kept, each: [torch.like(each, "dropout_backward", dtype, cost=(kept[0],))],
+    )

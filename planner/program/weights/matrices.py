@@ -1,0 +1,91 @@
+"""Matrix products of a layer: each by what its weight is stored in, and with its adapter.
+
+Source: torch 2.13 ``nn/modules/linear.py``; transformers 5.23 ``pytorch_utils.py`` Conv1D; torch 2.13
+``aten/src/ATen/autocast_mode.cpp``, which casts the arguments of an operator from the last to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from planner.anatomy.packing import packed_bytes
+from planner.domain.model import LinearSpec
+from planner.domain.recipes.recipe import BITSANDBYTES, Quantization
+from planner.program.ops.casts import autocast, rows_of, weight_copy
+from planner.program.ops.collectives import entering, leaving
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.adapters import with_adapter
+from planner.program.weights.aqlm import linear_aqlm
+from planner.program.weights.awq import linear_awq
+from planner.program.weights.four_bit import elements, linear_4bit, product_4bit
+from planner.program.weights.fused_adapters import fused_linear, is_fused
+from planner.program.weights.gptq import linear_gptq
+from planner.program.weights.int8 import linear_int8
+from planner.program.weights.lora import dropout
+
+__all__ = ["autocast", "base_product", "dropout", "linear", "product_4bit", "weight_copy"]
+
+
+def linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """What one matrix of a layer returns for ``x``, its adapter included."""
+    with torch.inside(spec.name):
+        return leaving(torch, view, spec, _own_part(torch, view, spec, entering(torch, view, spec, x)))
+
+
+def _own_part(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The same on one GPU."""
+    if not view.adapted(spec):
+        return base_product(torch, view, spec, x)
+    if is_fused(view, spec):
+        return fused_linear(torch, view, spec, x)
+    return with_adapter(torch, view, spec, x, _base_layer)
+
+
+def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """PEFT's wrapper calls the layer that it wraps as a module of its own."""
+    with torch.inside("base_layer", torch.module):
+        return base_product(torch, view, spec, x)
+
+
+def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """The product with the layer's own weight."""
+    if not view.quantized(spec):
+        return _plain(torch, view, spec, x)
+    numerics = view.recipe.numerics
+    if numerics.quantization in BITSANDBYTES or numerics.quant_storage is not None:
+        stored = numerics.quant_storage or "int8"
+        n_bytes = packed_bytes(numerics, elements(view, spec))
+        torch.parameter(Unit.ONE, n_bytes / ELEMENT_BYTES[stored], stored, trained=False)
+    return _PRODUCTS[numerics.quantization](torch, view, spec, x)
+
+
+_PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]] = {
+    "int8": linear_int8,
+    "nf4": linear_4bit,
+    "fp4": linear_4bit,
+    "gptq-int4": linear_gptq,
+    "gptq-int8": linear_gptq,
+    "awq-int4": linear_awq,
+    "aqlm": linear_aqlm,
+}
+"""Packed matrices that are no parameters of bitsandbytes lie in buffers, which no engine gathers."""
+
+
+def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    """``nn.Linear`` casts bias, weight and input; ``Conv1D``, an ``addmm(bias, x, weight)``,
+    the bias last.
+    """
+    dtype, trained = view.dtypes.base, view.trains_base
+    weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained)
+    bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None
+    if bias is not None and spec.kind != "conv1d":
+        bias = weight_copy(torch, view, bias)
+    weight = weight_copy(torch, view, weight)
+    x = autocast(torch, view, x)
+    if bias is not None and spec.kind == "conv1d":
+        bias = weight_copy(torch, view, bias)
+    return torch.mm(
+        x, weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit, copies=spec.copies
+    )

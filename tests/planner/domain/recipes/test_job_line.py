@@ -1,0 +1,72 @@
+"""The job in one line, by one set of words wherever it stands."""
+
+from measure.run.cases.case import RunOptions, describe
+from planner.domain.recipes.job_line import job_cell, job_line, recomputation_words, short_job_line
+from planner.domain.scenario import Scenario
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.units import GIB
+
+
+def scenario(**flags: object) -> Scenario:
+    """A resolved job, also of settings that exclude each other."""
+    return resolve(
+        from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"} | flags), force=True
+    )
+
+
+def test_the_parts_read_alike_in_every_line() -> None:
+    """Whole, short and as a cell: one job of everything that a line may name."""
+    job = scenario(
+        gpu="a100-80gb:8",
+        nodes="2",
+        sharding="zero3",
+        offload="optimizer+params",
+        batch="2",
+        grad_accum="4",
+        modules_to_save="lm_head",
+    )
+    assert job_line(job) == (
+        "llama-2-7b (6.74 B parameters), qlora nf4+dq r=8, 2 nodes x 8 x A100-SXM4-80GB, zero3, offload "
+        "optimizer+params, seq 1024 x micro-batch 2 x accumulation 4, hf-trainer@5"
+    )
+    assert short_job_line(job, also=["eager"]) == (
+        "llama-2-7b, qlora nf4 r=8, seq 1024, batch 2, accumulation 4, 2 nodes x 8 x a100-80-sxm, "
+        "hf-trainer@5, zero3, offload optimizer+params, eager"
+    )
+    assert job_cell(job) == "qlora nf4+dq r=8 +lm_head zero3 offload:opt+par 16x a100-80-sxm 2x1024"
+
+
+def test_a_plain_job_names_nothing_that_it_does_not_have() -> None:
+    """No accumulation, nodes, sharding or offload; no GPU where it is this machine's."""
+    job = scenario(method="full")
+    assert short_job_line(job, with_gpus=False) == "llama-2-7b, full, seq 1024, batch 1, hf-trainer@5"
+    assert job_cell(job) == "full rtx4090 1x1024"
+
+
+def test_what_is_recomputed_has_words() -> None:
+    """None, plain, the reentrant variant, every few layers."""
+    said = [
+        {"gradient_checkpointing": False},
+        {"gradient_checkpointing": True, "checkpoint_reentrant": False},
+        {"gradient_checkpointing": True, "checkpoint_reentrant": True, "checkpoint_every": "3"},
+    ]
+    words = [recomputation_words(scenario(**flags).recipe) for flags in said]
+    assert words == [(), ("checkpointing",), ("reentrant checkpointing every 3 layers",)]
+
+
+def test_cases_of_a_campaign_do_not_read_alike() -> None:
+    """What differs from most jobs is named after the job itself."""
+    flags = {"gradient_checkpointing": False}
+    plain, eager = (
+        scenario(**flags),
+        scenario(**flags, attention="eager", loss="liger", precision="bf16-mixed"),
+    )
+    assert (
+        describe(plain, RunOptions())
+        == "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused"
+    )
+    assert describe(eager, RunOptions(memory_limit_bytes=8 * GIB)) == (
+        "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, hf-trainer@5, adamw_torch_fused, eager, liger loss, "
+        "within 8.00 GiB"
+    )

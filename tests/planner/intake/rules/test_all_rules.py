@@ -1,0 +1,514 @@
+"""The table of combinations: every rule has an example that it answers and a neighbour that it leaves
+alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from planner.domain.scenario import Scenario
+from planner.errors import RefusedCombinationError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.intake.rules.all_rules import RULES, Rule, rules_markdown, rules_table
+
+BASE = {"model": "llama-2-7b", "method": "lora", "gpu": "4090", "seq": 1024}
+WIDE_HEADS = {
+    "model_type": "llama", "hidden_size": 1024, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 2048, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16"
+NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
+
+Flags = Mapping[str, object]
+
+# An image of 999 tokens.
+SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
+# Rule id -> (flags over BASE that it answers, flags as near as possible that it leaves alone).  WIDE:
+# a model with heads of 512.
+EXAMPLES: dict[str, tuple[Flags, Flags]] = {
+    "method-against-quantization": (
+        {"method": "int8", "quantization": "nf4"},
+        {"method": "lora", "quantization": "nf4"},
+    ),
+    "quantized-full": (
+        {"method": "full", "quantization": "gptq-int4"},
+        {"method": "lora", "quantization": "gptq-int4"},
+    ),
+    "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
+    "modules-to-save-with-full": (
+        {"method": "full", "modules_to_save": "lm_head"},
+        {"modules_to_save": "lm_head"},
+    ),
+    "adapter-on-router": (
+        {"model": "llama-4-scout", "method": "lora"},
+        {"model": "llama-4-scout", "method": "lora", "lora_targets": ("attention",)},
+    ),
+    "every-expert-elsewhere": (
+        {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "unsloth"},
+        {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "trl"},
+    ),
+    "recurrent-kernels": ({"model": "qwen3.5-0.8b"}, {"model": "qwen3-0.6b"}),
+    "recurrent-layers-elsewhere": (
+        {"model": "qwen3.5-0.8b", "stack": "torchtune"},
+        {"model": "qwen3.5-0.8b", "stack": "trl"},
+    ),
+    "packed-out-proj": (
+        {"model": "nemotron-h-8b", "method": "qlora", "lora_targets": ("in_proj",)},
+        {"model": "jamba-v0.1", "method": "qlora", "lora_targets": ("in_proj",)},
+    ),
+    "adapter-on-out-proj": (
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj", "out_proj")},
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj",)},
+    ),
+    "adapter-on-out-proj-idle": (
+        {"model": "granite-4.0-h-tiny", "method": "lora", "lora_targets": ("all-linear",)},
+        {"model": "granite-4.0-h-tiny", "method": "lora", "lora_targets": ("in_proj",)},
+    ),
+    "train-layers-with-adapters": ({"train_layers": "last:8"}, {"method": "full", "train_layers": "last:8"}),
+    "train-layers-not-there": (
+        {"method": "full", "train_layers": "30-32;norm"},
+        {"method": "full", "train_layers": "30-31;norm"},
+    ),
+    "train-layers-match-nothing": (
+        {"method": "full", "train_layers": "32-35"},
+        {"method": "full", "train_layers": "31-35"},
+    ),
+    "train-layers-divided": (
+        {"method": "full", "train_layers": "last:8", "gpus": 2, "sharding": "fsdp1"},
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "gpus": 2,
+            "sharding": "zero3",
+            "offload": "optimizer+params",
+        },
+    ),
+    "train-layers-checkpointing-unread": (
+        {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
+        {
+            "method": "full",
+            "train_layers": "last:8;embed",
+            "stack": "torchtune",
+            "gradient_checkpointing": True,
+        },
+    ),
+    "train-layers-without-gradients": (
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "stack": "hf-trainer@4",
+            "gradient_checkpointing": True,
+            "checkpoint_reentrant": True,
+        },
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "gradient_checkpointing": True,
+            "checkpoint_reentrant": True,
+        },
+    ),
+    "train-layers-with-offload": (
+        {
+            "method": "full",
+            "train_layers": "last:8",
+            "gradient_checkpointing": True,
+            "offload": "activations",
+        },
+        {"method": "full", "train_layers": "last:8", "gradient_checkpointing": True},
+    ),
+    "train-layers-ends-in-pieces": (
+        {"method": "full", "train_layers": "norm;head", "loss": "liger", "stack": "llama-factory"},
+        {"method": "full", "train_layers": "last:1;head", "loss": "liger", "stack": "llama-factory"},
+    ),
+    "dora-unread": ({"dora": True, "stack": "unsloth"}, {"dora": True, "stack": "llama-factory"}),
+    "dora-of-kernels": ({"dora": True, "method": "int8"}, {"dora": True, "method": "qlora"}),
+    "oft-unread": (
+        {"oft_block_size": 32, "stack": "unsloth"},
+        {"oft_block_size": 32, "stack": "llama-factory"},
+    ),
+    "oft-elsewhere": (
+        {"oft_block_size": 32, "gpus": 2, "sharding": "zero2"},
+        {"oft_block_size": 32, "gpus": 2, "sharding": "ddp"},
+    ),
+    "oft-without-autocast": (
+        {"oft_block_size": 32, "quantization": "gptq-int4", "precision": "bf16", "stack": "llama-factory"},
+        {
+            "oft_block_size": 32,
+            "quantization": "gptq-int4",
+            "precision": "bf16-mixed",
+            "stack": "llama-factory",
+        },
+    ),
+    "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
+    "relora-elsewhere": (
+        {"relora": True, "method": "lora", "gpus": 2, "sharding": "fsdp"},
+        {"relora": True, "method": "lora", "gpus": 2, "sharding": "ddp"},
+    ),
+    "optimizer-of-whole-matrices": (
+        {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
+        {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
+    ),
+    "layerwise-alone": (
+        {"method": "full", "optimizer": "apollo_adamw_layerwise", "grad_accum": 2},
+        {"method": "full", "optimizer": "apollo_adamw_layerwise"},
+    ),
+    "badam-of-one-layer": (
+        {"method": "full", "optimizer": "badam"},
+        {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
+    ),
+    "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
+    "double-quant-without-4bit": (
+        {"method": "int8", "double_quant": True},
+        {"method": "qlora", "double_quant": True},
+    ),
+    "quant-storage-without-4bit": (
+        {"method": "int8", "quant_storage": "bf16"},
+        {"method": "qlora", "quant_storage": "bf16"},
+    ),
+    "load-dtype-over-quantized": (
+        {"method": "qlora", "load_dtype": "bf16"},
+        {"method": "lora", "load_dtype": "bf16"},
+    ),
+    "fused-experts-not-quantized": (
+        {"model": "mixtral-8x7b", "method": "qlora"},
+        {"model": "mixtral-8x7b", "method": "qlora", "stack": "hf-trainer@4"},
+    ),
+    "fused-experts-adapted": (
+        {"model": "mixtral-8x7b", "method": "lora"},
+        {"model": "mixtral-8x7b", "method": "lora", "lora_targets": "attention"},
+    ),
+    "expert-adapters-not-counted": (
+        {"model": "gpt-oss-20b", "method": "qlora", "stack": "unsloth"},
+        {"model": "gpt-oss-20b", "method": "qlora", "stack": "unsloth", "lora_targets": "attention"},
+    ),
+    "fp16-gradients": (
+        {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16"},
+        {"method": "full", "precision": "fp16-mixed", "load_dtype": "fp16", "sharding": "zero2"},
+    ),
+    "targets-match-nothing": ({"lora_targets": "query_key_value"}, {"lora_targets": "self_attn.q_proj"}),
+    "targets-match-partly": ({"lora_targets": "q_proj;c_attn"}, {"lora_targets": "q_proj;v_proj"}),
+    "modules-to-save-unmatched": ({"modules_to_save": "wte"}, {"modules_to_save": "embed_tokens;lm_head"}),
+    "parameter-targets": (
+        {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj", "lora_dropout": 0.1},
+        {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj", "lora_dropout": 0},
+    ),
+    "rank-above-width": ({"lora_rank": 4097}, {"lora_rank": 4096}),
+    "tokens-above-sequence": ({"tokens_per_sample": 1024.5}, {"tokens_per_sample": 1024}),
+    "packed-with-sample-length": (
+        {"padding": "packed", "tokens_per_sample": 300},
+        {"padding": "longest", "tokens_per_sample": 300},
+    ),
+    "sequence-above-table": ({"model": "gpt2", "seq": 1025}, {"model": "gpt2", "seq": 1024}),
+    "sequence-above-model": ({"seq": 4097}, {"seq": 4096}),
+    "reentrant-without-checkpointing": (
+        {"checkpoint_reentrant": True, "gradient_checkpointing": False},
+        {"checkpoint_reentrant": True, "gradient_checkpointing": True},
+    ),
+    "checkpoint-every-without-checkpointing": (
+        {"checkpoint_every": 2, "gradient_checkpointing": False},
+        {"checkpoint_every": 2, "gradient_checkpointing": True},
+    ),
+    "checkpoint-every-with-offload": (
+        {"checkpoint_every": 2, "gradient_checkpointing": True, "offload": "activations"},
+        {"checkpoint_every": 1, "gradient_checkpointing": True, "offload": "activations"},
+    ),
+    "activations-offload-without-checkpointing": (
+        {"gradient_checkpointing": False, "offload": "activations"},
+        {"gradient_checkpointing": True, "offload": "activations"},
+    ),
+    "selective-reentrant": (
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "checkpoint_reentrant": True},
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "checkpoint_reentrant": False},
+    ),
+    "selective-of-kernels": (
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "int8"},
+        {"checkpoint_policy": "selective-op", "gradient_checkpointing": True, "method": "qlora"},
+    ),
+    "packed-head-in-pieces": (
+        {"method": "qlora", "stack": "litgpt", "loss": "liger"},
+        {"method": "qlora", "stack": "litgpt", "loss": "hf"},
+    ),
+    "adapted-head-in-pieces": (
+        {"method": "lora", "lora_targets": ("q_proj", "lm_head"), "loss": "liger"},
+        {"method": "lora", "lora_targets": ("q_proj", "lm_head"), "loss": "hf"},
+    ),
+    "checkpoint-every-of-parts": (
+        {"checkpoint_every": 2, "gradient_checkpointing": True, "stack": "automodel"},
+        {"checkpoint_every": 1, "gradient_checkpointing": True, "stack": "automodel"},
+    ),
+    "fewer-samples-than-a-step": (
+        {"samples": 7, "batch": 2, "grad_accum": 4},
+        {"samples": 8, "batch": 2, "grad_accum": 4},
+    ),
+    "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
+    "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),
+    "hsdp-on-one-node": ({"gpus": 2, "sharding": "hsdp"}, {"gpus": 2, "sharding": "hsdp", "nodes": 2}),
+    "nf4-sharded-without-storage": (
+        {"method": "qlora", "gpus": 2, "sharding": "zero3"},
+        {"method": "qlora", "gpus": 2, "sharding": "zero3", "quant_storage": "bf16"},
+    ),
+    "int8-sharded": (
+        {"method": "int8", "gpus": 2, "sharding": "fsdp"},
+        {"method": "int8", "gpus": 2, "sharding": "zero2"},
+    ),
+    "gptq-sharded": (
+        {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero3"},
+        {"quantization": "gptq-int4", "gpus": 2, "sharding": "zero2"},
+    ),
+    "stored-otherwise": ({"model": AWQ, "quantization": "nf4"}, {"model": AWQ, "method": "qlora"}),
+    "stored-computes-otherwise": (
+        {"model": NF4, "precision": "fp16-mixed"},
+        {"model": NF4, "precision": "bf16-mixed"},
+    ),
+    "packed-kernels-unread": (
+        {"quantization": "gptq-int4", "stack": "torchtune"},
+        {"quantization": "gptq-int4", "stack": "trl"},
+    ),
+    "packed-fused-experts": (
+        {"model": "mixtral-8x7b", "quantization": "gptq-int4"},
+        {"model": "mixtral-8x7b", "quantization": "gptq-int4", "stack": "hf-trainer@4"},
+    ),
+    "packed-needs-backend": (
+        {"quantization": "awq-int4"},
+        {"quantization": "awq-int4", "stack": "hf-trainer@4"},
+    ),
+    "aqlm-of-no-checkpoint": ({"quantization": "aqlm"}, {"model": AQLM}),
+    "aqlm-sharded": (
+        {"model": AQLM, "gpus": 2, "sharding": "zero3"},
+        {"model": AQLM, "gpus": 2, "sharding": "zero2"},
+    ),
+    "zero-without-masters": (
+        {"sharding": "zero2", "precision": "bf16"},
+        {"sharding": "zero2", "precision": "bf16-mixed"},
+    ),
+    "offload-without-engine": ({"offload": "optimizer"}, {"offload": "activations"}),
+    "params-offload-below-stage-3": (
+        {"sharding": "zero2", "offload": "optimizer+params"},
+        {"sharding": "zero2", "offload": "optimizer"},
+    ),
+    "nvme-without-stage-3": (
+        {"sharding": "zero2", "offload": "optimizer-nvme"},
+        {"sharding": "zero3", "offload": "optimizer-nvme"},
+    ),
+    "fsdp-offloads-both": (
+        {"sharding": "fsdp", "offload": "params"},
+        {"sharding": "fsdp", "offload": "optimizer+params"},
+    ),
+    "gpu-optimizer-offloaded": (
+        {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
+        {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
+    ),
+    "optimizer-on-dtensors": (
+        {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
+        {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
+    ),
+    "slow-optimizer-offloaded": (
+        {"sharding": "zero3", "offload": "optimizer", "optimizer": "adafactor"},
+        {"sharding": "zero3", "offload": "optimizer", "optimizer": "adamw_torch"},
+    ),
+    "offload-host-unknown": (
+        {"sharding": "zero3", "offload": "optimizer"},
+        {"sharding": "zero3", "offload": "optimizer", "host_memory": "256GB"},
+    ),
+    "bf16-without-units": ({"gpu": "t4", "precision": "bf16-mixed"}, {"gpu": "t4"}),
+    "flash2-on-old-card": ({"gpu": "t4", "attention": "flash2"}, {"gpu": "l4", "attention": "flash2"}),
+    "flash2-in-fp32": (
+        {"attention": "flash2", "precision": "fp32"},
+        {"attention": "sdpa", "precision": "fp32"},
+    ),
+    "flash2-wide-heads": ({"model": "WIDE", "attention": "flash2"}, {"model": "WIDE"}),
+    "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
+    "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
+    "liger-not-in-stack": (
+        {"loss": "liger", "stack": "torchtune"},
+        {"loss": "liger", "stack": "llama-factory"},
+    ),
+    "not-a-cuda-device": ({"gpu": "mi300x"}, {"gpu": "h100-sxm"}),
+    "shared-with-the-host": ({"gpu": "dgx-spark"}, {"gpu": "dgx-spark", "gpu_reserved": "16GiB"}),
+    "gpu-memory-unknown": ({"gpu": "a100-unknown"}, {"gpu": "a100-unknown", "gpu_memory": "79GiB"}),
+    "gpu-speed-unknown": ({"gpu": "my-card", "gpu_memory": "24GiB"}, {"gpu": "4090", "gpu_memory": "23GiB"}),
+    "version-not-read": ({"versions": "peft==9.0"}, {"versions": "peft==0.21.2"}),
+    "gpu-memory-above-label": ({"gpu_memory": "48GiB"}, {"gpu_memory": "24GiB"}),
+    "task-not-in-stack": (
+        {"task": "reward", "stack": "torchtune"},
+        {"task": "reward", "stack": "trl"},
+    ),
+    "reference-divided": (
+        {"task": "dpo", "sharding": "zero3", "gpus": 2},
+        {"task": "orpo", "sharding": "zero3", "gpus": 2},
+    ),
+    "generations-uneven": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "generations": 4},
+    ),
+    "generation-divided": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero3", "gpus": 2},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero2", "gpus": 2},
+    ),
+    "generation-of-other-layers": (
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "model": "qwen3.5-0.8b"},
+        {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8},
+    ),
+    "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
+    "preference-loss-kernel": (
+        {"task": "dpo", "loss": "liger", "stack": "llama-factory"},
+        {"task": "dpo", "loss": "hf", "stack": "llama-factory"},
+    ),
+    "reward-in-two-passes": (
+        {
+            "task": "reward",
+            "versions": "trl==0.18.0",
+            "stack": "trl@0",
+            "load_dtype": "fp32",
+            "precision": "bf16-mixed",
+        },
+        {
+            "task": "reward",
+            "versions": "trl==0.18.0",
+            "stack": "trl@0",
+            "load_dtype": "bf16",
+            "precision": "bf16-mixed",
+        },
+    ),
+    "value-head": (
+        {"task": "reward", "stack": "llama-factory", "method": "full"},
+        {"task": "reward", "stack": "llama-factory", "method": "lora"},
+    ),
+    "offloaded-with-reference": (
+        {"task": "dpo", "offload": "activations", "gradient_checkpointing": True},
+        {"task": "orpo", "offload": "activations", "gradient_checkpointing": True},
+    ),
+    "head-in-tiles": ({"task": "dpo", "model": "gemma-2-2b"}, {"task": "dpo", "model": "gemma-2b"}),
+    "images-without-room": ({**SEES, "seq": 998}, {**SEES, "seq": 999}),
+    "vision-fsdp": ({**SEES, "gpus": 2, "sharding": "fsdp"}, {**SEES, "gpus": 2, "sharding": "zero3"}),
+    "tower-left-out": (
+        {"model": "qwen3.5-0.8b", "stack": "trl", "gpus": 2, "sharding": "zero3"},
+        {"model": "qwen3.5-0.8b", "gpus": 2, "sharding": "zero3"},
+    ),
+    "vision-deepspeed-text": (
+        {"model": "qwen2.5-vl-7b", "gpus": 2, "sharding": "zero3"},
+        {**SEES, "gpus": 2, "sharding": "zero3"},
+    ),
+    "vision-code": (
+        {**SEES, "stack": "hf-trainer@4"},
+        {**SEES, "stack": "hf-trainer@4", "freeze": "vision_tower"},
+    ),
+    "vision-eager": ({**SEES, "attention": "eager"}, {"model": "qwen2.5-vl-7b", "attention": "eager"}),
+    "vision-checkpointing": (
+        {**SEES, "gradient_checkpointing": True, "checkpoint_every": 2},
+        {**SEES, "gradient_checkpointing": True},
+    ),
+    "vision-offloaded-activations": (
+        {**SEES, "gradient_checkpointing": True, "offload": "activations"},
+        {"model": "qwen2.5-vl-7b", "gradient_checkpointing": True, "offload": "activations"},
+    ),
+    "vision-train-layers": (
+        {**SEES, "method": "full", "train_layers": "last:8"},
+        {**SEES, "method": "full", "freeze": "vision_tower"},
+    ),
+    "reserved-fills-card": ({"gpu_reserved": "24GiB"}, {"gpu_reserved": "23GiB"}),
+}
+
+
+def forced(flags: Flags, folder: Path) -> Scenario:
+    """The scenario of BASE with these flags, refusals as warnings."""
+    said = {**BASE, **flags}
+    if said["model"] == "WIDE":
+        path = folder / "config.json"
+        path.write_text(json.dumps(WIDE_HEADS))
+        said["model"] = str(path)
+    return resolve(from_flags(said), force=True)
+
+
+def test_every_rule_has_an_example() -> None:
+    """A rule without an example, or an example without a rule, fails here."""
+    assert set(EXAMPLES) == {rule.id for rule in RULES}
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_answers_its_example_only(rule: Rule, tmp_path: Path) -> None:
+    """The example has the rule's warning, with its sentence; the neighbour does not."""
+    rule_id, sentence = rule.id, rule.sentence
+    fires, quiet = EXAMPLES[rule_id]
+    found = [warning for warning in forced(fires, tmp_path).warnings if f"[{rule_id}]" in warning]
+    assert len(found) == 1
+    assert sentence in found[0]
+    assert not any(f"[{rule_id}]" in warning for warning in forced(quiet, tmp_path).warnings)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "refuse"], ids=lambda rule: rule.id)
+def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None:
+    """Without --force the example is refused by the rule's id;
+    with it the first warnings say that they were forced.
+    """
+    rule_id = rule.id
+    scenario = forced(EXAMPLES[rule_id][0], tmp_path)
+    assert any(warning.startswith("forced: ") and f"[{rule_id}]" in warning for warning in scenario.warnings)
+    said = {**BASE, **EXAMPLES[rule_id][0]}
+    if said["model"] == "WIDE":
+        said["model"] = str(tmp_path / "config.json")
+    with pytest.raises(RefusedCombinationError, match=re.escape(f"[{rule_id}]")) as caught:
+        resolve(from_flags(said))
+    assert "--force" in str(caught.value)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "warn"], ids=lambda rule: rule.id)
+def test_a_warning_does_not_stop_anyone(rule: Rule, tmp_path: Path) -> None:
+    """The examples of warnings resolve without --force."""
+    rule_id = rule.id
+    assert any(
+        f"[{rule_id}]" in warning
+        for warning in resolve(from_flags({**BASE, **EXAMPLES[rule_id][0]})).warnings
+    )
+
+
+def test_a_plain_job_has_no_warnings() -> None:
+    """The base of all examples is quiet."""
+    assert resolve(from_flags(BASE)).warnings == ()
+
+
+def test_several_refusals_are_all_said() -> None:
+    """A user learns everything that is wrong at once."""
+    with pytest.raises(RefusedCombinationError) as caught:
+        resolve(
+            from_flags(
+                BASE | {"method": "full", "quantization": "int8", "lora_rank": 8, "tokens_per_sample": 2000}
+            )
+        )
+    for rule_id in ("quantized-full", "lora-options-with-full", "tokens-above-sequence"):
+        assert f"[{rule_id}]" in str(caught.value)
+
+
+def test_unmatched_targets_list_what_the_model_has() -> None:
+    """The message about wrong target names tells the right ones."""
+    with pytest.raises(
+        RefusedCombinationError,
+        match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head",
+    ):
+        resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
+
+
+def test_unquantised_experts_are_counted() -> None:
+    """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
+    scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
+    assert any("84.00 GiB of experts" in warning for warning in scenario.warnings)
+
+
+def test_the_table_prints_every_rule_once() -> None:
+    """The markdown has one line per rule, refusals first, none of which breaks the table."""
+    lines = rules_markdown().splitlines()[2:]
+    assert len(lines) == len(rules_table()) == len(RULES)
+    assert all(line.count("|") == 4 for line in lines)
+    levels = [line.split("|")[2].strip() for line in lines]
+    assert levels == sorted(levels)
+    for rule_id, _, sentence in rules_table():
+        assert any(f"`{rule_id}`" in line and sentence in line for line in lines)

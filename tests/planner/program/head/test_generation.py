@@ -1,0 +1,136 @@
+"""Training on completions that the model generates: the growing cache by hand,
+the step against the dry run of TRL's trainer.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.domain.scenario import Scenario
+from planner.domain.term import Phase
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError, RefusedCombinationError, UsageError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.outside import vllm_bytes
+from planner.memory.replayed import replayed_phases
+from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
+from planner.program.step import step_of
+from planner.throughput.generation import cache_bytes_per_token
+
+DRY_RUNS = Path(__file__).parents[3] / "against_libraries/programs/grpo.csv"
+SAID: dict[str, Any] = {
+    "gpu": "a100-80-sxm",
+    "task": "grpo",
+    "model": "qwen2.5-0.5b",
+    "method": "lora",
+    "seq": 128,
+    "batch": 4,
+}
+
+
+def scenario_of(**flags: Any) -> Scenario:
+    """A small job; the completion is half of the sequence."""
+    return resolve(from_flags({**SAID, "generations": 4, **flags}))
+
+
+def made(**flags: Any) -> Job:
+    """The same, ready for formulas."""
+    return job_of(scenario_of(**flags), Coefficients())
+
+
+def peaks(job: Job) -> dict[Phase, int]:
+    """The most that is allocated in each phase."""
+    return {each.phase: int(each.allocated_bytes) for each in replayed_phases(job)}
+
+
+@pytest.mark.parametrize(
+    "row", list(csv.DictReader(DRY_RUNS.open(encoding="utf-8"))), ids=lambda row: row["job"]
+)
+def test_allocated_is_that_of_the_trainer(row: dict[str, str]) -> None:
+    """Within 1 % of the dry run of GRPOTrainer."""
+    words = [word.partition("=") for word in row["job"].split()]
+    found = max(peaks(made(**{name: value for name, _, value in words})).values())
+    assert found == pytest.approx(int(row["allocated_bytes"]), rel=0.01)
+
+
+def test_the_cache_of_one_layer_is_there_twice() -> None:
+    """The last token joins keys and values: 24 layers, and the keys of one of them once more."""
+    job = made(load_dtype="bf16", seq=1024, completion_length=1000, batch=64, generations=8)
+    stream = step_of(job)
+    sizes = stream.sizes({unit: float(value) for unit, value in unit_values(job).items()})
+    cache = [slot for slot in range(len(stream.units)) if stream.term(slot) == "kv_cache"]
+    alive = most = 0
+    for event in stream.events:
+        slot = event if event >= 0 else ~event
+        if slot in set(cache):
+            alive += sizes[slot] if event >= 0 else -sizes[slot]
+            most = max(most, alive)
+    # Two heads of 64 features, in 16 bits, for keys and for values.
+    one = 64 * 1023 * 2 * 64 * 2
+    assert most == (2 * 24 + 1) * one
+    assert alive == 0
+    assert cache_bytes_per_token(job) == 2 * 24 * 2 * 64 * 2
+
+
+def test_sizes_of_a_generation() -> None:
+    """Four micro-batches are generated at once, half of whose tokens are prompts."""
+    values = unit_values(made(grad_accum=4))
+    assert values[Unit.GENERATED_ROWS] == 16
+    assert values[Unit.PROMPT_TOKENS] == 16 * 64
+    assert values[Unit.CACHED_TOKENS] == 16 * 127
+    assert values[Unit.COMPLETION_TOKENS] == 4 * 64
+
+
+def test_gradients_are_there_where_generation_is_more_frequent_than_steps() -> None:
+    """Of two generations for each step the second one finds the gradients of the first micro-step."""
+    aligned, often = (
+        peaks(made(grad_accum=2, method="full", **more)) for more in ({}, {"generation_steps": 1})
+    )
+    weights = 494_032_768 * 4
+    assert often["generation_2"] - aligned["generation_2"] == pytest.approx(weights, rel=0.05)
+
+
+def test_a_reference_is_a_second_model() -> None:
+    """A full fine-tune that compares loads the weights twice."""
+    both, one = (peaks(made(method="full", compare_reference=compare)) for compare in (True, False))
+    assert both["load"] == pytest.approx(2 * one["load"], rel=1e-3)
+
+
+def test_vllm_takes_its_share() -> None:
+    """On the same card, and nothing from another one; neither leaves a cache to the model itself."""
+    beside, apart = made(generator="vllm", vllm_memory=0.25), made(generator="vllm-server")
+    assert vllm_bytes(beside) == beside.hardware.gpu.visible_memory_bytes / 4
+    assert vllm_bytes(apart) == 0
+    stream = step_of(beside)
+    assert all(stream.term(slot) != "kv_cache" for slot in range(len(stream.units)))
+    assert beside.recipe.asks_old
+    assert not made().recipe.asks_old
+
+
+def test_older_trainers_need_their_logits() -> None:
+    """Logits of completions alone, in fp32, of TRL before it had tiles."""
+    tiles, rows = peaks(made(seq=512)), peaks(made(seq=512, versions=("trl==1.0.0",)))
+    assert rows["loss"] - tiles["loss"] > 4 * 256 * 151_936 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "sentence"),
+    [
+        ({"task": "sft", "generations": 4}, UsageError, "of tasks that generate"),
+        ({"completion_length": 128}, UsageError, "no room for a prompt"),
+        ({"generations": 3}, RefusedCombinationError, "multiple of --generations"),
+        ({"gpus": 2, "sharding": "zero3"}, RefusedCombinationError, "whole weights"),
+        ({"versions": ("trl==1.14.0",)}, RefusedCombinationError, "no trainer for this task"),
+    ],
+)
+def test_what_is_refused(flags: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    """Each with a way out."""
+    with pytest.raises((error, NotModelledError), match=sentence):
+        scenario_of(**flags)

@@ -1,0 +1,66 @@
+"""Tokens of one piece of the loss, for Llama 3.1 8B with 16,384 tokens: 4,096 features, 128,256 words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.catalog.stacks import with_switches
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.head.loss_pieces import piece_tokens
+from planner.program.job import Job, job_of
+from planner.units import GIB
+
+SEQ, HIDDEN, WORDS = 16_384, 4096, 128_256
+
+
+def job(**flags: object) -> Job:
+    """A QLoRA under Unsloth, unless told otherwise."""
+    given = {"model": "llama-3.1-8b", "method": "qlora", "gpu": "a100-80-sxm", "seq": SEQ, "stack": "unsloth"}
+    return job_of(resolve(from_flags({**given, **flags})), Coefficients())
+
+
+def test_pieces_are_planned_in_four_gib() -> None:
+    """16 bytes a logit: 31.3 GiB in 4 GiB less the input's gradient are nine pieces,
+    rounded up to fours: twelve.
+    """
+    gradient, planned = SEQ * HIDDEN * 2, SEQ * WORDS * 16
+    assert 8 < planned / (4 * GIB - gradient) < 9
+    assert piece_tokens(job()) == -(-SEQ // 12)
+
+
+def test_a_full_card_gets_smaller_pieces() -> None:
+    """Weights and adapters take 5.5 of 10 GiB, and half of the rest bounds a piece: 15 pieces,
+    rounded up to 16.
+    """
+    packed, tables = 32 * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * 1024 + 3 * HIDDEN * 14_336), 2 * WORDS * HIDDEN
+    adapters = 32 * 16 * (6 * HIDDEN + 2 * (HIDDEN + 1024) + 3 * (HIDDEN + 14_336) - 2 * HIDDEN)
+    taken = packed / 2 + packed / 64 + packed / 64 / 64 + 2 * tables + 4 * adapters
+    planned = (10 * GIB - taken) / 2 - SEQ * HIDDEN * 2
+    assert 14 < SEQ * WORDS * 16 / planned < 15
+    assert piece_tokens(job(gpu_memory="10GiB")) == SEQ / 16
+    # At least 64 MiB are planned with, so that a piece has a token on a card that is full.
+    assert piece_tokens(job(gpu_memory="5GiB")) >= 1
+
+
+def test_what_fits_is_not_cut() -> None:
+    """512 tokens are 1 GiB; eighths cut them all the same."""
+    short = job(seq=512)
+    assert piece_tokens(short) == 512
+    eighths = replace(short.scenario, stack=with_switches(short.stack, {"loss_pieces": "eighths"}, "test"))
+    assert piece_tokens(job_of(eighths, Coefficients())) == 512 / 8
+
+
+@pytest.mark.parametrize(("seq", "tokens"), [(2048, 64), (2049, 128), (16, 1)])
+def test_ligers_pieces_are_a_power_of_two(seq: int, tokens: int) -> None:
+    """Tokens / 32, which is the vocabulary over the features, rounded up twice."""
+    assert piece_tokens(job(seq=seq, stack="hf-trainer@5", loss="liger")) == tokens
+
+
+def test_a_loss_of_all_logits_has_one_piece() -> None:
+    """And one in eighths that many."""
+    assert piece_tokens(job(stack="hf-trainer@5", loss="hf")) == SEQ
+    assert piece_tokens(job(stack="hf-trainer@5", loss="chunked")) == SEQ / 8

@@ -1,0 +1,121 @@
+"""Losses, their logits counted by hand."""
+
+from __future__ import annotations
+
+from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
+from planner.program.step import parts_of
+from tests.extras import import_or_skip
+from tests.planner.program.head.test_ends import BATCH, SEQ, job
+
+VOCABULARY, HIDDEN, TOKENS = 128_256, 4096, BATCH * SEQ
+
+
+def peak(asked: Job, words: int = VOCABULARY) -> int:
+    """Most bytes of tensors as wide as the vocabulary that are alive at once in the head."""
+    template, values = parts_of(asked)[-1].template, unit_values(asked)
+    alive = most = 0
+    for stage in ("forward", "forward_end", "forward_out", "backward"):
+        for event in template.stages[stage]:
+            slot = event if event >= 0 else ~event
+            if slot >= len(template.units) or slot < 2:
+                continue
+            n_bytes = int(template.unit_bytes[slot] * values[template.units[slot]])
+            if template.unit_bytes[slot] in (2 * words, 4 * words):
+                alive += n_bytes if event >= 0 else -n_bytes
+                most = max(most, alive)
+    return most
+
+
+def lora(**flags: object) -> Job:
+    """LoRA in bf16 all through, so that no logits are handed back in fp32."""
+    return job(method="lora", precision="bf16", adapter_dtype="bf16", gradient_checkpointing=True, **flags)
+
+
+def test_log_softmax_its_gradient_and_the_gradient_below_it() -> None:
+    """Three fp32 tensors, when the 16-bit logits have gone."""
+    assert peak(lora()) == TOKENS * VOCABULARY * 12
+
+
+def test_one_eighth_at_a_time() -> None:
+    """The same of one piece."""
+    assert peak(lora(loss="chunked")) == TOKENS // 8 * VOCABULARY * 12
+
+
+def test_liger_keeps_one_buffer_of_a_power_of_two_rows() -> None:
+    """Its kernel writes gradients into the logits."""
+    # 2048 tokens / ceil(128256 / 4096) = 64.
+    assert peak(lora(loss="liger")) == 64 * VOCABULARY * 2
+
+
+def test_a_trained_head_under_liger_has_its_gradient_in_the_forward_pass() -> None:
+    """It stays when the backward pass is over."""
+    asked = job(method="full", precision="bf16", gradient_checkpointing=True, loss="liger")
+    head = parts_of(asked)[-1].template
+    made = [
+        slot
+        for slot in head.stages["forward"]
+        if slot >= 0 and head.unit_bytes[slot] == VOCABULARY * HIDDEN * 2
+    ]
+    assert len(made) == 1
+    assert ~made[0] not in head.stages["backward"]
+
+
+def test_torchtune_has_the_logits_of_all_eighths_and_an_fp32_copy_of_one() -> None:
+    """Two bytes, four of the log-softmax, and an eighth of four; in backward the logits have gone."""
+    assert peak(lora(stack="torchtune")) == TOKENS * VOCABULARY * 13 // 2
+
+
+def test_a_kernel_that_writes_over_the_logits_makes_nothing_else() -> None:
+    """Two bytes."""
+    assert peak(lora(stack="internevo")) == TOKENS * VOCABULARY * 2
+
+
+def test_a_loop_that_keeps_the_models_output_has_the_logits_beside_their_gradients() -> None:
+    """NeMo AutoModel: two bytes more than others."""
+    assert peak(lora(stack="automodel")) == TOKENS * VOCABULARY * 14
+
+
+def test_transformers_4_widens_logits_in_their_place() -> None:
+    """The fp32 logits, their shifted copy and the log-softmax, without the 16-bit logits."""
+    asked = job(method="lora", stack="hf-trainer@4", precision="bf16-mixed", gradient_checkpointing=True)
+    assert peak(asked) == TOKENS * VOCABULARY * 12
+
+
+def test_a_model_that_leaves_its_logits_in_16_bits_widens_the_log_softmax() -> None:
+    """Qwen 1 under autocast: the log-softmax of 2 bytes, its fp32 copy for the loss,
+    and that copy's gradient.
+    """
+    words = 151_936
+    asked = job(
+        model="qwen-7b", stack="qwen-finetune", method="lora", gradient_checkpointing=True, attention="flash2"
+    )
+    assert asked.regime.autocast
+    assert peak(asked, words) == TOKENS * words * (2 + 4 + 4)
+
+
+def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
+    """On CUDA cross entropy is a composite whose log-softmax gets its input's dtype by name;
+    only ``nll_loss`` is widened.
+    """
+    torch = import_or_skip("torch")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert not has("aten::cross_entropy_loss", "AutocastCUDA")
+    assert has("aten::log_softmax.int", "AutocastCUDA")
+    assert has("aten::nll_loss", "AutocastCUDA")
+
+
+def test_a_shifted_copy_lies_beside_the_fp32_one_that_it_is_made_of() -> None:
+    """Transformers 4.46 to 4.48: 2 bytes of the model, 4 of the upcast, 4 of its part,
+    4 of the log-softmax.
+    """
+    asked = lora(stack="hf-trainer@4", versions="transformers==4.47.0", load_dtype="bf16")
+    assert peak(asked) == TOKENS * VOCABULARY * 14
+
+
+def test_a_loss_that_nobody_uses_keeps_its_log_softmax_beside_another_one() -> None:
+    """LLaMA-Factory v1: the same, and 4 bytes of the model's own loss."""
+    assert peak(lora(stack="llama-factory-v1", lora_dropout=0)) == TOKENS * VOCABULARY * 18
+    # Liger's kernel needs no log-softmax: logits, the model's copy of them, and the trainer's, shifted.
+    liger = "loss_forward=compute+model_loss+float+shifted;loss_backward=compute+compute_grad"
+    assert peak(lora(stack="llama-factory-v1", lora_dropout=0, switches=liger)) == TOKENS * VOCABULARY * 14

@@ -1,0 +1,83 @@
+"""Experts as two tensors: 4 of them, 2 for each token, 64 features around 128; bf16 without autocast."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from planner.domain.model import LinearSpec, MlpSpec
+from planner.program.layers.feed_forward import feed_forward
+from tests.planner.program.layer_views import HIDDEN, WIDTH, layer_of
+from tests.planner.program.matrix_runs import Run
+
+MIXTURE = MlpSpec(WIDTH, gated=True, activation="silu", n_experts=4, top_k=2)
+LINEARS = (
+    LinearSpec("gate", "router", HIDDEN, 4, "mlp_in", kind="parameter"),
+    LinearSpec(
+        "gate_up_proj",
+        "expert",
+        HIDDEN,
+        2 * WIDTH,
+        "mlp_in",
+        False,
+        "parameter",
+        4,
+        2,
+        ("gate_proj", "up_proj"),
+    ),
+    LinearSpec("down_proj", "expert", WIDTH, HIDDEN, "mlp_mid", False, "parameter", 4, 2, ("down_proj",)),
+)
+ROW = 2 * HIDDEN * 2
+"""Bytes for each token of the rows of its two experts."""
+
+
+def test_routed_rows_are_saved_for_gradients_of_weights_and_of_routing() -> None:
+    """Full: gathered rows, both products, activated gate and gated product, all scores and two weights."""
+    view = layer_of("full", MIXTURE, LINEARS)
+
+    run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+
+    middle = 2 * WIDTH * 2
+    assert run.kept == Counter(
+        {
+            ("softmax", "TOKENS", 4 * 4): 1,
+            ("to", "TOKENS", 2 * 2): 1,
+            ("index", "TOKENS", ROW): 1,
+            ("mm", "TOKENS", 2 * middle): 1,
+            ("silu", "TOKENS", middle): 1,
+            ("mul", "TOKENS", middle): 1,
+            ("mm", "TOKENS", ROW): 1,
+        }
+    )
+
+
+def test_routing_weights_in_fp32_widen_what_they_weight() -> None:
+    """Mixtral's stay in fp32, and the weighted rows with them."""
+    narrow, wide = (
+        layer_of("full", replace(MIXTURE, router=kind), LINEARS) for kind in ("softmax", "softmax_fp32")
+    )
+
+    def weighted(view: object) -> float:
+        run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")  # type: ignore[arg-type]
+        return next(n_bytes for op, _, n_bytes in reversed(run.made("forward")) if op == "mul")
+
+    assert (weighted(narrow), weighted(wide)) == (ROW, 2 * ROW)
+
+
+def test_an_adapter_of_experts_is_merged_into_all_of_them_and_kept() -> None:
+    """PEFT adds it to the whole tensor twice: once as a test; the second result is kept for backward."""
+    view = layer_of("lora", MIXTURE, LINEARS)
+    adapter = view.recipe.adapter
+    assert adapter is not None
+    targets = ("gate_proj", "up_proj", "down_proj")
+    view = replace(view, recipe=replace(view.recipe, adapter=replace(adapter, targets=targets)))
+
+    run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+
+    down, up = 4 * WIDTH * HIDDEN * 2, 4 * 2 * WIDTH * HIDDEN * 2
+    merged = [n_bytes for op, _, n_bytes in run.made("forward") if op == "baddbmm"]
+    assert merged == [down, up, up, down]
+    assert {each: count for each, count in run.kept.items() if each[0] == "baddbmm"} == {
+        ("baddbmm", "ONE", down): 1,
+        ("baddbmm", "ONE", up): 1,
+    }

@@ -1,0 +1,57 @@
+"""Norms over 64 features: what each way to write one makes and saves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from planner.domain.model import NormSpec
+from planner.program.layers.norms import norm
+from tests.planner.program.matrix_runs import Run, view_of
+
+WIDE, NARROW = 64 * 4, 64 * 2
+
+
+def test_an_rms_norm_whose_weight_is_frozen_saves_the_wide_input_alone() -> None:
+    """bf16 input: its fp32 copy, the square, the quotient, that in bf16, and the product with the weight."""
+    view, spec = view_of("lora", norm="bf16"), NormSpec("rms", 64)
+
+    run = Run(lambda torch, x: norm(torch, view, spec, x), "bf16")
+
+    assert [n_bytes for _, _, n_bytes in run.made("forward")] == [WIDE, WIDE, WIDE, NARROW, NARROW]
+    assert run.kept == Counter({("to", "TOKENS", WIDE): 1})
+
+
+def test_a_trained_weight_has_its_factor_saved_in_the_dtype_of_the_product() -> None:
+    """Llama multiplies in the input's dtype, OLMo 2 in fp32."""
+    view = view_of("full", base="bf16", norm="bf16")
+
+    cast = Run(lambda torch, x: norm(torch, view, NormSpec("rms", 64), x), "bf16")
+    wide = Run(lambda torch, x: norm(torch, view, NormSpec("rms", 64, scaling="wide"), x), "bf16")
+
+    assert cast.kept == Counter({("to", "TOKENS", WIDE): 1, ("to", "TOKENS", NARROW): 1})
+    assert wide.kept == Counter({("to", "TOKENS", WIDE): 1, ("mul", "TOKENS", WIDE): 1})
+
+
+def test_autocast_widens_the_input_of_a_layer_norm() -> None:
+    """One kernel that saves the fp32 input; with weight and bias trained, three gradients."""
+    view, spec = view_of("full", norm="bf16"), NormSpec("layer", 64, bias=True)
+
+    run = Run(lambda torch, x: norm(torch, view, spec, x), "bf16")
+
+    assert run.made("forward") == [("to", "TOKENS", WIDE), ("native_layer_norm", "TOKENS", WIDE)]
+    assert [(unit, n_bytes) for _, unit, n_bytes in run.made("backward")] == [
+        ("TOKENS", WIDE),
+        ("ONE", NARROW),
+        ("ONE", NARROW),
+        ("TOKENS", NARROW),
+    ]
+
+
+def test_a_norm_of_single_operators_saves_input_and_centred_input() -> None:
+    """Frozen, in fp32: the input is the port's, so that the centred one alone is new."""
+    view, spec = view_of("lora", norm="fp32"), NormSpec("layer", 64, scaling="operators")
+
+    run = Run(lambda torch, x: norm(torch, view, spec, x), "fp32")
+
+    assert [op for op, _, _ in run.made("forward")] == ["sub", "div", "mul", "add"]
+    assert run.kept == Counter({("sub", "TOKENS", WIDE): 1})

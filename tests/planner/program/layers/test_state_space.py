@@ -1,0 +1,117 @@
+"""Mamba: what its kernels allocate, counted by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from planner.domain.mixers import Mamba1Spec, Mamba2Spec
+from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import job_of
+from planner.program.layers.selective_scan import mamba1
+from planner.program.layers.state_space import mamba2
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
+from planner.program.view import LayerView
+from tests.planner.program.layer_views import HIDDEN, layer_of
+from tests.planner.program.matrix_runs import Run
+
+SPEC = Mamba2Spec(heads=8, head_dim=16, groups=2, state=32, kernel=4, chunk=64)
+FIRST = Mamba1Spec(width=128, state=16, rank=4, kernel=4)
+NO_MLP = MlpSpec(0, gated=False, activation="silu")
+
+
+def view_of(spec: Mamba1Spec | Mamba2Spec, linears: tuple[LinearSpec, ...]) -> LayerView:
+    """A full fine-tune in bf16 without autocast."""
+    view = layer_of("full", NO_MLP, linears)
+    return replace(view, single=True, block=BlockSpec(NO_ATTENTION, NO_MLP, linears, (), mixer=spec))
+
+
+def test_mamba_2_saves_its_product_and_the_output_of_the_scan() -> None:
+    """And an fp32 number for each of the norm's two groups, and the decays of eight heads;
+    the convolution runs again.
+    """
+    linears = (
+        LinearSpec("in_proj", "mixer", HIDDEN, SPEC.joined_width, "mixer_in"),
+        LinearSpec("out_proj", "mixer", SPEC.width, HIDDEN, "mixer_out", adaptable=False),
+    )
+    view = view_of(SPEC, linears)
+
+    run = Run(lambda torch, x: mamba2(torch, view, SPEC, x), "bf16")
+
+    joined = 128 + (128 + 2 * 2 * 32) + 8
+    assert run.kept == Counter(
+        {
+            ("mm", "TOKENS", 2 * joined): 1,
+            ("chunk_scan", "TOKENS", 2 * 128): 1,
+            ("layer_norm_gated", "TOKENS", 4 * 2): 1,
+            ("exp", "ONE", 4 * 8): 1,
+        }
+    )
+
+
+def test_a_gate_alone_keeps_the_scan_before_it() -> None:
+    """The kernel writes both; the gated one goes when the output projection has run."""
+    linears = (
+        LinearSpec("in_proj", "mixer", HIDDEN, SPEC.joined_width, "mixer_in"),
+        LinearSpec("out_proj", "mixer", SPEC.width, HIDDEN, "mixer_out", adaptable=False),
+    )
+    view = view_of(replace(SPEC, normed=False), linears)
+
+    run = Run(lambda torch, x: mamba2(torch, view, replace(SPEC, normed=False), x), "bf16")
+
+    assert [op for op, *_ in run.made("forward")].count("chunk_scan") == 2
+    assert run.kept["chunk_scan", "TOKENS", 2 * 128] == 1
+
+
+def test_mamba_1_saves_copies_in_which_positions_lie_together() -> None:
+    """Of values, gate, B and C, beside the product, steps and both outputs of the scan;
+    and a state for each 2,048 positions.
+    """
+    linears = (
+        LinearSpec("in_proj", "mixer", HIDDEN, 2 * FIRST.width, "mixer_in"),
+        LinearSpec("x_proj", "mixer", FIRST.width, FIRST.rank + 2 * FIRST.state, "mixer_mid"),
+        LinearSpec("dt_proj", "mixer", FIRST.rank, FIRST.width, "mixer_step", bias=True),
+        LinearSpec("out_proj", "mixer", FIRST.width, HIDDEN, "mixer_out"),
+    )
+    view = view_of(FIRST, linears)
+
+    run = Run(lambda torch, x: mamba1(torch, view, FIRST, x), "bf16")
+
+    kept = run.kept
+    assert kept["mm", "TOKENS", 2 * 2 * 128] == 1
+    # Copies of values and gate, and the steps, which a trained weight's product turned.
+    assert kept["clone", "TOKENS", 2 * 128] == 3
+    assert kept["clone", "TOKENS", 2 * 16] == 2
+    assert kept["selective_scan", "TOKENS", 2 * 128] == 2
+    assert kept["selective_scan", "SCAN_BLOCKS", 4 * 2 * 16 * 128] == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "seq", "expected"),
+    [
+        # 32 chunks of 128 heads on 108 multiprocessors: 38 of the 16 heads of a group,
+        # so all of them in one part.
+        ("a100-80-sxm", 4096, 32),
+        # 4 chunks: 5 heads each, 4 parts of 16 heads.
+        ("a100-80-sxm", 512, 4 * 4),
+        # 132 multiprocessors: 4 heads each, 4 parts.
+        ("h100-sxm", 512, 4 * 4),
+    ],
+)
+def test_heads_are_summed_in_as_many_parts_as_keep_the_card_busy(gpu: str, seq: int, expected: int) -> None:
+    """Nemotron-H 8B: 128 heads in 8 groups, chunks of 128 positions."""
+    flags = {
+        "model": "nemotron-h-8b",
+        "method": "lora",
+        "lora_targets": "in_proj",
+        "gpu": gpu,
+        "seq": seq,
+        "batch": 1,
+    }
+    assert unit_values(job_of(resolve(from_flags(flags)), Coefficients()))[Unit.CHUNK_SPLITS] == expected

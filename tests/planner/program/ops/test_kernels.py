@@ -1,0 +1,124 @@
+"""The kernels of attention, against sizes worked out by hand:
+4 query heads of 64 features that share 2 key heads, in bf16.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planner.domain.model import AttentionSpec
+from planner.domain.recipes.parallel import ALONE
+from planner.program.ops.kernels import fused_attention, kernel_of
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.template import Shape, Template, Terms, run
+from planner.program.view import Dtypes, LayerView
+
+HEADS, SHARED, WIDTH = 4, 2, 64
+TERMS = Terms("saved_activations", "block_recompute")
+QUERY, KEY = HEADS * WIDTH * 2, SHARED * WIDTH * 2
+
+
+def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = True) -> LayerView:
+    """What the kernels read of a view."""
+    fields: dict[str, Any] = {
+        "block": SimpleNamespace(attention=attention),
+        "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
+        "stack": SimpleNamespace(sdpa_mask="bool", model_code="transformers-5"),
+        "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
+    }
+    return SimpleNamespace(**fields, masked=masked, single=single)  # type: ignore[return-value]
+
+
+def recorded(view: LayerView) -> Template:
+    """One kernel run forward and backward on a query,
+    and on keys and values that are parts of nothing else.
+    """
+    spec = view.block.attention
+
+    def part(torch: Operators, x: Tensor) -> Tensor:
+        key = torch.parameter(Unit.TOKENS, spec.k_width, "bf16", trained=True)
+        value = torch.parameter(Unit.TOKENS, spec.v_width, "bf16", trained=True)
+        return fused_attention(torch, view, x, key, value)
+
+    return run(part, Shape(spec.q_width, "bf16", True), TERMS)
+
+
+def made(template: Template, stage: str) -> list[tuple[str, float, Unit]]:
+    """Operators of a stage in their order, with bytes and unit of what they make."""
+    slots = [event for event in template.stages[stage] if event >= 0]
+    return [(template.ops[slot][1], template.unit_bytes[slot], template.units[slot]) for slot in slots]
+
+
+def test_flash_with_shared_heads_sums_key_and_value_gradients_of_all_heads() -> None:
+    """Two gradients of all heads come beside those of the two shared heads."""
+    spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)
+    template = recorded(view_of(spec))
+    forward, backward = "flash_attention", "flash_attention_backward"
+    assert made(template, "forward") == [(forward, QUERY, Unit.TOKENS), (forward, HEADS * 4, Unit.TOKENS)]
+    # Row sums, fp32 accumulator, two gradients of all heads; then those of query, key and value.
+    sizes = [HEADS * 4, QUERY * 2, QUERY, QUERY, QUERY, KEY, KEY]
+    assert made(template, "backward") == [(backward, size, Unit.TOKENS) for size in sizes]
+
+
+def test_transformers_4_copies_shared_heads_for_every_kernel() -> None:
+    """Keys and values of all heads, before the kernel's output."""
+    spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)
+    view = view_of(spec)
+    view.stack.model_code = "transformers-4"
+    forward = [(op, size) for op, size, _ in made(recorded(view), "forward")]
+    assert forward[:3] == [("clone", QUERY), ("clone", QUERY), ("flash_attention", QUERY)]
+
+
+def test_a_mask_repeats_shared_heads_and_is_made_additive_in_the_layer() -> None:
+    """Keys and values are copied for all heads; the boolean mask becomes one of bf16."""
+    template = recorded(view_of(AttentionSpec(HEADS, SHARED, WIDTH, WIDTH), masked=True))
+    assert made(template, "forward") == [
+        ("clone", QUERY, Unit.TOKENS),
+        ("clone", QUERY, Unit.TOKENS),
+        ("zeros_like", 2, Unit.PAIRS),
+        ("logical_not", 1, Unit.PAIRS),
+        ("efficient_attention", QUERY, Unit.TOKENS),
+        ("efficient_attention", HEADS * 4, Unit.TOKENS),
+    ]
+    # Tiles of 64 rows and 64 columns in fp32, 16 bytes of lock each: 260 bytes for each row and head.
+    assert made(template, "backward")[1] == ("efficient_attention", HEADS * (64 * 4 + 0.25), Unit.TOKENS)
+    assert [op for op, _, _ in made(template, "backward")][-2:] == ["sum", "sum"]
+
+
+def test_one_shared_head_is_repeated_without_a_copy() -> None:
+    """One head seen as many is a view."""
+    template = recorded(view_of(AttentionSpec(HEADS, 1, WIDTH, WIDTH), masked=True))
+    assert "clone" not in [op for op, _, _ in made(template, "forward")]
+
+
+def test_flash_pads_heads_to_multiples_of_eight_and_copies_the_output() -> None:
+    """60 features become 64; the output is cut back and copied."""
+    template = recorded(view_of(AttentionSpec(HEADS, HEADS, 60, 60)))
+    assert made(template, "forward") == [
+        *[("pad", QUERY, Unit.TOKENS)] * 3,
+        ("flash_attention", QUERY, Unit.TOKENS),
+        ("flash_attention", HEADS * 4, Unit.TOKENS),
+        ("clone", HEADS * 60 * 2, Unit.TOKENS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "masked", "kernel"),
+    [
+        (AttentionSpec(4, 2, 64, 64), "bf16", False, "flash"),
+        (AttentionSpec(4, 2, 64, 64), "bf16", True, "efficient"),
+        (AttentionSpec(4, 4, 192, 128), "bf16", False, "efficient"),
+        (AttentionSpec(4, 4, 320, 320), "bf16", False, "efficient"),
+        (AttentionSpec(4, 4, 64, 64), "fp32", False, "efficient"),
+        (AttentionSpec(4, 4, 60, 60), "bf16", True, "math"),
+        (AttentionSpec(4, 1, 64, 64, sdpa_input="broadcast"), "bf16", True, "math"),
+    ],
+)
+def test_the_kernel_that_torch_chooses(spec: AttentionSpec, dtype: Any, masked: bool, kernel: str) -> None:
+    """Flash, memory-efficient or unfused, by mask, dtype and widths."""
+    query = Tensor(None, Unit.TOKENS, spec.q_width, dtype)
+    assert kernel_of(view_of(spec, masked=masked), query, masked=masked) == kernel
