@@ -95,27 +95,49 @@ class SizeTable(BaseModel):
     sizes: dict[str, SizeEntry]
 
 
-class StoredEntry(BaseModel):
-    """A checkpoint whose matrices are packed: which ``model`` was quantised,
-    and what is known of its ``config.json``.
+class StoredKind(BaseModel):
+    """What is known of the ``config.json`` of packed checkpoints.
 
-    ``dtype``: of what is not packed, where that is not the model's own.  ``size_gb``: of its files, 10^9
-    bytes, as the Hub lists them.  ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.
+    ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    model: NonEmpty
     dtype: Literal["float16", "bfloat16"] | None = None
     quantization_config: dict[str, Any]
-    size_gb: Annotated[float, Field(gt=0)] | None = None
     source: NonEmpty
     assumed: str = ""
+
+
+class StoredEntry(StoredKind):
+    """A checkpoint whose matrices are packed, and which ``model`` was quantised.
+
+    ``size_gb``: of its files, 10^9 bytes, as the Hub lists them.
+    """
+
+    model: NonEmpty
+    size_gb: Annotated[float, Field(gt=0)] | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields as a ``config.json`` would hold them."""
         said = {"quantization_config": self.quantization_config}
         return said if self.dtype is None else {**said, "dtype": self.dtype}
+
+
+class StoredSeries(StoredKind):
+    """Checkpoints of one maker that are stored alike: ``models`` names those of each model."""
+
+    models: dict[str, list[NonEmpty]]
+
+    def checkpoints(self) -> dict[str, StoredEntry]:
+        """Each checkpoint as an entry of its own."""
+        kind = {name: getattr(self, name) for name in StoredKind.model_fields}
+        return {
+            checkpoint: StoredEntry(model=model, **kind)
+            for model, checkpoints in self.models.items()
+            for checkpoint in checkpoints
+        }
 
 
 class StoredTable(BaseModel):
@@ -125,6 +147,7 @@ class StoredTable(BaseModel):
 
     schema_version: Literal[1] = Field(alias="schema")
     checkpoints: dict[str, StoredEntry]
+    series: list[StoredSeries] = []
 
 
 def model_ids() -> tuple[str, ...]:
@@ -141,7 +164,10 @@ def model_sizes() -> Mapping[str, SizeEntry]:
 def stored_checkpoints() -> Mapping[str, StoredEntry]:
     """Checkpoints by their Hub ids whose matrices are known to be packed."""
     path = data_dir() / _STORED_FILE
-    return validate(StoredTable, read_toml(path), path).checkpoints
+    table = validate(StoredTable, read_toml(path), path)
+    return table.checkpoints | {
+        name: entry for series in table.series for name, entry in series.checkpoints().items()
+    }
 
 
 def model_entry(name: str) -> ModelEntry:
