@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +32,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
 _SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
 _MAX_NAME_CHARS = 200
+_LETTERS, _ALIKE = re.compile(r"[a-z]*"), 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ def model_entry(name: str) -> ModelEntry:
     index = _index()
     entry_id = index.find(name)
     if entry_id is None:
-        raise UnknownNameError("model", name[:_MAX_NAME_CHARS], index.ids)
+        raise _unknown(name, index.ids)
     return _read_entry(entry_id)
 
 
@@ -226,8 +229,7 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
 
     if is_hub_id(name):
         return _from_stored(name) or _from_hub(name, reader)
-    hint = "or give a Hub id (owner/name) or the path of a config.json"
-    raise UnknownNameError("model", name[:_MAX_NAME_CHARS], (*index.ids, *sizes), hint)
+    raise _unknown(name, (*index.ids, *sizes))
 
 
 def entry_named_in(hub_id: str) -> ModelEntry | None:
@@ -264,6 +266,21 @@ def spec_of(entry: ModelEntry) -> ModelSpec:
         params_origin=entry.params_origin,
         source=entry.config_source,
     )
+
+
+def _unknown(name: str, known: Iterable[str]) -> UnknownNameError:
+    """Says the nearest of ``known``, among those whose family is spelled as that of ``name``, or nearly so."""
+    family = _family(name[:_MAX_NAME_CHARS])
+    alike = [each for each in known if SequenceMatcher(None, family, _family(each)).ratio() >= _ALIKE]
+    way_out = "give a Hub id (owner/name) or the path of a config.json"
+    hint = f"or {way_out}" if alike else f"no known name is near it: {way_out}"
+    return UnknownNameError("model", name[:_MAX_NAME_CHARS], alike, hint)
+
+
+def _family(name: str) -> str:
+    """The letters that ``name`` begins with: of a bare size none."""
+    found = _LETTERS.match(name.lower())
+    return found[0] if found else ""
 
 
 def _index() -> CatalogIndex:
