@@ -59,6 +59,7 @@ from planner.intake.trained import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
+_NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,8 @@ def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precisi
         default, note = setting.model.checkpoint_dtype, _CHECKPOINT_NOTE
     if default == "bf16" and lacks_bf16(setting.hardware.gpu):
         default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
+    if default == "fp32" and precision in ("bf16", "fp16") and ledger.said("precision"):
+        default, origin, note = precision, "assumed", _NO_CAST_NOTE
     native = basis.sharding.engine == "native" and not setting.stack.trainable_fp32
     if basis.method == "full" and native and precision == "fp16-mixed" and default == "fp16":
         default, origin, note = "fp32", "assumed", _SCALING_NOTE
