@@ -93,7 +93,7 @@ def resolve_recipe(
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware)
-    sharding = _resolve_sharding(ledger, hardware, parallel)
+    sharding = _resolve_sharding(ledger, setting, parallel)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)
     policy: CheckpointPolicy = ledger.choose("checkpoint_policy", defaults.checkpoint_policy, origin)
@@ -170,15 +170,17 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
     return method, chosen, doubled
 
 
-def _resolve_sharding(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Sharding:
-    if parallel.divides and hardware.world_size > parallel.tensor:
+def _resolve_sharding(ledger: Ledger, setting: Setting, parallel: Parallel) -> Sharding:
+    if parallel.divides and setting.hardware.world_size > parallel.tensor:
         note = "beside GPUs that share a batch the libraries have FSDP2 alone"
         return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
-    if hardware.world_size == parallel.tensor:
+    if setting.hardware.world_size == parallel.tensor:
         return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
-    return sharding_named(
-        ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything")
-    )
+    default = setting.defaults.sharding
+    if default != DDP.name:
+        return sharding_named(ledger.choose("sharding", default, setting.origin))
+    note = "several GPUs and nothing said: each holds everything"
+    return sharding_named(ledger.choose("sharding", default, "assumed", note))
 
 
 def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> Offload:

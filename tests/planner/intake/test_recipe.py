@@ -149,3 +149,16 @@ def test_a_step_without_autocast_is_loaded_in_its_own_dtype() -> None:
     assert "dtype of its weights" in assumption(asked, "load_dtype").note
     said = scenario_of(**given, precision="bf16", load_dtype="fp32")
     assert said.recipe.numerics.load_dtype == "fp32"
+
+
+def test_several_gpus_share_a_model_as_their_stack_does() -> None:
+    """torchtitan divides a model unless told otherwise; that a Trainer gives each GPU all of it is assumed."""
+    titan = scenario_of(stack="torchtitan", gpus=2, method="full")
+    assert titan.recipe.sharding.name == "fsdp"
+    assert assumption(titan, "sharding").origin == assumption(titan, "optimizer").origin
+    assert (
+        scenario_of(stack="torchtitan", gpus=2, method="full", sharding="ddp").recipe.sharding.name == "ddp"
+    )
+    assert scenario_of(stack="torchtitan", method="full").recipe.sharding.name == "none"
+    trainer = scenario_of(stack="hf-trainer@5", gpus=2)
+    assert (trainer.recipe.sharding.name, assumption(trainer, "sharding").origin) == ("ddp", "assumed")
