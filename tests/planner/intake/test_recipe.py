@@ -152,7 +152,7 @@ def test_a_step_without_autocast_is_loaded_in_its_own_dtype() -> None:
 
 
 def test_several_gpus_share_a_model_as_their_stack_does() -> None:
-    """torchtitan divides a model unless told otherwise; that a Trainer gives each GPU all of it is assumed."""
+    """torchtitan divides a model unless told otherwise; a Trainer gives each GPU all of it."""
     titan = scenario_of(stack="torchtitan", gpus=2, method="full")
     assert titan.recipe.sharding.name == "fsdp"
     assert assumption(titan, "sharding").origin == assumption(titan, "optimizer").origin
