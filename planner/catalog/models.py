@@ -376,12 +376,25 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
                 config_url(hub_id),
                 f"fetched from {endpoint().host}",
             )
-        except UnreadConfigError:
+        except UnreadConfigError as error:
             if (resolved := _from_name(hub_id)) is not None:
                 return resolved
-            raise
+            if (plain := _packed_alike(hub_id)) is None:
+                raise
+            raise UnreadConfigError(
+                f"{error}; or give {plain}, which keeps none of its layers whole"
+            ) from None
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _packed_alike(hub_id: str) -> str | None:
+    """The known checkpoint of the same model in which every matrix of a layer is packed, of one of Unsloth's
+    that keeps some of them whole.
+    """
+    plain = hub_id.lower().replace("-unsloth-bnb-4bit", "-bnb-4bit")
+    found = {each.lower(): each for each in stored_checkpoints()} if plain != hub_id.lower() else {}
+    return found.get(plain)
 
 
 def _from_name(hub_id: str) -> ResolvedModel | None:
