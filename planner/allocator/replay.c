@@ -284,6 +284,14 @@ void fullest(const int64_t *events, int64_t n_events, const int64_t *sizes, cons
     }
 }
 
+/* The same events of slots that begin `base` later; what is not below `most` stays. */
+void shifted(const int64_t *events, int64_t n_events, int64_t base, int64_t most, int64_t *moved) {
+    for (int64_t index = 0; index < n_events; index++) {
+        int64_t event = events[index];
+        moved[index] = event >= most ? event : event >= 0 ? event + base : event - base;
+    }
+}
+
 /* Bytes of every slot, to the even neighbour from the middle; the sum of them, or -1 above `most`. */
 int64_t in_bytes(const uint8_t *units, const double *unit_bytes, int64_t n_slots, const double *values, int64_t most, int64_t *sizes) {
     const double whole = 4503599627370496.0; /* 2^52: numbers from here on have no fraction */
