@@ -137,9 +137,7 @@ class Template:
 def _foreign(events: Sequence[int]) -> tuple[int, ...]:
     """Where a stage frees what another part made."""
     return tuple(
-        index
-        for index, event in enumerate(events)
-        if event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS
+        index for index, event in enumerate(events) if event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS
     )
 
 

@@ -189,9 +189,7 @@ def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
         stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 
-def around(
-    stream: Stream, events: array[int], module: str
-) -> tuple[array[int], array[int], array[int]]:
+def around(stream: Stream, events: array[int], module: str) -> tuple[array[int], array[int], array[int]]:
     """Events before, while and after ``module`` runs:
     from its first allocation to the next one of another module.
 
