@@ -164,7 +164,8 @@ class Instance:
                 moved[index] = ~port
         if self.early:
             for slot in {self.slot(slot) for where, slot in self.early if where == stage} - {None}:
-                moved.remove(~slot)
+                for _ in range(moved.count(~slot)):
+                    moved.remove(~slot)
         return moved
 
 
