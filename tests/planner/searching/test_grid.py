@@ -98,7 +98,7 @@ def test_grid_equals_one_by_one(name: str) -> None:
     chosen = random.Random(name)
     for part in made.parts:
         assert part.step_s is not None
-        for _ in range(4):
+        for _ in range(2):
             index = tuple(chosen.randrange(size) for size in made.shape)
             single = estimate(point(base, made, part, index), PRIORS, quick=True)
             assert single.time is not None
