@@ -160,6 +160,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell.key))
 def test_every_request_is_that_of_the_real_modules(cell: Cell) -> None:
     """No request of forward, loss and backward differs."""
@@ -175,7 +176,7 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     ("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT]
 )
@@ -267,6 +268,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_the_peak_of_other_mixtures(kind: str, tmp_path: Path) -> None:
     """Allocated agrees within a five-hundredth."""

@@ -4,6 +4,8 @@ counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards.
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -195,9 +197,13 @@ def test_a_module_is_found_among_the_events_of_a_part() -> None:
     slots = [
         stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")
     ]
-    events = [slots[0], slots[1], ~slots[0], slots[2]]
-    assert around(stream, events, "lm_head") == ([slots[0]], [slots[1], ~slots[0]], [slots[2]])
-    assert around(stream, events, "embed_tokens") == ([], [], events)
+    events = array("q", [slots[0], slots[1], ~slots[0], slots[2]])
+    assert [each.tolist() for each in around(stream, events, "lm_head")] == [
+        [slots[0]],
+        [slots[1], ~slots[0]],
+        [slots[2]],
+    ]
+    assert [each.tolist() for each in around(stream, events, "embed_tokens")] == [[], [], events.tolist()]
 
 
 def test_a_model_that_is_whole_before_it_is_divided() -> None:
