@@ -243,8 +243,13 @@ def test_the_eight_bit_threshold_is_real() -> None:
 @PROPERTY
 @given(jobs(sharding="none", offload="none", nodes="1", gpu="a100-80gb", quantization="none"))
 def test_wider_weights_never_ask_for_less(flags: Flags) -> None:
-    """Loading the weights in fp32 instead of bf16 never asks for less."""
+    """Loading the weights in fp32 instead of bf16 never asks for less.
+
+    But with Adafactor, which makes fp32 copies of a 16-bit weight and of its gradient (transformers 5.23
+    optimization.py ``Adafactor.step``): those of a large token table are more than is saved.
+    """
     scenario = resolve(from_flags(flags))
+    assume(scenario.recipe.optimizer != "adafactor")
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision == "bf16-mixed")
     narrow, wide = with_flags(scenario, {"load-dtype": "bf16"}), with_flags(scenario, {"load-dtype": "fp32"})
