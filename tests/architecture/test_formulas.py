@@ -22,7 +22,6 @@ NO_FORMULA = {
     "memory/liveness.py:phase_bytes": "adds up requests of the step program",
     "memory/liveness.py:state_bytes": "adds up requests of the step program",
     "memory/outside.py:driver_terms": "lists the terms of other files",
-    "memory/outside.py:limit_bytes": "subtracts what others hold",
     "memory/over_time.py:timeline_of": "replays",
     "memory/phases.py:kind_of": "names a kind",
     "memory/phases.py:make_term": "builds a term",
