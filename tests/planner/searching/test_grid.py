@@ -231,4 +231,7 @@ def test_intervals_of_a_grid_are_those_of_its_points(flags: dict[str, object]) -
 
 def test_a_grid_without_a_calibration_has_no_intervals() -> None:
     """Literature values know nothing of their errors."""
-    assert all(part.intervals is None for part in estimate_grid(axes(scenario(), length=(512,), offload=("none",))).parts)
+    assert all(
+        part.intervals is None
+        for part in estimate_grid(axes(scenario(), length=(512,), offload=("none",))).parts
+    )
