@@ -269,7 +269,7 @@ def spec_of(entry: ModelEntry) -> ModelSpec:
 
 
 def _unknown(name: str, known: Iterable[str]) -> UnknownNameError:
-    """Says the nearest of ``known``, among those whose family is spelled as that of ``name``, or nearly so."""
+    """Says the nearest of ``known``, among those whose family is spelled like that of ``name``."""
     family = _family(name[:_MAX_NAME_CHARS])
     alike = [each for each in known if SequenceMatcher(None, family, _family(each)).ratio() >= _ALIKE]
     way_out = "give a Hub id (owner/name) or the path of a config.json"
