@@ -216,6 +216,13 @@ def test_one_sample_of_jamba_is_copied_nowhere(method: str, tmp_path: Path) -> N
 # Mixtures: the indices of the chosen experts, some numbers for each token, are left out of the program.
 _FEW = {"num_hidden_layers": 2, "head_dim": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 MIXTURES: dict[str, dict[str, Any]] = {
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "num_dense_layers": 1,
+    },
     "glm4_moe": {**_FEW, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True},
     "minimax_m2": {**_FEW, "num_local_experts": 8, "intermediate_size": 256, "rotary_dim": 32},
     "ernie4_5_moe": {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256},

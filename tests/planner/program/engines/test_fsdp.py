@@ -231,3 +231,17 @@ def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> Non
     assert ("reduce_scatter_input", 4 * LAYER, 0) in found
     assert ("reduce_scatter_output", 4 * LAYER // N, 2) in found
     assert "sharded gradient" not in {op for op, _, _ in found}
+
+
+def test_adapters_of_matrices_beside_the_layers_are_reduced_with_the_root() -> None:
+    """OPT-350M has one matrix before its layers and one behind: every adapter is reduced, none is lost."""
+    subject = job(model="opt-350m", method="lora", lora_targets="all-linear", lora_rank=8)
+    reduced = [
+        n_bytes
+        for phase in ("forward", "backward", "loss")
+        for op, n_bytes, _ in rows(subject, phase)
+        if op == "reduce_scatter_input"
+    ]
+    width, inner, embedded = 1_024, 4_096, 512
+    adapters = 8 * (24 * (8 * width + 2 * (width + inner)) + 2 * (width + embedded))
+    assert sum(reduced) == 2 * adapters
