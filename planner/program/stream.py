@@ -163,9 +163,10 @@ class Instance:
             else:
                 moved[index] = ~port
         if self.early:
-            for slot in {self.slot(slot) for where, slot in self.early if where == stage} - {None}:
-                for _ in range(moved.count(~slot)):
-                    moved.remove(~slot)
+            gone = {self.slot(slot) for where, slot in self.early if where == stage}
+            for event in [~slot for slot in gone if slot is not None]:
+                for _ in range(moved.count(event)):
+                    moved.remove(event)
         return moved
 
 

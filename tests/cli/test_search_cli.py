@@ -232,7 +232,7 @@ def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) 
     ("flags", "code", "words"),
     [
         ("--model 8b --gpu 4090 --method full --seq 1000000", 3, "times the card's"),
-        ("--model deepseek-v3 --gpu-memory 8GB --seq 2048", 3, "NOTHING FITS"),
+        ("--model deepseek-v3 --method lora --gpu-memory 8GB --seq 2048", 3, "NOTHING FITS"),
         ("--model 8b --gpu b100 --seq 2048", 6, "--gpu-memory"),
         ("--model 7b --method full --gpu 4090 --seq 512 --host-memory 32GiB", 5, "GiB of host RAM on a node"),
     ],

@@ -95,7 +95,7 @@ def test_what_is_compiled_decides_the_stack(tmp_path: Path, text: str, stack: st
 
 def test_compiled_parts_are_names(tmp_path: Path) -> None:
     """A list inside of the list was an internal error."""
-    with pytest.raises(InputFileError, match="must be a list of names"):
+    with pytest.raises(InputFileError, match=r"'compile\.components' must be a list of names"):
         read(tmp_path, BASE + '[compile]\nenable = true\ncomponents = [["model", "loss"]]\n')
 
 

@@ -27,10 +27,10 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# The longest answer known takes five, and six and a half on a busy machine: what to change about a model of
-# 46,000 matrices that nothing makes fit.  A search for the fewest GPUs of a model of 405 B asks for 350
-# programs, which takes ten there.
-MAX_S, SEARCH_MAX_S = 7.5, 20.0
+# On a busy machine: what to change about a model of 46,000 matrices that nothing makes fit takes four and
+# a half; one case is known beyond, eight under ZeRO-3.  A search for the fewest GPUs of a model of 405 B
+# asks for 350 programs of one method, which takes six and a half.
+MAX_S, SEARCH_MAX_S = 7.5, 12.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
 # Embeddings, overrides and isolates change the order in which a terminal shows the text around them.
