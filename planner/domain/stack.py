@@ -121,7 +121,8 @@ class Stack:
     these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
     stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
     that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT
-    made in fp32.  ``sdpa_mask``: the mask that a padded batch hands to torch's
+    made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
+    gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
     of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
@@ -212,6 +213,7 @@ class Stack:
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
     zero3_casts_adapters: bool
+    zero3_waits_for_copies: bool
     sdpa_mask: SdpaMask
     checkpoints_parts: bool
     flash_generation: int
