@@ -164,12 +164,14 @@ class Stack:
     training loop refers to the loss, and so to its graph, until the next one is computed.
     ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an
     engine divides it; else it is whole on every GPU before.  ``checkpoints_units``: a layer's checkpoint is
-    around its FSDP unit, as in Transformers; else inside of it.  ``zero_init``: under ZeRO-3 each parameter
-    is divided as it is made; else the model is whole on every GPU before.  ``keeps_outputs``: the training
-    loop refers to what the model returned, with the logits, until the model returns again.  ``versions``:
-    packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for
-    each version that was asked for and lies outside those that were read.  ``settled``: for every switch (and
-    every default, as ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
+    around its FSDP unit, as in Transformers; else inside of it.  ``one_gelu_kernel``: GELU by a
+    hyperbolic tangent is torch's kernel also where Transformers spells it out (``gelu_new``).
+    ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every
+    GPU before.  ``keeps_outputs``: the training loop refers to what the model returned, with the logits,
+    until the model returns again.  ``versions``: packages and versions whose facts these are
+    (``data/packages``), sorted by name.  ``unread``: a phrase for each version that was asked for and
+    lies outside those that were read.  ``settled``: for every switch (and every default, as
+    ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
     stack that this one is a variant of (the last in a row of variants); empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.  ``usual``: what
     the example files of the tool set where its bare defaults do not, by the name of the default.
@@ -241,6 +243,7 @@ class Stack:
     kbit_waits_on_host: bool
     checkpoints_units: bool
     zero_init: bool
+    one_gelu_kernel: bool
     keeps_outputs: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
