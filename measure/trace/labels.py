@@ -45,7 +45,7 @@ def to_events(records: Sequence[Record]) -> list[AllocEvent]:
     terms = terms_of_blocks(records, phases)
     return [
         AllocEvent(
-            "alloc" if record.alloc else "free",
+            "alloc" if record.alloc else "free_requested" if record.waits else "free",
             record.block.id,
             record.block.n_bytes,
             stream=record.block.stream,
@@ -106,7 +106,7 @@ def terms_of_blocks(records: Sequence[Record], phases: Sequence[Phase]) -> dict[
     born: dict[int, Phase] = {}
     freed_in: dict[int, Phase] = {}
     for record, phase in zip(records, phases, strict=True):
-        (born if record.alloc else freed_in)[record.block.id] = phase
+        (born if record.alloc else freed_in).setdefault(record.block.id, phase)
     terms: dict[int, TermName] = {}
     for record in records:
         block = record.block

@@ -108,11 +108,15 @@ class TracedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment."""
+    """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment.
+
+    ``waits``: the program lets go of what another stream still uses; a second free follows when that is done.
+    """
 
     alloc: bool
     block: TracedBlock
     place: Place
+    waits: bool = False
 
 
 @dataclass(slots=True)

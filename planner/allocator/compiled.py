@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 LIBRARY = Path(__file__).with_name("replay.native")
-N_STREAMS = 16
-"""CUDA streams that the library keeps apart."""
+N_STREAMS, MOST_LAG = 16, 15
+"""CUDA streams that the library keeps apart, and blocks of one that may wait for another."""
 # What all blocks together may take: sums of it fit into 64 bits.
 _MOST_BYTES = 1 << 60
 _NUMBER_BYTES = 8
@@ -24,8 +24,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "memory_open": (_POINTER, [_NUMBER]),
     "memory_copy": (_POINTER, [_POINTER, _NUMBER]),
     "memory_close": (None, [_POINTER]),
-    "release_cached": (None, [_POINTER]),
-    "run": (_NUMBER, [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _POINTER]),
+    "release_cached": (_NUMBER, [_POINTER]),
+    "run": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4]),
     "count_free": (_NUMBER, [_POINTER, _POINTER]),
     "held_at": (None, [_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]),
     "fullest": (None, [_POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _POINTER]),
@@ -65,14 +65,16 @@ def is_compiled() -> bool:
 
 
 def packed(
-    events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
-) -> tuple[Any, Any, Any] | None:
+    events: Sequence[int], sizes: Sequence[int], streams: Sequence[int], lags: Sequence[int]
+) -> tuple[Any, Any, Any, Any] | None:
     """The lists as arrays of the machine; ``None`` where the library is not there,
     or numbers are too large for it.
     """
-    if _library() is None or sum(sizes) > _MOST_BYTES or max(streams, default=0) >= N_STREAMS:
+    too_many = max(streams, default=0) >= N_STREAMS or max(lags, default=0) > MOST_LAG
+    if _library() is None or sum(sizes) > _MOST_BYTES or too_many:
         return None
-    return _as_array("q", events), _as_array("q", sizes), _as_array("B", streams)
+    columns = _as_array("B", streams), _as_array("B", lags)
+    return _as_array("q", events), _as_array("q", sizes), *columns
 
 
 def _as_array(code: Literal["q", "B"], numbers: Sequence[int]) -> Any:
@@ -164,17 +166,18 @@ class CompiledMemory:
 
     def release_cached(self) -> None:
         """Give back every segment without a block in use."""
-        self._library.release_cached(self._memory)
+        if self._library.release_cached(self._memory) == _NO_HOST_MEMORY:
+            raise MemoryError
 
-    def run(self, events: Any, sizes: Any, streams: Any) -> tuple[int | None, int]:
+    def run(self, events: Any, sizes: Any, streams: Any, lags: Any) -> tuple[int | None, int]:
         """Serve ``events``; (the one that failed, the one after which most was allocated),
         as places in the list.
 
-        All three are arrays as :func:`packed` makes them.
+        All four are arrays as :func:`packed` makes them.
         """
         place = ctypes.c_int64()
-        by_slot = streams.buffer_info()[0] if streams else None
-        addresses = events.buffer_info()[0], len(events), sizes.buffer_info()[0], by_slot
+        by_slot = [_start(each) if each else None for each in (streams, lags)]
+        addresses = _start(events), len(events), _start(sizes), *by_slot
         end = self._library.run(self._memory, *addresses, ctypes.byref(place))
         if end == _NO_HOST_MEMORY:
             raise MemoryError

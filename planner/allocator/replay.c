@@ -10,6 +10,7 @@
 #define NONE (-1)
 #define N_STREAMS 16
 #define CHUNK 256
+#define MOST_LAG 15
 /* c10/core/AllocatorConfig.h, as in settings.py. */
 #define MIN_BLOCK 512LL
 #define SMALL_REQUEST (1LL << 20)
@@ -31,9 +32,11 @@ typedef struct {
     Free free[CHUNK];
 } Chunk;
 
+/* `waiting`: blocks that the program let go of while another stream may use them, the oldest first. */
 typedef struct {
     Chunk **chunks;
-    int64_t n_chunks, room;
+    int64_t n_chunks, room, n_waiting;
+    int64_t waiting[MOST_LAG + 1];
 } Pool;
 
 typedef struct {
@@ -87,6 +90,8 @@ static void *copied(const void *from, int64_t count, size_t width) {
 }
 
 static int pool_copy(Pool *made, const Pool *pool) {
+    made->n_waiting = pool->n_waiting;
+    memcpy(made->waiting, pool->waiting, sizeof(pool->waiting));
     made->room = pool->n_chunks;
     made->chunks = copied(pool->chunks, pool->n_chunks, sizeof(Chunk *));
     for (made->n_chunks = 0; made->chunks != NULL && made->n_chunks < pool->n_chunks; made->n_chunks++) {
@@ -203,10 +208,44 @@ static int64_t new_block(Memory *memory, Block block) {
     return memory->n_blocks++;
 }
 
-/* Give back every segment without a block in use (release_cached_blocks). */
-void release_cached(Memory *memory) {
+/* Join a freed block with free neighbours (free_block, try_merge_blocks). */
+static int give_back(Memory *memory, Pool *pool, int64_t block) {
+    Block *blocks = memory->blocks;
+    int64_t before = blocks[block].before;
+    if (before != NONE && blocks[before].is_free) {
+        take_out(pool, place_of(pool, blocks[before].size, blocks[before].address));
+        blocks[before].size += blocks[block].size;
+        blocks[before].after = blocks[block].after;
+        if (blocks[block].after != NONE) blocks[blocks[block].after].before = before;
+        block = before;
+    }
+    int64_t after = blocks[block].after;
+    if (after != NONE && blocks[after].is_free) {
+        take_out(pool, place_of(pool, blocks[after].size, blocks[after].address));
+        blocks[after].is_free = 0;
+        blocks[block].size += blocks[after].size;
+        blocks[block].after = blocks[after].after;
+        if (blocks[after].after != NONE) blocks[blocks[after].after].before = block;
+    }
+    blocks[block].is_free = 1;
+    return put_in(pool, blocks, block);
+}
+
+/* Blocks of a pool wait for another stream no more, the oldest first, until `most` of them do (process_events). */
+static int complete(Memory *memory, Pool *pool, int64_t most) {
+    int64_t going = pool->n_waiting > most ? pool->n_waiting - most : 0;
+    for (int64_t place = 0; place < going; place++)
+        if (!give_back(memory, pool, pool->waiting[place])) return 0;
+    pool->n_waiting -= going;
+    memmove(pool->waiting, &pool->waiting[going], (size_t)pool->n_waiting * sizeof(int64_t));
+    return 1;
+}
+
+/* Wait for the other streams, and give back every segment without a block in use (release_cached_blocks). */
+int64_t release_cached(Memory *memory) {
     for (int number = 0; number < 2 * N_STREAMS; number++) {
         Pool *pool = &memory->pools[number];
+        if (!complete(memory, pool, 0)) return NO_HOST_MEMORY;
         int64_t chunks_kept = 0;
         for (int64_t at = 0; at < pool->n_chunks; at++) {
             Chunk *chunk = pool->chunks[at];
@@ -226,6 +265,7 @@ void release_cached(Memory *memory) {
         }
         pool->n_chunks = chunks_kept;
     }
+    return ENDED;
 }
 
 /* A block of new memory for a rounded request, after giving the cache back if need be; NONE where there is none. */
@@ -235,7 +275,7 @@ static int64_t new_segment(Memory *memory, int64_t want) {
         : (want + LARGE_ROUNDING - 1) / LARGE_ROUNDING * LARGE_ROUNDING;
     if (memory->limit >= 0 && memory->reserved + size > memory->limit) {
         if (memory->keeps_cache) return NONE;
-        release_cached(memory);
+        if (release_cached(memory) == NO_HOST_MEMORY) return NO_HOST_MEMORY;
         memory->n_retries++;
         if (memory->reserved + size > memory->limit) return NONE;
     }
@@ -274,31 +314,17 @@ static int64_t allocate(Memory *memory, Pool *pool, int64_t want) {
     return split(memory, pool, block, want) ? block : NO_HOST_MEMORY;
 }
 
-/* Join a freed block with free neighbours (free_block, try_merge_blocks). */
-static int give_back(Memory *memory, Pool *pool, int64_t block) {
-    Block *blocks = memory->blocks;
-    int64_t before = blocks[block].before;
-    if (before != NONE && blocks[before].is_free) {
-        take_out(pool, place_of(pool, blocks[before].size, blocks[before].address));
-        blocks[before].size += blocks[block].size;
-        blocks[before].after = blocks[block].after;
-        if (blocks[block].after != NONE) blocks[blocks[block].after].before = before;
-        block = before;
-    }
-    int64_t after = blocks[block].after;
-    if (after != NONE && blocks[after].is_free) {
-        take_out(pool, place_of(pool, blocks[after].size, blocks[after].address));
-        blocks[after].is_free = 0;
-        blocks[block].size += blocks[after].size;
-        blocks[block].after = blocks[after].after;
-        if (blocks[after].after != NONE) blocks[blocks[after].after].before = block;
-    }
-    blocks[block].is_free = 1;
-    return put_in(pool, blocks, block);
+/* The program lets go of a block; `lag`: of how many later ones of its pool before another stream is done with it. */
+static int let_go(Memory *memory, Pool *pool, int64_t block, int64_t lag) {
+    memory->allocated -= memory->blocks[block].size;
+    if (lag == 0) return give_back(memory, pool, block);
+    pool->waiting[pool->n_waiting++] = block;
+    return complete(memory, pool, lag);
 }
 
 /* Serve events: the place of the one that failed, ENDED, or NO_HOST_MEMORY.  *peak: after which most was allocated, or NONE. */
-int64_t run(Memory *memory, const int64_t *events, int64_t n_events, const int64_t *sizes, const uint8_t *streams, int64_t *peak) {
+int64_t run(Memory *memory, const int64_t *events, int64_t n_events, const int64_t *sizes, const uint8_t *streams,
+            const uint8_t *lags, int64_t *peak) {
     memory->most_allocated = memory->allocated;
     *peak = NONE;
     for (int64_t index = 0; index < n_events; index++) {
@@ -316,8 +342,7 @@ int64_t run(Memory *memory, const int64_t *events, int64_t n_events, const int64
                 *peak = index;
             }
         } else if (memory->live[slot] != NONE) {
-            memory->allocated -= memory->blocks[memory->live[slot]].size;
-            if (!give_back(memory, pool, memory->live[slot])) return NO_HOST_MEMORY;
+            if (!let_go(memory, pool, memory->live[slot], lags == NULL ? 0 : lags[slot])) return NO_HOST_MEMORY;
         }
     }
     return ENDED;

@@ -31,7 +31,9 @@ class SlotEvents:
 
     ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a
     phase begins.  ``empties``: numbers of the phases before which the program gives its cache back
-    (``torch.cuda.empty_cache``).
+    (``torch.cuda.empty_cache``).  ``lags``: by slot, how many later blocks of its pool the program lets go
+    of before another stream is done with this one (``record_stream``) and it can be used again; empty where
+    no other stream uses any.
     """
 
     events: Sequence[int]
@@ -39,6 +41,12 @@ class SlotEvents:
     streams: Sequence[int]
     begins: Sequence[int]
     empties: frozenset[int] = frozenset()
+    lags: Sequence[int] = ()
+
+    @property
+    def by_slot(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Sizes, streams and lags."""
+        return self.sizes, self.streams, self.lags
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class Memory:
         self.free: list[bool] = []
         self.at: dict[int, int] = {}
         self.pools: dict[int, tuple[list[int], list[int]]] = {}
+        self.waiting: dict[tuple[int, bool], list[int]] = {}
         self.allocated = self.reserved = 0
         self.most_allocated = self.most_reserved = 0
         self.next_address = LARGE_ROUNDING_BYTES
@@ -124,6 +133,7 @@ class Memory:
         for name in ("live", "size", "address", "before", "after", "free", "at"):
             setattr(made, name, getattr(self, name).copy())
         made.pools = {stream: (small.copy(), large.copy()) for stream, (small, large) in self.pools.items()}
+        made.waiting = {pool: blocks.copy() for pool, blocks in self.waiting.items()}
         return made
 
     def pool(self, stream: int, is_small: bool) -> list[int]:
@@ -155,7 +165,11 @@ class Memory:
         return len(self.size) - 1
 
     def release_cached(self) -> None:
-        """Give back every segment without a block in use (``release_cached_blocks``)."""
+        """Wait for other streams, and give back every segment without a block in use
+        (``release_cached_blocks``).
+        """
+        for pool in self.waiting:
+            self._complete(pool, 0)
         for keys in (keys for pools in self.pools.values() for keys in pools):
             kept = []
             for key in keys:
@@ -177,7 +191,7 @@ class Memory:
         return len(sizes), max(sizes, default=0)
 
     def run(
-        self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int]
+        self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int], lags: Sequence[int]
     ) -> tuple[int | None, int]:
         """Serve ``events``; (the one that failed, the one after which most was allocated),
         as places in the list.
@@ -200,7 +214,8 @@ class Memory:
                 block = live[slot]
                 if block >= 0:
                     allocated -= size[block]
-                    self._merge(block, keys)
+                    pool = streams[slot] if streams else 0, is_small
+                    self._let_go(block, pool, lags[slot] if lags else 0)
                 continue
             want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
             if not want:
@@ -237,6 +252,22 @@ class Memory:
         self.at[address[cut]] = cut
         insort(keys, rest << _ADDRESS_BITS | address[cut])
 
+    def _let_go(self, block: int, pool: tuple[int, bool], lag: int) -> None:
+        """Take back a block, or note that another stream still uses it."""
+        if not lag:
+            self._merge(block, self.pool(*pool))
+            return
+        self.waiting.setdefault(pool, []).append(block)
+        self._complete(pool, lag)
+
+    def _complete(self, pool: tuple[int, bool], most: int) -> None:
+        """Blocks of a pool wait for another stream no more, the oldest first, until ``most`` of them do
+        (``process_events``).
+        """
+        waiting = self.waiting[pool]
+        while len(waiting) > most:
+            self._merge(waiting.pop(0), self.pool(*pool))
+
     def _merge(self, block: int, keys: list[int]) -> None:
         """Make ``block`` free, as one with the free blocks on both sides of it."""
         size, address, before, after, free = self.size, self.address, self.before, self.after, self.free
@@ -270,9 +301,12 @@ def _memory(
 
 def for_replay(program: SlotEvents) -> SlotEvents:
     """The program as it is replayed fastest; one that is replayed more than once is best kept so."""
-    columns = program.events, program.sizes, program.streams
+    columns = program.events, program.sizes, program.streams, program.lags
     arrays = None if all(isinstance(each, array) for each in columns) else packed(*columns)
-    return program if arrays is None else SlotEvents(*arrays, program.begins, program.empties)
+    if arrays is None:
+        return program
+    events, sizes, streams, lags = arrays
+    return SlotEvents(events, sizes, streams, program.begins, program.empties, lags)
 
 
 def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotReplay:
@@ -291,7 +325,7 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
         if number in program.empties:
             memory.release_cached()
         memory.begin_phase()
-        failed, place = memory.run(program.events[start:end], program.sizes, program.streams)
+        failed, place = memory.run(program.events[start:end], *program.by_slot)
         phases.append(PhaseReplay(memory.most_allocated, memory.most_reserved, max(start + place, start - 1)))
         if failed is not None:
             failure = _failure(memory, start + failed, program)
@@ -314,13 +348,14 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     freed = {~event for event in program.events[start:] if event < 0}
     once = [event for event in program.events[start:] if event < 0 or event in freed]
     parts = [(program.events[:start], sizes[0]), *((once, each) for each in sizes)]
-    programs = [SlotEvents(events, each, program.streams, ()) for events, each in parts]
+    lags = program.lags
+    programs = [SlotEvents(events, each, program.streams, (), lags=lags) for events, each in parts]
     fast = [for_replay(each) for each in programs]
     programs = fast if all(isinstance(each.sizes, array) for each in fast) else programs
     memory = _memory(programs[0], None)
     reserved = []
     for each in programs:
-        memory.run(each.events, each.sizes, each.streams)
+        memory.run(each.events, *each.by_slot)
         reserved.append(memory.reserved)
     return reserved[1:]
 
@@ -352,7 +387,7 @@ class _Begun:
             start = event if number == phase else begin
             if number > phase and number in program.empties:
                 memory.release_cached()
-            failed, _ = memory.run(program.events[start:end], program.sizes, program.streams)
+            failed, _ = memory.run(program.events[start:end], *program.by_slot)
             if failed is not None:
                 return number, start + failed
         return None

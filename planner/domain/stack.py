@@ -124,7 +124,8 @@ class Stack:
     these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
     stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
     that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT
-    made in fp32.  ``sdpa_mask``: the mask that a padded batch hands to torch's
+    made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
+    gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
     of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
@@ -166,12 +167,14 @@ class Stack:
     training loop refers to the loss, and so to its graph, until the next one is computed.
     ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an
     engine divides it; else it is whole on every GPU before.  ``checkpoints_units``: a layer's checkpoint is
-    around its FSDP unit, as in Transformers; else inside of it.  ``zero_init``: under ZeRO-3 each parameter
-    is divided as it is made; else the model is whole on every GPU before.  ``keeps_outputs``: the training
-    loop refers to what the model returned, with the logits, until the model returns again.  ``versions``:
-    packages and versions whose facts these are (``data/packages``), sorted by name.  ``unread``: a phrase for
-    each version that was asked for and lies outside those that were read.  ``settled``: for every switch (and
-    every default, as ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
+    around its FSDP unit, as in Transformers; else inside of it.  ``one_gelu_kernel``: GELU by a
+    hyperbolic tangent is torch's kernel also where Transformers spells it out (``gelu_new``).
+    ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every
+    GPU before.  ``keeps_outputs``: the training loop refers to what the model returned, with the logits,
+    until the model returns again.  ``versions``: packages and versions whose facts these are
+    (``data/packages``), sorted by name.  ``unread``: a phrase for each version that was asked for and
+    lies outside those that were read.  ``settled``: for every switch (and every default, as
+    ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
     stack that this one is a variant of (the last in a row of variants); empty where it is none's.
     ``quantized_defaults``: the defaults over a quantised base, where some of them differ.  ``usual``: what
     the example files of the tool set where its bare defaults do not, by the name of the default.
@@ -215,6 +218,7 @@ class Stack:
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
     zero3_casts_adapters: bool
+    zero3_waits_for_copies: bool
     sdpa_mask: SdpaMask
     checkpoints_parts: bool
     flash_generation: int
@@ -242,6 +246,7 @@ class Stack:
     kbit_waits_on_host: bool
     checkpoints_units: bool
     zero_init: bool
+    one_gelu_kernel: bool
     keeps_outputs: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]

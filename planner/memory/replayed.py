@@ -170,7 +170,8 @@ def slot_events(stream: Stream, job: Job) -> SlotEvents:
         else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
     )
     empties = frozenset([*stream.emptied, *later])
-    return for_replay(SlotEvents(stream.events, stream.sizes(_values(job)), streams, begins, empties))
+    sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
+    return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags))
 
 
 def _growth(job: Job, stream: Stream, events: SlotEvents) -> list[int]:

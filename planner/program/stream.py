@@ -33,6 +33,8 @@ class Stream:
 
     ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.
     ``units``, ``unit_bytes``, ``kinds`` (numbers of terms) and ``streams`` (CUDA streams) describe each slot.
+    ``lags``: of slots that another CUDA stream still uses when they are freed, how many later ones of their
+    own stream are freed before it is done.
     ``phases``: (event it begins with, phase), in order.
     """
 
@@ -44,6 +46,7 @@ class Stream:
         self.streams = array("B")
         self.phases: list[tuple[int, Phase]] = []
         self.emptied: list[int] = []
+        self.lags: dict[int, int] = {}
         # Parts and the first slot of each, and where every other slot was made.
         self._bases: list[int] = []
         self._parts: list[tuple[str, Template]] = []
@@ -86,6 +89,20 @@ class Stream:
     def free(self, slot: int) -> None:
         """Free an allocation."""
         self.events.append(~slot)
+
+    def free_late(self, slot: int, lag: int) -> None:
+        """Free what another CUDA stream still uses (``record_stream``): its memory cannot be used again
+        before ``lag`` later slots of its own stream are freed, or the cache is given back.
+        """
+        self.lags[slot] = lag
+        self.events.append(~slot)
+
+    def lags_by_slot(self) -> array[int]:
+        """``lags`` of every slot; empty where there is none."""
+        found = array("B", bytes(len(self.units) if self.lags else 0))
+        for slot, lag in self.lags.items():
+            found[slot] = lag
+        return found
 
     def add(self, name: str, template: Template) -> int:
         """The base of the slots of one more part; nothing of it is allocated yet."""

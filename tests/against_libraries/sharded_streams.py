@@ -49,10 +49,16 @@ def program_events(row: Row) -> tuple[list[AllocEvent], float]:
 def rows_of(events: list[AllocEvent], phases: list[str], least: int) -> list[Request]:
     """The requests of some phases, of at least so many bytes."""
     sizes: dict[int, int] = {}
+    late: set[int] = set()
     rows = []
     for event in events:
         if event.action == "alloc":
             sizes[event.block] = event.n_bytes
+        elif event.block in late:
+            # The program let go of it before, where another stream still used it.
+            continue
+        elif event.action == "free_requested":
+            late.add(event.block)
         if (
             event.phase in phases
             and sizes[event.block] >= least

@@ -48,7 +48,7 @@ def held(events: list[AllocEvent], term: str) -> int:
     live: dict[int, int] = {}
     for each in events[: last + 1]:
         if each.term == term:
-            live.update({each.block: each.n_bytes}) if each.action == "alloc" else live.pop(each.block)
+            live.update({each.block: each.n_bytes}) if each.action == "alloc" else live.pop(each.block, None)
     return sum(live.values())
 
 
@@ -57,7 +57,7 @@ def whole_at_the_end(events: list[AllocEvent]) -> int:
     live: dict[int, int] = {}
     for each in events:
         if each.op == "gathered parameter":
-            live.update({each.block: each.n_bytes}) if each.action == "alloc" else live.pop(each.block)
+            live.update({each.block: each.n_bytes}) if each.action == "alloc" else live.pop(each.block, None)
     return sum(live.values())
 
 

@@ -21,6 +21,11 @@ from measure.trace.sharding.stream import GATHER_STREAM, Stream, What
 _FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = What("partition from the host", "gathered_parameters", GATHER_STREAM)
+# The host runs ahead of the card.  Before a gather it waits until no more than ``__max_ongoing_fetch_events``
+# = 2 others are under way; the card still uses what the modules of these and of the one before gave back.
+# Source: ``fetch_sub_module``; partition_parameters.py free_param (``record_stream``).
+# Ignored: a card that computes for longer than it gathers falls further behind.
+_GATHER_LAG = 3
 _LONG_AGO = -(10**10)
 
 
@@ -235,6 +240,7 @@ class Coordinator:
 
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
-            self._stream.free(live.block)
+            if live.block is not None:
+                self._stream.free_late(live.block, _GATHER_LAG)
             live.block, live.status = None, "away"
             self._available -= live.elements

@@ -37,7 +37,8 @@ class HostSettings:
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
     """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
-    ``world`` the number of processes.
+    ``world`` the number of processes.  ``waits_for_copies``: stage 3 waits for each gradient's copy to an
+    offloaded optimizer.
 
     ``rank`` is the process that is traced.
     """
@@ -52,6 +53,7 @@ class ZeroSettings:
     offloads_params: bool
     host: HostSettings
     quantized: bool
+    waits_for_copies: bool
     prefetch_elements: int
     persistence_elements: int
     rank: int
@@ -159,6 +161,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         offloads_optimizer=recipe.offloads_optimizer,
         offloads_params=recipe.offloads_params,
         quantized=recipe.numerics.quantization != "none",
+        waits_for_copies=recipe.offloads_optimizer and stack.zero3_waits_for_copies,
         host=HostSettings(
             stack.pins_offload,
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from measure.trace.host import HOST_STREAMS
 from measure.trace.record import HostKind, HostName, Place, Record, Role, TracedBlock
+from planner.allocator.settings import SMALL_REQUEST_BYTES
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
 Steps = list[list[list[Record]]]
@@ -38,6 +39,7 @@ class Stream:
         self.records: list[Record] = []
         self.place = Place("load", 0)
         self._next_id = first_id
+        self._waiting: dict[tuple[int, bool], list[TracedBlock]] = {}
 
     def take(self, n_bytes: int, what: What) -> TracedBlock:
         """Allocate; the caller frees it or keeps it."""
@@ -71,6 +73,16 @@ class Stream:
     def free(self, *blocks: TracedBlock | None) -> None:
         """Free what was taken, or a block of the modules that the runtime has taken over."""
         self.records += [Record(False, block, self.place) for block in blocks if block is not None]
+
+    def free_late(self, block: TracedBlock, lag: int) -> None:
+        """Free what another stream still uses (``record_stream``):
+        it comes back when ``lag`` later blocks of its pool have been freed.
+        """
+        self.records.append(Record(False, block, self.place, waits=True))
+        waiting = self._waiting.setdefault((block.stream, block.n_bytes <= SMALL_REQUEST_BYTES), [])
+        waiting.append(block)
+        while len(waiting) > lag:
+            self.free(waiting.pop(0))
 
     def brief(self, n_bytes: int, what: What) -> None:
         """Allocate and free at once: a temporary of one call."""

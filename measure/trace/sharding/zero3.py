@@ -31,6 +31,10 @@ _FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = What("flat gradients in fp32", "optimizer_temporaries")
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
+# The host waits for the oldest where more than ``max_param_reduce_events`` = 2 buckets are being reduced.
+# Each has a gradient or more, which that stream uses until then.
+# Source: stage3.py __add_grad_to_ipg_bucket (``record_stream``), __reduce_and_partition_ipg_grads.
+_GRADIENT_LAG = 3
 
 
 class Zero3:
@@ -48,6 +52,7 @@ class Zero3:
         self._steps: Steps = []
         self._bucket: list[tuple[Parameter, TracedBlock | None]] = []
         self._coordinator = Coordinator(stream, settings, lambda name: self._of_module.get(name, []))
+        self._gradient_lag = 0 if settings.waits_for_copies else _GRADIENT_LAG
 
     def load(self, parameter: Parameter, record: Record) -> None:
         """``zero.Init``: made whole on the device, then divided, each by itself;
@@ -199,7 +204,7 @@ class Zero3:
             self._reduce(boundary=boundary)
             filled = 0
         if filled + parameter.elements <= limit:
-            self._stream.free(block)
+            self._stream.free_late(block, self._gradient_lag)
             self._bucket.append((parameter, None))
         else:
             self._bucket.append((parameter, block))
@@ -250,7 +255,8 @@ class Zero3:
                     self._stream.brief(min(part, _NORM_PART) * _FP64, _NORM.on(REDUCE_STREAM))
                     self._stream.brief(part * _FP32, _HOST_COPY)
                 self._stream.free(uploaded)
-            self._stream.free(block)
+            if block is not None:
+                self._stream.free_late(block, self._gradient_lag)
         self._stream.free(sent)
 
     def _part(self, parameter: Parameter) -> int:

@@ -23,6 +23,11 @@ _FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = What("partition from the host", "gathered_parameters", GATHER_STREAM)
 _GATHERED_NOW = What("gathered parameter", "gathered_parameters")
+# The host runs ahead of the card.  Before a gather it waits until no more than ``__max_ongoing_fetch_events``
+# = 2 others are under way; the card still uses what the modules of these and of the one before gave back.
+# Source: ``fetch_sub_module``; partition_parameters.py free_param (``record_stream``).
+# Ignored: a card that computes for longer than it gathers falls further behind.
+_GATHER_LAG = 3
 _LONG_AGO = -1_000_000_000_000
 
 
@@ -257,7 +262,7 @@ class Coordinator:
 
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
-            self._engine.free(live.slot)
+            self._engine.free_late(live.slot, _GATHER_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements
 

@@ -139,6 +139,11 @@ class DeepSpeed(Runtime):
             if slot is not None:
                 self.stream.events.append(~slot)
 
+    def free_late(self, slot: int | None, lag: int) -> None:
+        """Free what another stream still uses, as :meth:`Stream.free_late` says."""
+        if slot is not None:
+            self.stream.free_late(slot, lag)
+
     def brief(self, n_bytes: int, what: What) -> None:
         """Allocate and free at once: a temporary of one call."""
         self.free(self.take(n_bytes, what))

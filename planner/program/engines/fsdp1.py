@@ -4,9 +4,8 @@ its gradient is one flat tensor too.
 Source: torch 2.13 distributed/fsdp/_runtime_utils.py and _flat_param.py, whose functions the methods name;
 the backward of ``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_sizes_backward``), which joins
 the gradients of all views.
-Ignored: a flat tensor is made of whole parameters while the model is wrapped; blocks that another stream
-still uses are free at once (``record_stream``); adapters that are units of their own are gathered with their
-layer.
+Ignored: a flat tensor is made of whole parameters while the model is wrapped; adapters that are units of
+their own are gathered with their layer; that a card which is faster than its host uses blocks again sooner.
 """
 
 from __future__ import annotations
@@ -17,6 +16,14 @@ from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
 from planner.program.stream import Stream
+
+# The host runs ahead of the card.  ``_FreeEventQueue`` lets two flat parameters be given back that compute
+# still uses; before the next gather it waits for the older one.  Source: torch 2.13 distributed/fsdp
+# _limiter_utils.py (_max_num_inflight_all_gathers), _runtime_utils.py _unshard, _reshard.
+_GATHER_LAG = 1
+# Then the compute of the older one is over, so two gradients are not reduced yet: its own and the next one's.
+# Source: _runtime_utils.py _post_backward_hook (``_no_dispatch_record_stream``).
+_GRADIENT_LAG = 2
 
 
 class Fsdp1(Fsdp):
@@ -88,8 +95,9 @@ class Fsdp1(Fsdp):
         trained = [each for each in group.weights if each.trained]
         seen, stored = (ELEMENT_BYTES[of(trained[0])] for of in (self.sizes.seen, self.sizes.stored))
         kept = self.take(part, "gradients", "new_sharded_grad", REDUCE_STREAM)
-        self.free(group.flat)
-        group.flat = None
+        if group.flat is not None:
+            self.stream.free_late(group.flat, _GRADIENT_LAG)
+            group.flat = None
         if stored != seen:
             narrow, kept = (
                 kept,
@@ -100,6 +108,12 @@ class Fsdp1(Fsdp):
             self.free(kept)
         else:
             group.reduced = kept
+
+    def _reshard(self, group: Group) -> None:
+        """``_reshard``: the compute stream still uses what it gives back to the gathers."""
+        for slot in group.whole:
+            self.stream.free_late(slot, _GATHER_LAG)
+        group.whole = []
 
     def _initialise(self) -> None:
         """``init_flat_param_attributes``: tensors are made, and their memory is given back at once."""

@@ -37,6 +37,10 @@ _HOST_COPY = What("gradient partition in fp32", "gradient_buckets", REDUCE_STREA
 _NORM = What("norm in fp64", "optimizer_temporaries")
 _FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+# The host waits for the oldest where more than ``max_param_reduce_events`` = 2 buckets are being reduced.
+# Each has a gradient or more, which that stream uses until then.
+# Source: stage3.py __add_grad_to_ipg_bucket (``record_stream``), __reduce_and_partition_ipg_grads.
+_GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
 
@@ -70,6 +74,8 @@ class Zero3(DeepSpeed):
         self._groups: list[list[Param]] = []
         self._bucket: list[tuple[Param, int | None]] = []
         self._filled = 0
+        waits = self.settings.offloads_optimizer and job.stack.zero3_waits_for_copies
+        self._gradient_lag = 0 if waits else _GRADIENT_LAG
 
     def load_weights(self) -> None:
         """``zero.Init``: each parameter is made whole on the card and divided at once;
@@ -238,7 +244,7 @@ class Zero3(DeepSpeed):
             self._reduce()
         self._filled += param.elements
         if self._filled <= limit:
-            self.free(slot)
+            self.free_late(slot, self._gradient_lag)
             self._bucket.append((param, None))
         else:
             self._bucket.append((param, slot))
@@ -287,7 +293,7 @@ class Zero3(DeepSpeed):
                     self.brief(min(part, _NORM_PART) * FP64, _NORM_ON_WAY)
                     self.brief(part * FP32, _HOST_COPY)
                 self.free(uploaded)
-            self.free(slot)
+            self.free_late(slot, self._gradient_lag)
         self.free(sent)
 
     def _part(self, param: Param) -> int:

@@ -17,7 +17,7 @@ def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The activation function of the layer over ``x``."""
     name = view.block.mlp.activation
     with torch.inside("act_fn"):
-        if name == "gelu_new":
+        if name == "gelu_new" and not view.stack.one_gelu_kernel:
             return _gelu_new(torch, view, x)
         if name == "gelu_fast":
             return torch.mul(torch.same(x, "mul"), torch.shifted(torch.tanh(_inner(torch, x))))

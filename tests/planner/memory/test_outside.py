@@ -15,7 +15,6 @@ from planner.intake.resolve import resolve
 from planner.memory.outside import (
     context_bytes,
     counted_threads,
-    limit_bytes,
     nccl_bytes,
     outlier_weight_bytes,
     resident_threads,
@@ -185,5 +184,5 @@ def test_others_can_hold_all_of_a_card_and_never_more() -> None:
     assert visible is not None
     for taken, expected in ((0, visible), (GIB, visible - GIB), (2 * visible, 0)):
         hardware = replace(job.hardware, gpu_reserved_bytes=taken)
-        assert limit_bytes(job_of(replace(job.scenario, hardware=hardware), BARE)) == expected
-    assert limit_bytes(job_on("mi300x")) is None
+        assert hardware.limit_bytes == expected
+    assert job_on("mi300x").hardware.limit_bytes is None

@@ -167,6 +167,15 @@ def test_fsdp1_joins_gradients_and_reduces_them_in_a_pool_of_its_own() -> None:
     assert reduced == [*LAYERS * of(LAYER), *of(TABLE + TAIL)]
 
 
+def test_fsdp1_frees_late_what_another_stream_uses_and_fsdp2_nothing() -> None:
+    """A flat parameter of a layer that compute uses, and the gradient that is reduced from it."""
+    stream = step_of(job(sharding="fsdp1"))
+    late = {(stream.place(slot)[2], lag) for slot, lag in stream.lags.items()}
+    assert late == {("_full_param_padded", 1), ("cat", 2)}
+    assert set(stream.lags_by_slot()) == {0, 1, 2}
+    assert not step_of(job()).lags
+
+
 def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradients() -> None:
     """PEFT's policy makes units of adapters; a policy of layers leaves zeros for every frozen weight."""
     flags = {"method": "lora", "sharding": "fsdp1", "lora_rank": 16, "lora_targets": "all-linear"}

@@ -45,6 +45,11 @@ class Engine:
         """Free."""
         self.said += [-self.sizes[slot] for slot in slots if slot is not None]
 
+    def free_late(self, slot: int | None, lag: int) -> None:
+        """Free what is still used."""
+        assert lag
+        self.free(slot)
+
     def new(self) -> list[int]:
         """What was said since the last time."""
         said, self.said = self.said, []
@@ -205,6 +210,18 @@ def test_a_head_above_what_may_be_live_is_there_twice_in_later_passes() -> None:
             (live.add if event >= 0 else live.discard)(slot)
             most[phase] = max(most.get(phase, 0), len(live))
     assert (most["loss"], most["loss_2"]) == (1, 2)
+
+
+def test_gathered_parameters_and_gradients_come_back_late() -> None:
+    """Compute uses the ones, the stream that reduces the others, unless the host waits for their copies."""
+    for flags, gradients in (
+        ({}, True),
+        ({"offload": "optimizer"}, True),
+        ({"offload": "optimizer", "versions": "deepspeed==0.19.4"}, False),
+    ):
+        stream, _ = stream_of(sharding="zero3", **flags)
+        late = {stream.term(slot) for slot, lag in stream.lags.items() if lag == 3}
+        assert late == {"gathered_parameters"} | ({"gradients"} if gradients else set())
 
 
 def test_marks_stay_out_of_the_stream() -> None:

@@ -56,6 +56,16 @@ def test_gelu_new_takes_its_power_in_fp32_under_autocast(autocast: bool, n_bytes
     assert run.kept == Counter(saved)
 
 
+def test_gelu_new_is_one_kernel_where_the_stack_says_so() -> None:
+    """Its input alone is saved."""
+    mlp = MlpSpec(WIDTH, gated=False, activation="gelu_new")
+    view = layer_of("lora", mlp, PLAIN, one_gelu_kernel=True)
+
+    run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+
+    assert run.kept == Counter({("mm", "TOKENS", MIDDLE): 1})
+
+
 def test_a_fused_gate_writes_its_gradients_over_what_it_saved() -> None:
     """Backward allocates the gradients that matrices make, and none for the gate."""
     view = layer_of("lora", MlpSpec(WIDTH, gated=True, activation="silu"), GATED, fused_mlp=True)

@@ -1,0 +1,39 @@
+"""How far the host runs ahead of the card before FSDP1 and ZeRO-3 make it wait:
+the limits that the program counts late frees by are the libraries' own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from planner.program.engines.coordinator import _GATHER_LAG as MODULES
+from planner.program.engines.fsdp1 import _GATHER_LAG as FLAT_PARAMETERS
+from planner.program.engines.fsdp1 import _GRADIENT_LAG as FLAT_GRADIENTS
+from planner.program.engines.zero3 import _GRADIENT_LAG as BUCKETS
+from tests.extras import import_or_skip
+
+
+def test_fsdp1_waits_for_the_older_of_two_frees() -> None:
+    """What remains in the queue when a gather begins is still in use."""
+    made: Any = import_or_skip("torch.distributed.fsdp._limiter_utils")._FreeEventQueue()
+    frees, waited = list(range(10)), []
+    for number in frees:
+        made.enqueue(number)
+        waited.append(made.dequeue_if_needed())
+    last = max(each for each in waited if each is not None)
+    # The gradient of the last one that was waited for is about to be reduced, and so are those behind it.
+    assert frees[-1] - last == FLAT_PARAMETERS == FLAT_GRADIENTS - 1
+
+
+def test_zero3_waits_for_the_third_gather_and_the_third_bucket_before() -> None:
+    """As many as may be under way, and the one that the host has waited for, which is used from then on."""
+    for module, name, lag in (
+        ("partitioned_param_coordinator", "max_ongoing_fetch_events", MODULES),
+        ("stage3", "max_param_reduce_events", BUCKETS),
+    ):
+        source = inspect.getsource(import_or_skip(f"deepspeed.runtime.zero.{module}"))
+        (most,) = re.findall(rf"{name}: int = (\d+)", source)
+        assert re.search(rf"_events\) > self\.\w*{name}:\s+self\.\w+\.popleft\(\)\.synchronize\(\)", source)
+        assert lag == int(most) + 1
