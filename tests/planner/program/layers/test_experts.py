@@ -100,7 +100,7 @@ def in_turn(n_experts: int, method: str = "lora") -> Run:
 
 
 def test_experts_in_turn_keep_what_all_of_them_save() -> None:
-    """Frozen: both factors of each gate, what an expert returns, and that weighted, of a quarter of the rows."""
+    """Frozen: both factors of each gate, what an expert returns, and that weighted; a quarter of the rows."""
     kept = in_turn(4).kept
     quarter, row = 2 * WIDTH * 2 / 4, ROW / 4
     assert kept["mm", "TOKENS", quarter] == 2 * 4
