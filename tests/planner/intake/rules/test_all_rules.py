@@ -359,7 +359,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "reward-model-packed": (
         {
-            **{"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
+            "task": "grpo",
+            "stack": "trl",
+            "seq": 512,
+            "method": "qlora",
+            "reward_model": "qwen2.5-0.5b",
             "versions": ("trl==1.0.0",),
         },
         {"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
