@@ -50,4 +50,5 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
         beside = str(line) if job.launch else _NO_FILE
         texts[line.resolve()] = launch
     text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
-    return CommandFiles(texts, replace(options, accelerate=beside, tool=options.tool or job.tool), text)
+    tool = options.tool or job.tool
+    return CommandFiles(texts, replace(options, accelerate=beside, tool=tool, task=job.task), text)

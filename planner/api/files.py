@@ -22,8 +22,10 @@ _OF_IMAGES = ("images_per_sample", "image_size")
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """How to read the files and how to answer;
-    ``deepspeed`` and ``accelerate`` stand in for files that configs refer to.
+    """How to read the files and how to answer; ``deepspeed`` and ``accelerate`` stand in for files that
+    configs refer to.
+
+    ``task``: what the name of a script says that its arguments are for.
     """
 
     output_format: str = "human"
@@ -32,12 +34,13 @@ class CheckOptions:
     accelerate: str | None = None
     calibration: str | None = None
     force: bool = False
+    task: str = ""
 
     @property
     def beside(self) -> Beside:
         """The files given beside the configs."""
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
-        return Beside(deepspeed, accelerate)
+        return Beside(deepspeed, accelerate, task=self.task)
 
 
 def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Checked:

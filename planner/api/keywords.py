@@ -52,6 +52,8 @@ class JobFlags(TypedDict, total=False):
     compare_reference: bool
     generator: str
     vllm_memory: float | str
+    reward_model: Text
+    reward_dtype: str
     data: Text
     tokenizer: Text
     images_per_sample: int | str
@@ -123,6 +125,8 @@ class SearchFlags(TypedDict, total=False):
     compare_reference: bool
     generator: str
     vllm_memory: float | str
+    reward_model: Text
+    reward_dtype: str
     data: Text
     tokenizer: Text
     images_per_sample: int | str

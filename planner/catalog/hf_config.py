@@ -19,6 +19,8 @@ from planner.files.structured import json_value
 from planner.units import MIB
 
 MAX_CONFIG_BYTES = 1 * MIB
+_MAX_EXPERTS = 4096
+"""Of one layer: twice as many as any published model has (google/switch-c-2048)."""
 _DTYPES: dict[str, Literal["fp32", "bf16", "fp16"]] = {
     "float32": "fp32",
     "bfloat16": "bf16",
@@ -42,7 +44,11 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
     if reader is None:
         raise UnknownArchitectureError(where, model_type)
     fields = ConfigFields(data, where)
-    return with_stored(in_checkpoint_dtype(reader(fields), data), data, where)
+    spec = reader(fields)
+    n_experts = max(group.block.mlp.n_experts for group in spec.groups)
+    if n_experts > _MAX_EXPERTS:
+        raise fields.fail(f"{n_experts} experts are above the limit of {_MAX_EXPERTS}")
+    return with_stored(in_checkpoint_dtype(spec, data), data, where)
 
 
 ConfigReader = Callable[[Mapping[str, Any], str], ModelSpec]

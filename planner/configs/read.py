@@ -23,7 +23,7 @@ from planner.configs.tools import (
     trl,
 )
 from planner.configs.tools.other_tools import refuse_other_tools
-from planner.errors import InputFileError, UnknownNameError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
 
@@ -126,9 +126,19 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     if beside.accelerate == _NO_FILE:
         beside = replace(beside, accelerate=None, look=False)
     chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
+    _check_task(reading, beside.task)
     reading.say_switches()
     reading.finish(keys)
     return reading
+
+
+def _check_task(reading: Reading, task: str) -> None:
+    """Raises: NotModelledError where a script's name and its arguments say different tasks."""
+    if task and reading.value("task") != task:
+        raise NotModelledError(
+            f"{reading.path}: the script's name says {task}, but its arguments are read as those of "
+            f"{reading.tool}, which say nothing of it: say --tool trl where they are TRL's"
+        )
 
 
 def recognise(document: Document) -> Tool:

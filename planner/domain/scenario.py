@@ -10,6 +10,8 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.stack import Stack
 
+TRAINER_BATCH = 8
+"""Samples of a micro-step where nobody gives any to the Trainer: transformers 5.23.0 training_args.py."""
 EVAL_BATCH = 8
 """Samples of one evaluation step where nobody says any: transformers 5.23.0 training_args.py."""
 

@@ -36,6 +36,7 @@ from planner.domain.recipes.recipe import (
 )
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.recipes.sharding import DDP, FSDP, NONE, Sharding, sharding_named
+from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
@@ -416,7 +417,7 @@ def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
 def _resolve_batch(ledger: Ledger, setting: Setting, task: Task, lengths: SampleLengths | None) -> Batch:
     seq: int = ledger.request.get("seq")
     batch = Batch(
-        micro_batch=ledger.choose("batch", 1, "assumed"),
+        micro_batch=ledger.choose("batch", *_default_batch(task)),
         grad_accum=ledger.choose("grad_accum", 1, "assumed"),
         seq_len=ledger.choose("seq", seq, "assumed"),
         padding=_resolve_padding(ledger, setting, task),
@@ -426,6 +427,13 @@ def _resolve_batch(ledger: Ledger, setting: Setting, task: Task, lengths: Sample
         images=resolve_images(ledger, setting.model),
     )
     return replace(batch, tokens_per_sample=_resolve_mean(ledger, batch))
+
+
+def _default_batch(task: Task) -> tuple[int, str, str]:
+    """One sample; completions come in groups, so a task that generates has the batch of TRL's arguments."""
+    if task in GENERATING_TASKS:
+        return TRAINER_BATCH, "assumed", "transformers 5.23.0 training_args.py: per_device_train_batch_size"
+    return 1, "assumed", ""
 
 
 def _resolve_mean(ledger: Ledger, batch: Batch) -> Number:

@@ -26,10 +26,13 @@ from planner.intake.images import loaded_part, without_adapters
 from planner.intake.linears import with_parameters, with_separate_experts
 from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
+from planner.intake.rollout import with_reward
 from planner.intake.rules.all_rules import Case, check
 from planner.intake.tasks import stack_for, trained_model
 from planner.intake.versions import enter_own_versions, resolve_versions
 
+_OF_FILES = ("model", "data", "reward_model")
+"""Fields that are looked up in files or on the Hub."""
 DEFAULT_STACK = "hf-trainer@5"
 PREFERENCE_STACK = "trl"
 """Where nothing is said: the Trainer of Transformers has no loss of preferences."""
@@ -66,7 +69,8 @@ class LookedUp:
     """What a job names outside its recipe, looked up once: many recipes can be completed over it.
 
     ``entries``: the values that were settled on the way, with their origins.  ``doubts``: warnings about what
-    was looked up.  ``lengths``: those of the samples, where a data set is named.
+    was looked up.  ``lengths``: those of the samples, where a data set is named.  ``reward``: the
+    model that scores completions, where one is named.
     """
 
     model: ModelSpec
@@ -76,6 +80,7 @@ class LookedUp:
     entries: tuple[Assumption, ...]
     doubts: tuple[str, ...] = ()
     lengths: SampleLengths | None = None
+    reward: ModelSpec | None = None
 
 
 def look_up(
@@ -99,7 +104,7 @@ def look_up(
     ledger = Ledger(request)
     doubts: tuple[str, ...] = ()
     if like is not None:
-        ledger = Ledger(request, [entry for entry in like.entries if entry.name in ("model", "data")])
+        ledger = Ledger(request, [entry for entry in like.entries if entry.name in _OF_FILES])
         model, doubts = like.model, like.doubts
     elif model is None:
         model, doubts = _resolve_model(ledger, reader)
@@ -108,7 +113,9 @@ def look_up(
     hardware = resolve_hardware(ledger)
     stack = _resolve_stack(ledger, hardware)
     lengths = like.lengths if like is not None else _resolve_data(ledger)
-    return LookedUp(model, hardware, stack, _resolve_run(ledger), ledger.assumptions, doubts, lengths)
+    reward = like.reward if like is not None else _resolve_reward(ledger, reader)
+    run = _resolve_run(ledger)
+    return LookedUp(model, hardware, stack, run, ledger.assumptions, doubts, lengths, reward)
 
 
 def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) -> Scenario:
@@ -121,6 +128,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     ledger = Ledger(request, found.entries)
     loaded = loaded_part(ledger, found.model, found.stack)
     recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
+    recipe = with_reward(ledger, recipe, found.reward, found.stack)
     if recipe.uses_deepspeed and not ledger.said("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack)
@@ -150,6 +158,15 @@ def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tup
     resolved = load_model(said.value, reader)
     ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
     return resolved.spec, (resolved.doubt,) if resolved.doubt else ()
+
+
+def _resolve_reward(ledger: Ledger, reader: ConfigReader) -> ModelSpec | None:
+    said = ledger.request.values.get("reward_model")
+    if said is None:
+        return None
+    resolved = load_model(said.value, reader)
+    ledger.enter("reward_model", resolved.spec.id, said.origin, resolved.note)
+    return resolved.spec
 
 
 def _resolve_stack(ledger: Ledger, hardware: Hardware) -> Stack:

@@ -26,7 +26,7 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
     model = replace(
         model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups)
     )
-    return _with_score(model) if task == "reward" else model
+    return with_score(model) if task == "reward" else model
 
 
 def takes_tiles(task: Task, stack: Stack) -> bool:
@@ -46,7 +46,7 @@ def scores_by_value(task: Task, stack: Stack) -> bool:
     return task == "reward" and stack.reward_head == "value"
 
 
-def _with_score(model: ModelSpec) -> ModelSpec:
+def with_score(model: ModelSpec) -> ModelSpec:
     """A head of one output in the place of that of the words,
     as ``AutoModelForSequenceClassification`` has it.
 

@@ -12,7 +12,7 @@ from planner.anatomy.regime import Regime, regime_of
 from planner.anatomy.trained import parts_of, trained_counts
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
-from planner.domain.recipes.recipe import Number, Recipe
+from planner.domain.recipes.recipe import Number, Packing, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -148,6 +148,26 @@ def generation_job(job: Job) -> Job:
     numerics = replace(recipe.numerics, precision=recipe.numerics.load_dtype)
     scenario = replace(job.scenario, recipe=replace(recipe, numerics=numerics))
     return replace(job, scenario=scenario, regime=regime_of(scenario))
+
+
+def reward_job(job: Job) -> Job | None:
+    """The job of the pass that scores what was generated; ``None`` where no model does.
+
+    The model is loaded whole, and its weights are cast anew for each product: autocast caches nothing in
+    inference mode.
+    Source: trl 1.16.0 trainer/grpo_trainer.py GRPOTrainer.__init__ (``reward_funcs``), _calculate_rewards;
+    accelerate 1.15 accelerator.py prepare_model (``evaluation_mode``).
+    """
+    recipe = job.recipe
+    if recipe.rollout is None or recipe.rollout.reward is None:
+        return None
+    reward = recipe.rollout.reward
+    numerics = replace(recipe.numerics, load_dtype=reward.load_dtype, quantization="none", packing=Packing())
+    again = replace(recipe, method="full", adapter=None, numerics=numerics, task="reward", rollout=None)
+    again = replace(again, gradient_checkpointing=False, loss="hf", train_layers=())
+    made = job_of(replace(job.scenario, model=reward.model, recipe=again), job.coefficients)
+    frozen = replace(made.scenario, recipe=replace(made.recipe, method="lora"))
+    return replace(made, scenario=frozen)
 
 
 def reference_job(job: Job) -> Job:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from planner.anatomy.packing import Matrices, constants_bytes, packed_bytes
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.term import TermName
-from planner.program.job import Job, reference_job
+from planner.program.job import Job, reference_job, reward_job
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.stream import Stream
@@ -43,13 +43,15 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
     weights += add_adapters(stream, job, weights)
     if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
         replace(stream, weights, _engine_dtypes(job, weights))
-    if job.recipe.has_reference_model:
-        _load_reference(stream, reference_job(job))
+    beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
+    for each in beside:
+        if each is not None:
+            _load_beside(stream, each)
     return weights
 
 
-def _load_reference(stream: Stream, job: Job) -> None:
-    """The model that a policy is compared with, whole; DeepSpeed runs it by an engine of stage 0,
+def _load_beside(stream: Stream, job: Job) -> None:
+    """A model that a policy is compared with or scored by, whole; DeepSpeed runs it by an engine of stage 0,
     which casts it.
 
     Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed.

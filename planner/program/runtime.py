@@ -13,7 +13,7 @@ from planner.domain.term import Phase
 from planner.program.head.generation import hand_over
 from planner.program.job import Job
 from planner.program.load import load
-from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, Unit
+from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, SCORED, Unit
 from planner.program.parameters import Weight
 from planner.program.stream import Instance, Stream, instances
 from planner.program.template import (
@@ -66,12 +66,14 @@ class Generation:
     """What runs before the micro-steps of a task that generates, all of it without gradients.
 
     ``prompts`` and ``token``: the pass over the prompts, and that of one more token; empty where another
-    program generates.  ``asides``: passes over a micro-batch of whole sequences.
+    program generates.  ``asides``: passes over a micro-batch of whole sequences.  ``scores``: the pass of a
+    reward model over all sequences at once; empty without one.
     """
 
     prompts: Sequence[Part]
     token: Sequence[Part]
     asides: tuple[list[Part], ...]
+    scores: Sequence[Part] = ()
 
 
 class Runtime:
@@ -178,6 +180,8 @@ class Runtime:
             self.let_go(made)
         for aside in generation.asides:
             self.let_go(self.run_aside(aside))
+        if generation.scores:
+            self.let_go(self.run_aside(_in_units(generation.scores, SCORED)))
 
     def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
         """A forward pass of parts that were made without gradients; ``cached``: the pass before,

@@ -20,8 +20,8 @@ from planner.program.engines import runtime_of
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
 from planner.program.head.generation import CACHE, sampled
 from planner.program.head.inputs import names_for
-from planner.program.head.preferences import Role, preference_head, tiles, values
-from planner.program.job import Job, generation_job, reference_job
+from planner.program.head.preferences import CACHING, Role, preference_head, tiles, values
+from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
@@ -95,10 +95,12 @@ def generation_of(job: Job) -> Generation | None:
     asides = (evaluation_of(job, "reference"),) if job.recipe.asks_old else ()
     if rollout.has_reference:
         asides = (*asides, parts_of(reference_job(job), "none", role="reference"))
+    scoring = reward_job(job)
+    scores = () if scoring is None else parts_of(scoring, "none", role="score")
     if rollout.generator != "transformers":
-        return Generation((), (), asides)
+        return Generation((), (), asides, scores)
     alone = generation_job(job)
-    return Generation(evaluation_of(alone, "prompt"), evaluation_of(alone, "token"), asides)
+    return Generation(evaluation_of(alone, "prompt"), evaluation_of(alone, "token"), asides, scores)
 
 
 def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]:
@@ -227,7 +229,7 @@ def _one_layer(
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
     values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
     keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
-    runs = _caching_layer if mode.role in ("prompt", "token") else _kept_layer if keeps else _layer
+    runs = _caching_layer if mode.role in CACHING else _kept_layer if keeps else _layer
     return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
 
 

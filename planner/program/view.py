@@ -164,8 +164,10 @@ _NO_BATCH = Batch(1, 1, 1, "packed", 1)
 def _of_layers(recipe: Recipe) -> Recipe:
     adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
     offload: Offload = "activations" if recipe.offload == "activations" else "none"
+    rollout = replace(recipe.rollout, reward=None) if recipe.rollout else None
     return replace(
         recipe,
+        rollout=rollout,
         adapter=adapter,
         train_layers=(),
         batch=_NO_BATCH,

@@ -186,7 +186,8 @@ def _asides(job: Job) -> Iterable[tuple[Part, float]]:
     """
     rollout, generation = job.recipe.rollout, generation_of(job)
     if rollout is not None and generation is not None:
-        return [(part, 1 / rollout.iterations) for parts in generation.asides for part in parts]
+        passes = (*generation.asides, generation.scores)
+        return [(part, 1 / rollout.iterations) for parts in passes for part in parts]
     return [(part, 1.0) for when in asides_of(job) for parts in when for part in parts]
 
 

@@ -112,6 +112,11 @@ def test_an_architecture_without_formulas_is_traced(
             2,
             "field 'num_local_experts' is 1000000, above the limit of 10000",
         ),
+        (
+            {"model_type": "jamba", **SIZES, **GROUPED, "num_experts": 10**9},
+            2,
+            "1000000000 experts are above the limit of 4096",
+        ),
         ({**TINY, "num_attention_heads": 0}, 2, "Transformers refuses this config"),
     ],
 )

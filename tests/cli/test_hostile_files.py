@@ -4,6 +4,7 @@ at once, without text.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -156,3 +157,18 @@ def test_a_pipe_in_the_personal_folder_holds_nothing_up(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert plan_main(JOB) == 0
     assert "a personal calibration is left out" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_type": "jamba", "num_experts": 10**9}, {"model_type": "mixtral", "num_local_experts": 10**9}],
+)
+def test_a_config_of_a_billion_experts_is_refused(
+    fields: dict[str, object], tmp_path: Path, capsys: Captured
+) -> None:
+    """Any reader's: a module for each of them would take the machine."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**sizes, "vocab_size": 99, **fields}), encoding="utf-8")
+    assert plan_main(["--model", str(path), "--method", "lora", "--gpu", "4090", "--seq", "64"]) == 2
+    assert "1000000000 experts are above the limit of 4096" in capsys.readouterr().err

@@ -53,12 +53,15 @@ _TRAINS = frozenset(
 )
 # What a script's name says where its arguments may not.
 _OTHERS = {
-    "preference training is not modelled; supervised fine-tuning is": "dpo orpo kto cpo simpo xpo nash",
-    "reinforcement learning is not modelled; supervised fine-tuning is": "grpo rloo ppo",
-    "reward models are not modelled; supervised fine-tuning is": "reward prm rm",
+    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "cpo xpo nash online_dpo",
+    "reinforcement learning other than GRPO is not modelled": "rloo ppo",
+    "reward models of this kind are not modelled: say the job by flags": "prm rm",
     "distillation is not modelled; supervised fine-tuning is": "gkd distill distillation minillm",
     "a loop of its own is not modelled: say the job by flags": "no_trainer",
 }
+_TASKS = ("dpo", "kto", "orpo", "simpo", "reward", "grpo")
+# trl 1.16.0 scripts and examples/scripts.
+_TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo")
 _OWN_COMMANDS = {
     "llamafactory-cli": "its file: plan check FILE",
     "lmf": "its file: plan check FILE",
@@ -74,7 +77,8 @@ class Started:
     """One command: the script, its arguments, and how it is launched,
     as a configuration of Accelerate says it.
 
-    ``words``: as they were written.  ``tool``: where the command itself says it.
+    ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
+    script's name says.
     """
 
     words: list[str]
@@ -82,6 +86,7 @@ class Started:
     arguments: dict[str, Any] = field(default_factory=dict)
     launch: dict[str, Any] = field(default_factory=dict)
     tool: str | None = None
+    task: str = ""
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -113,7 +118,7 @@ def started(path: Path, text: str) -> Started:
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words = found[0]
     job = _LAUNCHERS[_launcher(words)](path, words)
-    _refuse_others(path, job)
+    _read_name(path, job)
     return job
 
 
@@ -152,13 +157,20 @@ def _name(word: str) -> str:
     return word.lstrip("-").partition("=")[0].replace("-", "_")
 
 
-def _refuse_others(path: Path, job: Started) -> None:
-    """Raises: NotModelledError where the script's name says that it is no supervised fine-tuning."""
-    words = set(re.split(r"[^a-z]+", Path(job.script).name.lower())) | {Path(job.script).stem.lower()}
+def _read_name(path: Path, job: Started) -> None:
+    """What the script's name says of its task, and of its tool.
+
+    Raises:
+        NotModelledError: a training that no formula covers.
+    """
+    stem = Path(job.script).stem.lower()
+    words = {*re.split(r"[^a-z]+", Path(job.script).name.lower()), stem}
     for why, names in _OTHERS.items():
         for name in names.split():
             if name in words or (name == "no_trainer" and name in job.script.lower()):
                 raise NotModelledError(f"{path}: {show(job.script)}: {why}")
+    job.task = next((task for task in _TASKS if task in words), "")
+    job.tool = job.tool or ("trl" if stem in _TRL_SCRIPTS and job.task else None)
 
 
 def _own_command(path: Path, words: list[str]) -> Started:

@@ -18,7 +18,7 @@ SCRIPT = "YOUR_SCRIPT.py"
 """Stands for the user's own script where the tool is a library."""
 _OTHER_NODES = "sbatch YOUR_JOB.sh"
 # trl 1.16.0 cli/commands; other trainers are in trl.experimental.
-_TRL_COMMANDS = ("sft", "dpo", "kto", "reward")
+_TRL_COMMANDS = ("sft", "dpo", "grpo", "kto", "reward")
 
 
 @dataclass(frozen=True, slots=True)

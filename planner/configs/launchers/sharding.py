@@ -53,12 +53,14 @@ _STRATEGIES = {
 class Beside:
     """Files given beside a config on the command line, in place of those that it refers to.
 
-    ``look``: whether a launch file is looked for beside the config where none is given.
+    ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
+    name of a script says that its arguments are for.
     """
 
     deepspeed: Path | None = None
     accelerate: Path | None = None
     look: bool = True
+    task: str = ""
 
     @property
     def given(self) -> bool:

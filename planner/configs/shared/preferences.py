@@ -177,20 +177,23 @@ def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
     reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)
 
 
-def trl_task(keys: Keys, reading: Reading) -> bool:
+def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     """Enter the task of a file of TRL that trains from preferences; whether it is one.
 
     Such a file does not name its trainer: a key that one of them has alone tells it, or the name of the file
-    or its folder, as recipes are laid out.
+    or its folder, as recipes are laid out; of a command the task that its ``script`` names.
 
     Raises:
         NotModelledError: what no formula covers.
     """
     told = next((name for name in _TRL_KEYS if keys.has(name)), None)
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
-    if told is None and shared is None:
+    if told is None and shared is None and not script:
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
+    if script:
+        reading.say("task", script, str(keys.path), "the script's name")
+        return True
     named = [
         match for part in reversed(keys.path.absolute().parts[-3:]) if (match := _WORD.search(part.lower()))
     ]

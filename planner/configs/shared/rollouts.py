@@ -1,8 +1,8 @@
 """Keys of GRPO, in files of TRL and in the ``trl`` section of Axolotl's: what is generated,
-and who generates it.
+who generates it, and who scores it.
 
-Keys and defaults: trl 0.16.1, 0.24.0 and 1.16.0 trainer/grpo_config.py; axolotl 0.19.0 utils/schemas/trl.py
-and core/trainers/grpo/__init__.py.
+Keys and defaults: trl 0.16.1, 0.24.0 and 1.16.0 trainer/grpo_config.py, 1.16.0 scripts/grpo.py; axolotl
+0.19.0 utils/schemas/trl.py and core/trainers/grpo/__init__.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARED = {
     "steps_per_generation": "generation_steps",
 }
 HARMLESS = (
-    *("reward_funcs", "reward_weights", "reward_model_paths", "scale_rewards", "multi_objective_aggregation"),
+    *("reward_weights", "scale_rewards", "multi_objective_aggregation"),
     *(
         "temperature",
         "top_p",
@@ -119,6 +119,7 @@ def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
     _read_reference(keys, reading, old=old)
     _read_completion(keys, reading, old=old)
     _read_generator(keys, reading, old=old)
+    _read_rewards(keys, reading)
     keys.skip(HARMLESS)
 
 
@@ -186,3 +187,20 @@ def _read_generator(keys: Keys, reading: Reading, *, old: bool) -> None:
         )
     elif share is not None:
         reading.say("vllm_memory", share, keys.where("vllm_gpu_memory_utilization"))
+
+
+def _read_rewards(keys: Keys, reading: Reading) -> None:
+    """A model that scores, by its key or among functions; a function is a name, or a path with dots.
+
+    Axolotl takes what it cannot import for a model.
+
+    Raises:
+        NotModelledError: several models.
+    """
+    own = keys.text("reward_model_name_or_path")
+    found = [("reward_model_name_or_path", own)] if own else []
+    found += [("reward_funcs", each) for each in keys.names("reward_funcs") if "/" in each]
+    if len(found) > 1:
+        raise keys.not_modelled(found[1][0], "several reward models are not modelled; one is")
+    for name, model in found:
+        reading.say("reward_model", model, keys.where(name))

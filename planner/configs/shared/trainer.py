@@ -24,7 +24,7 @@ from planner.configs.shared.age import refuse_no_training
 from planner.configs.shared.harmless import TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.domain.scenario import EVAL_BATCH
+from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
 from planner.errors import UsageError, show
 
 _SIZES = {
@@ -91,7 +91,9 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     refuse_no_training(keys)
     keys.refuse_switched_on(_UNMODELLED)
     reading.take(keys, _SIZES)
-    reading.default("batch", 8, "transformers 5.23.0 training_args.py: per_device_train_batch_size")
+    reading.default(
+        "batch", TRAINER_BATCH, "transformers 5.23.0 training_args.py: per_device_train_batch_size"
+    )
     reading.default("grad_accum", 1, "transformers 5.23.0 training_args.py: gradient_accumulation_steps")
     _read_length_of_run(keys, reading)
     _read_optimizer(keys, reading)

@@ -330,6 +330,8 @@ def read_generated(keys: Keys, reading: Reading) -> None:
         return
     reading.said.pop("padding", None)
     read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
+    if reading.value("reward_model") is not None:
+        reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
     if engine is not None and reading.value("generator") == "vllm":
         engine.refuse_above_one(

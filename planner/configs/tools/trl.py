@@ -97,8 +97,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _refuse_other_trainings(keys)
-    generates = _trains_on_generated(keys, reading)
-    compares = not generates and trl_task(keys, reading)
+    generates = _trains_on_generated(keys, reading, beside.task)
+    compares = not generates and trl_task(keys, reading, beside.task)
     read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
     old = read_age(keys, reading)
     _read_method(keys, reading)
@@ -145,14 +145,17 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     keys.skip(PREFERENCE_HARMLESS)
 
 
-def _trains_on_generated(keys: Keys, reading: Reading) -> bool:
-    """Whether a file trains on what the model generates, by keys that no other trainer has;
-    then its task is entered.
+def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
+    """Whether a file trains on what the model generates, by keys that no other trainer has, or by the
+    script's name, which says the task ``named``; then its task is entered.
 
     Raises:
         NotModelledError: the path says that it is another one's than GRPO's.
     """
     told = next((name for name in _GENERATED if keys.has(name)), None)
+    if told is None and named == "grpo":
+        reading.say("task", "grpo", str(keys.path), "the script's name")
+        return True
     if told is None:
         return False
     if any(

@@ -1,15 +1,26 @@
 """Training on completions that the model writes itself: how long they are, who generates them,
-and how often.
+how often, and who scores them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from planner.domain.model import ModelSpec
 
 Generator = Literal["transformers", "vllm", "vllm-server"]
 """Who generates: the model in training itself, vLLM on the same cards, or vLLM on others."""
 GENERATORS: tuple[Generator, ...] = get_args(Generator)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModel:
+    """A frozen model on the card that gives each completion one number; ``load_dtype``: of its weights."""
+
+    model: ModelSpec
+    load_dtype: Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,8 @@ class Rollout:
     completions of one prompt.  ``micro_steps``: how many micro-batches are generated at once; ``None`` as
     many as an optimizer step takes.  ``iterations``: how often each completion is trained on.
     ``has_reference``: whether the model as it was before is asked.  ``vllm_share``: of the card's memory,
-    which vLLM takes beside the training.
+    which vLLM takes beside the training.  ``reward``: the model that scores; ``None`` where functions do,
+    which need no card.
     """
 
     completion_tokens: int
@@ -30,3 +42,4 @@ class Rollout:
     has_reference: bool = False
     generator: Generator = "transformers"
     vllm_share: float = 0.0
+    reward: RewardModel | None = None

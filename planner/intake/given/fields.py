@@ -171,6 +171,16 @@ _FIELDS = (
         below_high=True,
     ),
     RequestField(
+        "reward_model",
+        "text",
+        "Frozen model on the card that scores completions, named as --model is; functions need none (grpo)",
+    ),
+    _one_of(
+        "reward_dtype",
+        "Dtype in which it is loaded, or checkpoint for that of its file",
+        (*DTYPES, CHECKPOINT_DTYPE),
+    ),
+    RequestField(
         "data",
         "text",
         "File of the training samples (JSONL, or a column of token counts): their lengths give padding, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planner.domain.recipes.recipe import Task
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.tasks import scores_by_value, takes_tiles
@@ -19,6 +21,10 @@ _READ: dict[str, frozenset[Task]] = {
     "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
 }
 _SEPARATE_PASSES = ("rows",)
+_SHARES_PACKING = ("divided", "in_place")
+"""What stacks have, some of whose scripts hand ``quantization_config`` to both models: trl 0.29.0 and 1.0.0
+scripts/grpo.py; not those of 0.21.0, 1.14.0 and 1.16.0.
+"""
 
 
 def _loss_of_trainer(case: Case) -> str:
@@ -68,9 +74,11 @@ def _uneven_text(case: Case) -> str:
     rollout = case.recipe.rollout
     steps = case.recipe.generation_micro_steps
     generations = rollout.generations if rollout else 0
+    batch, others = int(case.recipe.batch.micro_batch), int(case.hardware.world_size * steps)
+    least = generations // math.gcd(generations, others)
     return (
-        f"batch {case.recipe.batch.micro_batch} x {case.hardware.world_size} GPUs x {steps} steps, "
-        f"{generations} generations"
+        f"batch {batch} x {case.hardware.world_size} GPUs x {steps} steps, {generations} generations: "
+        f"--batch {-(-batch // least) * least} would do"
     )
 
 
@@ -78,8 +86,8 @@ TASK_RULES = (
     Rule(
         "generations-uneven",
         "refuse",
-        "Batch x GPUs x micro-steps of a generation must be a multiple of --generations; change --batch or "
-        "--generations",
+        "Batch x GPUs x micro-steps of a generation must be a multiple of --generations; raise --batch, or "
+        "change --generations",
         _uneven,
         _uneven_text,
     ),
@@ -101,6 +109,18 @@ TASK_RULES = (
                 case.recipe.batch.images is not None
                 or any(group.block.mixer is not None for group in case.model.groups)
             )
+        ),
+    ),
+    Rule(
+        "reward-model-packed",
+        "refuse",
+        "TRL 0.29 to 1.13 packs a reward model as it packs the policy, which is not modelled; use "
+        "--versions trl==1.16.0, or a policy that is not packed",
+        lambda case: (
+            case.recipe.rollout is not None
+            and case.recipe.rollout.reward is not None
+            and case.numerics.quantization != "none"
+            and case.stack.completion_logps in _SHARES_PACKING
         ),
     ),
     Rule(

@@ -30,9 +30,13 @@ from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
-Role = Literal["policy", "reference", "divergence", "prompt", "token"]
+Role = Literal["policy", "reference", "divergence", "prompt", "token", "score"]
 """What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
-other completions; or which tokens a generation reads.
+other completions; or which tokens a generation reads; or the scores of what was generated.
+"""
+CACHING: tuple[Role, ...] = ("prompt", "token", "score")
+"""Passes that keep keys and values: nobody tells a model that scores not to.
+Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``use_cache``).
 """
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """Tokens and words of one tile of logits.  Source:

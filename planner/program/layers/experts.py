@@ -3,8 +3,7 @@
 Source: transformers 5.23 integrations/moe.py ``grouped_mm_experts_forward``, models/{mixtral,qwen3_moe,
 granitemoe,gpt_oss,deepseek_v2}/modeling_*.py; peft 0.21 tuners/lora/layer.py ParamWrapper.
 Ignored: indices and weights of the chosen experts, some numbers for each token; the second half of each
-weight of Hunyuan's routers, which stay in fp32.  Stacks whose experts are modules of their own (Transformers
-4) run them one after the other; here they are one product.
+weight of Hunyuan's routers, which stay in fp32.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import replace
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation, clamped_gate
+from planner.program.layers.experts_in_turn import in_turn
 from planner.program.ops.autograd import record, save
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
@@ -99,8 +99,7 @@ def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
     """What the chosen experts return for each token, weighted and summed."""
     with torch.inside("experts"):
         if _is_separate(view):
-            with torch.in_manner(_one_by_one(torch, view, _expert_spec(view, "mlp_mid"))):
-                return _in_turn(torch, view, x, weights)
+            return in_turn(torch, view, x, weights)
         gate_up, down = (_expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
         # The wrapper of the second tensor is the outer one.
         down_factors = _factors(torch, view, down)
@@ -121,19 +120,6 @@ def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
 
 def _is_separate(view: LayerView) -> bool:
     return any(spec.group == "expert" and spec.kind == "linear" for spec in view.linears("mlp_in"))
-
-
-def _in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
-    """Experts of three linear layers each."""
-    hidden, rows = x.count, view.block.mlp.top_k
-    gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
-    selected = _rows_of(torch, x, rows * hidden)
-    gated = activation(torch, view, linear(torch, view, gate, selected))
-    out = torch.mul(gated, linear(torch, view, up, selected))
-    del selected, gated
-    out = linear(torch, view, _expert_spec(view, "mlp_mid"), out)
-    weighted = _rows_of(torch, torch.mul(out, weights), rows * hidden)
-    return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
 
 
 Factors = tuple[Tensor, Tensor] | None

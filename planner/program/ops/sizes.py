@@ -84,6 +84,9 @@ def _generated_units(job: Job) -> dict[Unit, Number]:
         Unit.CACHED_TOKENS: rows * cached,
         Unit.CACHED_SINK_TOKENS: rows * (cached + 1),
         Unit.WINDOW_TOKENS: rows * minimum(cached, window),
+        Unit.SCORED_TOKENS: rows * batch.seq_len,
+        Unit.SCORED_PAIRS: rows * batch.seq_len * batch.seq_len,
+        Unit.SCORED_SINK_PAIRS: rows * batch.seq_len * (batch.seq_len + 1),
     }
 
 

@@ -88,6 +88,10 @@ class Unit(IntEnum):
     CACHED_SINK_TOKENS = 35
     WINDOW_TOKENS = 36
     """Those of them that a layer with a window keeps."""
+    SCORED_TOKENS = 37
+    """Tokens of the whole sequences that were generated at once."""
+    SCORED_PAIRS = 38
+    SCORED_SINK_PAIRS = 39
 
 
 EVALUATED = {
@@ -122,6 +126,13 @@ SAMPLED = {
     Unit.ROWS: Unit.GENERATED_ROWS,
 }
 """The same -> those of one more token of each sequence."""
+SCORED = {
+    Unit.TOKENS: Unit.SCORED_TOKENS,
+    Unit.PAIRS: Unit.SCORED_PAIRS,
+    Unit.SINK_PAIRS: Unit.SCORED_SINK_PAIRS,
+    Unit.ROWS: Unit.GENERATED_ROWS,
+}
+"""The same -> those of all sequences that were generated at once, prompts and completions."""
 
 
 class Storage:

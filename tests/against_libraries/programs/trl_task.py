@@ -1,6 +1,7 @@
 """A script of TRL as its documentation has them: ``trl_task.py TASK [lora]``.
 
-For ``grpo`` the last argument may be JSON: of GRPOConfig, and of ``prompt``, the tokens of one.
+For ``grpo`` the last argument may be JSON: of GRPOConfig, of ``prompt``, the tokens of one, and of
+``reward_model``.
 """
 
 import json
@@ -46,11 +47,12 @@ if task == "grpo":
     adapters, words = "lora" in sys.argv, rows[0]["prompt"].split()
     model, words = said.pop("model", model), (words * 100)[: said.pop("prompt", 64)]
     rows = Dataset.from_list([{"prompt": " ".join(words)}] * 256)
+    numbers = lambda completions, **_: [float(number) for number in range(len(completions))]  # noqa: E731
+    rewards = said.pop("reward_model", None) or numbers
     args = Config(
         **{"output_dir": "out", "per_device_train_batch_size": 4, "bf16": True, "report_to": "none"} | said
     )
     peft_config = LoraConfig(r=8, target_modules="all-linear") if adapters else None
-    rewards = lambda completions, **_: [float(number) for number in range(len(completions))]  # noqa: E731
     Trainer(model, rewards, args, rows, processing_class=tokenizer, peft_config=peft_config).train()
     sys.exit()
 args = Config(output_dir="out", per_device_train_batch_size=2, max_length=512, bf16=True, report_to="none")

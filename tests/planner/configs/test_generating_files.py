@@ -11,7 +11,7 @@ import pytest
 
 from planner.domain.recipes.rollout import Rollout
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError, UsageError
+from planner.errors import NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -86,6 +86,23 @@ def test_a_file_of_axolotl(tmp_path: Path) -> None:
     assert found == Rollout(256, 4, has_reference=True, generator="vllm", vllm_share=0.5)
 
 
+def test_a_reward_model(tmp_path: Path) -> None:
+    """By its key, or among functions of Axolotl, which hands no dtype on; functions need no card."""
+    model = "HuggingFaceTB/SmolLM2-135M"
+    found = rollout_of(tmp_path, TRL + f"reward_model_name_or_path: {model}\ndtype: float16\n", seq=1024)
+    assert found.reward is not None
+    assert found.reward.model.hub_id == model
+    assert found.reward.load_dtype == "fp16"
+    assert found.reward.model.head.out_features == 1
+    functions = "trl:\n  num_generations: 4\n  reward_funcs: [rewards.length"
+    found = rollout_of(tmp_path, f"{AXOLOTL}{functions}, {model}]\n", seq=1024)
+    assert found.reward is not None
+    assert found.reward.load_dtype == found.reward.model.checkpoint_dtype == "bf16"
+    assert rollout_of(tmp_path, f"{AXOLOTL}{functions}]\n", seq=1024).reward is None
+    with pytest.raises(PlannerError, match="nobody/knows-it"):
+        scenario_of(tmp_path, TRL + "reward_model_name_or_path: nobody/knows-it\n", seq=1024)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -93,6 +110,7 @@ def test_a_file_of_axolotl(tmp_path: Path) -> None:
         (TRL + "generation_batch_size: 64\n", "steps_per_generation is"),
         (TRL + "num_ppo_epochs: 4\n", "other than GRPO"),
         (TRL + "rloo_k: 4\n", "other than GRPO"),
+        (TRL + "reward_model_name_or_path: gpt2\nreward_funcs: [a/b]\n", "several reward models"),
         (OLD + "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n", "Liger's loss of GRPO"),
         (AXOLOTL + "trl:\n  sync_ref_model: true\n", "follows the policy"),
     ],

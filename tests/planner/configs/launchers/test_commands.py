@@ -160,17 +160,47 @@ def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["dpo.py", "trl/scripts/grpo.py", "run_orpo.py", "reward_modeling.py", "run_clm_no_trainer.py", "gkd.py"],
+    ["trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py", "gkd.py"],
 )
 def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> None:
     """Other trainings take the same arguments."""
     with pytest.raises(NotModelledError, match=script):
         read(f"accelerate launch {script} --model_name_or_path gpt2 --max_steps 5")
-    with pytest.raises(NotModelledError, match="preference training"):
-        read("trl dpo --model_name_or_path gpt2")
+    with pytest.raises(NotModelledError, match="other than GRPO"):
+        read("trl rloo --model_name_or_path gpt2")
+
+
+@pytest.mark.parametrize(
+    ("start", "task"),
+    [
+        ("trl grpo", "grpo"),
+        ("accelerate launch trl/scripts/grpo.py", "grpo"),
+        ("python dpo.py", "dpo"),
+        ("accelerate launch reward_modeling.py", "reward"),
+        ("python sft.py", "sft"),
+    ],
+)
+def test_the_name_of_a_script_says_the_task(start: str, task: str) -> None:
+    """Its arguments alone would be those of supervised fine-tuning."""
+    text = f"{start} {OF_EIGHT}"
+    checked = check_job(command_job(text, CheckOptions()), GIVEN)
+    assert checked.subject is not None, checked.failure
+    assert checked.subject.scenario.recipe.task == task
+
+
+def test_a_task_that_the_arguments_do_not_bear_out_is_refused() -> None:
+    """A script of one's own may be TRL's or not."""
+    text = f"python train_grpo.py {OF_EIGHT}"
+    checked = check_job(command_job(text, CheckOptions()), GIVEN)
+    assert checked.exit_code == ExitCode.NOT_MODELLED
+    assert "--tool trl" in checked.failure
+    checked = check_job(command_job(text, CheckOptions(tool="trl")), GIVEN)
+    assert checked.subject is not None
+    assert checked.subject.scenario.recipe.task == "grpo"
 
 
 GIVEN = from_flags({"gpu": "a100-80-sxm", "method": "full", "seq": 256})
+OF_EIGHT = "--model_name_or_path gpt2 --per_device_train_batch_size 8 --bf16 True --max_completion_length 64"
 JOB = "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --bf16 True --per_device_train_batch_size"
 
 

@@ -357,6 +357,17 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "model": "qwen3.5-0.8b"},
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8},
     ),
+    "reward-model-packed": (
+        {
+            "task": "grpo",
+            "stack": "trl",
+            "seq": 512,
+            "method": "qlora",
+            "reward_model": "qwen2.5-0.5b",
+            "versions": ("trl==1.0.0",),
+        },
+        {"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
+    ),
     "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
     "preference-loss-kernel": (
         {"task": "dpo", "loss": "liger", "stack": "llama-factory"},

@@ -23,6 +23,7 @@ from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.throughput.generation import cache_bytes_per_token
+from planner.throughput.step import predict_time
 
 DRY_RUNS = Path(__file__).parents[3] / "against_libraries/programs/grpo.csv"
 SAID: dict[str, Any] = {
@@ -43,6 +44,13 @@ def scenario_of(**flags: Any) -> Scenario:
 def made(**flags: Any) -> Job:
     """The same, ready for formulas."""
     return job_of(scenario_of(**flags), Coefficients())
+
+
+def seconds_of(**flags: Any) -> float:
+    """Those of one optimizer step."""
+    found = predict_time(scenario_of(**flags), Coefficients())
+    assert found is not None
+    return float(found.step_s)
 
 
 def peaks(job: Job) -> dict[Phase, int]:
@@ -103,6 +111,33 @@ def test_a_reference_is_a_second_model() -> None:
     assert both["load"] == pytest.approx(2 * one["load"], rel=1e-3)
 
 
+def test_a_reward_model_is_loaded_and_scores_all_at_once() -> None:
+    """In its own dtype, without a head of words; keys and values of all sequences are there together."""
+    alone, scored = (
+        made(grad_accum=4, method="full", load_dtype="bf16", **more)
+        for more in ({}, {"reward_model": "qwen2.5-0.5b"})
+    )
+    # The table that was tied to the head stays, and a score for each feature comes.
+    assert peaks(scored)["load"] - peaks(alone)["load"] == pytest.approx(2 * (494_032_768 + 896), rel=0.01)
+    values = unit_values(scored)
+    assert values[Unit.SCORED_TOKENS] == 16 * 128
+    stream = step_of(scored)
+    sizes = stream.sizes({unit: float(value) for unit, value in values.items()})
+    whole = [slot for slot, unit in enumerate(stream.units) if unit == Unit.SCORED_TOKENS]
+    kept = sum(sizes[slot] for slot in whole if stream.term(slot) == "kv_cache")
+    # Keys and values of 24 layers, two heads of 64 features, in 16 bits; two generations.
+    assert kept == 2 * (2 * 24 * 16 * 128 * 2 * 64 * 2)
+
+
+def test_scoring_takes_time() -> None:
+    """A pass over all sequences, for which a larger model takes longer."""
+    seconds = [
+        seconds_of(seq=1024, batch=16, **more)
+        for more in ({}, {"reward_model": "qwen2.5-0.5b"}, {"reward_model": "qwen2.5-7b"})
+    ]
+    assert seconds == sorted(set(seconds))
+
+
 def test_vllm_takes_its_share() -> None:
     """On the same card, and nothing from another one; neither leaves a cache to the model itself."""
     beside, apart = made(generator="vllm", vllm_memory=0.25), made(generator="vllm-server")
@@ -125,7 +160,16 @@ def test_older_trainers_need_their_logits() -> None:
     [
         ({"task": "sft", "generations": 4}, UsageError, "of tasks that generate"),
         ({"completion_length": 128}, UsageError, "no room for a prompt"),
-        ({"generations": 3}, RefusedCombinationError, "multiple of --generations"),
+        ({"generations": 3}, RefusedCombinationError, "--batch 6 would do"),
+        ({"task": "dpo", "generations": None, "reward_model": "gpt2"}, UsageError, "of tasks that generate"),
+        ({"reward_dtype": "bf16"}, UsageError, "--reward-model, which is not given"),
+        ({"reward_model": "qwen2.5-vl-7b"}, NotModelledError, "reward model with images"),
+        ({"reward_model": "granite-4.0-h-1b"}, NotModelledError, "keep a state"),
+        (
+            {"reward_model": "gpt2", "method": "qlora", "versions": ("trl==1.0.0",)},
+            RefusedCombinationError,
+            "packs a reward model",
+        ),
         ({"gpus": 2, "sharding": "zero3"}, RefusedCombinationError, "whole weights"),
         ({"versions": ("trl==1.14.0",)}, RefusedCombinationError, "no trainer for this task"),
     ],

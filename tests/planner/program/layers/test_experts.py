@@ -81,3 +81,36 @@ def test_an_adapter_of_experts_is_merged_into_all_of_them_and_kept() -> None:
         ("baddbmm", "ONE", down): 1,
         ("baddbmm", "ONE", up): 1,
     }
+
+
+def in_turn(n_experts: int, method: str = "lora") -> Run:
+    """The mixture with that many experts that are modules of their own; 2 for each token."""
+    router = LinearSpec("gate", "router", HIDDEN, n_experts, "mlp_in", kind="parameter")
+    sizes = (
+        ("w1", HIDDEN, WIDTH, "mlp_in"),
+        ("w3", HIDDEN, WIDTH, "mlp_in"),
+        ("w2", WIDTH, HIDDEN, "mlp_mid"),
+    )
+    matrices = (
+        LinearSpec(name, "expert", wide, out, reads, copies=n_experts, active_copies=2)
+        for name, wide, out, reads in sizes
+    )
+    view = layer_of(method, replace(MIXTURE, n_experts=n_experts), (router, *matrices))
+    return Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+
+
+def test_experts_in_turn_keep_what_all_of_them_save() -> None:
+    """Frozen: both factors of each gate, what an expert returns, and that weighted; a quarter of the rows."""
+    kept = in_turn(4).kept
+    quarter, row = 2 * WIDTH * 2 / 4, ROW / 4
+    assert kept["mm", "TOKENS", quarter] == 2 * 4
+    assert kept["silu", "TOKENS", quarter] == 4
+    assert kept["mm", "TOKENS", row] == 4
+    assert kept["mul", "TOKENS", row] == 4
+    assert not any(op == "index" and size == row for op, _, size in kept)
+
+
+def test_many_experts_run_in_eight_groups() -> None:
+    """Of 60 experts ten run together."""
+    assert in_turn(32).kept["silu", "TOKENS", 2 * WIDTH * 2 / 8] == 8
+    assert in_turn(60).kept["silu", "TOKENS", 2 * WIDTH * 2 / 6] == 6

@@ -1,0 +1,103 @@
+"""Experts that are modules of their own, which run one after the other, as Transformers 4 has them.
+
+What one expert makes goes before the next one runs, forward, back and in a recomputation, but for what is
+saved of all.  Tokens are taken to be spread evenly.  More than eight experts are counted as up to eight
+groups that run in turn, so that programs stay short.
+Source: transformers 4.46.3 and 4.57.1 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward, and
+the same in qwen2_moe, qwen3_moe, olmoe and ernie4_5_moe; models/deepseek_v3 and glm4_moe, ``moe``.
+Ignored: indices of the chosen rows.  DeepSeek V2 sorts its tokens first, and joins what the experts return.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.domain.model import LinearSpec
+from planner.program.layers.activations import activation
+from planner.program.ops.autograd import record, save
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.matrices import linear
+
+Expert = tuple[LinearSpec, LinearSpec, LinearSpec]
+_MOST_TURNS = 8
+_KEEPS_FP32 = ("sigmoid", "sigmoid_fp32")
+"""Routers whose weights stay in fp32, and so does the sum over experts."""
+
+
+def in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """What the experts add to the stream; variables are those of the loop, which keeps them for one turn."""
+    top_k, given = view.block.mlp.top_k, x.dtype
+    expert, n_experts, n_turns = _group(view)
+    if view.block.mlp.router not in _KEEPS_FP32:
+        weights = torch.to(weights, given)
+    out = torch.new(x.unit, x.count, weights.dtype, "zeros")
+    _expert_mask = torch.new(x.unit, top_k * n_experts, "int64", "one_hot")
+    with torch.in_manner(replace(torch.manner, calls=n_experts // n_turns, waits=True)):
+        for _ in range(n_turns):
+            state = _chosen_rows(torch, x, top_k / n_turns)
+            added = _run(torch, view, expert, state)
+            added = torch.mul(added, _chosen_rows(torch, weights, 1 / n_turns))
+            added = torch.to(added, out.dtype)
+            out = _index_add(torch, out, added)
+    return torch.to(out, given)
+
+
+def _group(view: LayerView) -> tuple[Expert, int, int]:
+    """The matrices of the experts that run together, how many experts there are, and in how many turns."""
+    gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
+    down = next(spec for spec in view.linears("mlp_mid") if spec.group == "expert")
+    n_experts = down.copies
+    n_turns = next(turns for turns in range(_MOST_TURNS, 0, -1) if n_experts % turns == 0)
+    gate, up, down = (
+        replace(spec, copies=n_experts // n_turns, active_copies=1) for spec in (gate, up, down)
+    )
+    return (gate, up, down), n_experts, n_turns
+
+
+def _run(torch: Operators, view: LayerView, expert: Expert, x: Tensor) -> Tensor:
+    gate, up, down = expert
+    inner = torch.mul(activation(torch, view, linear(torch, view, gate, x)), linear(torch, view, up, x))
+    return linear(torch, view, down, inner)
+
+
+def _chosen_rows(torch: Operators, x: Tensor, share: float) -> Tensor:
+    """``x[rows]``: its gradient is added in place to zeros in the shape of ``x``, a view of which is sent on.
+
+    Source: torch 2.13 torch/csrc/autograd/FunctionsManual.cpp index_backward.
+    """
+    unit, whole, dtype = x.unit, x.count, x.dtype
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        zeros = torch.new(unit, whole, dtype, "new_zeros")
+        torch.pay([gradient, gradient], [gradient])
+        zeros.is_view = True
+        return [zeros]
+
+    rows = Tensor(None, unit, share * whole, dtype)
+    return record(
+        torch, torch.new(unit, share * whole, dtype, "index", cost=[rows]), [x], [_rows()], backward
+    )
+
+
+def _index_add(torch: Operators, out: Tensor, added: Tensor) -> Tensor:
+    """``out.index_add_(0, rows, added)``: the gradient of what is added is that of its rows.
+
+    What is added is saved for its shape alone.
+    Source: torch 2.13 tools/autograd/derivatives.yaml index_add (``expand_as(source)``).
+    """
+    unit, count, dtype = added.unit, added.count, added.dtype
+    saved = save(torch, [out, added], [_rows(), added])
+    torch.pay([added, added], [added])
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        rows = Tensor(None, unit, count, dtype)
+        return [gradient, torch.new(unit, count, dtype, "index_select", cost=[rows])]
+
+    return record(torch, out.alias(), [out, added], saved, backward)
+
+
+def _rows() -> Tensor:
+    """Numbers of rows: too small to count, but a checkpointed layer runs again when they are asked for."""
+    return Tensor(None, Unit.TOKENS, 1, "int64")
