@@ -164,7 +164,8 @@ def test_allocated_is_that_of_the_real_modules(
     assert code == 0, err
     flags: dict[str, object] = {
         "model": "config.json", "method": method, "gpu": "a100-80-sxm", "seq": 1024,
-        "images_per_sample": 2 if kind in SIZES else 0, "gradient_checkpointing": checkpointing, "checkpoint_reentrant": False,
+        "images_per_sample": 2 if kind in SIZES else 0, "gradient_checkpointing": checkpointing,
+        "checkpoint_reentrant": False,
         "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "sdpa", "padding": "packed",
         "optimizer": "adamw_torch",
     }  # fmt: skip
