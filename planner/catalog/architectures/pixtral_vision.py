@@ -24,8 +24,8 @@ def _layer(vision: ConfigFields, width: int) -> BlockSpec:
     inner = vision.integer("intermediate_size", default=4096)
     if width % heads:
         raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
-    names = (("q_proj", "attn_in"), ("k_proj", "attn_in"), ("v_proj", "attn_in"), ("o_proj", "attn_out"))
-    matrices = tuple(LinearSpec(name, "attention", width, width, reads) for name, reads in names)
+    matrices = tuple(LinearSpec(f"{name}_proj", "attention", width, width, "attn_in") for name in "qkv")
+    matrices += (LinearSpec("o_proj", "attention", width, width, "attn_out"),)
     return BlockSpec(
         AttentionSpec(heads, heads, width // heads, width // heads, heads_last=True),
         MlpSpec(inner, gated=True, activation=vision.text("hidden_act", "gelu")),
