@@ -429,3 +429,21 @@ def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path:
     assert read_config_file(written(tmp_path, text)).request.get("padding") is None
     config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))
     assert config.request.get("padding") == "packed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock",
+        "transformer_layer_cls_to_wrap: [LlamaMLP]",
+        "fsdp_auto_wrap_policy: NO_WRAP",
+        "auto_wrap_policy: SIZE_BASED_WRAP",
+    ],
+)
+def test_units_of_fsdp_are_whole_layers(tmp_path: Path, settings: str) -> None:
+    """What is outside of the units is gathered for the whole model at once."""
+    with pytest.raises(NotModelledError, match="FSDP"):
+        read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config: {{{settings}}}\n"))
+    layers = "fsdp_transformer_layer_cls_to_wrap: JambaAttentionDecoderLayer,JambaMambaDecoderLayer"
+    config = read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config:\n  {layers}\n"))
+    assert config.request.get("sharding") == "fsdp1"
