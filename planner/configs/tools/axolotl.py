@@ -33,6 +33,7 @@ from planner.configs.tools.axolotl_parts import (
     read_numerics,
     read_plugins,
     refuse_partly_packed,
+    remark_on_short_convolutions,
     stores_in_fp32,
 )
 from planner.configs.tools.axolotl_vision import language_model_targets, read_images
@@ -230,6 +231,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
+    remark_on_short_convolutions(keys, reading)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     read_evaluation(keys, reading)

@@ -172,6 +172,13 @@ def refuse_partly_packed(keys: Keys) -> None:
         raise keys.not_modelled("load_in_8bit", what)
 
 
+def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:
+    """LFM2, which Axolotl does not load where causal-conv1d is installed (0.19.0 loaders/model.py:892-900)."""
+    if "lfm2" in str(keys.get("base_model") or "").lower():
+        text = "counted with causal-conv1d, which Axolotl refuses for LFM2: Transformers' own code is not"
+        reading.remark(keys.where("base_model"), text)
+
+
 def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
     """BetterTransformer, whose training calls torch's attention without a mask.
 

@@ -356,6 +356,13 @@ def test_jamba_in_eight_bits_keeps_mamba_layers_whole_which_is_refused(tmp_path:
         read(tmp_path, INT8 + "ai21labs/Jamba-v0.1\n")
 
 
+def test_kernels_that_axolotl_refuses_for_lfm2_are_remarked_on(tmp_path: Path) -> None:
+    """loaders/model.py _check_model_requirements ends where causal-conv1d is there."""
+    config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "LiquidAI/LFM2-2.6B"))
+    assert any("causal-conv1d" in remark.text for remark in config.remarks)
+    assert not any("causal-conv1d" in remark.text for remark in read(tmp_path, BASE).remarks)
+
+
 @pytest.mark.parametrize(
     ("model", "attention"), [("tiiuae/falcon-7b", "sdpa"), ("mistralai/Mistral-7B-v0.1", "eager")]
 )
