@@ -216,9 +216,9 @@ def test_local_folder_comes_before_the_catalog(tmp_path: Path, monkeypatch: pyte
 
 
 def test_unmodelled_architecture_has_no_verdict(tmp_path: Path) -> None:
-    """An architecture without formulas ends with exit code 6 and a list of those that have some."""
+    """An architecture without a program ends with exit code 6, and says what can answer."""
     file = _config_file(tmp_path, TINY | {"model_type": "mamba"})
-    with pytest.raises(NotModelledError, match="'mamba' is not modelled; modelled are") as caught:
+    with pytest.raises(NotModelledError, match="'mamba' is not modelled; plan") as caught:
         load_model(str(file))
     assert caught.value.exit_code == ExitCode.NOT_MODELLED
 
