@@ -173,7 +173,7 @@ def refuse_partly_packed(keys: Keys) -> None:
 
 
 def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:
-    """LFM2, which Axolotl does not load where causal-conv1d is installed (0.19.0 loaders/model.py:892-900)."""
+    """LFM2, which Axolotl does not load where causal-conv1d is installed (loaders/model.py:892-900)."""
     if "lfm2" in str(keys.get("base_model") or "").lower():
         text = "counted with causal-conv1d, which Axolotl refuses for LFM2: Transformers' own code is not"
         reading.remark(keys.where("base_model"), text)
