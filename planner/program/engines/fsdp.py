@@ -172,6 +172,8 @@ class Fsdp(Runtime):
     def _group_of(self, part: str, module: str) -> str:
         """The group of a parameter, from its part of the model and its module."""
         model = self.job.model
+        if module in {linear.name for linear in model.extra_linears}:
+            return ROOT
         if part == EMBEDDINGS:
             return ROOT if module != model.token_embedding.name else TAIL if model.tied else TABLE
         return TAIL if part == HEAD else part

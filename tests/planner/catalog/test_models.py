@@ -135,6 +135,15 @@ def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+def test_only_names_of_the_same_family_are_suggested() -> None:
+    """Nothing is suggested where no family is spelled alike."""
+    for name, families in {"kimi-k9": {"kimi"}, "gema-2-9b": {"gemma"}, "quokka-7b": set(), "7bb": {"7b"}}.items():
+        with pytest.raises(UnknownNameError) as caught:
+            load_model(name)
+        assert {each.partition("-")[0] for each in caught.value.nearest} >= families
+        assert bool(caught.value.nearest) == bool(families)
+
+
 @pytest.mark.parametrize(
     "name", ["", "   ", "\0", "~no-such-user/x", "7bb", "x" * 10_000, "a b", "owner/../config"]
 )

@@ -137,7 +137,13 @@ def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     assert size_gb is not None
     assert spec.stored is not None
     counts = param_counts(spec, fused_experts=True)
-    numerics = Numerics("fp16", "fp16-mixed", spec.stored.quantization, packing=spec.stored.packing)
+    numerics = Numerics(
+        "fp16",
+        "fp16-mixed",
+        spec.stored.quantization,
+        double_quant=spec.stored.double_quant,
+        packing=spec.stored.packing,
+    )
     whole = (counts.total - counts.quantizable) * DTYPE_BYTES[spec.checkpoint_dtype]
     assert (stored_bytes(numerics, counts.packed) + whole) / 1e9 == pytest.approx(size_gb, rel=0.002)
 
