@@ -269,7 +269,7 @@ def spec_of(entry: ModelEntry) -> ModelSpec:
 
 
 def _unknown(name: str, known: Iterable[str]) -> UnknownNameError:
-    """Says the nearest of ``known``, among those whose family is spelled as that of ``name``, or nearly so."""
+    """Says the nearest of ``known`` whose family is spelled as that of ``name``, or nearly so."""
     family = _family(name[:_MAX_NAME_CHARS])
     alike = [each for each in known if SequenceMatcher(None, family, _family(each)).ratio() >= _ALIKE]
     way_out = "give a Hub id (owner/name) or the path of a config.json"
@@ -377,12 +377,25 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
                 config_url(hub_id),
                 f"fetched from {endpoint().host}",
             )
-        except UnreadConfigError:
+        except UnreadConfigError as error:
             if (resolved := _from_name(hub_id)) is not None:
                 return resolved
-            raise
+            if (plain := _packed_alike(hub_id)) is None:
+                raise
+            raise UnreadConfigError(
+                f"{error}; or give {plain}, which keeps none of its layers whole"
+            ) from None
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _packed_alike(hub_id: str) -> str | None:
+    """The known checkpoint of the same model in which every matrix of a layer is packed, of one of Unsloth's
+    that keeps some of them whole.
+    """
+    plain = hub_id.lower().replace("-unsloth-bnb-4bit", "-bnb-4bit")
+    found = {each.lower(): each for each in stored_checkpoints()} if plain != hub_id.lower() else {}
+    return found.get(plain)
 
 
 def _from_name(hub_id: str) -> ResolvedModel | None:

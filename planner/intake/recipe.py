@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.origin import CATALOG, DATA, stack_default
+from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
@@ -51,6 +51,7 @@ from planner.intake.kernels import (
     lacks_flash2,
     widest_head,
 )
+from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft
 from planner.intake.parallel import resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.rollout import resolve_rollout
@@ -277,9 +278,26 @@ def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     return 0.0
 
 
+def _default_targets(setting: Setting) -> tuple[tuple[str, ...], str, str]:
+    """What the stack adapts, with origin and note; where that is only assumed to be every linear layer, less
+    those whose adapters fail, which nobody who trains this model has.
+    """
+    default = setting.defaults.lora_targets
+    failing = refused_by_peft(setting.model) | failing_routers(setting.model)
+    is_assumed = any(
+        (name, settled_by) == ("defaults.lora_targets", "assumed")
+        for name, settled_by, _ in setting.stack.settled
+    )
+    if default != ("all-linear",) or not failing or not is_assumed:
+        return default, setting.origin, ""
+    note = f"every linear layer but {', '.join(sorted(failing))}, whose adapters fail"
+    return linear_names_without(setting.model, failing), ASSUMED, note
+
+
 def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
     """Names of modules; an expression becomes the names that it matches."""
-    targets: tuple[str, ...] = ledger.choose("lora_targets", setting.defaults.lora_targets, setting.origin)
+    default, origin, note = _default_targets(setting)
+    targets: tuple[str, ...] = ledger.choose("lora_targets", default, origin, note)
     patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
     if not patterns:
         return targets

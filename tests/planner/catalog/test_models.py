@@ -137,7 +137,12 @@ def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
 
 def test_only_names_of_the_same_family_are_suggested() -> None:
     """Nothing is suggested where no family is spelled alike."""
-    for name, families in {"kimi-k9": {"kimi"}, "gema-2-9b": {"gemma"}, "quokka-7b": set(), "7bb": {"7b"}}.items():
+    for name, families in {
+        "kimi-k9": {"kimi"},
+        "gema-2-9b": {"gemma"},
+        "quokka-7b": set(),
+        "7bb": {"7b"},
+    }.items():
         with pytest.raises(UnknownNameError) as caught:
             load_model(name)
         assert {each.partition("-")[0] for each in caught.value.nearest} >= families

@@ -239,6 +239,14 @@ def numerics_of(model: str, **flags: object) -> Numerics:
     ).recipe.numerics
 
 
+def test_a_checkpoint_that_keeps_matrices_whole_is_refused_with_one_that_does_not() -> None:
+    """Which matrices those are no name says; the other one's id works as it stands."""
+    with pytest.raises(UsageError, match="unsloth/Qwen3-14B-bnb-4bit") as caught:
+        load_model("unsloth/Qwen3-14B-unsloth-bnb-4bit")
+    assert "config.json" in str(caught.value)
+    assert load_model("unsloth/Qwen3-14B-bnb-4bit").spec.stored is not None
+
+
 def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
     """Both names of the method; AWQ is loaded in fp16, whatever is asked for, from Transformers 4.52 on."""
     awq, nf4 = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"

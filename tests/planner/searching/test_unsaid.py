@@ -48,7 +48,7 @@ def typed(flags: str) -> Flags:
 def test_what_is_not_modelled_otherwise_does_not_keep_the_answer_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Jamba's kernel fails over fp32 weights, which nobody asked for: neither setting nor lever names them."""
+    """Jamba's kernel fails over fp32 weights: no setting and no lever names them."""
     command = ["--model", "jamba-v0.1", "--method", "lora", "--gpu", "h200-sxm:8", "--seq", "1k", "--json"]
     assert main(command) in (0, 3)
     answer = json.loads(capsys.readouterr().out)
