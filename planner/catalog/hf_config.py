@@ -100,6 +100,5 @@ def config_fields(file: Path) -> Mapping[str, Any]:
     try:
         return parse_config(read_bytes(file, MAX_CONFIG_BYTES), str(file))
     except InputFileError as error:
-        raise InputFileError(
-            error.path, f"{error.problem}; give the path of a config.json", error.line
-        ) from None
+        way_out = "say --model with a catalog name, a Hub id or the path of a config.json"
+        raise InputFileError(error.path, f"{error.problem}; {way_out}", error.line) from None

@@ -348,7 +348,8 @@ def storage_of(hub_id: str) -> StoredWeights | None:
     from planner.catalog.stored import stored_by_name
 
     if (entry := _stored_entry(hub_id)) is None:
-        named = stored_by_name(hub_id.rpartition("/")[2])
+        owner, _, name = hub_id.rpartition("/")
+        named = stored_by_name(name, owner)
         return None if named is None else named.stored
     said = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
     return None if said is None else replace(said.stored, source=entry.source, assumed=entry.assumed)
@@ -403,13 +404,14 @@ def _from_name(hub_id: str) -> ResolvedModel | None:
     from planner.catalog.stored import stored_by_name
 
     owner, _, name = hub_id.partition("/")
-    named = stored_by_name(name)
+    named = stored_by_name(name, owner)
     kin = kin_of(f"{owner}/{named.base}" if named else hub_id, _index())
     entries = [_read_entry(model_id) for model_id in kin.model_ids]
     specs = [spec_of(entry) for entry in entries]
     if len({_shape(spec) for spec in specs}) != 1:
         return None
-    dtype: Literal["fp32", "bf16", "fp16"] = specs[0].checkpoint_dtype if named is None else "fp16"
+    halves = named is not None and named.stored.quantization != "nf4"
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp16" if halves else specs[0].checkpoint_dtype
     spec = replace(specs[0], checkpoint_dtype=kin.stored or dtype)
     note = (
         f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"

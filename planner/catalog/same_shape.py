@@ -26,6 +26,8 @@ QUANTISED = re.compile(
 _WORD_WITH_VERSION = re.compile(r"([a-z]{3,})(\d+(?:\.\d+)*)")
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]|a\d+(?:\.\d+)?b|\d+x(?:\d+b?)?|\d+e")
 _VERSION = re.compile(r"\d+(?:\.\d+)*")
+# "Mistral-Small-3.1-24B" is not "mistral-small-24b".
+_OTHER_VERSION = re.compile(r"\d+\.\d+")
 _STORED: dict[str, Literal["fp32", "bf16", "fp16"]] = {
     "fp32": "fp32",
     "float32": "fp32",
@@ -188,7 +190,7 @@ def _changes(word: str, families: frozenset[str]) -> bool:
 
 def _without(words: Sequence[str], base: Sequence[str]) -> list[str] | None:
     """``words`` less those of ``base``: the first two of it together,
-    then the others in their order; ``None`` without one.
+    then the others in their order, with no other version between; ``None`` without one.
     """
     for start in range(len(words) - len(base) + 1):
         if list(words[start : start + 2]) != list(base[:2]):
@@ -197,6 +199,8 @@ def _without(words: Sequence[str], base: Sequence[str]) -> list[str] | None:
         for word in words[start + 2 :]:
             if wanted and word == wanted[0]:
                 wanted.pop(0)
+            elif wanted and _OTHER_VERSION.fullmatch(word):
+                break
             else:
                 rest.append(word)
         if not wanted:

@@ -206,6 +206,8 @@ _AWQ = re.compile(rf"[-_.]awq(?:[-_.]?(?:int4|4[-_]?bits?|w4(?:a16)?))?{_END}", 
 _GPTQ = re.compile(rf"[-_.]gptq[-_.]?(?:int|w)?([48])(?:[-_]?bits?)?(?:a16)?{_END}", re.IGNORECASE)
 _AQLM = re.compile(rf"[-_.]aqlm(?:-pv)?-([1-4])bit-(\d)x(\d{{1,2}})(?:-hf)?{_END}", re.IGNORECASE)
 _GROUP = re.compile(rf"[-_.](?:g|gs)?(32|64|128)(?:g)?{_END}", re.IGNORECASE)
+# Its "-unsloth-bnb-4bit" leave matrices whole that no name says.
+_UNSLOTH = re.compile(r"unsloth/(.+)(?<!-unsloth)-bnb-4bit", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +218,21 @@ class NamedStorage:
     base: str
 
 
-def stored_by_name(name: str) -> NamedStorage | None:
-    """What ``name`` (without an owner) says, where it says method and bits; ``None`` where it says less.
+def stored_by_name(name: str, owner: str = "") -> NamedStorage | None:
+    """What ``name`` (without its ``owner``) says, where it says method and bits;
+    ``None`` where it says less.
 
     AWQ means 4 bits, which is all that its trainable kernels have.  GPTQ must say its bits, AQLM its bits and
     code books.  The group of a scale is 128 where the name says none, as in most published checkpoints: that
-    is assumed, and said.
+    is assumed, and said.  ``bnb-4bit`` says enough of Unsloth's own checkpoints, which are packed as its
+    loader packs (unslothai/unsloth unsloth/models/llama.py FastLlamaModel.from_pretrained).
     """
+    if (unsloth := _UNSLOTH.fullmatch(f"{owner}/{name}")) is not None:
+        assumed = "nf4 with double quantisation is assumed, as Unsloth packs"
+        stored = StoredWeights(
+            "nf4", Packing(is_stored=True), True, source=f"its name, {name[:80]}", assumed=assumed
+        )
+        return NamedStorage(stored, unsloth[1])
     if (found := _AQLM.search(name)) is not None:
         return _aqlm_by_name(name, found)
     if (found := _AWQ.search(name)) is not None and not _EIGHT.search(name):

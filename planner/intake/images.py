@@ -73,11 +73,15 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     if model.text_class and not _sees(ledger, model):
         ledger.enter("images_per_sample", 0, "assumed", note)
         return None
-    number: int = ledger.choose(
-        "images_per_sample", 1 if said_size else 0, "assumed", "" if said_size else note
-    )
+    implied = said_size and not is_tool_default(ledger.request.values["image_size"].origin)
+    number: int = ledger.choose("images_per_sample", int(implied), "assumed", "" if implied else note)
     if not number:
         return None
+    if model.vision.code == "mistral3":
+        raise NotModelledError(
+            f"images of {model.id}: what Pixtral's tower computes is not modelled; text alone is "
+            "(--images-per-sample 0)"
+        )
     rule = model.vision.rule
     if rule.kind == "square":
         size = (rule.side_pixels, rule.side_pixels)

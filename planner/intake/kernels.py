@@ -10,7 +10,8 @@ from planner.domain.recipes.recipe import Attention
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
-# bitsandbytes steps these on the GPU only; torchao's step was read as it is compiled for one.
+# bitsandbytes steps these on the GPU only before 0.50 (backends/cpu/ops.py has 8-bit steps since, which are
+# not modelled); torchao's step was read as it is compiled for one.
 GPU_ONLY_OPTIMIZERS = frozenset(
     {"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"}
 )

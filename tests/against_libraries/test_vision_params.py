@@ -27,6 +27,8 @@ NAMES = (
     "llava-1.5-7b",
     "gemma-3-4b",
     "gemma-3-27b",
+    "mistral-small-3.1-24b",
+    "ministral-3-3b",
 )
 
 

@@ -39,6 +39,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "jamba": ("jamba",),
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "square_vision": ("llava",),
+    "pixtral_vision": ("mistral3",),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "remote_code": ("baichuan", "chatglm", "qwen"),
 }

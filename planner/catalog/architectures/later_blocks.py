@@ -56,7 +56,9 @@ def read_exaone4(fields: ConfigFields) -> ModelSpec:
     block = replace(block, norms=block.norms + head_norms(attention), reads_stream=True)
     if window is None:
         return decoder(fields, [block] * n_layers)
-    types = alternating_types(n_layers, fields.integer("sliding_window_pattern", default=4))
+    # Beside layer_types the pattern may be a text ("LLLG"), which nothing reads.
+    period = 4 if fields.has("layer_types") else fields.integer("sliding_window_pattern", default=4)
+    types = alternating_types(n_layers, period)
     return decoder(fields, turned_in_windows(block, layer_windows(fields, n_layers, window, types)))
 
 

@@ -34,8 +34,11 @@ _LLAMA = {
 """Defaults of ``LlamaConfig``, which published files of LLaVA leave out."""
 
 
-def _language_model(fields: ConfigFields) -> ModelSpec:
-    """The decoder of ``text_config``, by the reader of its own architecture."""
+def language_model(fields: ConfigFields, *, tied_default: bool | None = None) -> ModelSpec:
+    """The decoder of ``text_config``, by the reader of its own architecture.
+
+    ``tied_default``: what the class of the whole has for a head that nothing is said of, if it has its own.
+    """
     from planner.catalog.architectures import reader_for
 
     section = fields.section("text_config")
@@ -49,7 +52,8 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
     spec = reader(ConfigFields(data, section.where))
     if spec.vision is not None:
         raise NotModelledError(f"{section.where}: a vision-language model inside another one is not modelled")
-    return replace(spec, tied=fields.flag("tie_word_embeddings", spec.tied))
+    tied = spec.tied if tied_default is None else tied_default
+    return replace(spec, tied=fields.flag("tie_word_embeddings", tied))
 
 
 def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class: bool) -> TowerSpec:
@@ -167,7 +171,7 @@ def read_llava(fields: ConfigFields) -> ModelSpec:
     """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind,
     without the class token.
     """
-    spec, layer = _language_model(fields), fields.data.get("vision_feature_layer", -2)
+    spec, layer = language_model(fields), fields.data.get("vision_feature_layer", -2)
     if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
         raise NotModelledError(
             f"{fields.where}: vision_feature_layer other than a number from behind is not modelled"

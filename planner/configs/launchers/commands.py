@@ -68,6 +68,13 @@ _OWN_COMMANDS = {
     "axolotl": "its file: plan check FILE",
     "tune": "its file: plan check FILE",
 }
+# First word of a command -> words that train, and the program.
+_UNREAD_COMMANDS = {
+    "swift": (("sft", "pt", "rlhf"), "ms-swift", "say the job by flags, with --stack swift"),
+    "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
+    "oumi": (("train",), "Oumi", "say the job by flags"),
+    "xtuner": (("train",), "XTuner", "say the job by flags"),
+}
 _FALSE = "no_"
 _KEPT_NO = frozenset({"no_cuda"})
 
@@ -129,6 +136,8 @@ def _launcher(words: Sequence[str]) -> str:
     name, second = Path(words[0]).name, words[1] if len(words) > 1 else ""
     if name in _OWN_COMMANDS:
         return "own"
+    if name in _UNREAD_COMMANDS:
+        return "unread" if second in _UNREAD_COMMANDS[name][0] else ""
     if name == "accelerate":
         return "accelerate" if second == "launch" else ""
     if name == "trl":
@@ -176,6 +185,11 @@ def _read_name(path: Path, job: Started) -> None:
 def _own_command(path: Path, words: list[str]) -> Started:
     name = Path(words[0]).name
     raise UsageError(f"{path}: {name} reads a file of its own, so check {_OWN_COMMANDS[name]}")
+
+
+def _unread_command(path: Path, words: list[str]) -> Started:
+    _, program, way_out = _UNREAD_COMMANDS[Path(words[0]).name]
+    raise NotModelledError(f"{path}: command lines of {program} are not read: {way_out} (plan --help)")
 
 
 def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
@@ -296,6 +310,7 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "python": _python,
     "trl": _trl,
     "own": _own_command,
+    "unread": _unread_command,
 }
 
 

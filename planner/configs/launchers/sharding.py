@@ -6,6 +6,7 @@ Source: Transformers 5.23.0 training_args.py ``_process_fsdp_args``; Accelerate 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _HARMLESS = (
     "final_state_dict_type",
     "limit_all_gathers",
 )
+_PART_OF_LAYER = re.compile(r"(?:MoE|MoeBlock|MoEBlock|MLP|Mlp|Experts?|Attention)$")
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
@@ -144,8 +146,31 @@ def read_fsdp(keys: Keys, reading: Reading, found: Fsdp) -> None:
         reading.said.pop("gradient_checkpointing", None)
         reading.say("gradient_checkpointing", True, keys.where(prefix("activation_checkpointing")))
     keys.refuse_switched_on({prefix(name): why for name, why in _UNMODELLED.items()})
+    _refuse_other_units(keys, prefix)
     keys.skip([prefix(name) for name in _HARMLESS])
     say_fsdp(keys, reading, found)
+
+
+def _refuse_other_units(keys: Keys, prefix: _Prefixed) -> None:
+    """Units of FSDP that are not the layers: the whole model at once, parts of a layer, or pieces by size.
+
+    Source: accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin (auto_wrap_policy); torch
+    2.13 distributed/fsdp/wrap.py.
+
+    Raises:
+        NotModelledError: the file names such units.
+    """
+    policy = prefix("auto_wrap_policy")
+    if str(keys.get(policy) or "").upper() in ("NO_WRAP", "SIZE_BASED_WRAP"):
+        raise keys.not_modelled(
+            policy, f"FSDP with {show(keys.get(policy))} is not modelled; TRANSFORMER_BASED_WRAP is"
+        )
+    name = prefix("transformer_layer_cls_to_wrap")
+    for each in keys.names(name):
+        if _PART_OF_LAYER.search(each):
+            raise keys.not_modelled(
+                name, f"units of FSDP other than whole layers, {show(each)}, are not modelled"
+            )
 
 
 def say_fsdp(keys: Keys, reading: Reading, found: Fsdp) -> None:

@@ -25,12 +25,16 @@ from planner.configs.shared.trainer import (
 from planner.configs.tools.axolotl_parts import (
     is_llama,
     read_attention_keys,
+    read_attention_of_2023,
     read_evaluation,
     read_generated,
     read_kbit_tables,
     read_loss,
     read_numerics,
     read_plugins,
+    refuse_partly_packed,
+    remark_on_short_convolutions,
+    stores_in_fp32,
 )
 from planner.configs.tools.axolotl_vision import language_model_targets, read_images
 from planner.errors import UsageError, show
@@ -218,8 +222,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
     if of_2023:
-        origin = "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa"
-        reading.default("attention", "eager", origin)
+        read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
@@ -228,6 +231,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
+    remark_on_short_convolutions(keys, reading)
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     read_evaluation(keys, reading)
@@ -333,9 +337,12 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
         reading.default("double_quant", True, place)
         if not of_2023:
             # Since 2024-03 (pull request 1378); before, bitsandbytes' own, which is bytes.
-            reading.default("quant_storage", "bf16", place)
+            divided = any(keys.get(name) for name in ("deepspeed", "fsdp", "fsdp_config"))
+            storage = "fp32" if not divided and stores_in_fp32(keys) else "bf16"
+            reading.default("quant_storage", storage, place)
     elif eight:
         reading.say("quantization", "int8", keys.where("load_in_8bit"))
+        refuse_partly_packed(keys)
     reading.take(keys, _ADAPTER)
     if keys.flag("peft_use_dora"):
         reading.say("dora", True, keys.where("peft_use_dora"))

@@ -42,6 +42,10 @@ _PLAIN_PARTS = {
 _QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
 _WTE = re.compile(r"(?:^|/)(?:qwen-\d|gpt-?j\b)")
 _EMBED_IN = re.compile(r"pythia|gpt-neox")
+# Architectures jamba, qwen2_moe and nemotron_h.
+_STORED_IN_FP32 = re.compile(
+    r"jamba|qwen1\.5-moe|qwen2-57b-a14b|nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-"
+)
 _ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 _EMBEDDING_KERNEL = "lora_embedding_kernel"
 # Names of kernels up to 0.16 -> ours, first come first served (axolotl 0.19.0 utils/schemas/enums.py
@@ -132,6 +136,47 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
         reading.remark(keys.where(name), "has no effect: up to Axolotl 0.8 it changes Llama models only")
         return
     _say_xformers(reading, keys.where(name))
+
+
+def read_attention_of_2023(keys: Keys, reading: Reading) -> None:
+    """Transformers 4.35 (requirements.txt of 2023-11) has no ``sdpa``: attention is eager,
+    but for Falcon's without ALiBi, which calls torch's own.
+
+    Source: transformers 4.35.2 models/falcon/modeling_falcon.py FalconAttention.forward.
+    """
+    name = str(keys.get("base_model") or "").lower()
+    if "falcon" in name and "falcon-rw" not in name:
+        place = "transformers 4.35.2 models/falcon/modeling_falcon.py, which calls torch's attention"
+        reading.default("attention", "sdpa", place)
+        return
+    place = "axolotl of 2023-11 requirements.txt: transformers 4.35.2, which has no sdpa"
+    reading.default("attention", "eager", place)
+
+
+def stores_in_fp32(keys: Keys) -> bool:
+    """Whether Axolotl packs the 4-bit weights of this model as fp32 where nothing divides them.
+
+    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config, since 2024-04 in utils/models.py.
+    """
+    return _STORED_IN_FP32.search(str(keys.get("base_model") or "").lower()) is not None
+
+
+def refuse_partly_packed(keys: Keys) -> None:
+    """Jamba in 8 bits, whose Mamba layers Axolotl leaves in 16 (0.19.0 loaders/model.py, since 2024-05).
+
+    Raises:
+        NotModelledError: it is one.
+    """
+    if "jamba" in str(keys.get("base_model") or "").lower():
+        what = "Axolotl leaves Jamba's Mamba layers in 16 bits, which is not modelled; load_in_4bit is"
+        raise keys.not_modelled("load_in_8bit", what)
+
+
+def remark_on_short_convolutions(keys: Keys, reading: Reading) -> None:
+    """LFM2, which Axolotl does not load where causal-conv1d is installed (loaders/model.py:892-900)."""
+    if "lfm2" in str(keys.get("base_model") or "").lower():
+        text = "counted with causal-conv1d, which Axolotl refuses for LFM2: Transformers' own code is not"
+        reading.remark(keys.where("base_model"), text)
 
 
 def _read_flash_optimum(keys: Keys, reading: Reading) -> None:

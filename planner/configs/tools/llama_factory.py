@@ -84,6 +84,9 @@ _UNMODELLED = {
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
     "fp8": "training in fp8 is not modelled",
     "use_asft_loss": "a loss beside that of a second model is not modelled",
+    # Since 0.8 (pref_ftx) it is a mean of what is there already.
+    "dpo_ftx": "the loss of chosen sequences, which 0.7 takes anew from their logits, is not modelled",
+    "kto_ftx": "the loss of good samples, which 0.7 takes anew from their logits, is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")

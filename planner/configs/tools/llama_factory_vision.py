@@ -7,6 +7,7 @@ hparams/finetuning_args.py, model/model_utils/visual.py and data/mm_plugin.py.
 
 from __future__ import annotations
 
+import re
 from math import isqrt
 
 from planner.configs.reading import IMAGES_UNSAID, Reading
@@ -15,8 +16,10 @@ from planner.configs.shared.keys import Keys
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
 _PLACE = "llamafactory 0.9.5 hparams/model_args.py: image_max_pixels"
-_TEXT_TOO = frozenset({"qwen3_5", "qwen3_5_nothink", "qwen3_6"})
-"""Templates of models that see and are mostly trained on text, which is assumed."""
+_TEXT_TOO = frozenset({"qwen3_5", "qwen3_5_nothink", "qwen3_6", "mistral_small", "ministral3"})
+"""Templates of models that see, some of them, and are mostly trained on text, which is assumed."""
+_OF_IMAGES = re.compile(r"mllm|llava|image|vision|visual|rlhf_v|multimodal", re.IGNORECASE)
+"""Names of data that have images, whatever the template."""
 READ_TEMPLATES = _TEXT_TOO | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"}
 """Templates of models whose towers are modelled."""
 _FREEZES = (
@@ -32,7 +35,7 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     """Images and frozen parts; nothing where the template is for text.
 
     The data say how many images a sample has and how large they are: one is assumed, as large as
-    LLaMA-Factory leaves any; none of Qwen3.5.
+    LLaMA-Factory leaves any; none of Qwen3.5 and Mistral, unless the name of the data says images.
 
     Raises:
         NotModelledError: keys whose effect nobody wrote down.
@@ -47,6 +50,8 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
     sees = "template" if template in READ_TEMPLATES else "visual_inputs"
     if template not in _TEXT_TOO:
         reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
+    elif any(map(_OF_IMAGES.search, keys.names("dataset"))):
+        reading.say("images_per_sample", 1, keys.where("dataset"), IMAGES_UNSAID)
     reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
     _read_frozen(keys, reading)
 

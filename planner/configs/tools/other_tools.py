@@ -45,6 +45,10 @@ _MARKS = {
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
+    # modelscope/ms-swift at 4.x swift/arguments/{base_args,tuner_args}.py.
+    "ms-swift": frozenset({"tuner_type", "train_type", "model_author", "freeze_vit", "freeze_aligner"}),
+    # NVIDIA-NeMo/Automodel nemo_automodel/recipes/llm/train_ft.py.
+    "NeMo AutoModel": frozenset({"step_scheduler", "dist_env"}),
     # verl 0.9.1 trainer/config/ppo_trainer.yaml;
     # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
@@ -60,6 +64,10 @@ def refuse_other_tools(document: Document) -> None:
     for program, marks in _MARKS.items():
         if found := sorted(marks & document.table.keys()):
             raise _refusal(document, program, found[0])
+    model = document.table.get("model")
+    # oumi-ai/oumi src/oumi/core/configs/params/model_params.py.
+    if isinstance(model, dict) and "model_name" in model:
+        raise _refusal(document, "Oumi", "model.model_name")
 
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:

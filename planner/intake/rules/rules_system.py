@@ -126,8 +126,8 @@ SYSTEM_RULES = (
     Rule(
         "gpu-optimizer-offloaded",
         "refuse",
-        "8-bit and paged optimizers cannot step in host RAM, where DeepSpeed uses its own CPU Adam: "
-        "say adamw_torch",
+        "8-bit and paged optimizers in host RAM are not modelled (bitsandbytes before 0.50 cannot step "
+        "there): say adamw_torch, which DeepSpeed takes for its own CPU Adam",
         lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),

@@ -38,8 +38,11 @@ elif frozen == "true":
 
 
 def batch(_: list[int]) -> dict[str, torch.Tensor]:
-    """One sample with two images."""
+    """One sample with two images; of a model whose tower is not modelled, of text alone."""
     vision = config.vision_config
+    if config.model_type == "mistral3":
+        ids = torch.full((1, SEQ), 5)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     square = config.model_type in ("llava", "gemma3")
     merge = 1 if square else vision.spatial_merge_size
     tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2

@@ -298,7 +298,7 @@ def test_hostile_config_files_end_in_one_sentence(kind: str, tmp_path: Path) -> 
 def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something written like a path is looked for as a file only."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputFileError, match=r"no such file; give the path of a config\.json"):
+    with pytest.raises(InputFileError, match=r"no such file; say --model with a catalog name"):
         load_model(name)
 
 

@@ -184,6 +184,19 @@ def test_a_name_that_says_less_is_not(name: str) -> None:
     assert stored_by_name(name) is None
 
 
+@pytest.mark.usefixtures("offline")
+def test_unsloths_own_checkpoints_are_packed_as_its_loader_packs() -> None:
+    """What its name leaves open is said; of those that leave matrices whole no name says which."""
+    known = load_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit")
+    assert known.spec.stored is not None
+    assert (known.spec.stored.quantization, known.spec.stored.double_quant) == ("nf4", True)
+    assert (known.spec.n_layers, known.spec.checkpoint_dtype) == (32, "bf16")
+    assert "is assumed" in known.doubt
+    for hub_id in ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "someone/Meta-Llama-3.1-8B-bnb-4bit"):
+        with pytest.raises(UsageError, match="neither in the catalog"):
+            load_model(hub_id)
+
+
 def test_a_config_in_the_cache_wins_over_a_name(offline: Path) -> None:
     """What the checkpoint's own file says is exact."""
     assert load_model("someone/Llama-3-8B-AWQ").how == "name"

@@ -335,6 +335,45 @@ def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
 
 
 @pytest.mark.parametrize(
+    ("text", "storage"),
+    [
+        ("ai21labs/Jamba-v0.1\n", "fp32"),
+        ("Qwen/Qwen1.5-MoE-A2.7B\n", "fp32"),
+        ("Qwen/Qwen1.5-MoE-A2.7B\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", "bf16"),
+        ("Qwen/Qwen1.5-7B\n", "bf16"),
+    ],
+)
+def test_some_mixtures_store_four_bits_as_fp32_where_nothing_divides_them(
+    tmp_path: Path, text: str, storage: str
+) -> None:
+    """loaders/model.py _set_quantization_config asks for the architecture."""
+    assert read(tmp_path, QLORA + text).request.get("quant_storage") == storage
+
+
+def test_jamba_in_eight_bits_keeps_mamba_layers_whole_which_is_refused(tmp_path: Path) -> None:
+    """llm_int8_skip_modules is mamba."""
+    with pytest.raises(NotModelledError, match="Mamba layers in 16 bits"):
+        read(tmp_path, INT8 + "ai21labs/Jamba-v0.1\n")
+
+
+def test_kernels_that_axolotl_refuses_for_lfm2_are_remarked_on(tmp_path: Path) -> None:
+    """loaders/model.py _check_model_requirements ends where causal-conv1d is there."""
+    config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "LiquidAI/LFM2-2.6B"))
+    assert any("causal-conv1d" in remark.text for remark in config.remarks)
+    assert not any("causal-conv1d" in remark.text for remark in read(tmp_path, BASE).remarks)
+
+
+@pytest.mark.parametrize(
+    ("model", "attention"), [("tiiuae/falcon-7b", "sdpa"), ("mistralai/Mistral-7B-v0.1", "eager")]
+)
+def test_falcon_called_torchs_attention_before_transformers_had_it(
+    tmp_path: Path, model: str, attention: str
+) -> None:
+    """transformers 4.35.2 models/falcon/modeling_falcon.py."""
+    assert read(tmp_path, INT8 + f"{model}\nwandb_run_id:\n").request.get("attention") == attention
+
+
+@pytest.mark.parametrize(
     ("text", "attention"),
     [("", "flash2"), ("eager_attention: true\n", "eager"), ("attn_implementation: sdpa\n", "sdpa")],
 )

@@ -149,6 +149,9 @@ def test_stock_files_of_another_machine_are_known(
         (TRAINER + "do_dpo_align: true\nreference_model_name_or_path: gpt2\n", "LMFlow"),
         (LLAMA_FACTORY + "tensor_model_parallel_size: 4\n", "Megatron"),
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
+        ("model: {model_name: gpt2}\ntraining: {per_device_train_batch_size: 2}\n", "Oumi"),
+        ("model: {_target_: nemo_automodel.x}\nstep_scheduler: {local_batch_size: 8}\n", "NeMo AutoModel"),
+        ("model: Qwen/Qwen2.5-7B\ntuner_type: lora\nmax_length: 2048\n", "ms-swift"),
     ],
 )
 def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
@@ -429,3 +432,21 @@ def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path:
     assert read_config_file(written(tmp_path, text)).request.get("padding") is None
     config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))
     assert config.request.get("padding") == "packed"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock",
+        "transformer_layer_cls_to_wrap: [LlamaMLP]",
+        "fsdp_auto_wrap_policy: NO_WRAP",
+        "auto_wrap_policy: SIZE_BASED_WRAP",
+    ],
+)
+def test_units_of_fsdp_are_whole_layers(tmp_path: Path, settings: str) -> None:
+    """What is outside of the units is gathered for the whole model at once."""
+    with pytest.raises(NotModelledError, match="FSDP"):
+        read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config: {{{settings}}}\n"))
+    layers = "fsdp_transformer_layer_cls_to_wrap: JambaAttentionDecoderLayer,JambaMambaDecoderLayer"
+    config = read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config:\n  {layers}\n"))
+    assert config.request.get("sharding") == "fsdp1"

@@ -14,6 +14,7 @@ from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
+MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 QWEN = "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n"
 FACTORY = QWEN + "finetuning_type: lora\ntemplate: qwen2_vl\nbf16: true\ncutoff_len: 2048\n"
 AXOLOTL = (
@@ -52,6 +53,13 @@ def images_of(folder: Path, text: str, **flags: object) -> tuple[int, int, int] 
         (TRL, (1, 1792, 1792)),
         # Qwen3.5 is mostly trained on text.
         (FACTORY.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B").replace("qwen2_vl", "qwen3_5"), None),
+        (FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", MISTRAL).replace("qwen2_vl", "mistral_small"), None),
+        # The name of the data says images.
+        (
+            FACTORY.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B").replace("qwen2_vl", "qwen3_5")
+            + "dataset: mllm_demo\n",
+            (1, 768, 768),
+        ),
         (TRL.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B"), None),
         # TRL takes no images with packing.
         (TRL + "packing: true\n", None),
@@ -92,6 +100,8 @@ def test_frozen_parts(text: str, frozen: tuple[str, ...], tmp_path: Path) -> Non
         FACTORY + "freeze_multi_modal_projector: false\n",
         FACTORY + "image_do_pan_and_scan: true\n",
         FACTORY.replace("qwen2_vl", "gemma3"),
+        FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", MISTRAL).replace("qwen2_vl", "mistral_small")
+        + "dataset: mllm_demo\n",
         FACTORY.replace("Qwen2.5-VL-7B", "Qwen2.5-7B"),
         AXOLOTL.replace("Qwen2.5-VL-7B", "Qwen2.5-7B") + "processor_type: AutoProcessor\n",
     ],

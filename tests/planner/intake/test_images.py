@@ -66,7 +66,7 @@ def test_a_job_without_images_says_so() -> None:
     ("said", "sees", "word"),
     [
         ({}, False, "Qwen3_5ForCausalLM"),
-        ({"stack": "axolotl"}, False, "Qwen3_5ForCausalLM"),
+        ({"stack": "axolotl"}, True, "AutoModelForImageTextToText"),
         ({"stack": "llama-factory"}, True, "AutoModelForImageTextToText"),
         ({"stack": "trl"}, True, "AutoModelForImageTextToText"),
         ({"stack": "trl", "gpus": 2, "sharding": "zero3"}, False, "Qwen3_5ForCausalLM"),

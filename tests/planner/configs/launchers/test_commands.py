@@ -159,6 +159,21 @@ def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B --tuner_type lora", "ms-swift"),
+        ("oumi train -c train.yaml", "Oumi"),
+    ],
+)
+def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str) -> None:
+    """A command of theirs that trains nothing is none."""
+    with pytest.raises(NotModelledError, match=f"command lines of {program} are not read"):
+        read(text)
+    with pytest.raises(UsageError, match="no command that starts a training"):
+        read(text.replace(" sft ", " export ").replace(" train ", " infer "))
+
+
+@pytest.mark.parametrize(
     "script",
     ["trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py", "gkd.py"],
 )

@@ -1,0 +1,84 @@
+"""Mistral 3 (Mistral Small 3.1 and later, Ministral 3): Pixtral's tower, a projector that merges patches,
+and a decoder of another architecture.
+
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/{mistral3,pixtral}/modeling_*.py``, ``configuration_*.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.parts import gated_mlp, rms
+from planner.catalog.architectures.qwen_vision import NO_ATTENTION
+from planner.catalog.architectures.square_vision import language_model
+from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.vision import ImageRule, TowerSpec
+from planner.errors import NotModelledError
+
+
+def _layer(vision: ConfigFields, width: int) -> BlockSpec:
+    """A layer of Llama's manner whose attention sees all patches of an image."""
+    heads = vision.integer("num_attention_heads", default=16)
+    inner = vision.integer("intermediate_size", default=4096)
+    if width % heads:
+        raise vision.fail(f"hidden_size {width} is not divisible by num_attention_heads {heads}")
+    matrices = tuple(LinearSpec(f"{name}_proj", "attention", width, width, "attn_in") for name in "qkv")
+    matrices += (LinearSpec("o_proj", "attention", width, width, "attn_out"),)
+    return BlockSpec(
+        AttentionSpec(heads, heads, width // heads, width // heads, heads_last=True),
+        MlpSpec(inner, gated=True, activation=vision.text("hidden_act", "gelu")),
+        matrices + gated_mlp(width, inner),
+        (rms(width, copies=2),),
+    )
+
+
+def _projector(fields: ConfigFields, width: int, hidden: int, merged: int) -> BlockSpec:
+    """A norm, one patch of ``merged`` ones, and two matrices."""
+    bias = fields.flag("multimodal_projector_bias", False)
+    linears = (
+        LinearSpec("merging_layer", "mlp", merged * width, width, "mlp_in"),
+        LinearSpec("linear_1", "mlp", width, hidden, "mlp_in", bias=bias),
+        LinearSpec("linear_2", "mlp", hidden, hidden, "mlp_mid", bias=bias),
+    )
+    activation = fields.text("projector_hidden_act", "gelu")
+    return BlockSpec(NO_ATTENTION, MlpSpec(hidden, False, activation), linears, (rms(width),))
+
+
+def _tower(fields: ConfigFields, hidden: int) -> TowerSpec:
+    vision, merge = fields.section("vision_config"), fields.integer("spatial_merge_size", default=2)
+    kind = vision.text("model_type", "pixtral")
+    if kind != "pixtral":
+        raise NotModelledError(
+            f"{vision.where}: a vision tower of architecture '{kind[:40]}' is not modelled, pixtral is"
+        )
+    width, patch = vision.integer("hidden_size", default=1024), vision.integer("patch_size", default=16)
+    numbers = vision.integer("num_channels", default=3) * patch**2
+    conv = LinearSpec("patch_conv", "embedding_projection", numbers, width, "embed", kind="parameter")
+    entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (rms(width),))
+    side = vision.integer("image_size", default=1024)
+    return TowerSpec(
+        "mistral3",
+        width,
+        ImageRule("resized", patch, merge=merge, max_pixels=side**2),
+        entry,
+        (BlockGroup(vision.layers("num_hidden_layers"), _layer(vision, width)),),
+        (BlockGroup(1, _projector(fields, width, hidden, merge**2)),),
+        1 / merge**2,
+    )
+
+
+def read_mistral3(fields: ConfigFields) -> ModelSpec:
+    """``mistral3``: the projector reads what the last layer of the tower returns.
+
+    Raises:
+        NotModelledError: one that reads another layer, or several.
+    """
+    spec, layer = language_model(fields, tied_default=True), fields.data.get("vision_feature_layer", -1)
+    if layer != -1 or isinstance(layer, bool):
+        raise NotModelledError(f"{fields.where}: vision_feature_layer other than -1 is not modelled")
+    return replace(spec, architecture="mistral3", vision=_tower(fields, spec.hidden_size))
+
+
+READERS = {"mistral3": read_mistral3}
