@@ -51,8 +51,8 @@ def install() -> None:
 
 
 def _flatten() -> None:
-    """NCCL counts elements, whatever the shapes are; torch's group without communication copies piece by piece
-    and asks for equal shapes (FakeProcessGroup.hpp).
+    """NCCL counts elements, whatever the shapes are; torch's group without communication copies
+    piece by piece and asks for equal shapes (FakeProcessGroup.hpp).
     """
     for name in _OF_FLAT_TENSORS:
         setattr(dist.ProcessGroup, name, _of_flat_tensors(getattr(dist.ProcessGroup, name)))
