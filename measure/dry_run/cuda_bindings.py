@@ -31,6 +31,7 @@ _CUDNN_TRIES = 10
 # Names in torch/_C/__init__.pyi of what a build with CUDA adds.
 _OF_CUDA = re.compile(r"^def ((?:_cuda_|_nccl_|_cudnn_|_broadcast|_scatter|_gather)\w*)\(", re.MULTILINE)
 
+_OTHER_DEVICES = ("_xpu", "_mtia", "_mps")
 # What torch/cuda and torch/_dynamo/trace_rules.py name, and that list leaves out (torch 2.13).
 _UNLISTED = (
     "_cuda_attach_out_of_memory_observer",
@@ -88,9 +89,13 @@ def _refusing(guesses: Guesses, name: str) -> Call:
 
 
 def _placeholders() -> Iterator[Any]:
-    """Classes that torch itself puts where a CPU build lacks one (torch/_utils.py, _dummy_type)."""
-    for value in vars(torch._C).values():
-        if isinstance(value, type) and "_dummy_type" in getattr(value.__new__, "__qualname__", ""):
+    """Classes that torch itself puts where a CPU build lacks one (torch/_utils.py, _dummy_type).
+
+    Those of other devices stay: a build with CUDA has them, too.
+    """
+    for name, value in vars(torch._C).items():
+        of_torch = isinstance(value, type) and "_dummy_type" in getattr(value.__new__, "__qualname__", "")
+        if of_torch and not name.lower().startswith(_OTHER_DEVICES):
             yield value
 
 
