@@ -218,6 +218,15 @@ def test_a_part_of_cuda_without_a_stand_in_is_refused_by_name(line: str, name: s
     assert "train.py:14" in err.splitlines()[-1]
 
 
+@needs("transformers")
+def test_a_model_that_nobody_has_here_is_asked_for(folder: Path) -> None:
+    """There is no network: the refusal names the file that is missing, and what to do."""
+    before = "import transformers\ntransformers.AutoConfig.from_pretrained('nobody/no-such-model')"
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=before))
+    assert (code, out) == (6, "")
+    assert "config.json of nobody/no-such-model is neither in the Hub's cache" in err.splitlines()[-1]
+
+
 # Takes the place of a launcher: it gives variables and starts Python.
 LAUNCHER = """
 import os, subprocess, sys
