@@ -5,7 +5,7 @@
 axolotl``: the folder has ``jobs.json`` with pairs of folder and file.  Files come in the order of the SHA-256
 of their paths; those that the tool's own parser refuses are passed over, because they are for another version
 of it.  The first 20 of each tool are the sample.  A file that asks for FSDP runs as the first of two cards,
-because the tools refuse it on one.  ``plan`` is asked about the newest version of the tool, as the dry run is.
+because the tools refuse it on one.  ``plan`` is asked about the newest version of the tool, as is run here.
 """
 
 from __future__ import annotations
