@@ -11,7 +11,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-axolotl env-llamafactory env-trl lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl style lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
@@ -48,14 +48,20 @@ env-axolotl env-llamafactory env-trl: env-%:
 	.venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint $(TOOLS)/$*.txt $* $(BESIDE)
 	.venv-$*/bin/python -m pip install --quiet --constraint $(TOOLS)/$*.txt --editable .
 
-lint: env
+style: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
-	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal
+lint: style
+	$(BIN)/mypy
+
+# Types are checked while the tests run, which wait now and then: what mypy said comes last, and either one's failure counts.
+TYPES_SAID := $(VENV)/.types-said
+test: style
+	$(BIN)/mypy > $(TYPES_SAID) 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal; tests=$$?; \
+	wait $$types; types=$$?; cat $(TYPES_SAID); test $$tests -eq 0 -a $$types -eq 0
 
 test-slow: env
 	$(BIN)/python -m pytest -m slow

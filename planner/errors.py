@@ -135,11 +135,11 @@ class UnreadCombinationError(NotModelledError, RefusedCombinationError):
 
 
 class UnknownArchitectureError(NotModelledError):
-    """A model whose architecture (``model_type``) has no formulas; ``known`` are those that do."""
+    """A model whose architecture (``model_type``) no program describes."""
 
-    def __init__(self, where: str, model_type: str, known: Iterable[str]) -> None:
-        self.where, self.model_type = where, model_type
+    def __init__(self, where: str, model_type: str) -> None:
+        self.where, self.model_type = where, show(model_type)
         super().__init__(
-            f"{where}: architecture '{model_type[:60]}' is not modelled; modelled are {', '.join(known)}; "
-            "measure trace can run most causal language models whose modules Transformers ships"
+            f"{where}: architecture '{self.model_type}' is not modelled; plan ... --trace runs its own "
+            "modules on fake tensors, where Transformers ships them and the measure extra is installed"
         )

@@ -50,11 +50,15 @@ def described_by_modules(fields: Mapping[str, Any], unknown: UnknownArchitecture
 
     Raises:
         InputFileError: fields that the configuration class of Transformers refuses.
-        UnknownArchitectureError: Transformers does not know it either.
-        NotModelledError: no causal language model, or one whose decoder layers are not found.
+        NotModelledError: Transformers does not know it either; no causal language model, or one whose decoder
+            layers are not found.
     """
     if unknown.model_type not in transformers.CONFIG_MAPPING:
-        raise unknown
+        raise NotModelledError(
+            f"{unknown.where}: architecture '{unknown.model_type}' is neither modelled nor in Transformers "
+            f"{transformers.__version__}; a program that brings its code can be run: "
+            "measure trace -- python train.py"
+        )
     config = _configuration(fields, unknown.where)
     model = _on_meta(config, unknown.where)
     try:

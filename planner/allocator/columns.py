@@ -1,5 +1,5 @@
-"""What is read off the requests of a program in one pass: sizes, what is held of each kind,
-and the most of each phase.
+"""What is done with the requests of a program in one pass: sizes, what is held of each kind,
+the most of each phase, and the same requests of other slots.
 
 ``events`` hold the slot of an allocation when it is made, and its complement when it is freed.  Where the
 package was installed with a C compiler, ``replay.c`` has the same loops; tests hold both to each other.
@@ -45,6 +45,15 @@ def held_at(
         start = max(moment + 1, start)
         found.append([*held])
     return found
+
+
+def shifted(events: array[int], base: int, most: int) -> array[int]:
+    """The same events of slots that begin ``base`` later; numbers from ``most`` on are no slots, and stay."""
+    made = compiled.shifted(events, base, most)
+    if made is not None:
+        return made
+    moved = (event if event >= most else event + base if event >= 0 else event - base for event in events)
+    return array("q", moved)
 
 
 def fullest(events: Sequence[int], sizes: Sequence[int], begins: Sequence[int]) -> list[int]:

@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "count_free": (_NUMBER, [_POINTER, _POINTER]),
     "held_at": (None, [_POINTER, _POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER]),
     "fullest": (None, [_POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _POINTER]),
+    "shifted": (None, [_POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER]),
     "in_bytes": (_NUMBER, [_POINTER, _POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER]),
 }
 
@@ -111,6 +112,16 @@ def fullest(events: Any, sizes: Any, begins: Sequence[int]) -> list[int]:
     places, most = array("q", begins), array("q", bytes(_NUMBER_BYTES * len(begins)))
     _library().fullest(_start(events), len(events), _start(sizes), _start(places), len(places), _start(most))
     return most.tolist()
+
+
+def shifted(events: array[int], base: int, most: int) -> array[int] | None:
+    """As :func:`planner.allocator.columns.shifted`; ``None`` where the library is not there."""
+    library = _library()
+    if library is None:
+        return None
+    moved = events[:]
+    library.shifted(_start(events), len(events), base, most, _start(moved))
+    return moved
 
 
 class CompiledMemory:

@@ -9,6 +9,7 @@
 
 #define NONE (-1)
 #define N_STREAMS 16
+#define CHUNK 256
 /* c10/core/AllocatorConfig.h, as in settings.py. */
 #define MIN_BLOCK 512LL
 #define SMALL_REQUEST (1LL << 20)
@@ -23,10 +24,21 @@ typedef struct {
     int64_t size, address, block;
 } Free;
 
+/* Free blocks in order of size, then address, in chunks: large models leave ten thousands, and one list of them would be moved
+   with each that comes or goes. */
 typedef struct {
-    Free *free;
-    int64_t count, room;
+    int64_t count;
+    Free free[CHUNK];
+} Chunk;
+
+typedef struct {
+    Chunk **chunks;
+    int64_t n_chunks, room;
 } Pool;
+
+typedef struct {
+    int64_t chunk, index;
+} Place;
 
 typedef struct {
     int64_t size, address, before, after, is_free;
@@ -40,9 +52,14 @@ typedef struct {
     Pool pools[2 * N_STREAMS];
 } Memory;
 
+static void pool_close(Pool *pool) {
+    for (int64_t number = 0; number < pool->n_chunks; number++) free(pool->chunks[number]);
+    free(pool->chunks);
+}
+
 void memory_close(Memory *memory) {
     if (memory == NULL) return;
-    for (int number = 0; number < 2 * N_STREAMS; number++) free(memory->pools[number].free);
+    for (int number = 0; number < 2 * N_STREAMS; number++) pool_close(&memory->pools[number]);
     free(memory->blocks);
     free(memory->live);
     free(memory);
@@ -69,55 +86,108 @@ static void *copied(const void *from, int64_t count, size_t width) {
     return made;
 }
 
+static int pool_copy(Pool *made, const Pool *pool) {
+    made->room = pool->n_chunks;
+    made->chunks = copied(pool->chunks, pool->n_chunks, sizeof(Chunk *));
+    for (made->n_chunks = 0; made->chunks != NULL && made->n_chunks < pool->n_chunks; made->n_chunks++) {
+        made->chunks[made->n_chunks] = copied(pool->chunks[made->n_chunks], 1, sizeof(Chunk));
+        if (made->chunks[made->n_chunks] == NULL) return 0;
+    }
+    return made->chunks != NULL;
+}
+
 /* The same card once more; NULL where the host has no room. */
 Memory *memory_copy(const Memory *memory, int64_t n_slots) {
     Memory *made = copied(memory, 1, sizeof(Memory));
     if (made == NULL) return NULL;
+    memset(made->pools, 0, sizeof(made->pools));
     made->room = memory->n_blocks;
     made->live = copied(memory->live, n_slots, sizeof(int64_t));
     made->blocks = copied(memory->blocks, memory->n_blocks, sizeof(Block));
     int failed = made->live == NULL || made->blocks == NULL;
-    for (int number = 0; number < 2 * N_STREAMS; number++) {
-        Pool *pool = &made->pools[number];
-        pool->room = pool->count;
-        pool->free = copied(pool->free, pool->count, sizeof(Free));
-        failed = failed || pool->free == NULL;
-    }
+    for (int number = 0; number < 2 * N_STREAMS && !failed; number++)
+        failed = !pool_copy(&made->pools[number], &memory->pools[number]);
     if (!failed) return made;
     memory_close(made);
     return NULL;
 }
 
-/* The place of the first free block that is not below (size, address). */
-static int64_t place_of(const Pool *pool, int64_t size, int64_t address) {
-    int64_t low = 0, high = pool->count;
+static int is_below(const Free *at, int64_t size, int64_t address) {
+    return at->size < size || (at->size == size && at->address < address);
+}
+
+/* The place of the first free block that is not below (size, address): behind the last chunk where there is none. */
+static Place place_of(const Pool *pool, int64_t size, int64_t address) {
+    int64_t low = 0, high = pool->n_chunks;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        const Free *at = &pool->free[middle];
-        if (at->size < size || (at->size == size && at->address < address)) low = middle + 1;
+        const Chunk *chunk = pool->chunks[middle];
+        if (is_below(&chunk->free[chunk->count - 1], size, address)) low = middle + 1;
         else high = middle;
     }
-    return low;
+    Place place = {low, 0};
+    if (low == pool->n_chunks) return place;
+    const Chunk *chunk = pool->chunks[low];
+    high = chunk->count;
+    while (place.index < high) {
+        int64_t middle = (place.index + high) / 2;
+        if (is_below(&chunk->free[middle], size, address)) place.index = middle + 1;
+        else high = middle;
+    }
+    return place;
 }
 
-static void take_out(Pool *pool, int64_t place) {
-    pool->count--;
-    memmove(&pool->free[place], &pool->free[place + 1], (size_t)(pool->count - place) * sizeof(Free));
+/* A chunk goes when it is empty. */
+static void take_out(Pool *pool, Place place) {
+    Chunk *chunk = pool->chunks[place.chunk];
+    chunk->count--;
+    memmove(&chunk->free[place.index], &chunk->free[place.index + 1], (size_t)(chunk->count - place.index) * sizeof(Free));
+    if (chunk->count) return;
+    free(chunk);
+    pool->n_chunks--;
+    memmove(&pool->chunks[place.chunk], &pool->chunks[place.chunk + 1], (size_t)(pool->n_chunks - place.chunk) * sizeof(Chunk *));
 }
 
-static int put_in(Pool *pool, const Block *blocks, int64_t block) {
-    if (pool->count == pool->room) {
-        int64_t room = pool->room ? 2 * pool->room : 64;
-        Free *larger = realloc(pool->free, (size_t)room * sizeof(Free));
-        if (larger == NULL) return 0;
-        pool->free = larger;
+/* An empty chunk at this place; NULL where the host has no room. */
+static Chunk *new_chunk(Pool *pool, int64_t number) {
+    if (pool->n_chunks == pool->room) {
+        int64_t room = pool->room ? 2 * pool->room : 16;
+        Chunk **larger = realloc(pool->chunks, (size_t)room * sizeof(Chunk *));
+        if (larger == NULL) return NULL;
+        pool->chunks = larger;
         pool->room = room;
     }
+    Chunk *made = malloc(sizeof(Chunk));
+    if (made == NULL) return NULL;
+    made->count = 0;
+    memmove(&pool->chunks[number + 1], &pool->chunks[number], (size_t)(pool->n_chunks - number) * sizeof(Chunk *));
+    pool->chunks[number] = made;
+    pool->n_chunks++;
+    return made;
+}
+
+/* A full chunk is halved. */
+static int put_in(Pool *pool, const Block *blocks, int64_t block) {
     int64_t size = blocks[block].size, address = blocks[block].address;
-    int64_t place = place_of(pool, size, address);
-    memmove(&pool->free[place + 1], &pool->free[place], (size_t)(pool->count - place) * sizeof(Free));
-    pool->free[place] = (Free){size, address, block};
-    pool->count++;
+    if (!pool->n_chunks && new_chunk(pool, 0) == NULL) return 0;
+    Place place = {0, 0};
+    if (pool->chunks[0]->count) place = place_of(pool, size, address);
+    if (place.chunk == pool->n_chunks) place = (Place){place.chunk - 1, pool->chunks[place.chunk - 1]->count};
+    Chunk *chunk = pool->chunks[place.chunk];
+    if (chunk->count == CHUNK) {
+        Chunk *behind = new_chunk(pool, place.chunk + 1);
+        if (behind == NULL) return 0;
+        chunk->count = CHUNK / 2;
+        behind->count = CHUNK - chunk->count;
+        memcpy(behind->free, &chunk->free[chunk->count], (size_t)behind->count * sizeof(Free));
+        if (place.index > chunk->count) {
+            place.index -= chunk->count;
+            chunk = behind;
+        }
+    }
+    memmove(&chunk->free[place.index + 1], &chunk->free[place.index], (size_t)(chunk->count - place.index) * sizeof(Free));
+    chunk->free[place.index] = (Free){size, address, block};
+    chunk->count++;
     return 1;
 }
 
@@ -137,17 +207,24 @@ static int64_t new_block(Memory *memory, Block block) {
 void release_cached(Memory *memory) {
     for (int number = 0; number < 2 * N_STREAMS; number++) {
         Pool *pool = &memory->pools[number];
-        int64_t kept = 0;
-        for (int64_t place = 0; place < pool->count; place++) {
-            Block *block = &memory->blocks[pool->free[place].block];
-            if (block->before == NONE && block->after == NONE) {
-                memory->reserved -= block->size;
-                block->is_free = 0;
-            } else {
-                pool->free[kept++] = pool->free[place];
+        int64_t chunks_kept = 0;
+        for (int64_t at = 0; at < pool->n_chunks; at++) {
+            Chunk *chunk = pool->chunks[at];
+            int64_t kept = 0;
+            for (int64_t index = 0; index < chunk->count; index++) {
+                Block *block = &memory->blocks[chunk->free[index].block];
+                if (block->before == NONE && block->after == NONE) {
+                    memory->reserved -= block->size;
+                    block->is_free = 0;
+                } else {
+                    chunk->free[kept++] = chunk->free[index];
+                }
             }
+            chunk->count = kept;
+            if (kept) pool->chunks[chunks_kept++] = chunk;
+            else free(chunk);
         }
-        pool->count = kept;
+        pool->n_chunks = chunks_kept;
     }
 }
 
@@ -184,9 +261,10 @@ static int split(Memory *memory, Pool *pool, int64_t block, int64_t want) {
 
 /* A block for a request (malloc, get_free_block, alloc_found_block). */
 static int64_t allocate(Memory *memory, Pool *pool, int64_t want) {
-    int64_t place = place_of(pool, want, 0), block;
-    if (place < pool->count) {
-        block = pool->free[place].block;
+    Place place = place_of(pool, want, 0);
+    int64_t block;
+    if (place.chunk < pool->n_chunks) {
+        block = pool->chunks[place.chunk]->free[place.index].block;
         take_out(pool, place);
         memory->blocks[block].is_free = 0;
     } else {
@@ -251,8 +329,11 @@ int64_t count_free(const Memory *memory, int64_t *largest) {
     *largest = 0;
     for (int number = 0; number < 2 * N_STREAMS; number++) {
         const Pool *pool = &memory->pools[number];
-        count += pool->count;
-        if (pool->count && pool->free[pool->count - 1].size > *largest) *largest = pool->free[pool->count - 1].size;
+        for (int64_t at = 0; at < pool->n_chunks; at++) {
+            const Chunk *chunk = pool->chunks[at];
+            count += chunk->count;
+            if (chunk->free[chunk->count - 1].size > *largest) *largest = chunk->free[chunk->count - 1].size;
+        }
     }
     return count;
 }
@@ -281,6 +362,14 @@ void fullest(const int64_t *events, int64_t n_events, const int64_t *sizes, cons
             if (level > high) high = level;
         }
         most[number] = high;
+    }
+}
+
+/* The same events of slots that begin `base` later; what is not below `most` stays. */
+void shifted(const int64_t *events, int64_t n_events, int64_t base, int64_t most, int64_t *moved) {
+    for (int64_t index = 0; index < n_events; index++) {
+        int64_t event = events[index];
+        moved[index] = event >= most ? event : event >= 0 ? event + base : event - base;
     }
 }
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from planner.catalog.architectures import reader_for, supported_architectures
+from planner.catalog.architectures import reader_for
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.stored import with_stored
 from planner.domain.model import ModelSpec
@@ -40,7 +40,7 @@ def model_from_config(data: Mapping[str, Any], where: str) -> ModelSpec:
         )
     reader = reader_for(model_type)
     if reader is None:
-        raise UnknownArchitectureError(where, model_type, supported_architectures())
+        raise UnknownArchitectureError(where, model_type)
     fields = ConfigFields(data, where)
     return with_stored(in_checkpoint_dtype(reader(fields), data), data, where)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +32,7 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
 _SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
 _MAX_NAME_CHARS = 200
+_LETTERS, _ALIKE = re.compile(r"[a-z]*"), 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +98,49 @@ class SizeTable(BaseModel):
     sizes: dict[str, SizeEntry]
 
 
-class StoredEntry(BaseModel):
-    """A checkpoint whose matrices are packed: which ``model`` was quantised,
-    and what is known of its ``config.json``.
+class StoredKind(BaseModel):
+    """What is known of the ``config.json`` of packed checkpoints.
 
-    ``dtype``: of what is not packed, where that is not the model's own.  ``size_gb``: of its files, 10^9
-    bytes, as the Hub lists them.  ``assumed``: what of it no source states.
+    ``dtype``: of what is not packed, where that is not the model's own.
+    ``assumed``: what of it no source states.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    model: NonEmpty
     dtype: Literal["float16", "bfloat16"] | None = None
     quantization_config: dict[str, Any]
-    size_gb: Annotated[float, Field(gt=0)] | None = None
     source: NonEmpty
     assumed: str = ""
+
+
+class StoredEntry(StoredKind):
+    """A checkpoint whose matrices are packed, and which ``model`` was quantised.
+
+    ``size_gb``: of its files, 10^9 bytes, as the Hub lists them.
+    """
+
+    model: NonEmpty
+    size_gb: Annotated[float, Field(gt=0)] | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields as a ``config.json`` would hold them."""
         said = {"quantization_config": self.quantization_config}
         return said if self.dtype is None else {**said, "dtype": self.dtype}
+
+
+class StoredSeries(StoredKind):
+    """Checkpoints of one maker that are stored alike: ``models`` names those of each model."""
+
+    models: dict[str, list[NonEmpty]]
+
+    def checkpoints(self) -> dict[str, StoredEntry]:
+        """Each checkpoint as an entry of its own."""
+        kind = {name: getattr(self, name) for name in StoredKind.model_fields}
+        return {
+            checkpoint: StoredEntry(model=model, **kind)
+            for model, checkpoints in self.models.items()
+            for checkpoint in checkpoints
+        }
 
 
 class StoredTable(BaseModel):
@@ -125,6 +150,7 @@ class StoredTable(BaseModel):
 
     schema_version: Literal[1] = Field(alias="schema")
     checkpoints: dict[str, StoredEntry]
+    series: list[StoredSeries] = []
 
 
 def model_ids() -> tuple[str, ...]:
@@ -141,7 +167,10 @@ def model_sizes() -> Mapping[str, SizeEntry]:
 def stored_checkpoints() -> Mapping[str, StoredEntry]:
     """Checkpoints by their Hub ids whose matrices are known to be packed."""
     path = data_dir() / _STORED_FILE
-    return validate(StoredTable, read_toml(path), path).checkpoints
+    table = validate(StoredTable, read_toml(path), path)
+    return table.checkpoints | {
+        name: entry for series in table.series for name, entry in series.checkpoints().items()
+    }
 
 
 def model_entry(name: str) -> ModelEntry:
@@ -155,7 +184,7 @@ def model_entry(name: str) -> ModelEntry:
     index = _index()
     entry_id = index.find(name)
     if entry_id is None:
-        raise UnknownNameError("model", name[:_MAX_NAME_CHARS], index.ids)
+        raise _unknown(name, index.ids)
     return _read_entry(entry_id)
 
 
@@ -200,8 +229,7 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
 
     if is_hub_id(name):
         return _from_stored(name) or _from_hub(name, reader)
-    hint = "or give a Hub id (owner/name) or the path of a config.json"
-    raise UnknownNameError("model", name[:_MAX_NAME_CHARS], (*index.ids, *sizes), hint)
+    raise _unknown(name, (*index.ids, *sizes))
 
 
 def entry_named_in(hub_id: str) -> ModelEntry | None:
@@ -238,6 +266,21 @@ def spec_of(entry: ModelEntry) -> ModelSpec:
         params_origin=entry.params_origin,
         source=entry.config_source,
     )
+
+
+def _unknown(name: str, known: Iterable[str]) -> UnknownNameError:
+    """Says the nearest of ``known`` whose family is spelled as that of ``name``, or nearly so."""
+    family = _family(name[:_MAX_NAME_CHARS])
+    alike = [each for each in known if SequenceMatcher(None, family, _family(each)).ratio() >= _ALIKE]
+    way_out = "give a Hub id (owner/name) or the path of a config.json"
+    hint = f"or {way_out}" if alike else f"no known name is near it: {way_out}"
+    return UnknownNameError("model", name[:_MAX_NAME_CHARS], alike, hint)
+
+
+def _family(name: str) -> str:
+    """The letters that ``name`` begins with: of a bare size none."""
+    found = _LETTERS.match(name.lower())
+    return found[0] if found else ""
 
 
 def _index() -> CatalogIndex:
@@ -333,12 +376,25 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
                 config_url(hub_id),
                 f"fetched from {endpoint().host}",
             )
-        except UnreadConfigError:
+        except UnreadConfigError as error:
             if (resolved := _from_name(hub_id)) is not None:
                 return resolved
-            raise
+            if (plain := _packed_alike(hub_id)) is None:
+                raise
+            raise UnreadConfigError(
+                f"{error}; or give {plain}, which keeps none of its layers whole"
+            ) from None
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _packed_alike(hub_id: str) -> str | None:
+    """The known checkpoint of the same model in which every matrix of a layer is packed, of one of Unsloth's
+    that keeps some of them whole.
+    """
+    plain = hub_id.lower().replace("-unsloth-bnb-4bit", "-bnb-4bit")
+    found = {each.lower(): each for each in stored_checkpoints()} if plain != hub_id.lower() else {}
+    return found.get(plain)
 
 
 def _from_name(hub_id: str) -> ResolvedModel | None:

@@ -17,9 +17,19 @@ from pydantic import ValidationError
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, read_jsonl
 from planner.cli.outcome import Outcome, human_text, json_text
-from planner.errors import ExitCode, NotModelledError, PlannerError, UsageError, how_to_install
+from planner.cli.under_limit import verdict_under
+from planner.errors import (
+    ExitCode,
+    NotModelledError,
+    PlannerError,
+    UnknownArchitectureError,
+    UsageError,
+    how_to_install,
+)
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
+from planner.report.render.layout import Section
+from planner.report.trace.alone import alone_sections
 from planner.report.trace.beside import beside_document, beside_sections, put_beside
 from planner.report.trace.requests import difference_of
 
@@ -80,7 +90,20 @@ def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> 
     if output_format == "json":
         whole = prediction_document(subject).model_dump(by_alias=True)
         return Outcome(json_text(beside_document(beside, whole, traced)), code)
-    sections = beside_sections(beside)
+    return _drawn(beside_sections(beside), output_format, code)
+
+
+def answer_alone(
+    unknown: UnknownArchitectureError, answer: TraceAnswer, limit_bytes: int, output_format: str
+) -> Outcome:
+    """What the modules of an architecture without a program allocate; the replay decides the exit code."""
+    code = verdict_under(answer.events, limit_bytes)
+    if output_format == "json":
+        return Outcome(json_text(answer.document.model_dump(by_alias=True)), code)
+    return _drawn(alone_sections(answer.document, unknown.model_type, limit_bytes, code), output_format, code)
+
+
+def _drawn(sections: list[Section], output_format: str, code: ExitCode) -> Outcome:
     if output_format == "markdown":
         from planner.report.render.markdown import to_markdown
 

@@ -16,15 +16,12 @@ from pydantic import ValidationError
 
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import read_jsonl
-from planner.allocator.replay import replay
+from planner.cli.under_limit import verdict_under
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.report.check.checked import Checked
 from planner.report.check.traced import Traced
-from planner.units import GIB
 
 _MODULE = "measure"
-# The most that a CUDA context takes of what the card makes visible (docs/dry_run.md); the dry run has none.
-_CONTEXT_BYTES = int(0.8 * GIB)
 
 
 def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list[Checked]:
@@ -82,8 +79,7 @@ def _answer(document: TraceDocument, code: int, events: Path) -> Traced:
     limit = None if document.verdict is None else document.verdict.limit_bytes
     verdict = ExitCode(code)
     if verdict == ExitCode.FITS and limit is not None:
-        beside_context = replay(read_jsonl(events), limit_bytes=limit - _CONTEXT_BYTES)
-        verdict = ExitCode.UNCERTAIN if beside_context.out_of_memory is not None else ExitCode.FITS
+        verdict = verdict_under(read_jsonl(events), limit)
     assumed = tuple(
         f"{each.get('name')} at {each.get('origin')}: {each.get('value')}" for each in document.assumptions
     )

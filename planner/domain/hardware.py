@@ -140,3 +140,12 @@ class Hardware:
     def world_size(self) -> int:
         """Processes in the job: one per GPU."""
         return self.gpus_per_node * self.nodes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the job may use of each card; ``None`` where that is unknown, or the device is not CUDA's."""
+        visible = self.gpu.visible_memory_bytes
+        if visible is None or not self.gpu.is_cuda:
+            return None
+        # Others can hold all of a card, never more.
+        return max(visible - self.gpu_reserved_bytes, 0)

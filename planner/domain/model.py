@@ -33,7 +33,16 @@ NormKind = Literal["rms", "layer"]
 NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal[
-    "softmax", "softmax_fp32", "chosen", "fp32", "sigmoid", "sigmoid_fp32", "fp32_cast", "module", "every"
+    "softmax",
+    "softmax_fp32",
+    "chosen",
+    "fp32",
+    "sigmoid",
+    "sigmoid_fp32",
+    "sigmoid_input",
+    "fp32_cast",
+    "module",
+    "every",
 ]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
@@ -247,6 +256,7 @@ class MlpSpec:
     - ``fp32``: the input and the weight of the router in fp32 too (DeepSeek V2)
     - ``sigmoid``: the same, with a sigmoid in the dtype of the product (DeepSeek V3)
     - ``sigmoid_fp32``: a sigmoid of logits that are cast to fp32 (MiniMax M2)
+    - ``sigmoid_input``: a sigmoid of logits in the dtype of the input (LFM2)
     - ``fp32_cast``: as ``fp32``, outside of autocast, and what was chosen is cast back (ERNIE 4.5)
     - ``module``: as ``softmax``, of logits that an ``nn.Linear`` makes,
       so that it is quantised and adapted as one (Hunyuan)

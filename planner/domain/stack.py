@@ -14,6 +14,7 @@ from planner.domain.recipes.recipe import (
     Precision,
     Quantization,
 )
+from planner.domain.recipes.sharding import ShardingName
 from planner.domain.uncertainty.settled import SettledBy
 
 KbitUpcast = Literal["none", "norms", "all"]
@@ -56,7 +57,8 @@ class StackDefaults:
     """What a stack does where the user says nothing.
 
     ``adapter_dtype`` ``base``: adapters take the dtype of the weight that they adapt, and fp32 over k-bit
-    weights.  ``offload``: what leaves the GPU without being asked to, where every layer is checkpointed.
+    weights.  ``sharding``: how several GPUs share the model.  ``offload``: what leaves the GPU without being
+    asked to, where every layer is checkpointed.
     """
 
     load_dtype: Literal["checkpoint", "fp32", "bf16", "fp16"]
@@ -69,6 +71,7 @@ class StackDefaults:
     gradient_checkpointing: bool
     checkpoint_reentrant: bool
     checkpoint_policy: CheckpointPolicy
+    sharding: ShardingName
     offload: Literal["none", "activations"]
     lora_rank: int
     lora_targets: tuple[str, ...]

@@ -119,3 +119,37 @@ def unmatched_modules(model: ModelSpec, modules: tuple[str, ...]) -> tuple[str, 
     """Those of ``modules`` (to save) that are neither a matrix nor the token table."""
     known = {*linear_names(model), model.token_embedding.name}
     return tuple(module for module in modules if module.rpartition(".")[2] not in known)
+
+
+_PEFT_REFUSES = ("falcon_h1", "nemotron_h")
+"""Source: peft 0.21 tuners/tuners_utils.py _check_lora_target_modules_mamba (``mamba_model_types``)."""
+
+
+def refused_by_peft(model: ModelSpec) -> frozenset[str]:
+    """Names of matrices for which PEFT raises an error: ``out_proj`` of some models with Mamba layers."""
+    return frozenset({"out_proj"} if model.architecture in _PEFT_REFUSES else ())
+
+
+def failing_routers(model: ModelSpec) -> frozenset[str]:
+    """Names of routers that return two tensors, over which PEFT's adapter fails.
+
+    Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4Router;
+    peft 0.21 tuners/lora/layer.py Linear.forward.
+    """
+    return frozenset(
+        linear.name
+        for group in model.groups
+        for linear in group.block.linears
+        if linear.group == "router" and linear.kind == "subclass"
+    )
+
+
+def linear_names_without(model: ModelSpec, names: frozenset[str]) -> tuple[str, ...]:
+    """Names of the linear layers of the blocks, less ``names``."""
+    found = (
+        linear.name
+        for group in model.groups
+        for linear in group.block.linears
+        if linear.kind != "parameter" and linear.adaptable and linear.name not in names
+    )
+    return tuple(dict.fromkeys(found))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
-from planner.domain.origin import CATALOG, DATA, stack_default
+from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
@@ -51,6 +51,7 @@ from planner.intake.kernels import (
     lacks_flash2,
     widest_head,
 )
+from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft
 from planner.intake.parallel import resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.rollout import resolve_rollout
@@ -59,6 +60,7 @@ from planner.intake.trained import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"
+_NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def resolve_recipe(
     setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware)
-    sharding = _resolve_sharding(ledger, hardware, parallel)
+    sharding = _resolve_sharding(ledger, setting, parallel)
     checkpoints: bool = ledger.choose("gradient_checkpointing", defaults.gradient_checkpointing, origin)
     every: int = ledger.choose("checkpoint_every", 1, origin)
     policy: CheckpointPolicy = ledger.choose("checkpoint_policy", defaults.checkpoint_policy, origin)
@@ -169,15 +171,17 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
     return method, chosen, doubled
 
 
-def _resolve_sharding(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Sharding:
-    if parallel.divides and hardware.world_size > parallel.tensor:
+def _resolve_sharding(ledger: Ledger, setting: Setting, parallel: Parallel) -> Sharding:
+    if parallel.divides and setting.hardware.world_size > parallel.tensor:
         note = "beside GPUs that share a batch the libraries have FSDP2 alone"
         return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
-    if hardware.world_size == parallel.tensor:
+    if setting.hardware.world_size == parallel.tensor:
         return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
-    return sharding_named(
-        ledger.choose("sharding", DDP.name, "assumed", "several GPUs and nothing said: each holds everything")
-    )
+    default = setting.defaults.sharding
+    if default != DDP.name:
+        return sharding_named(ledger.choose("sharding", default, setting.origin))
+    note = "several GPUs and nothing said: each holds everything"
+    return sharding_named(ledger.choose("sharding", default, "assumed", note))
 
 
 def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> Offload:
@@ -246,6 +250,8 @@ def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precisi
         default, note = setting.model.checkpoint_dtype, _CHECKPOINT_NOTE
     if default == "bf16" and lacks_bf16(setting.hardware.gpu):
         default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
+    if default == "fp32" and precision in ("bf16", "fp16") and ledger.said("precision"):
+        default, origin, note = precision, "assumed", _NO_CAST_NOTE
     native = basis.sharding.engine == "native" and not setting.stack.trainable_fp32
     if basis.method == "full" and native and precision == "fp16-mixed" and default == "fp16":
         default, origin, note = "fp32", "assumed", _SCALING_NOTE
@@ -272,9 +278,26 @@ def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     return 0.0
 
 
+def _default_targets(setting: Setting) -> tuple[tuple[str, ...], str, str]:
+    """What the stack adapts, with origin and note; where that is only assumed to be every linear layer, less
+    those whose adapters fail, which nobody who trains this model has.
+    """
+    default = setting.defaults.lora_targets
+    failing = refused_by_peft(setting.model) | failing_routers(setting.model)
+    is_assumed = any(
+        (name, settled_by) == ("defaults.lora_targets", "assumed")
+        for name, settled_by, _ in setting.stack.settled
+    )
+    if default != ("all-linear",) or not failing or not is_assumed:
+        return default, setting.origin, ""
+    note = f"every linear layer but {', '.join(sorted(failing))}, whose adapters fail"
+    return linear_names_without(setting.model, failing), ASSUMED, note
+
+
 def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
     """Names of modules; an expression becomes the names that it matches."""
-    targets: tuple[str, ...] = ledger.choose("lora_targets", setting.defaults.lora_targets, setting.origin)
+    default, origin, note = _default_targets(setting)
+    targets: tuple[str, ...] = ledger.choose("lora_targets", default, origin, note)
     patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
     if not patterns:
         return targets

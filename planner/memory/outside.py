@@ -161,16 +161,6 @@ def _paged_whole(job: Job) -> Number:
     return paged_state_bytes(job, trained)
 
 
-def limit_bytes(job: Job) -> int | None:
-    """What the job may use of its card; ``None`` where that is unknown, or on another device than CUDA's."""
-    hardware = job.hardware
-    visible = hardware.gpu.visible_memory_bytes
-    if visible is None or not hardware.gpu.is_cuda:
-        return None
-    # Others can hold all of a card, never more.
-    return max(visible - hardware.gpu_reserved_bytes, 0)
-
-
 def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:
     """What a calibration found beside the program's tensors; nothing without one,
     so that the physics stays as it is.

@@ -57,7 +57,7 @@ def predict_replayed(job: Job, *, minimum_too: bool = True, why: bool = False) -
     The minimum takes several replays: without ``minimum_too`` it is what is allocated, for readings of peaks.
     ``why``: the request that fails where the job does not fit.
     """
-    done, limit = replayed(job), outside.limit_bytes(job)
+    done, limit = replayed(job), job.hardware.limit_bytes
     if not minimum_too:
         return prediction_of(job, done, done.allocated_bytes)
     beside = _beside(job, done)
@@ -86,7 +86,7 @@ def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
     """
     outer = outside.driver_terms(job)
     around = _sum(outer, DRIVER_TERMS)
-    limit = outside.limit_bytes(job)
+    limit = job.hardware.limit_bytes
     allocated = {each.phase: each.allocated_bytes for each in done.phases}
     more = outside.uncounted_terms(job, done.transient_bytes)
     extra = maximum(0, *(_in_phase(more, phase) for phase in allocated))

@@ -4,6 +4,7 @@ gradients or states override what they do otherwise.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -94,7 +95,7 @@ class Runtime:
         # The graph that the loop still refers to.
         self._bound: list[Instance] = []
         # When the model returns again, the loop lets go of these.
-        self._returned: list[int] = []
+        self._returned = array("q")
         self._steps = 0
 
     def load(self) -> None:

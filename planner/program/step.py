@@ -76,7 +76,6 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
         runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
     runtime.optimizer_step(gradients)
     runtime.evaluate(evaluation_of(job))
-    stream.close()
     return stream
 
 

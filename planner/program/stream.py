@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from planner.allocator.columns import in_bytes
+from planner.allocator.columns import in_bytes, shifted
 from planner.domain.term import STATE_TERMS, TERM_NAMES, TERM_NUMBERS, Phase, TermName
 from planner.program.ops.tensors import MARK, Unit
 from planner.program.template import (
@@ -24,7 +24,7 @@ from planner.program.template import (
     INPUT_SLOT,
     SHARED_SLOTS,
     Template,
-    foreign_events,
+    marks_in,
 )
 
 
@@ -37,7 +37,7 @@ class Stream:
     """
 
     def __init__(self) -> None:
-        self.events: MutableSequence[int] = []
+        self.events = array("q")
         self.units = array("B")
         self.unit_bytes = array("d")
         self.kinds = array("B")
@@ -80,7 +80,7 @@ class Stream:
         self.unit_bytes.extend(sizes)
         self.kinds += array("B", [TERM_NUMBERS[term]]) * len(sizes)
         self.streams += array("B", [0]) * len(sizes)
-        self.events += slots
+        self.events.extend(slots)
         return [*slots]
 
     def free(self, slot: int) -> None:
@@ -98,12 +98,6 @@ class Stream:
         self.kinds += columns.kinds
         self.streams += array("B", [0]) * len(columns.units)
         return base
-
-    def close(self) -> None:
-        """Nothing more comes: events are kept as numbers of the machine,
-        which takes a fifth of the memory.
-        """
-        self.events = array("q", self.events)
 
     def sizes(self, values: Mapping[Unit, float]) -> Sequence[int]:
         """Bytes of every allocation, where a micro-batch has so many of each unit."""
@@ -147,28 +141,31 @@ class Instance:
         """The slot of the stream; ``None`` for what has no memory."""
         return self.ports[slot] if slot in self.ports else slot + self.base
 
-    def events(self, stage: str) -> list[int]:
+    def events(self, stage: str) -> array[int]:
         """The events of one stage, in slots of the stream."""
         return self._moved(stage, self.template.stages[stage], self.template.foreign[stage])
 
-    def marked_events(self, stage: str) -> list[int]:
-        """The same with the marks of the template among them."""
+    def marked_events(self, stage: str) -> tuple[array[int], tuple[int, ...]]:
+        """The same with the marks of the template among them, and where these are."""
         events = self.template.marked[stage]
-        return self._moved(stage, events, foreign_events(events))
+        moved = self._moved(stage, events, self.template.marked_foreign[stage])
+        is_whole = len(moved) == len(events)
+        return moved, self.template.places[stage] if is_whole else marks_in(moved)
 
-    def _moved(self, stage: str, events: Sequence[int], foreign: Sequence[int]) -> list[int]:
-        base = self.base
-        moved = [event + base if event >= 0 else event - base for event in events]
+    def _moved(self, stage: str, events: array[int], foreign: Sequence[int]) -> array[int]:
+        if not events:
+            return events
+        moved = shifted(events, self.base, MARK)
         for index in reversed(foreign):
-            event = events[index]
-            if event >= MARK:
-                moved[index] = event
+            port = self.ports.get(~events[index])
+            if port is None:
+                del moved[index]
             else:
-                port = self.ports.get(~event)
-                moved[index : index + 1] = [] if port is None else [~port]
+                moved[index] = ~port
         if self.early:
-            gone = {self.slot(slot) for where, slot in self.early if where == stage}
-            moved = [event for event in moved if ~event not in gone]
+            for slot in {self.slot(slot) for where, slot in self.early if where == stage} - {None}:
+                for _ in range(moved.count(~slot)):
+                    moved.remove(~slot)
         return moved
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -82,25 +81,26 @@ class Template:
     ``shares``: slot and shape of each tensor that the part makes for others, by name.  ``crossing``: names of
     those that others made, whose slots count from ``SHARED_SLOTS``.
 
-    ``foreign``: where each stage frees what other parts made.  ``freed_shares``:
+    ``foreign`` and ``marked_foreign``: where each stage frees what other parts made.  ``freed_shares``:
     slots of what is shared that each stage frees.
 
     ``work``: what all operators cost together.
 
     For engines: ``marked``, the stages with the marks (see :class:`planner.program.ops.tensors.Mark`) among
-    their events; ``modules``, paths of names; ``parameters``, by their numbers.
+    their events, and ``places``, where these are; ``modules``, paths of names; ``parameters``, by their
+    numbers.
     """
 
     units: tuple[Unit, ...]
     unit_bytes: tuple[float, ...]
     terms: tuple[TermName, ...]
     ops: tuple[tuple[str, str], ...]
-    stages: dict[str, tuple[int, ...]]
+    stages: dict[str, array[int]]
     out_slot: int | None
     gradient_slot: int | None
     gradients: tuple[tuple[Unit, float, Dtype, int, str], ...]
     out: Shape
-    marked: dict[str, tuple[int, ...]]
+    marked: dict[str, array[int]]
     marks: tuple[Mark, ...]
     modules: tuple[tuple[str, ...], ...]
     parameters: tuple[Parameter, ...]
@@ -108,6 +108,8 @@ class Template:
     shares: dict[str, tuple[int, Shape]] = field(default_factory=dict)
     crossing: tuple[str, ...] = ()
     foreign: dict[str, tuple[int, ...]] = field(init=False)
+    marked_foreign: dict[str, tuple[int, ...]] = field(init=False)
+    places: dict[str, tuple[int, ...]] = field(init=False)
     freed_shares: dict[str, tuple[int, ...]] = field(init=False)
     columns: Columns = field(init=False)
 
@@ -118,9 +120,9 @@ class Template:
             stage: tuple(slot for slot in slots if slot >= SHARED_SLOTS or slot in own)
             for stage, slots in freed.items()
         }
-        object.__setattr__(
-            self, "foreign", {stage: foreign_events(events) for stage, events in self.stages.items()}
-        )
+        for name, stages in (("foreign", self.stages), ("marked_foreign", self.marked)):
+            object.__setattr__(self, name, {stage: _foreign(events) for stage, events in stages.items()})
+        object.__setattr__(self, "places", {stage: marks_in(events) for stage, events in self.marked.items()})
         object.__setattr__(self, "freed_shares", shared)
         kinds = array("B", map(TERM_NUMBERS.__getitem__, self.terms))
         object.__setattr__(
@@ -132,14 +134,16 @@ class Template:
         return replace(self, units=tuple(units.get(unit, unit) for unit in self.units))
 
 
-@lru_cache(maxsize=1024)
-def foreign_events(events: tuple[int, ...]) -> tuple[int, ...]:
-    """Where a stage frees what another part made, or has a mark."""
+def _foreign(events: Sequence[int]) -> tuple[int, ...]:
+    """Where a stage frees what another part made."""
     return tuple(
-        index
-        for index, event in enumerate(events)
-        if event >= MARK or (event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS)
+        index for index, event in enumerate(events) if event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS
     )
+
+
+def marks_in(events: Sequence[int]) -> tuple[int, ...]:
+    """Where events are marks."""
+    return tuple(index for index, event in enumerate(events) if event >= MARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +201,8 @@ def run(
     _end(torch, graph)
     torch.enter(_NOWHERE)
     del kept
-    made = _template(torch, out_slot, port, shape, terms)
-    return replace(made, shares=shares | _shares(torch), crossing=tuple(crossing))
+    end = _End(shape, out_slot, _slot(port.grad), shares | _shares(torch), tuple(crossing))
+    return _template(torch, end, terms)
 
 
 def _return(torch: Operators) -> None:
@@ -257,18 +261,29 @@ def _kept_slots(torch: Operators, out_slot: int | None) -> set[int]:
     return kept | ({event for event in events if event >= 0} - {~event for event in events if event < 0})
 
 
-def _with_marks(torch: Operators, stage: str) -> tuple[int, ...]:
+def _with_marks(torch: Operators, stage: str) -> array[int]:
     """The events of a stage with its marks among them."""
-    events, made, start = torch.stages.get(stage, []), [], 0
+    events, made, start = torch.stages.get(stage, []), array("q"), 0
     for number, (where, end) in enumerate(torch.placed):
         if where == stage:
-            made += [*events[start:end], MARK + number]
+            made.extend([*events[start:end], MARK + number])
             start = end
-    return (*made, *events[start:])
+    made.extend(events[start:])
+    return made
 
 
-def _template(torch: Operators, out_slot: int | None, port: Node, shape: Shape, terms: Terms) -> Template:
-    kept = _kept_slots(torch, out_slot)
+class _End(NamedTuple):
+    """What a part leaves to others, as the fields of a template."""
+
+    out: Shape
+    out_slot: int | None
+    gradient_slot: int | None
+    shares: dict[str, tuple[int, Shape]]
+    crossing: tuple[str, ...]
+
+
+def _template(torch: Operators, end: _End, terms: Terms) -> Template:
+    kept = _kept_slots(torch, end.out_slot)
     return Template(
         units=tuple(torch.units),
         unit_bytes=tuple(torch.unit_bytes),
@@ -277,15 +292,13 @@ def _template(torch: Operators, out_slot: int | None, port: Node, shape: Shape, 
             for slot, term in enumerate(torch.terms)
         ),
         ops=tuple(torch.ops),
-        stages={name: tuple(torch.stages.get(name, ())) for name in _STAGES},
-        out_slot=out_slot,
-        gradient_slot=_slot(port.grad),
+        stages={name: array("q", torch.stages.get(name, ())) for name in _STAGES},
+        **end._asdict(),
         gradients=tuple(
             (node.grad.unit, node.grad.count, node.grad.dtype, node.grad.storage.slot, node.name)
             for node in torch.leaves
             if node.grad is not None and node.grad.storage is not None
         ),
-        out=shape,
         marked={name: _with_marks(torch, name) for name in _STAGES},
         marks=tuple(torch.marks),
         modules=tuple(torch.modules),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.catalog.stacks import load_stack
@@ -13,7 +14,7 @@ from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.errors import RefusedCombinationError, UsageError
+from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.kernels import code_lacks, lacks_flash2
 from planner.prediction import PRIORS, predict_with
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
@@ -137,7 +138,9 @@ class _Judge:
             if after is None or self.left == 0:
                 continue
             self.left -= 1
-            trials.append(_Trial(move, after, self._lever(move, after)))
+            # What is not modelled after a move is no reason to keep the answer of the job itself.
+            with suppress(NotModelledError):
+                trials.append(_Trial(move, after, self._lever(move, after)))
         return trials
 
     def is_hopeless(self, trials: list[_Trial]) -> bool:
@@ -227,11 +230,11 @@ def stack_needs(scenario: Scenario, model: Coefficients | Calibration = PRIORS) 
         stack = scenario.stack if name == scenario.stack.id else load_stack(name)
         try:
             after = with_flags(replace(scenario, stack=stack), {})
-        except RefusedCombinationError:
+            if refusals(after).keys() - refusals(scenario).keys():
+                continue
+            prediction = predict_with(after, model)
+        except (RefusedCombinationError, NotModelledError):
             continue
-        if refusals(after).keys() - refusals(scenario).keys():
-            continue
-        prediction = predict_with(after, model)
         memory = prediction.memory
         need, peak = round(float(memory.must_have_bytes)), round(float(memory.driver_peak_bytes))
         short = name.partition("@")[0]

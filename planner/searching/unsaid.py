@@ -13,7 +13,7 @@ from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.errors import UsageError
+from planner.errors import NotModelledError, UsageError
 from planner.prediction import PRIORS, predict_with
 from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 
@@ -62,17 +62,18 @@ def unsaid_settings(
     the largest first.
 
     ``prediction`` is that of the scenario under ``model``.
-    A value that a rule refuses or warns about is not tried.
+    A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
     base = predict_with(scenario, model)
     before = frozenset(refusals(scenario)) | warnings_about(scenario)
     found = [
-        _unsaid(f"{name}={value}", flags, base, predict_with(after, model))
+        _unsaid(f"{name}={value}", flags, base, answer)
         for name, value in _assumed(scenario)
         for flags in _flags_otherwise(name, value)
         if (after := _variant(scenario, flags)) is not None
         and not (refusals(after).keys() | warnings_about(after)) - before
+        and (answer := _answer(after, model)) is not None
     ]
 
     def weight(each: Unsaid) -> float:
@@ -110,6 +111,14 @@ def _variant(scenario: Scenario, flags: Flags) -> Scenario | None:
             return with_flags(replace(scenario, stack=load_stack(str(flags["stack"]))), {})
         return with_flags(scenario, flags)
     except UsageError:
+        return None
+
+
+def _answer(scenario: Scenario, model: Coefficients | Calibration) -> Prediction | None:
+    """The prediction, or ``None`` of what fails or is not modelled: the job itself has its answer."""
+    try:
+        return predict_with(scenario, model)
+    except NotModelledError:
         return None
 
 

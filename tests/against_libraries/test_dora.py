@@ -43,7 +43,7 @@ def dora(model: str, folder: Path, **flags: Any) -> Scenario:
     return scenario_of(model, folder, 2, **{"method": "lora", "dora": True, **flags})
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", EQUAL)
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b"])
 def test_every_request_is_that_of_the_real_modules(model: str, name: str, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_every_request_is_that_of_the_real_modules(model: str, name: str, tmp_pa
     check(dora(model, tmp_path, **EQUAL[name]))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "mistral-7b-v0.3"])
 def test_the_peak_is_that_of_the_real_modules(model: str, name: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ torch = import_or_skip("torch")
 transformers = import_or_skip("transformers")
 
 KINDS = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next", "ernie4_5_moe"}
-KINDS |= {"jamba", "falcon_h1", "nemotron_h", "lfm2"}
+KINDS |= {"jamba", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"}
 NAMES = sorted(
     name
     for name in model_ids()
@@ -59,6 +59,15 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         {"moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 2, "moe_num_shared_experts": 0},
     ),
     ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "conv_bias": True, "block_multiple_of": 16}),
+    (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention"] * 2,
+            "num_experts": 4,
+            "moe_intermediate_size": 20,
+            "conv_bias": True,
+        },
+    ),
     ("lfm2", {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "tie_embedding": False}),
     (
         "granitemoehybrid",

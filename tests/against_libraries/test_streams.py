@@ -160,6 +160,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell.key))
 def test_every_request_is_that_of_the_real_modules(cell: Cell) -> None:
     """No request of forward, loss and backward differs."""
@@ -175,7 +176,7 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     ("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT]
 )
@@ -215,6 +216,13 @@ def test_one_sample_of_jamba_is_copied_nowhere(method: str, tmp_path: Path) -> N
 # Mixtures: the indices of the chosen experts, some numbers for each token, are left out of the program.
 _FEW = {"num_hidden_layers": 2, "head_dim": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 MIXTURES: dict[str, dict[str, Any]] = {
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 256,
+        "num_dense_layers": 1,
+    },
     "glm4_moe": {**_FEW, "n_routed_experts": 8, "use_qk_norm": True, "attention_bias": True},
     "minimax_m2": {**_FEW, "num_local_experts": 8, "intermediate_size": 256, "rotary_dim": 32},
     "ernie4_5_moe": {"num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256},
@@ -260,6 +268,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_the_peak_of_other_mixtures(kind: str, tmp_path: Path) -> None:
     """Allocated agrees within a five-hundredth."""

@@ -30,7 +30,7 @@ TINY: dict[str, Any] = {"model_type": "nemotron", **SIZES, **GROUPED, "num_hidde
 
 
 def _described(fields: dict[str, Any]) -> ModelSpec:
-    return described_by_modules(fields, UnknownArchitectureError("tiny", fields["model_type"], ()))
+    return described_by_modules(fields, UnknownArchitectureError("tiny", fields["model_type"]))
 
 
 def _written(folder: Path, fields: dict[str, Any]) -> str:
@@ -87,7 +87,7 @@ def test_an_architecture_without_formulas_is_traced(
     assert (
         plan(["--model", _written(tmp_path, TINY), "--method", "lora", "--gpu", "4090", "--seq", "32"]) == 6
     )
-    assert "measure trace" in capsys.readouterr().err
+    assert "--trace" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def _contents(records: list[Record]) -> Counter[Hashable]:
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("name", "setup"),
     [

@@ -197,3 +197,23 @@ def test_a_real_trace_stands_beside_the_prediction(capsys: Captured, tmp_path: P
     assert [each["name"] for each in document["allocated"]][-1] == "backward_2"
     # This family asks for memory as the real modules do, request by request.
     assert document["first_difference"] is None
+
+
+@pytest.mark.parametrize(("memory", "code"), [("24GiB", 0), ("840MiB", 4), ("8MiB", 3)])
+def test_an_architecture_without_a_program_is_answered_by_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, memory: str, code: int
+) -> None:
+    """Peaks of 44 MiB: fits where a CUDA context does beside them, is uncertain where it may not."""
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "never-heard-of"}')
+    job = ["--model", str(file), "--method", "lora", "--gpu", "4090", "--gpu-memory", memory, "--seq", "64"]
+    commands = answer(monkeypatch, 0, DOCUMENT)
+    assert main(job) == 6
+    assert "--trace" in capsys.readouterr().err
+    assert not commands
+    assert main([*job, "--trace"]) == code
+    out = capsys.readouterr().out
+    assert "'never-heard-of'" in out
+    assert "saved activations" in out
+    assert main([*job, "--trace", "--json"]) == code
+    assert json.loads(capsys.readouterr().out) == json.loads(DOCUMENT)

@@ -88,7 +88,7 @@ def arguments(flags: Mapping[str, object]) -> list[str]:
     return words
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", JOBS)
 def test_the_first_answer_is_whole_on_every_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 22 lines, none wider than the screen, the verdict at both ends, and every flag whole."""

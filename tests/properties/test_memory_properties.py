@@ -68,8 +68,8 @@ ENGINES = (
     ("fsdp", "none"),
     ("hsdp", "none"),
 )
-WITHOUT_ZERO3 = st.sampled_from(
-    [{"sharding": name, "offload": offload} for name, offload in ENGINES if name != "zero3"]
+WITHOUT_ZERO = st.sampled_from(
+    [{"sharding": name, "offload": offload} for name, offload in ENGINES if not name.startswith("zero")]
 )
 
 
@@ -160,27 +160,26 @@ def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int
 
 
 @PROPERTY
-@given(jobs(method="lora"), st.integers(1, 256))
+@given(WITHOUT_ZERO.flatmap(lambda engine: jobs(method="lora", **engine)), st.integers(1, 256))
 def test_a_higher_rank_never_asks_for_less(flags: Flags, more: int) -> None:
-    """A higher rank never asks for less, except across two thresholds: the size of 8-bit states,
-    and ZeRO-3's persistence.
+    """A higher rank never asks for less, except across three thresholds: the size of 8-bit states,
+    ZeRO-3's persistence, and where one process's part of the gradients ends.
     """
     scenario = resolve(from_flags(flags))
     assume("8bit" not in scenario.recipe.optimizer and "4bit" not in scenario.recipe.optimizer)
-    assume(not scenario.recipe.sharding.is_zero3)
     assert scenario.recipe.adapter is not None
     assert_asks_for_no_less(scenario, with_rank(scenario, int(scenario.recipe.adapter.rank) + more))
 
 
 @PROPERTY
 @given(
-    WITHOUT_ZERO3.flatmap(lambda engine: jobs(method="lora", optimizer="adamw_8bit", **engine)),
+    WITHOUT_ZERO.flatmap(lambda engine: jobs(method="lora", optimizer="adamw_8bit", **engine)),
     st.integers(1, 256),
 )
 def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, more: int) -> None:
     """With every adapter tensor above the threshold at both ranks, the 8-bit optimizer is monotone too.
 
-    ZeRO-3 meets the persistence threshold as well.
+    ZeRO-3 meets the persistence threshold as well, and parts of gradients end elsewhere.
     """
     scenario = resolve(from_flags(flags))
     assert scenario.recipe.adapter is not None
@@ -191,6 +190,34 @@ def test_eight_bit_states_fall_with_rank_only_at_their_threshold(flags: Flags, m
     )
     rank = max(int(scenario.recipe.adapter.rank), math.ceil(4096 / narrowest))
     assert_asks_for_no_less(with_rank(scenario, rank), with_rank(scenario, rank + more))
+
+
+def test_a_part_of_the_gradients_may_be_smaller_at_a_higher_rank() -> None:
+    """ZeRO-2: a gradient that two processes share counts whole for both.  Parts that end elsewhere may have
+    one large gradient less, here of the head that is trained whole.
+    """
+    flags = {
+        "model": "gemma-2-2b",
+        "method": "lora",
+        "gpu": "a100-80gb:8",
+        "stack": "hf-trainer@4",
+        "sharding": "zero2",
+        "optimizer": "adamw_8bit",
+        "attention": "eager",
+        "padding": "packed",
+        "gradient_checkpointing": False,
+        "batch": 1,
+        "seq": 16,
+        "grad_accum": 4,
+        "modules_to_save": "lm_head",
+    }
+    base = resolve(from_flags(flags))
+    lower, higher = (memory(with_rank(base, rank)) for rank in (116, 282))
+    assert most_of(higher, "gradients") < most_of(lower, "gradients")
+    assert all(
+        most_of(higher, name) > most_of(lower, name)
+        for name in ("adapters", "master_weights", "optimizer_states")
+    )
 
 
 def test_the_eight_bit_threshold_is_real() -> None:
@@ -224,17 +251,32 @@ def test_wider_weights_never_ask_for_less(flags: Flags) -> None:
     assert_asks_for_no_less(narrow, wide)
 
 
+# The engine has both in bf16; loaded wide they are flattened at a moment that is not the phase's fullest.
+@example(
+    {
+        "model": "bloom-3b",
+        "method": "lora",
+        "gpu": "a100-80gb:2",
+        "nodes": "2",
+        "sharding": "zero1",
+        "seq": 16,
+        "batch": 1,
+        "gradient_checkpointing": False,
+        "lora_rank": 9,
+        "modules_to_save": "lm_head",
+    }
+)
 @PROPERTY
 @given(jobs(method="lora"))
 def test_wider_adapters_never_hold_less(flags: Flags) -> None:
-    """Adapters in fp32 and their optimizer states are never smaller than in bf16.
+    """Adapters in fp32 and their optimizer states are never smaller than in bf16 when the step ends.
 
-    The total may fall by megabytes: an input that has the adapter's dtype needs no copy of its own.
+    The total may fall by megabytes: an input that has the adapter's dtype needs no copy of its own.  So may
+    what adapters take at the fullest moment of a phase, which is another one.
     """
     scenario = resolve(from_flags(flags))
     narrow, wide = (memory(with_flags(scenario, {"adapter-dtype": dtype})) for dtype in ("bf16", "fp32"))
-    for name in ("adapters", "optimizer_states"):
-        assert most_of(wide, name) >= most_of(narrow, name), name
+    assert wide.state_bytes >= narrow.state_bytes
 
 
 @PROPERTY
@@ -300,6 +342,8 @@ def test_shards_sum_to_the_whole(flags: Flags) -> None:
     scenario = resolve(from_flags(flags))
     assume(scenario.recipe.numerics.quantization == "none")
     assume(scenario.recipe.numerics.precision.endswith("-mixed"))
+    # Its states stay as wide as the parameters where a part is no multiple of its blocks of 256 elements.
+    assume(scenario.recipe.optimizer not in ("adamw_torch_8bit", "adamw_torch_4bit"))
     of_all = with_flags(scenario, {"sharding": "zero3"})
     one = replace(of_all, hardware=replace(of_all.hardware, gpus_per_node=1))
     part, whole = (float(predict_quick(job(each)).state_bytes) for each in (of_all, one))

@@ -293,7 +293,12 @@ def rises_of(moved: Job, plain: Job) -> Iterator[tuple[str, float]]:
     reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
     if max(allocated, reserved) > FREE_RISE:
         asks_for_more = asked_fall(moved, plain) > ROUNDING or is_on_a_stream_of_its_own(moved)
-        yield by_offload(moved) if asks_for_more else "blocks_beside_offload", max(allocated, reserved)
+        kept = (
+            "cache_of_loading"
+            if moved.recipe.offloads_params and moved.recipe.uses_deepspeed
+            else "blocks_beside_offload"
+        )
+        yield by_offload(moved) if asks_for_more else kept, max(allocated, reserved)
 
 
 def is_on_a_stream_of_its_own(job: Job) -> bool:

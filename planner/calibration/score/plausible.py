@@ -9,7 +9,9 @@ from planner.intake.given.request import ScenarioRequest, from_record
 from planner.intake.resolve import resolve
 from planner.intake.rules.all_rules import Case, refusals
 from planner.memory.replayed_peak import predict_replayed
-from planner.program.job import job_of
+from planner.program.job import Job, job_of
+from planner.program.ops.tensors import ELEMENT_BYTES
+from planner.program.parameters import model_weights
 from planner.units import MIB
 
 # What the driver reports may exceed what CUDA shows by its own reservation, up to about 4 % of a 24 GiB card.
@@ -43,16 +45,29 @@ def below_weights(record: RunRecord, scenario: Scenario) -> str:
     """What is wrong with a peak that the weights on the GPU do not fit into; empty where nothing is."""
     if record.peak_memory_mib is None or record.phase_reached == "load":
         return ""
-    terms = predict_replayed(job_of(scenario, Coefficients()), minimum_too=False).terms
+    job = job_of(scenario, Coefficients())
+    cards = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
+    peak_bytes = record.peak_memory_mib * MIB
+    # Most rows hold more than the weights ever could, and need no replay to see it.
+    if peak_bytes >= _LEAST_SHARE_OF_WEIGHTS * _most_weights_bytes(job) * cards:
+        return ""
+    terms = predict_replayed(job, minimum_too=False).terms
     weights_bytes = sum(
         float(term.n_bytes) for term in terms if term.name == "weights" and "optimizer_step" in term.phases
     )
-    cards = scenario.hardware.world_size if record.memory_scope == "all_gpus" else 1
-    if record.peak_memory_mib * MIB >= _LEAST_SHARE_OF_WEIGHTS * weights_bytes * cards:
+    if peak_bytes >= _LEAST_SHARE_OF_WEIGHTS * weights_bytes * cards:
         return ""
     return (
         f"{record.peak_memory_mib:g} MiB for weights of {weights_bytes * cards / MIB:.0f} MiB: "
         f"{BELOW_WEIGHTS}"
+    )
+
+
+def _most_weights_bytes(job: Job) -> float:
+    """Bytes of all weights where each lies whole on the GPU, packed in a byte or else in fp32."""
+    models = 2 if job.recipe.has_reference_model else 1
+    return models * sum(
+        each.count * (1 if each.packed else ELEMENT_BYTES["fp32"]) for each in model_weights(job)
     )
 
 

@@ -34,7 +34,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),
-    "short_conv": ("lfm2",),
+    "short_conv": ("lfm2", "lfm2_moe"),
     "state_space": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
     "jamba": ("jamba",),
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),

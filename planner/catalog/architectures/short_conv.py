@@ -1,7 +1,8 @@
 """LFM2: most layers mix tokens by a short convolution between two gates, the others by attention.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/lfm2/modeling_lfm2.py`` and
-``configuration_lfm2.py``).  A default named here is the default of that configuration class.
+Module names, shapes and defaults are those of Transformers 5.23 (``models/<model_type>/modeling_*.py`` and
+``configuration_*.py`` of ``lfm2`` and ``lfm2_moe``).  A default named here is the default of that
+configuration class.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms
-from planner.catalog.architectures.parts import layers_in_order, rms, separate_qkv
+from planner.catalog.architectures.moe_family import experts_of
+from planner.catalog.architectures.parts import fused_experts, layers_in_order, rms, router, separate_qkv
 from planner.domain.mixers import ShortConvSpec
 from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
@@ -22,32 +24,56 @@ def read_lfm2(fields: ConfigFields) -> ModelSpec:
     """``lfm2``: query and key norms over each head;
     a gated feed-forward part whose width is worked out from another one.
     """
-    hidden = fields.integer("hidden_size")
-    attention = attention_of(fields, kv_default=8)
-    projections = separate_qkv(attention, hidden)
-    projections = (*projections[:3], replace(projections[3], name="out_proj"))
-    width = _width(fields)
-    mlp = tuple(LinearSpec(name, "mlp", hidden, width, "mlp_in") for name in ("w1", "w3"))
-    mlp = (*mlp, LinearSpec("w2", "mlp", width, hidden, "mlp_mid"))
-    full = BlockSpec(
-        attention,
-        MlpSpec(width, gated=True, activation="silu"),
-        (*projections, *mlp),
-        (rms(hidden, copies=2), *head_norms(attention)),
+    hidden, width = fields.integer("hidden_size"), _width(fields)
+    dense = MlpSpec(width, gated=True, activation="silu"), _gated(hidden, width)
+    kinds = _layer_types(fields)
+    return _decoder(fields, [_block(fields, kind, *dense) for kind in kinds])
+
+
+def read_lfm2_moe(fields: ConfigFields) -> ModelSpec:
+    """``lfm2_moe``: experts in all layers but the first ``num_dense_layers``.
+
+    ``expert_bias`` of each layer is a buffer, not a parameter.
+    """
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size", default=7168)
+    dense = MlpSpec(width, gated=True, activation="silu"), _gated(hidden, width)
+    n_experts = fields.integer("num_experts", default=32)
+    top_k = fields.integer("num_experts_per_tok", default=4)
+    mlp = experts_of(fields, fields.integer("moe_intermediate_size", default=1792), n_experts, top_k)
+    mlp = replace(mlp, router="sigmoid_input")
+    sparse = mlp, (router(hidden, n_experts), *fused_experts(hidden, mlp))
+    n_dense = fields.count("num_dense_layers", default=2)
+    return _decoder(
+        fields,
+        [
+            _block(fields, kind, *(dense if index < n_dense else sparse))
+            for index, kind in enumerate(_layer_types(fields))
+        ],
     )
+
+
+def _gated(hidden: int, width: int) -> tuple[LinearSpec, ...]:
+    inner = tuple(LinearSpec(name, "mlp", hidden, width, "mlp_in") for name in ("w1", "w3"))
+    return (*inner, LinearSpec("w2", "mlp", width, hidden, "mlp_mid"))
+
+
+def _block(fields: ConfigFields, kind: str, mlp: MlpSpec, linears: tuple[LinearSpec, ...]) -> BlockSpec:
+    hidden = fields.integer("hidden_size")
+    norms = (rms(hidden, copies=2),)
+    if kind == _FULL:
+        attention = attention_of(fields, kv_default=8)
+        query, key, value, out = separate_qkv(attention, hidden)
+        projections = (query, key, value, replace(out, name="out_proj"))
+        return BlockSpec(attention, mlp, (*projections, *linears), (*norms, *head_norms(attention)))
     mixer = ShortConvSpec(hidden, fields.integer("conv_L_cache", default=3), fields.flag("conv_bias", False))
     inner = LinearSpec("in_proj", "attention", hidden, 3 * hidden, "attn_in", mixer.bias)
     outer = LinearSpec("out_proj", "attention", hidden, hidden, "attn_out", mixer.bias)
-    conv = replace(
-        full,
-        attention=NO_ATTENTION,
-        mixer=mixer,
-        linears=(inner, outer, *mlp),
-        norms=(rms(hidden, copies=2),),
-    )
-    conv = replace(conv, extra_params=hidden * (mixer.kernel + int(mixer.bias)))
+    block = BlockSpec(NO_ATTENTION, mlp, (inner, outer, *linears), norms)
+    return replace(block, mixer=mixer, extra_params=hidden * (mixer.kernel + int(mixer.bias)))
+
+
+def _decoder(fields: ConfigFields, blocks: list[BlockSpec]) -> ModelSpec:
     tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
-    blocks = [full if kind == _FULL else conv for kind in _layer_types(fields)]
     return replace(decoder(fields, blocks), groups=layers_in_order(blocks), tied=tied)
 
 
@@ -83,4 +109,4 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
     return types
 
 
-READERS = {"lfm2": read_lfm2}
+READERS = {"lfm2": read_lfm2, "lfm2_moe": read_lfm2_moe}

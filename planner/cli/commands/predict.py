@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from planner.api.job import How, answer_job
+from planner.api.job import How, answer_job, read_request
 from planner.cli.outcome import Outcome, human_text
 from planner.domain.recipes.job_line import picture_title
-from planner.errors import NotModelledError, UsageError, how_to_install
+from planner.errors import NotModelledError, UnknownArchitectureError, UsageError, how_to_install
+from planner.intake.given.ledger import Ledger
+from planner.intake.hardware import resolve_hardware
 from planner.report.prediction.subject import Subject, exit_code_of
 
 
@@ -41,7 +43,12 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
     how = How(
         options.calibration, options.force, options.explain, advise=not options.trace, timeline=timeline
     )
-    subject = answer_job(flags, options.config, how)
+    try:
+        subject = answer_job(flags, options.config, how)
+    except UnknownArchitectureError as unknown:
+        if not options.trace:
+            raise
+        return _by_its_modules(flags, options, unknown)
     if options.plot is not None:
         _draw(subject, options.plot)
     if options.trace:
@@ -51,6 +58,26 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
             subject, run_trace(flags, config=options.config, force=options.force), options.output_format
         )
     return _report(subject, options)
+
+
+def _by_its_modules(
+    flags: Mapping[str, object], options: Options, unknown: UnknownArchitectureError
+) -> Outcome:
+    """The dry run alone, on the card that was named.
+
+    Raises:
+        NotModelledError: how much of the card CUDA makes visible is not known.
+    """
+    from planner.cli.beside import answer_alone, run_trace
+
+    request, _ = read_request(flags, options.config)
+    limit = resolve_hardware(Ledger(request)).limit_bytes
+    if limit is None:
+        raise NotModelledError(
+            "how much memory this GPU makes visible is not known; say it with --gpu-memory"
+        )
+    answer = run_trace(flags, config=options.config, force=options.force)
+    return answer_alone(unknown, answer, limit, options.output_format)
 
 
 def _check_plot(path: str) -> None:

@@ -136,9 +136,9 @@ def _read_compile(keys: Keys, training: Keys) -> str:
     part = keys.part("compile")
     if part is None:
         return _COMPILED_WITHOUT_LOSS if training.flag("compile") else ""
-    on, names = part.flag("enable"), part.get("components")
+    on = part.flag("enable")
     part.skip(("backend",))
-    components = {"model", "loss"} if names is None else set(names if isinstance(names, list) else [names])
+    components = ("model", "loss") if part.get("components") is None else part.names("components")
     if not on:
         return ""
     if "model" not in components:

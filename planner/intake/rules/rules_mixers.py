@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.domain.mixers import Mamba2Spec, MixerSpec
+from planner.intake.linears import refused_by_peft
 from planner.intake.rules.rule import Case, Rule
-
-_PEFT_REFUSES = ("falcon_h1", "nemotron_h")
-"""Source: peft 0.21 tuners/tuners_utils.py _check_lora_target_modules_mamba (``mamba_model_types``)."""
 
 
 def _mixers(case: Case) -> Iterator[MixerSpec]:
@@ -64,7 +62,7 @@ MIXER_RULES = (
         "refuse",
         "PEFT refuses adapters on out_proj of this architecture, which all-linear has: name other targets, "
         "as in --lora-targets 'q_proj;k_proj;v_proj;o_proj;in_proj'",
-        lambda case: _adapts_out_proj(case) and case.model.architecture in _PEFT_REFUSES,
+        lambda case: _adapts_out_proj(case) and bool(refused_by_peft(case.model)),
         lambda case: case.model.architecture,
     ),
     Rule(
@@ -72,6 +70,6 @@ MIXER_RULES = (
         "warn",
         "The kernel of Mamba 2 reads past an adapter of out_proj, so that nothing trains it: "
         "it is not counted",
-        lambda case: _adapts_out_proj(case) and case.model.architecture not in _PEFT_REFUSES,
+        lambda case: _adapts_out_proj(case) and not refused_by_peft(case.model),
     ),
 )

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from planner.intake.linears import failing_routers
 from planner.intake.rules.rule import Case, Rule
 
 
 def _adapts_router(case: Case) -> bool:
-    """Whether a router that returns two tensors gets an adapter.
-
-    Source: transformers 5.23 models/llama4/modeling_llama4.py Llama4Router;
-    peft 0.21 tuners/lora/layer.py Linear.forward.
-    """
+    """Whether a router that returns two tensors gets an adapter."""
     if case.adapter is None:
         return False
     names = {target.rpartition(".")[2] for target in case.adapter.targets}
-    routers = (each for group in case.model.groups for each in group.block.linears if each.group == "router")
-    return any(
-        each.kind == "subclass" and not names.isdisjoint({"all-linear", each.name}) for each in routers
-    )
+    return any(not names.isdisjoint({"all-linear", each}) for each in failing_routers(case.model))
 
 
 def _runs_every_expert(case: Case) -> bool:

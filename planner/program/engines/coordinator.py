@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import attrgetter
 from typing import Literal
 
 from planner.program.engines.deepspeed import GATHER_STREAM, DeepSpeed, What
@@ -101,27 +102,30 @@ class Coordinator:
             self._active.setdefault(module, set())
         if not self._passed:
             self._recorded.append(module)
-        needed = module.own
+        needed, n_new = module.own, 0
         if needed:
             self._gather([live for live in needed if live.status == "away"])
         for live in needed:
             live.active.add(module)
             if recomputes and self._active and not live.param.trained:
                 next(reversed(self._active.values())).add(live)
-            self._ask(live)
+            if live in self._in_flight:
+                self._ask(live)
+            n_new += live.fetched_for < self._step
         if self._passed:
-            self._prefetch(sum(live.fetched_for < self._step for live in needed))
+            self._prefetch(n_new)
         self._step += 1
 
     def _prefetch(self, n_needed: int) -> None:
         """Skip what the module itself needs, then gather until the bucket is full or too much is whole."""
         order, number = self._order, self._next
-        discarded: set[Live] = set()
-        while number < len(order) and len(discarded) < n_needed:
-            live, step = order[number]
-            live.fetched_for = step
-            discarded.add(live)
-            number += 1
+        if n_needed:
+            discarded: set[Live] = set()
+            while number < len(order) and len(discarded) < n_needed:
+                live, step = order[number]
+                live.fetched_for = step
+                discarded.add(live)
+                number += 1
         limit = min(self.settings.max_live - self._available, self.settings.prefetch)
         self._next = number
         if limit <= 0 or number == len(order):
@@ -141,15 +145,14 @@ class Coordinator:
     def release(self, module: Module, *, forward: bool) -> None:
         """``release_sub_module``: what is not needed again soon goes."""
         own = module.own
-        recomputed = set() if forward else self._active.pop(module, set())
+        recomputed = None if forward else self._active.pop(module, None)
         if not own and not recomputed:
             return
-        going = {live for live in own if self._goes(live)} | {
-            live for live in recomputed if not live.persists
-        }
-        for live in _in_order(recomputed.union(own)):
+        several = own if len(own) == 1 and not recomputed else _in_order({*own, *(recomputed or ())})
+        for live in several:
             live.active.discard(module)
-            if live in going:
+            again = recomputed is not None and live in recomputed
+            if (again and not live.persists) or (live in own and self._goes(live)):
                 self._release_one(live)
 
     def _goes(self, live: Live) -> bool:
@@ -259,5 +262,8 @@ class Coordinator:
             self._available -= live.param.elements
 
 
+_NUMBER = attrgetter("param.number")
+
+
 def _in_order(several: Iterable[Live]) -> list[Live]:
-    return sorted(several, key=lambda live: live.param.number)
+    return sorted(several, key=_NUMBER)

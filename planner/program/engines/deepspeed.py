@@ -37,9 +37,12 @@ class What:
 
 
 class DeepSpeed(Runtime):
-    """One rank.  Stages override what happens at each moment."""
+    """One rank.  Stages override what happens at each moment;
+    ``hears_modules``: also where a module is entered or left.
+    """
 
     adds_gradients = False
+    hears_modules = False
 
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
@@ -78,14 +81,15 @@ class DeepSpeed(Runtime):
         self._run(part, BACKWARD)
 
     def _run(self, part: Instance, stage: str) -> None:
-        stream, events, start = self.stream, part.marked_events(stage), 0
-        for place in [place for place, event in enumerate(events) if event >= MARK]:
+        events, places = part.marked_events(stage)
+        stream, start = self.stream, 0
+        for place in places:
             stream.events += events[start:place]
             start = place + 1
             mark = part.template.marks[events[place] - MARK]
             if mark.moment == "gradient":
                 self._ready(part, mark)
-            else:
+            elif self.hears_modules:
                 self.at(part, mark, recomputes=stage == BACKWARD)
         stream.events += events[start:]
 
@@ -131,7 +135,9 @@ class DeepSpeed(Runtime):
 
     def free(self, *slots: int | None) -> None:
         """Free what was taken, or a gradient."""
-        self.stream.events += [~slot for slot in slots if slot is not None]
+        for slot in slots:
+            if slot is not None:
+                self.stream.events.append(~slot)
 
     def brief(self, n_bytes: int, what: What) -> None:
         """Allocate and free at once: a temporary of one call."""

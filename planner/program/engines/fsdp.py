@@ -9,6 +9,7 @@ Ignored: what lies on the host.
 from __future__ import annotations
 
 from abc import abstractmethod
+from array import array
 
 from planner.domain.term import TermName
 from planner.program.engines.groups import (
@@ -86,7 +87,7 @@ class Fsdp(Runtime):
 
     def forward(self, part: Instance) -> None:
         """The forward pass of one part, with the hooks of its groups."""
-        stream, events = self.stream, [*part.events(FORWARD)]
+        stream, events = self.stream, part.events(FORWARD)
         if part.name == EMBEDDINGS:
             before, inside, after = around(stream, events, self.job.model.token_embedding.name)
             stream.events += before
@@ -101,7 +102,7 @@ class Fsdp(Runtime):
                 self._before_forward(TAIL)
             stream.events += before
             self._before_forward(TAIL)
-            stream.events += [*inside, *after]
+            stream.events += inside + after
             self._after_forward(TAIL)
             self._after_forward(ROOT)
             self.end_of_forward()
@@ -112,7 +113,7 @@ class Fsdp(Runtime):
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part, with the hooks of its groups."""
-        stream, events = self.stream, [*part.events(BACKWARD)]
+        stream, events = self.stream, part.events(BACKWARD)
         if part.name == HEAD:
             self._backward_of_head(part, events)
         elif part.name == EMBEDDINGS:
@@ -126,7 +127,7 @@ class Fsdp(Runtime):
             self._collect(part)
             self._after_backward(part.name)
 
-    def _backward_of_head(self, part: Instance, events: list[int]) -> None:
+    def _backward_of_head(self, part: Instance, events: array[int]) -> None:
         """A table that is tied to the head waits for the end: token numbers have no gradient to hook into."""
         stream = self.stream
         before, inside, after = around(stream, events, self.job.model.head.name)
@@ -172,6 +173,8 @@ class Fsdp(Runtime):
     def _group_of(self, part: str, module: str) -> str:
         """The group of a parameter, from its part of the model and its module."""
         model = self.job.model
+        if module in {linear.name for linear in model.extra_linears}:
+            return ROOT
         if part == EMBEDDINGS:
             return ROOT if module != model.token_embedding.name else TAIL if model.tied else TABLE
         return TAIL if part == HEAD else part
@@ -215,4 +218,6 @@ class Fsdp(Runtime):
 
     def free(self, *slots: int | None) -> None:
         """Free what there is of ``slots``."""
-        self.stream.events += [~slot for slot in slots if slot is not None]
+        for slot in slots:
+            if slot is not None:
+                self.stream.events.append(~slot)

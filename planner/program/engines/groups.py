@@ -6,6 +6,7 @@ and the shards of adapters are then larger.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
@@ -188,7 +189,7 @@ def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
         stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 
-def around(stream: Stream, events: list[int], module: str) -> tuple[list[int], list[int], list[int]]:
+def around(stream: Stream, events: array[int], module: str) -> tuple[array[int], array[int], array[int]]:
     """Events before, while and after ``module`` runs:
     from its first allocation to the next one of another module.
 
@@ -197,6 +198,6 @@ def around(stream: Stream, events: list[int], module: str) -> tuple[list[int], l
     made = [index for index, event in enumerate(events) if event >= 0]
     own = [index for index in made if stream.place(events[index])[1] == module]
     if not own:
-        return [], [], events
+        return array("q"), array("q"), events
     end = next((index for index in made if index > own[-1]), len(events))
     return events[: own[0]], events[own[0] : end], events[end:]

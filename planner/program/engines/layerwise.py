@@ -34,7 +34,7 @@ class Layerwise(Runtime):
     def backward(self, part: Instance) -> None:
         """The backward pass of one part; at each gradient the step of its parameter."""
         marks = part.template.marks
-        for event in part.marked_events(BACKWARD):
+        for event in part.marked_events(BACKWARD)[0]:
             if event < MARK:
                 self.stream.events.append(event)
             elif marks[event - MARK].moment == "gradient":

@@ -58,6 +58,8 @@ class _Engine:
 class Zero3(DeepSpeed):
     """One rank; all have equal parts of every parameter."""
 
+    hears_modules = True
+
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
         self._own = _Engine(Coordinator(self))

@@ -48,7 +48,7 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         dtype = logits.dtype
         if mlp.router == "chosen":
             return chosen(torch, mlp.top_k, logits)
-        if mlp.router == "sigmoid":
+        if mlp.router in ("sigmoid", "sigmoid_input"):
             return chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
         if mlp.router == "sigmoid_fp32":
             return chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))

@@ -108,7 +108,8 @@ def _scan(
     if any(each.dtype != values.dtype for each in (steps, into, out_of, gate)):
         raise NotModelledError(
             f"the kernel of mamba-ssm takes B and C in {values.dtype} as the values, and the norms of this "
-            f"job make {into.dtype} of them: it fails"
+            f"job make {into.dtype} of them: it fails; load the base in {values.dtype} "
+            f"(--load-dtype {values.dtype})"
         )
     skip, bias = (_widened(torch, view, values.count) for _ in range(2))
     inputs = [values, steps, decay, into, out_of, skip, gate, bias]

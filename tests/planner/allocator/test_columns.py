@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.allocator import columns, compiled
-from planner.allocator.columns import fullest, held_at, in_bytes
+from planner.allocator.columns import fullest, held_at, in_bytes, shifted
 
 LOOPS = [
     "python",
@@ -29,6 +29,7 @@ def loop(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             patch.setattr(compiled, "in_bytes", lambda *_: None)
+            patch.setattr(compiled, "shifted", lambda *_: None)
         yield request.param
 
 
@@ -65,6 +66,14 @@ def test_halves_of_bytes_go_to_the_even_neighbour(loop: str) -> None:
         2,
         12,
     ]
+
+
+def test_events_of_slots_that_begin_later(loop: str) -> None:
+    """Allocations move up, frees move down, and numbers that are no slots stay."""
+    del loop
+    events = array("q", [0, 3, ~0, 1000, 1001])
+    assert shifted(events, 10, 1000) == array("q", [10, 13, ~10, 1000, 1001])
+    assert events[0] == 0
 
 
 def test_sizes_beyond_the_machines_are_lists(loop: str) -> None:

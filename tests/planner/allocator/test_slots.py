@@ -98,6 +98,29 @@ def test_both_loops_say_the_same(program: SlotEvents, limit_bytes: int | None) -
     assert replay_slots(program, limit_bytes) == by_python
 
 
+@pytest.mark.skipif(not is_compiled(), reason="installed without a compiler")
+@pytest.mark.parametrize("share_of_reserved", [None, 0.9, 0.6])
+def test_thousands_of_free_blocks_stay_in_order(share_of_reserved: float | None) -> None:
+    """Small and large blocks, freed in an order of their own, taken again in another one;
+    the cache given back between, and cards that are too small for what is cached.
+    """
+    n_slots, mixed = 8_000, 104_729
+    sizes = [(1 + slot * mixed % 4_001) * 512 for slot in range(n_slots)]
+    shuffled = sorted(range(0, n_slots, 2), key=lambda slot: slot * mixed % n_slots)
+    events = [
+        *range(n_slots),
+        *(~slot for slot in shuffled),
+        *shuffled[::3],
+        *(~slot for slot in range(1, n_slots, 2)),
+    ]
+    program = SlotEvents(events, sizes, (), [0, n_slots, n_slots + len(shuffled)], frozenset([2]))
+    limit_bytes = share_of_reserved and int(share_of_reserved * replay_slots(program).reserved_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("planner.allocator.slots.packed", lambda *_: None)
+        by_python = replay_slots(program, limit_bytes)
+    assert replay_slots(program, limit_bytes) == by_python
+
+
 def test_numbers_beyond_the_machines_are_replayed_in_python() -> None:
     """Sizes whose sum has more than 60 bits."""
     assert replay_slots(SlotEvents([0, 1], [1 << 60, 1 << 70], (), [0])).allocated_bytes == (1 << 60) + (

@@ -135,6 +135,20 @@ def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+def test_only_names_of_the_same_family_are_suggested() -> None:
+    """Nothing is suggested where no family is spelled alike."""
+    for name, families in {
+        "kimi-k9": {"kimi"},
+        "gema-2-9b": {"gemma"},
+        "quokka-7b": set(),
+        "7bb": {"7b"},
+    }.items():
+        with pytest.raises(UnknownNameError) as caught:
+            load_model(name)
+        assert {each.partition("-")[0] for each in caught.value.nearest} >= families
+        assert bool(caught.value.nearest) == bool(families)
+
+
 @pytest.mark.parametrize(
     "name", ["", "   ", "\0", "~no-such-user/x", "7bb", "x" * 10_000, "a b", "owner/../config"]
 )
@@ -216,9 +230,9 @@ def test_local_folder_comes_before_the_catalog(tmp_path: Path, monkeypatch: pyte
 
 
 def test_unmodelled_architecture_has_no_verdict(tmp_path: Path) -> None:
-    """An architecture without formulas ends with exit code 6 and a list of those that have some."""
+    """An architecture without a program ends with exit code 6, and says what can answer."""
     file = _config_file(tmp_path, TINY | {"model_type": "mamba"})
-    with pytest.raises(NotModelledError, match="'mamba' is not modelled; modelled are") as caught:
+    with pytest.raises(NotModelledError, match="'mamba' is not modelled; plan") as caught:
         load_model(str(file))
     assert caught.value.exit_code == ExitCode.NOT_MODELLED
 

@@ -50,7 +50,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
 
 @pytest.mark.parametrize("hub_id", [
     # Stored quantised, as the id or its owner says.
-    *("unsloth/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-AWQ-8bit", "someone/Llama-3-8B-GPTQ",
+    *("someone/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-AWQ-8bit", "someone/Llama-3-8B-GPTQ",
     "Qwen/Qwen3-8B-FP8"),
     *("someone/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B",
     "someone/Llama-3.1-8B-Q4_K_M-GGUF"),

@@ -137,7 +137,13 @@ def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     assert size_gb is not None
     assert spec.stored is not None
     counts = param_counts(spec, fused_experts=True)
-    numerics = Numerics("fp16", "fp16-mixed", spec.stored.quantization, packing=spec.stored.packing)
+    numerics = Numerics(
+        "fp16",
+        "fp16-mixed",
+        spec.stored.quantization,
+        double_quant=spec.stored.double_quant,
+        packing=spec.stored.packing,
+    )
     whole = (counts.total - counts.quantizable) * DTYPE_BYTES[spec.checkpoint_dtype]
     assert (stored_bytes(numerics, counts.packed) + whole) / 1e9 == pytest.approx(size_gb, rel=0.002)
 
@@ -218,6 +224,14 @@ def numerics_of(model: str, **flags: object) -> Numerics:
     return resolve(
         from_flags({"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, **flags})
     ).recipe.numerics
+
+
+def test_a_checkpoint_that_keeps_matrices_whole_is_refused_with_one_that_does_not() -> None:
+    """Which matrices those are no name says; the other one's id works as it stands."""
+    with pytest.raises(UsageError, match="unsloth/Qwen3-14B-bnb-4bit") as caught:
+        load_model("unsloth/Qwen3-14B-unsloth-bnb-4bit")
+    assert "config.json" in str(caught.value)
+    assert load_model("unsloth/Qwen3-14B-bnb-4bit").spec.stored is not None
 
 
 def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:

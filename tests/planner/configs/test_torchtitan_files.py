@@ -93,6 +93,12 @@ def test_what_is_compiled_decides_the_stack(tmp_path: Path, text: str, stack: st
     assert (found.value("stack"), found.value("loss")) == (stack, "hf")
 
 
+def test_compiled_parts_are_names(tmp_path: Path) -> None:
+    """A list inside of the list was an internal error."""
+    with pytest.raises(InputFileError, match="'compile.components' must be a list of names"):
+        read(tmp_path, BASE + '[compile]\nenable = true\ncomponents = [["model", "loss"]]\n')
+
+
 def test_files_of_2024_have_their_own_names(tmp_path: Path) -> None:
     """``batch_size``, ``compile`` and the degrees in ``training``; its optimizer was the foreach one."""
     old = "[training]\nbatch_size = 2\nwarmup_steps = 200\ndata_parallel_shard_degree = 4\ncompile = false\n"

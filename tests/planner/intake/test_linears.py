@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from planner.errors import RefusedCombinationError
+from planner.intake.given.request import from_flags
 from planner.intake.linears import linear_names
+from planner.intake.resolve import resolve
 from tests.planner.intake.jobs import scenario_of
 
 
@@ -10,3 +15,25 @@ def test_linear_names_of_a_model() -> None:
     """The names that lora_targets may use, in the order of the model."""
     names = linear_names(scenario_of().model)
     assert names == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("model", "fails"),
+    [("llama-4-scout", "router"), ("falcon-h1-7b", "out_proj"), ("nemotron-h-8b", "out_proj")],
+)
+def test_nobody_is_assumed_to_adapt_what_fails(model: str, fails: str) -> None:
+    """Where all linear layers are only assumed, those whose adapters fail are left out; a tool's own
+    default stays.
+    """
+    job = {"model": model, "method": "lora", "gpu": "h100-sxm", "gpus": 8, "seq": 512}
+    resolved = resolve(from_flags(job))
+    assert resolved.recipe.adapter is not None
+    targets = resolved.recipe.adapter.targets
+    assert fails not in targets
+    assert {"q_proj", "down_proj"} <= set(targets)
+    said = next(each for each in resolved.assumptions if each.name == "lora_targets")
+    assert (said.origin, fails in said.note) == ("assumed", True)
+    with pytest.raises(RefusedCombinationError, match="adapter-on-"):
+        resolve(from_flags({**job, "lora_targets": "all-linear"}))
+    with pytest.raises(RefusedCombinationError, match="adapter-on-"):
+        resolve(from_flags({**job, "stack": "llama-factory"}))

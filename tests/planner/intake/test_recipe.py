@@ -138,3 +138,27 @@ def test_inputs_of_layers_leave_by_themselves_where_every_layer_is_checkpointed(
 ) -> None:
     """Unsloth's default, unless it is said otherwise or there is nothing that it could move."""
     assert scenario_of(**{"method": "qlora", "stack": "unsloth", **flags}).recipe.offload == offload
+
+
+def test_a_step_without_autocast_is_loaded_in_its_own_dtype() -> None:
+    """Where nothing casts, a step computes in the dtype of its weights: fp32 is not what was asked."""
+    given = {"stack": "trl", "method": "full"}
+    assert scenario_of(**given).recipe.numerics.load_dtype == "fp32"
+    asked = scenario_of(**given, precision="bf16")
+    assert asked.recipe.numerics.load_dtype == "bf16"
+    assert "dtype of its weights" in assumption(asked, "load_dtype").note
+    said = scenario_of(**given, precision="bf16", load_dtype="fp32")
+    assert said.recipe.numerics.load_dtype == "fp32"
+
+
+def test_several_gpus_share_a_model_as_their_stack_does() -> None:
+    """torchtitan divides a model unless told otherwise; a Trainer gives each GPU all of it."""
+    titan = scenario_of(stack="torchtitan", gpus=2, method="full")
+    assert titan.recipe.sharding.name == "fsdp"
+    assert assumption(titan, "sharding").origin == assumption(titan, "optimizer").origin
+    assert (
+        scenario_of(stack="torchtitan", gpus=2, method="full", sharding="ddp").recipe.sharding.name == "ddp"
+    )
+    assert scenario_of(stack="torchtitan", method="full").recipe.sharding.name == "none"
+    trainer = scenario_of(stack="hf-trainer@5", gpus=2)
+    assert (trainer.recipe.sharding.name, assumption(trainer, "sharding").origin) == ("ddp", "assumed")

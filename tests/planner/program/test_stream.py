@@ -36,10 +36,9 @@ def test_several_at_once_are_as_one_after_the_other() -> None:
     assert [one.place(slot) for slot in slots] == [PLACE, PLACE]
 
 
-def test_a_closed_stream_says_the_same() -> None:
-    """Events are numbers of the machine then; sizes are in bytes by how many there are of each unit."""
+def test_events_are_numbers_of_the_machine() -> None:
+    """And sizes are in bytes by how many there are of each unit."""
     stream = Stream()
     stream.free(stream.allocate(Unit.TOKENS, 2, "gradients", ("layer 0", "mlp", "mm")))
-    stream.close()
     assert stream.events == array("q", [0, ~0])
     assert [*stream.sizes(dict.fromkeys(Unit, 1.0) | {Unit.TOKENS: 512.0})] == [1024]

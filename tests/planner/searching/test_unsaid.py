@@ -45,6 +45,16 @@ def typed(flags: str) -> Flags:
     return {name.removeprefix("no-").replace("-", "_"): not name.startswith("no-")}
 
 
+def test_what_is_not_modelled_otherwise_does_not_keep_the_answer_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Jamba's kernel fails over fp32 weights: no setting and no lever names them."""
+    command = ["--model", "jamba-v0.1", "--method", "lora", "--gpu", "h200-sxm:8", "--seq", "1k", "--json"]
+    assert main(command) in (0, 3)
+    answer = json.loads(capsys.readouterr().out)
+    assert "fp32" not in json.dumps([answer["levers"], answer["unsaid"]])
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_typing_the_flags_moves_the_answer_as_stated(name: str) -> None:
     """With the flags after the job's own, the peak, the speed and the verdict are those that are stated."""

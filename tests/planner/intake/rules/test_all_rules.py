@@ -48,8 +48,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"modules_to_save": "lm_head"},
     ),
     "adapter-on-router": (
+        {"model": "llama-4-scout", "method": "lora", "lora_targets": ("all-linear",)},
         {"model": "llama-4-scout", "method": "lora"},
-        {"model": "llama-4-scout", "method": "lora", "lora_targets": ("attention",)},
     ),
     "every-expert-elsewhere": (
         {"model": "llama-4-scout", "method": "qlora", "lora_targets": ("attention",), "stack": "unsloth"},

@@ -4,6 +4,8 @@ counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards.
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -195,9 +197,13 @@ def test_a_module_is_found_among_the_events_of_a_part() -> None:
     slots = [
         stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")
     ]
-    events = [slots[0], slots[1], ~slots[0], slots[2]]
-    assert around(stream, events, "lm_head") == ([slots[0]], [slots[1], ~slots[0]], [slots[2]])
-    assert around(stream, events, "embed_tokens") == ([], [], events)
+    events = array("q", [slots[0], slots[1], ~slots[0], slots[2]])
+    assert [each.tolist() for each in around(stream, events, "lm_head")] == [
+        [slots[0]],
+        [slots[1], ~slots[0]],
+        [slots[2]],
+    ]
+    assert [each.tolist() for each in around(stream, events, "embed_tokens")] == [[], [], events.tolist()]
 
 
 def test_a_model_that_is_whole_before_it_is_divided() -> None:
@@ -225,3 +231,17 @@ def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> Non
     assert ("reduce_scatter_input", 4 * LAYER, 0) in found
     assert ("reduce_scatter_output", 4 * LAYER // N, 2) in found
     assert "sharded gradient" not in {op for op, _, _ in found}
+
+
+def test_adapters_of_matrices_beside_the_layers_are_reduced_with_the_root() -> None:
+    """OPT-350M has one matrix before its layers and one behind: every adapter is reduced, none is lost."""
+    subject = job(model="opt-350m", method="lora", lora_targets="all-linear", lora_rank=8)
+    reduced = [
+        n_bytes
+        for phase in ("forward", "backward", "loss")
+        for op, n_bytes, _ in rows(subject, phase)
+        if op == "reduce_scatter_input"
+    ]
+    width, inner, embedded = 1_024, 4_096, 512
+    adapters = 8 * (24 * (8 * width + 2 * (width + inner)) + 2 * (width + embedded))
+    assert sum(reduced) == 2 * adapters

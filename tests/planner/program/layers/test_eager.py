@@ -162,4 +162,4 @@ def test_returned_probabilities_go_when_the_next_layer_has_run() -> None:
     template = run(part, Shape(4, "bf16", needs_grad=True), Terms("saved_activations", "block_recompute"))
     slot = template.units.index(PAIRS)
     assert ~slot not in template.stages[FORWARD]
-    assert template.stages[FORWARD_NEXT] == (~slot,)
+    assert [*template.stages[FORWARD_NEXT]] == [~slot]
