@@ -226,7 +226,7 @@ def _beside(facts: CardFacts) -> None:
     for name, of_cuda in _OF_ACCELERATORS.items():
         for module in (torch.accelerator, torch.accelerator.memory):
             setattr(module, name, own(getattr(torch.cuda, of_cuda)))
-            module.empty_host_cache = nothing
+            setattr(module, "empty_host_cache", nothing)  # noqa: B010 - types of torch do not allow it
     torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
     torch.Tensor.is_pinned = always(False)  # type: ignore[method-assign]
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):

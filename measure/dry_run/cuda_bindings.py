@@ -50,8 +50,7 @@ def install(native: Native, facts: CardFacts, guesses: Guesses) -> None:
     for placeholder in _placeholders():
         placeholder.__new__ = _refusing(guesses, placeholder.__name__)
     torch._C._cudart = torch.cuda._cudart = _runtime()  # type: ignore[attr-defined]
-    _distributed_c10d.ProcessGroupNCCL = _NcclGroup  # type: ignore[attr-defined]
-    for module in (distributed_c10d, torch.distributed):
+    for module in (_distributed_c10d, distributed_c10d, torch.distributed):
         setattr(module, "ProcessGroupNCCL", _NcclGroup)  # noqa: B010 - types of torch do not allow it
 
 
@@ -109,7 +108,8 @@ def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
     def set_device(index: int) -> None:
         native.device = index
 
-    torch.cuda._exchange_device = torch.cuda._maybe_exchange_device = exchange
+    for name in ("_exchange_device", "_maybe_exchange_device"):
+        setattr(torch.cuda, name, exchange)
     return {
         "_cuda_init": nothing,
         "_cuda_getDevice": lambda: native.device,
