@@ -11,12 +11,33 @@ from typing import Any
 
 import torch
 
+from measure.dry_run import cuda_bindings
 from measure.dry_run.card import CardFacts, LiveAllocator
+from measure.dry_run.cuda_bindings import CUDA_VERSION, Call, always, nothing, own
+from measure.dry_run.guesses import Guesses
 from measure.dry_run.native import Native
 from measure.dry_run.streams import Event, OnDevice, Stream, StreamContext, device_index
 from planner.units import KIB, MIB
 
-_CUDA_VERSION, _DRIVER = "12.8", 12080
+# What the driver would say of an idle card.
+_WATCHED = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+# Names of torch.accelerator.memory, with those of torch.cuda.
+_OF_ACCELERATORS = {
+    **{
+        name: name
+        for name in (
+            "empty_cache",
+            "memory_stats",
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "max_memory_reserved",
+            "reset_accumulated_memory_stats",
+            "reset_peak_memory_stats",
+        )
+    },
+    "get_memory_info": "mem_get_info",
+}
 # Of every NVIDIA card since compute capability 8.0;
 # kernels choose their tiles by the last three (CUDA C++ Programming Guide).
 _LIMITS = {
@@ -28,12 +49,12 @@ _LIMITS = {
     "shared_memory_per_multiprocessor": 100 * KIB,
     "L2_cache_size": 40 * MIB,
 }
-_Call = Callable[..., Any]
 
 
-def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
+def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses: Guesses) -> None:
     """Make torch believe in the card, in this process and for good."""
     Stream.native = OnDevice.native = native
+    cuda_bindings.install(native, facts, guesses)
     functions = (
         _queries(facts)
         | _devices(native, facts)
@@ -42,10 +63,10 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
         | _streams(native)
     )
     for name, function in functions.items():
-        own = _own(function)
+        of_module = own(function)
         for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             if module is torch.cuda or hasattr(module, name):
-                setattr(module, name, own)
+                setattr(module, name, of_module)
     for module in (torch.cuda, torch.cuda.streams):
         setattr(module, "Stream", Stream)  # noqa: B010 - types of torch do not allow it
         setattr(module, "Event", Event)  # noqa: B010
@@ -53,29 +74,10 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator) -> None:
     torch.cuda.device = torch.cuda.device_of = torch.cuda._DeviceGuard = OnDevice  # type: ignore[misc,assignment]
     torch.cuda._initialized = True
     torch.cuda.default_generators = (torch.default_generator,) * facts.n_cards  # type: ignore[assignment]
-    torch.version.cuda = _CUDA_VERSION
-    for name, function in _bindings(native, facts).items():
-        setattr(torch._C, name, _own(function))
+    torch.version.cuda = CUDA_VERSION
     _beside(facts)
     _resizing(native)
     _recording(native)
-
-
-def _own(function: _Call) -> _Call:
-    """A function object of its own: programs replace and compare them one by one."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return call
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _always(value: Any) -> _Call:
-    return lambda *_, **__: value
 
 
 def _properties(facts: CardFacts) -> SimpleNamespace:
@@ -94,42 +96,39 @@ def _properties(facts: CardFacts) -> SimpleNamespace:
     )
 
 
-def _queries(facts: CardFacts) -> dict[str, _Call]:
+def _queries(facts: CardFacts) -> dict[str, Call]:
     major, minor = facts.compute_capability
     return {
-        "is_available": _always(True),
-        "_is_compiled": _always(True),
-        "is_initialized": _always(True),
-        "init": _nothing,
-        "_lazy_init": _nothing,
-        "get_device_properties": _always(_properties(facts)),
-        "get_device_capability": _always((major, minor)),
-        "get_device_name": _always(facts.name),
-        "get_arch_list": _always([f"sm_{major}{minor}"]),
-        "is_bf16_supported": _always(major >= 8),
-        "is_tf32_supported": _always(major >= 8),
-        "can_device_access_peer": _always(True),
-        "is_current_stream_capturing": _always(False),
-        "utilization": _always(0),
+        "is_available": always(True),
+        "_is_compiled": always(True),
+        "is_initialized": always(True),
+        "init": nothing,
+        "_lazy_init": nothing,
+        "get_device_properties": always(_properties(facts)),
+        "get_device_capability": always((major, minor)),
+        "get_device_name": always(facts.name),
+        "is_bf16_supported": always(major >= 8),
+        "is_tf32_supported": always(major >= 8),
+        "is_current_stream_capturing": always(False),
+        **dict.fromkeys(_WATCHED, always(0)),
     }
 
 
-def _devices(native: Native, facts: CardFacts) -> dict[str, _Call]:
+def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
     def set_device(device: Any) -> None:
         index = device_index(device)
         if index >= 0:
             native.device = index
 
     return {
-        "device_count": _always(facts.n_cards),
+        "device_count": always(facts.n_cards),
         "current_device": lambda: native.device,
         "set_device": set_device,
-        "synchronize": _nothing,
-        "ipc_collect": _nothing,
+        "synchronize": nothing,
     }
 
 
-def _memory(native: Native, facts: CardFacts, allocator: LiveAllocator) -> dict[str, _Call]:
+def _memory(native: Native, facts: CardFacts, allocator: LiveAllocator) -> dict[str, Call]:
     def statistics(*_: Any) -> dict[str, int]:
         now = allocator.now()
         found: dict[str, int] = defaultdict(int)
@@ -148,37 +147,38 @@ def _memory(native: Native, facts: CardFacts, allocator: LiveAllocator) -> dict[
         "memory_reserved": _no_argument(lambda: allocator.now().reserved_bytes),
         "max_memory_reserved": _no_argument(lambda: allocator.now().peak_reserved_bytes),
         "memory_stats": statistics,
-        "memory_summary": _always(""),
+        "device_memory_used": _no_argument(lambda: allocator.now().reserved_bytes),
+        "memory_summary": always(""),
+        "list_gpu_processes": always(""),
         "reset_peak_memory_stats": reset,
         "reset_max_memory_allocated": reset,
         "mem_get_info": _no_argument(
             lambda: (max(facts.total_bytes - allocator.now().reserved_bytes, 0), facts.total_bytes)
         ),
         "empty_cache": _no_argument(native.empty_cache),
-        "set_per_process_memory_fraction": _nothing,
     }
 
 
-def _no_argument(function: Callable[[], Any]) -> _Call:
+def _no_argument(function: Callable[[], Any]) -> Call:
     return lambda *_, **__: function()
 
 
-def _random(facts: CardFacts) -> dict[str, _Call]:
+def _random(facts: CardFacts) -> dict[str, Call]:
     def state(*_: Any) -> torch.Tensor:
         return torch.zeros(16, dtype=torch.uint8)
 
     return {
         **dict.fromkeys(
             ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
-            _nothing,
+            nothing,
         ),
-        "initial_seed": _always(0),
+        "initial_seed": always(0),
         "get_rng_state": state,
         "get_rng_state_all": lambda: [state() for _ in range(facts.n_cards)],
     }
 
 
-def _streams(native: Native) -> dict[str, _Call]:
+def _streams(native: Native) -> dict[str, Call]:
     def set_stream(stream: Stream) -> None:
         native.stream = stream.stream_id
 
@@ -187,34 +187,6 @@ def _streams(native: Native) -> dict[str, _Call]:
         "default_stream": lambda *_: Stream(stream_id=0),
         "set_stream": set_stream,
         "stream": StreamContext,
-    }
-
-
-def _bindings(native: Native, facts: CardFacts) -> dict[str, _Call]:
-    """What torch's own Python code calls in the part of its library that a CPU build lacks."""
-
-    def exchange(index: int) -> int:
-        before = native.device
-        if index >= 0:
-            native.device = index
-        return before
-
-    def set_device(index: int) -> None:
-        native.device = index
-
-    return {
-        "_cuda_getDevice": lambda: native.device,
-        "_cuda_setDevice": set_device,
-        "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
-        "_cuda_getDeviceCount": _always(facts.n_cards),
-        "_cuda_getCurrentRawStream": lambda *_: native.stream,
-        "_cuda_isInBadFork": _always(False),
-        "_cuda_isCurrentStreamCapturing": _always(False),
-        "_cuda_synchronize": _nothing,
-        "_cuda_getDriverVersion": _always(_DRIVER),
-        "_cuda_getCompiledVersion": _always(_DRIVER),
-        "_cuda_hasPrimaryContext": _always(True),
     }
 
 
@@ -246,10 +218,16 @@ def _recording(native: Native) -> None:
 
 def _beside(facts: CardFacts) -> None:
     """What lies outside of ``torch.cuda``: accelerators, marks for profilers, pinned memory, graphs."""
-    torch.backends.cuda.is_built = _always(True)
-    torch.accelerator.is_available = _always(True)
-    torch.accelerator.device_count = _always(facts.n_cards)
+    torch.backends.cuda.is_built = always(True)
+    torch.backends.cuda.is_flash_attention_available = always(True)
+    torch.backends.cudnn.is_available = always(True)
+    torch.accelerator.is_available = always(True)
+    torch.accelerator.device_count = always(facts.n_cards)
+    for name, of_cuda in _OF_ACCELERATORS.items():
+        for module in (torch.accelerator, torch.accelerator.memory):
+            setattr(module, name, own(getattr(torch.cuda, of_cuda)))
+            setattr(module, "empty_host_cache", nothing)  # noqa: B010 - types of torch do not allow it
     torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
-    torch.Tensor.is_pinned = _always(False)  # type: ignore[method-assign]
+    torch.Tensor.is_pinned = always(False)  # type: ignore[method-assign]
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        setattr(torch.cuda.nvtx, name, _own(_nothing))
+        setattr(torch.cuda.nvtx, name, own(nothing))

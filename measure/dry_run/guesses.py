@@ -30,6 +30,7 @@ class Guesses:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._files: Counter[tuple[str, str, str]] = Counter()
         self.refusals: dict[tuple[str, str], str] = {}
+        self.not_here: list[str] = []
 
     def guess(self, what: str, op: str) -> None:
         """Count a value that was taken for one that nobody has."""
@@ -42,6 +43,10 @@ class Guesses:
     def refuse(self, why: str, op: str) -> None:
         """Remember an operator that cannot be pretended."""
         self.refusals.setdefault((op, why), _call_site())
+
+    def miss(self, what: str) -> None:
+        """Note something that the program asked the Hub for: if it fails, this is why."""
+        self.not_here.append(what)
 
     def listed(self) -> list[Assumed]:
         """All guesses, the most frequent first."""

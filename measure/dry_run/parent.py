@@ -152,8 +152,10 @@ def _show(stream: IO[str] | None, work: str) -> None:
     """The program's own words go to standard error, with its files by their own names:
     the result alone is on standard output.
     """
-    for line in stream or ():
-        write_foreign(line.replace(work, ""))
+    # It is closed while a line is awaited where the dry run itself is ended.
+    with contextlib.suppress(ValueError):
+        for line in stream or ():
+            write_foreign(line.replace(work, ""))
 
 
 def _environment(folder: Path) -> Mapping[str, str]:

@@ -15,6 +15,8 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 _NAME = "fake"
+# By both names that torch 2.13 has for each.
+_OF_FLAT_TENSORS = ("all_gather_single", "_allgather_base", "reduce_scatter_single", "_reduce_scatter_base")
 
 
 def install() -> None:
@@ -44,7 +46,23 @@ def install() -> None:
     for module in (dist, distributed_c10d):
         module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
+    _flatten()
     _sum_gradients()
+
+
+def _flatten() -> None:
+    """NCCL counts elements, whatever the shapes are; torch's group without communication copies
+    piece by piece and asks for equal shapes (FakeProcessGroup.hpp).
+    """
+    for name in _OF_FLAT_TENSORS:
+        setattr(dist.ProcessGroup, name, _of_flat_tensors(getattr(dist.ProcessGroup, name)))
+
+
+def _of_flat_tensors(run: Any) -> Any:
+    def call(group: Any, output: torch.Tensor, source: torch.Tensor, *rest: Any) -> Any:
+        return run(group, output.view(-1), source.view(-1), *rest)
+
+    return call
 
 
 def _sum_gradients() -> None:

@@ -40,7 +40,7 @@ def view_of(folder: Path, work: Path) -> Path:
     waiting = [(folder, work)]
     while waiting:
         source, target = waiting.pop()
-        for each in os.scandir(source):
+        for each in _entries(source):
             left -= 1
             if (
                 each.is_dir(follow_symlinks=False)
@@ -53,6 +53,14 @@ def view_of(folder: Path, work: Path) -> Path:
             else:
                 (target / each.name).symlink_to(each.path)
     return work
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing in one that is gone by now, or that the program could not read either."""
+    try:
+        return list(os.scandir(folder))
+    except (FileNotFoundError, PermissionError):
+        return []
 
 
 class Walls:

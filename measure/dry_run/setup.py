@@ -49,7 +49,7 @@ def set_up(native: Native, job: Job) -> Pretended:
     """Everything, in this process and for good."""
     guesses = Guesses()
     native.listen(guesses.guess, guesses.refuse)
-    cuda_api.install(native, job.card, LiveAllocator(native, job.allocator))
+    cuda_api.install(native, job.card, LiveAllocator(native, job.allocator), guesses)
     stages = Stages(native, job.n_steps)
     stages.install()
     library = kernels.install(native)

@@ -263,6 +263,11 @@ def _axolotl(asked: _Asked) -> ToolJob:
         raise NotModelledError(
             f"--check has no rows for what {asked.path} trains: give the whole command after --"
         )
+    if asked.n_held_out and asked.fields.get(_AXOLOTL_GENERATES):
+        raise NotModelledError(
+            f"{asked.path} generates text while it evaluates ({_AXOLOTL_GENERATES}), and --check has no "
+            "prompts for that: take the key out, or give the whole command after --"
+        )
     columns, form = _AXOLOTL_COLUMNS[kind], {"type": "completion"} if not kind else {}
     if kind == "reward model":
         form = {"type": "bradley_terry.chat_template"}
@@ -313,6 +318,7 @@ _AXOLOTL_COLUMNS = {
     "kto": ("prompt", "completion", "label"),
     "reward model": ("system", "input", "chosen", "rejected"),
 }
+_AXOLOTL_GENERATES = "do_causal_lm_eval"
 _TRL_COLUMNS = {
     "sft": ("text",),
     "dpo": ("prompt", "chosen", "rejected"),

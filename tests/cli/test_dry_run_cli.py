@@ -168,6 +168,65 @@ def test_what_cannot_be_pretended_ends_with_exit_code_6(
     assert says in err.splitlines()[-1]
 
 
+# Names that torch's own Python code calls in its library, on its ways for CUDA.
+PARTS = """
+import re
+from pathlib import Path
+import torch, torch.distributed as dist
+root = Path(torch.__file__).parent
+files = [*(root / "cuda").glob("*.py"), *(root / "backends/cuda").glob("*.py"), root / "nn/parallel/comm.py"]
+used = {name for file in files for name in re.findall(r"torch\\._C\\.(_(?:cuda|nccl)\\w+)", file.read_text())}
+assert len(used) > 50 and not [name for name in used if not hasattr(torch._C, name)]
+assert torch.cuda.nccl.version() >= (2, 10) and torch.cuda.get_arch_list() == ["sm_89"]
+assert torch.cuda.get_allocator_backend() == "native" and torch.cuda.get_sync_debug_mode() == 0
+torch.cuda.memory._record_memory_history(max_entries=10)
+torch.cuda.profiler.start()
+assert torch.cuda.cudart().cudaHostRegister(0, 8, 0) == 0
+assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+torch.accelerator.empty_cache()
+options = dist.ProcessGroupNCCL.Options()
+options.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
+dist.init_process_group("nccl", rank=0, world_size=1, pg_options=options)
+out = torch.zeros(2, device="cuda")
+dist.all_gather_into_tensor(out, torch.ones(1, 2, device="cuda"))
+assert out.tolist() == [1, 1]
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_every_part_of_cuda_that_torch_asks_for_is_there(folder: Path) -> None:
+    """Versions, profilers, counters and options of NCCL answer; torch itself names no part that is not."""
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program(before=PARTS))
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("torch.cuda.memory.memory_snapshot()", "torch._C._cuda_memorySnapshot"),
+        ("torch.cuda.MemPool()", "torch._C._MemPool"),
+        ("torch.cuda.caching_allocator_alloc(8)", "torch._C._cuda_cudaCachingAllocator_raw_alloc"),
+    ],
+)
+@pytest.mark.every(3)
+def test_a_part_of_cuda_without_a_stand_in_is_refused_by_name(line: str, name: str, folder: Path) -> None:
+    """With the place in the program, and never as an error of the program itself."""
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(after=line))
+    assert (code, out) == (6, "")
+    assert name in err.splitlines()[-1]
+    assert "train.py:14" in err.splitlines()[-1]
+
+
+@needs("transformers")
+def test_a_model_that_nobody_has_here_is_asked_for(folder: Path) -> None:
+    """There is no network: the refusal names the file that is missing, and what to do."""
+    before = "import transformers\ntransformers.AutoConfig.from_pretrained('nobody/no-such-model')"
+    code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=before))
+    assert (code, out) == (6, "")
+    assert "config.json of nobody/no-such-model is neither in the Hub's cache" in err.splitlines()[-1]
+
+
 # Takes the place of a launcher: it gives variables and starts Python.
 LAUNCHER = """
 import os, subprocess, sys

@@ -50,6 +50,8 @@ class Checkpoints:
             except OSError:
                 folder = self._from_catalog(str(name))
                 if folder is None:
+                    if not Path(str(name)).exists():
+                        self._guesses.miss(f"config.json of {name}")
                     raise
                 found, rest = read(cls, folder, **{**kwargs, "revision": None, "subfolder": ""})
             self._note_dtype(str(name), found)

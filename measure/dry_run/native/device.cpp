@@ -101,7 +101,8 @@ struct CUDAHooks final : CUDAHooksInterface {
   DeviceIndex getCurrentDevice() const override { return ::device; }
   const Generator& getDefaultGenerator(DeviceIndex) const override { return detail::getDefaultCPUGenerator(); }
   Generator getNewGenerator(DeviceIndex) const override { return detail::createCPUGenerator(); }
-  bool isPinnedPtr(const void*) const override { return false; }
+  // Host memory is all alike here, and DDP insists that what it asked for is pinned (reducer.cpp, prepare_for_backward).
+  bool isPinnedPtr(const void*) const override { return true; }
   Allocator* getPinnedMemoryAllocator() const override { return dry::host_allocator(); }
   Allocator* getCUDADeviceAllocator() const override { return dry::card_allocator(); }
   void deviceSynchronize(DeviceIndex) const override {}

@@ -30,6 +30,9 @@ thread_local int64_t depth = 0;
 constexpr size_t ADDRESSES = size_t(64) << 40;
 char* next_address = nullptr;
 char* last_address = nullptr;
+std::unordered_map<size_t, std::vector<void*>> freed_addresses;  // by size; a long run would use all of them up otherwise
+
+size_t rounded(size_t n_bytes) { return (n_bytes + 511) / 512 * 512; }
 
 void* unmapped(size_t n_bytes) {
   if (next_address == nullptr) {
@@ -38,7 +41,13 @@ void* unmapped(size_t n_bytes) {
     next_address = static_cast<char*>(base);
     last_address = next_address + ADDRESSES;
   }
-  const size_t size = (n_bytes + 511) / 512 * 512;
+  const size_t size = rounded(n_bytes);
+  auto& freed = freed_addresses[size];
+  if (!freed.empty()) {
+    void* again = freed.back();
+    freed.pop_back();
+    return again;
+  }
   TORCH_CHECK(next_address + size < last_address, "the addresses of the pretended card are used up; run fewer steps");
   void* found = next_address;
   next_address += size;
@@ -69,6 +78,7 @@ void free_on_card(void* context) {
     log_locked(block->other_stream ? FREE_REQUESTED : FREE, block->id, block->n_bytes, block->stream, running_op);
     live.erase(block->data);
     if (block->other_stream) requested.emplace_back(block->id, block->n_bytes);
+    if (!block->real) freed_addresses[rounded(static_cast<size_t>(block->n_bytes))].push_back(block->data);
   }
   if (block->real) std::free(block->data);
   delete block;

@@ -3,35 +3,64 @@
 Source: torch 2.13 nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp ``initialize_buckets``.
 The first bucket is of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it.  Gradients are
 copied into buckets and out of them (``gradient_as_bucket_view`` is off by default).  Buckets stay until the
-end.
+end.  Before that all weights are copied to be sent, at least 250 MiB at a time and two of these at once
+(comm.cpp ``broadcast_coalesced``); flattening one tensor copies nothing.
 """
 
 from __future__ import annotations
 
-from measure.trace.record import Record
+from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.parameters import parameter_of
 from measure.trace.sharding.stream import Stream, What
 from planner.units import MIB
 
 _BUCKET = What("DDP bucket", "gradient_buckets")
+_COPY = What("DDP broadcast", "")
 _FIRST_BYTES, _BUCKET_BYTES = MIB, 25 * MIB
+_COPY_BYTES = 250 * MIB
 
 
 def with_buckets(records: list[Record]) -> list[Record]:
     """``records`` of one process with DDP's buckets, which are made when everything is loaded."""
     stream = Stream(1 + max(record.block.id for record in records))
     sizes: list[int] = []
+    loaded: list[tuple[int, bool, int]] = []
     loading = True
     for record in records:
         parameter = parameter_of(record)
-        if parameter is not None and parameter.trained:
-            sizes.append(parameter.n_bytes)
+        if parameter is not None:
+            loaded.append((parameter.element_bytes, parameter.is_float, record.block.n_bytes))
+            if parameter.trained:
+                sizes.append(parameter.n_bytes)
         if loading and record.place.stage not in ("load", "adapters"):
             loading = False
+            _broadcast(stream, loaded)
             for n_bytes in bucket_sizes(sizes[::-1]):
                 stream.take(n_bytes, _BUCKET)
         stream.pass_on(record)
     return stream.records
+
+
+def _broadcast(stream: Stream, tensors: list[tuple[int, bool, int]]) -> None:
+    """Copies of tensors of one dtype (width, whether it is a float), by their first tensors.
+
+    Two are on their way at once, a tensor that is sent without a copy among them.
+    """
+    groups: list[list[int]] = []
+    open_groups: dict[tuple[int, bool], list[int]] = {}
+    for width, is_float, n_bytes in tensors:
+        if (width, is_float) not in open_groups:
+            open_groups[width, is_float] = []
+            groups.append(open_groups[width, is_float])
+        open_groups[width, is_float].append(n_bytes)
+        if sum(open_groups[width, is_float]) >= _COPY_BYTES:
+            del open_groups[width, is_float]
+    sent: list[TracedBlock | None] = []
+    for number, group in enumerate(groups):
+        if number >= 2:
+            stream.free(sent[number - 2])
+        sent.append(stream.take(sum(group), _COPY) if len(group) > 1 else None)
+    stream.free(*sent[-2:])
 
 
 def bucket_sizes(gradients: list[int]) -> list[int]:

@@ -62,7 +62,23 @@ FILES = {
     "llama_factory_images.yaml": "llamafactory",
     "axolotl.yaml": "axolotl",
 }
-WITH_ROWS = ("trl_task.py", "no_trainer.py")
+WITH_ROWS = ("trl_task.py", "no_trainer.py", "trl")
+# A command of TRL itself, alone and as the first of four processes, by its own files for Accelerate.
+TRL_SFT = (
+    "trl",
+    "sft",
+    "--model_name_or_path",
+    STEP[1],
+    "--dataset_name",
+    "trl-lib/Capybara",
+    "--output_dir",
+    "out",
+    "--per_device_train_batch_size",
+    "2",
+    "--max_length",
+    "512",
+)
+FOUR = ("--num_processes", "4")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
     ("step.py", *STEP, "--checkpointing=not"): ("--method=full", "--precision=bf16", AGAIN),
@@ -82,6 +98,11 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
     **{("--check", name): () for name in FILES},
     **{("trl_task.py", task, "lora"): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
+    (*TRL_SFT, "--packing"): (),
+    (*TRL_SFT, "--use_peft", "--gradient_checkpointing", "False", "--accelerate_config", "multi_gpu",
+     *FOUR): (),
+    **{(*TRL_SFT, "--accelerate_config", name, *FOUR): ()
+       for name in ("multi_gpu", "fsdp2", "zero2", "zero3")},
 }  # fmt: skip
 
 
@@ -113,13 +134,11 @@ def _is_other_tool() -> bool:
 def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...]) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        rows.write_text("".join(json.dumps(_sample(number)) + "\n" for number in range(32)), encoding="utf-8")
-        data = ("--data", str(rows)) if program[0] in WITH_ROWS else ()
+        columns = ("text",) if program[0] == "trl" else tuple(_sample(0))
+        samples = ({column: _sample(number)[column] for column in columns} for number in range(32))
+        rows.write_text("".join(json.dumps(each) + "\n" for each in samples), encoding="utf-8")
         begun = time.monotonic()
-        if program[0] == "--check":
-            done = _trace(folder, "--check", str(HERE / program[1]))
-        else:
-            done = _trace(folder, *data, "--", "python", str(HERE / program[0]), *program[1:])
+        done = _trace(folder, *_words(program, rows))
         seconds = round(time.monotonic() - begun)
         beside = _trace(folder, *TRACED, *traced) if traced else None
     row: dict[str, object] = {"program": name, "versions": _versions(), "seconds": seconds}
@@ -136,8 +155,18 @@ def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...]) -> dict[s
     return row
 
 
+def _words(program: tuple[str, ...], rows: Path) -> tuple[str, ...]:
+    """What comes behind ``measure trace`` and the card."""
+    if program[0] == "--check":
+        return "--check", str(HERE / program[1])
+    data = ("--data", str(rows)) if program[0] in WITH_ROWS else ()
+    own = program if program[0] == "trl" else ("python", str(HERE / program[0]), *program[1:])
+    return *data, "--", *own
+
+
 def _trace(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "measure", "trace", "--gpu", CARD, "--json", *words]
+    gpu = f"{CARD}:4" if FOUR[0] in words else CARD
+    command = [sys.executable, "-m", "measure", "trace", "--gpu", gpu, "--json", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

@@ -133,6 +133,9 @@ def test_what_generates_text_is_refused(tmp_path: Path) -> None:
         tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: ppo\n"))
     with pytest.raises(NotModelledError, match="has no rows"):
         tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: grpo\ndatasets: []\n"))
+    evaluates = "datasets: []\nval_set_size: 0.1\neval_steps: 9\ndo_causal_lm_eval: true\n"
+    with pytest.raises(NotModelledError, match="do_causal_lm_eval"):
+        tool_job(written(tmp_path, "d.yaml", f"{AXOLOTL}{evaluates}"))
     with pytest.raises(NotModelledError, match="torchtune"):
         tool_job(
             written(
