@@ -42,7 +42,8 @@ def generation_seconds(job: Job) -> Number:
 
 def _pass_seconds(job: Job, passes: Pass, tokens: Number, length: Number) -> Number:
     """Kernels of one pass over ``tokens`` of sequences of ``length``, or the time to issue its operators."""
-    rollout, micro = job.recipe.rollout, replace(job.micro, computed=tokens, length=length, spread=0.0)
+    rollout, real = job.recipe.rollout, tokens * job.micro.real / job.micro.computed
+    micro = replace(job.micro, real=real, computed=tokens, length=length, spread=0.0)
     found = pass_seconds(replace(job, micro=micro), passes)
     if rollout is not None and rollout.generator == "transformers":
         return maximum(kernel_seconds(found), found["launches"] * job.coefficients.launch_s)

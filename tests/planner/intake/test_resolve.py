@@ -67,6 +67,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "compare_reference",
         "generator",
         "vllm_memory",
+        "reward_model",
+        "reward_dtype",
         "data",
         "tokenizer",
         "train_layers",

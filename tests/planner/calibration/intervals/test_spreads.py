@@ -221,7 +221,7 @@ def test_host_ram_that_is_short_decides_where_the_card_may_do() -> None:
     verdicts = {
         3.0: "host_memory_short",
         1.001: "host_memory_short",
-        0.999: "host_memory_short",
+        0.98: "host_memory_short",
         0.5: "does_not_fit",
     }
     for ratio, verdict in verdicts.items():
