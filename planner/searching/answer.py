@@ -4,6 +4,7 @@ or the nearest miss and by what it misses.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ Choice = Callable[[list[Tried]], tuple[Tried, ...]]
 Settle = Callable[[Tried], Tried]
 """A recipe replayed, or another size in its place."""
 """Which of those that fit are listed, in which order."""
+# The quick reading is off by a few percent, so that the nearest by it need not be the nearest.
+_REPLAYED_MISSES = 3
 # From what is closest to fitting to what is farthest from it.
 _STATES: tuple[Verdict, ...] = ("fits", "uncertain", "no_verdict", "host_memory_short", "does_not_fit")
 
@@ -140,8 +143,16 @@ def _group(pool: Pool, training: Training, choice: Choice, settle: Settle) -> Gr
         return Group(title, (), 0, 0, refused=str(pool.refusals[training][0]))
     if rows := _listed(pool, fitting, choice, settle):
         return Group(title, rows, len(fitting), len(tried))
-    nearest = min(tried, key=lambda each: _distance(each, pool.confidence))
-    return Group(title, (), 0, len(tried), nearest=confirmed(nearest))
+    return Group(title, (), 0, len(tried), nearest=_nearest(tried, pool.confidence))
+
+
+def _nearest(tried: list[Tried], confidence: float) -> Tried:
+    """The nearest miss by its replay, of those that are nearest by the quick reading."""
+
+    def distance(each: Tried) -> tuple[int, bool, float, float]:
+        return _distance(each, confidence)
+
+    return min(map(confirmed, heapq.nsmallest(_REPLAYED_MISSES, tried, key=distance)), key=distance)
 
 
 def _listed(pool: Pool, fitting: list[Tried], choice: Choice, settle: Settle) -> tuple[Tried, ...]:

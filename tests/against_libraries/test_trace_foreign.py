@@ -93,7 +93,7 @@ def test_an_architecture_without_formulas_is_traced(
 @pytest.mark.parametrize(
     ("fields", "code", "says"),
     [
-        ({"model_type": "nosuch"}, 6, "architecture 'nosuch' is not modelled"),
+        ({"model_type": "nosuch"}, 6, "architecture 'nosuch' is neither modelled"),
         ({"model_type": "bert", "num_hidden_layers": 1}, 6, "needs values, which fake tensors do not have"),
         ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 32}, 6, "it has no attention heads"),
         (

@@ -75,6 +75,11 @@ MODELS: tuple[str, ...] = (
     "apertus-8b",
     "olmo-7b",
     "seed-oss-36b",
+    "afm-4.5b",
+    "ernie-4.5-0.3b",
+    "exaone-4.0-32b",
+    "hunyuan-a13b",
+    "minimax-m2",
 )
 SMALL_LAYERS = 4
 _SMALL_VOCABULARY = 8192
