@@ -301,7 +301,9 @@ def test_the_total_equals_its_terms(flags: Flags) -> None:
         )
         for phase in PHASES
     }
-    assert by_phase[made.limiting_phase] == pytest.approx(float(made.allocated_peak_bytes), rel=ROUNDING)
+    # Paged states may make another phase the fullest of the card than the one in which most is allocated.
+    limiting = next(each for each in made.phases if each.phase == made.limiting_phase)
+    assert by_phase[made.limiting_phase] == pytest.approx(float(limiting.allocated_bytes), rel=ROUNDING)
     assert max(by_phase.values()) == pytest.approx(float(made.allocated_peak_bytes), rel=ROUNDING)
     slack = sum(float(term.n_bytes) for term in made.terms if term.name in RESERVED_TERMS)
     outside = sum(float(term.n_bytes) for term in made.terms if term.name in DRIVER_TERMS)
