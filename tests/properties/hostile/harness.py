@@ -8,6 +8,7 @@ the processor, so that a busy machine breaks no rule; what waits instead (for a 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -209,6 +210,8 @@ def _warm_up(program: str) -> None:
         PROGRAMS[program](first[program])
         if program == "measure":
             import planner.allocator.documents.summary  # noqa: F401
+    # Nor does what other tests left behind, which each collection of garbage would look through again.
+    gc.freeze()
 
 
 def _described(program: str, arguments: Sequence[str], files: Sequence[Path]) -> str:
