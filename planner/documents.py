@@ -14,7 +14,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 _NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
 
 
-class Part(BaseModel):
+class DocumentPart(BaseModel):
     """A part of a document: read from any object with these attributes,
     or from JSON with these names and nothing else.
     """

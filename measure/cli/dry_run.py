@@ -55,7 +55,7 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     """
     from measure.dry_run.card import CardFacts
     from measure.dry_run.compile import compiled_library
-    from measure.dry_run.job import Job
+    from measure.dry_run.job import ProgramJob
     from measure.dry_run.parent import dry_run
     from measure.dry_run.program import check_program
     from measure.dry_run.tool_jobs import tool_job
@@ -71,7 +71,7 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     name, memory = f"NVIDIA {card.name}", card.visible_memory_bytes or 0
     facts = CardFacts(name, (major, minor), memory, card.multiprocessors or _ASSUMED_MULTIPROCESSORS, n_cards)
     rows = "" if how.data is None else str(Path(how.data).resolve())
-    job = Job(
+    job = ProgramJob(
         str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
         how.trust_remote_code,
         {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,

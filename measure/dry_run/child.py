@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Ending, Job
+from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob
 from measure.dry_run.native import Native
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main(text: str) -> None:
     """Run one job and leave the answer in its folder."""
     _end_with_parent()
-    job = Job.of_fields(json.loads(text))
+    job = ProgramJob.of_fields(json.loads(text))
     folder = Path(job.folder)
     stacks = (folder / STACKS_FILE).open("w", encoding="utf-8")
     faulthandler.enable(stacks)
@@ -62,7 +62,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _run(job: Job) -> tuple[Ending, str, int]:
+def _run(job: ProgramJob) -> tuple[Ending, str, int]:
     """Run the program; how it ended, why, and its own exit code."""
     from measure.dry_run.program import run_program
     from measure.dry_run.stages import StepsDone
@@ -91,7 +91,7 @@ def _from_program(error: BaseException) -> Any:
     return found or error.__traceback__
 
 
-def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> Answer:
+def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> ProgramEnd:
     ending, reason, code = run
     if guesses.refusals:
         (op, why), place = next(iter(guesses.refusals.items()))
@@ -106,7 +106,7 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> A
         {"name": each.name, "value": each.value, "origin": each.origin, "note": each.note}
         for each in guesses.listed()
     )
-    return Answer(
+    return ProgramEnd(
         ending,
         reason,
         code,
@@ -118,7 +118,7 @@ def _answer(run: tuple[Ending, str, int], guesses: Guesses, stages: Stages) -> A
     )
 
 
-def _leave(folder: Path, native: Native, stages: Stages, answer: Answer) -> None:
+def _leave(folder: Path, native: Native, stages: Stages, answer: ProgramEnd) -> None:
     from dataclasses import asdict
 
     from measure.dry_run.collect import events_of

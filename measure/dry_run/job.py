@@ -12,7 +12,7 @@ EVENTS_FILE, ANSWER_FILE, STACKS_FILE = "events.jsonl", "answer.json", "stacks.t
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ProgramJob:
     """A program and the card that it runs on.
 
     ``library``: the compiled part.  ``folder``: where the answer goes, the program's own folders are below.
@@ -39,15 +39,15 @@ class Job:
         return asdict(self)
 
     @staticmethod
-    def of_fields(fields: dict[str, Any]) -> Job:
+    def of_fields(fields: dict[str, Any]) -> ProgramJob:
         """From plain values."""
         card = dict(fields["card"])
         card["compute_capability"] = tuple(card["compute_capability"])
-        return Job(**{**fields, "command": tuple(fields["command"]), "card": CardFacts(**card)})
+        return ProgramJob(**{**fields, "command": tuple(fields["command"]), "card": CardFacts(**card)})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramEnd:
     """How the program ended.  ``reason`` says why it failed or was refused;
     ``assumed`` are fields of :class:`Assumed`.
 

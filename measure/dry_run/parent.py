@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import IO
 
-from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Answer, Job
+from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, ProgramEnd, ProgramJob
 from measure.dry_run.sandbox import view_of
 from measure.output import write_foreign
 from measure.trace.assumed import Assumed
@@ -60,7 +60,7 @@ class DryRun:
     allocator: str
 
 
-def dry_run(job: Job) -> DryRun:
+def dry_run(job: ProgramJob) -> DryRun:
     """Run ``job`` in a temporary folder.
 
     Raises:
@@ -116,7 +116,7 @@ def _ends_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_child(job: Job, folder: Path) -> int:
+def _run_child(job: ProgramJob, folder: Path) -> int:
     work = view_of(Path.cwd(), folder / "work")
     for name, content in job.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
@@ -169,12 +169,12 @@ def _environment(folder: Path) -> Mapping[str, str]:
     return {**os.environ, **_VARIABLES, **own}
 
 
-def _answer_in(folder: Path) -> Answer | None:
+def _answer_in(folder: Path) -> ProgramEnd | None:
     path = folder / ANSWER_FILE
     if not path.is_file():
         return None
     fields = json.loads(path.read_text(encoding="utf-8").replace(f"{folder / 'work'}/", ""))
-    return Answer(
+    return ProgramEnd(
         **{**fields, "assumed": tuple(fields["assumed"]), "most_tokens": tuple(fields["most_tokens"])}
     )
 

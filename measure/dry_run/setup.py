@@ -15,7 +15,7 @@ from typing import Any
 from measure.dry_run import cuda_api, process_group
 from measure.dry_run.card import LiveAllocator
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.job import Job
+from measure.dry_run.job import ProgramJob
 from measure.dry_run.launches import Launches
 from measure.dry_run.libraries import (
     bitsandbytes_library,
@@ -45,7 +45,7 @@ class Pretended:
     kept: tuple[Any, ...]
 
 
-def set_up(native: Native, job: Job) -> Pretended:
+def set_up(native: Native, job: ProgramJob) -> Pretended:
     """Everything, in this process and for good."""
     guesses = Guesses()
     native.listen(guesses.guess, guesses.refuse)

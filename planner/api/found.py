@@ -12,8 +12,7 @@ from planner.api.answers import REPORT_COLUMNS, plain_console
 from planner.api.building import whole, whole_interval
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.interval import Interval
-from planner.searching.answer import Answer as Found
-from planner.searching.answer import Group, Quantity
+from planner.searching.answer import FoundRecipes, Quantity, RecipeGroup
 from planner.searching.attempt import Tried
 
 
@@ -83,7 +82,7 @@ class SearchAnswer:
     solved: Quantity | None
     notes: tuple[str, ...]
     exit_code: int
-    _found: Found = field(repr=False, compare=False)
+    _found: FoundRecipes = field(repr=False, compare=False)
 
     @property
     def fits(self) -> bool:
@@ -112,7 +111,7 @@ class SearchAnswer:
         return self.render().rstrip("\n")
 
 
-def search_answer_of(found: Found, calibration: str | None) -> SearchAnswer:
+def search_answer_of(found: FoundRecipes, calibration: str | None) -> SearchAnswer:
     """What Python gets of a search that was made with the ``calibration`` asked for."""
     from planner.report.search.sections import exit_code
 
@@ -131,7 +130,7 @@ def search_answer_of(found: Found, calibration: str | None) -> SearchAnswer:
     )
 
 
-def _row(group: Group, tried: Tried, calibration: str | None) -> SearchRow:
+def _row(group: RecipeGroup, tried: Tried, calibration: str | None) -> SearchRow:
     prediction, sure, time = tried.prediction, tried.prediction.uncertainty, tried.prediction.time
     memory = prediction.memory
     also = {"config": tried.config, "calibration": calibration}

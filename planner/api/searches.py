@@ -11,7 +11,7 @@ from planner.errors import UsageError
 from planner.intake.given.config_file import read_config_file
 from planner.intake.given.fields import missing_fields, missing_text
 from planner.intake.given.request_field import RequestField
-from planner.searching.answer import QUANTITIES, Answer, Quantity
+from planner.searching.answer import QUANTITIES, FoundRecipes, Quantity
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
 from planner.searching.choose import choose
 from planner.searching.other_stack import best_other_stack
@@ -40,7 +40,7 @@ class SearchOptions:
     beyond_context: bool = False
 
 
-def answer_search(flags: Mapping[str, object], options: SearchOptions) -> Answer:
+def answer_search(flags: Mapping[str, object], options: SearchOptions) -> FoundRecipes:
     """Answer a search over everything that flags and a config file leave open; flags win.
 
     Raises:

@@ -39,11 +39,11 @@ def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
         return None
     if said.pop("version"):
         return Outcome(f"plan {__version__}\n")
-    from planner.cli.commands.predict import Options, predict
+    from planner.cli.commands.predict import PredictOptions, predict
 
     output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
     names = ("config", "details", "explain", "force", "calibration", "trace", "plot")
-    options = Options(output_format=output_format, **{name: said.pop(name) for name in names})
+    options = PredictOptions(output_format=output_format, **{name: said.pop(name) for name in names})
     return predict(said, options)
 
 

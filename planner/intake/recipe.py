@@ -65,7 +65,7 @@ _NO_CAST_NOTE = "without autocast a step computes in the dtype of its weights"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RecipeContext:
     """Where the recipe runs, and the defaults that follow from it."""
 
     model: ModelSpec
@@ -92,7 +92,7 @@ def resolve_recipe(
     require(ledger.request, "recipe")
     task: Task = ledger.choose("task", "sft", "assumed")
     method, quantization, double_quant = _resolve_method(ledger, model.stored)
-    setting = Setting(model, hardware, stack, stack.defaults_over(quantization))
+    setting = RecipeContext(model, hardware, stack, stack.defaults_over(quantization))
     defaults, origin = setting.defaults, setting.origin
     parallel = resolve_parallel(ledger, hardware)
     sharding = _resolve_sharding(ledger, setting, parallel)
@@ -172,7 +172,7 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
     return method, chosen, doubled
 
 
-def _resolve_sharding(ledger: Ledger, setting: Setting, parallel: Parallel) -> Sharding:
+def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:
     if parallel.divides and setting.hardware.world_size > parallel.tensor:
         note = "beside GPUs that share a batch the libraries have FSDP2 alone"
         return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
@@ -185,7 +185,7 @@ def _resolve_sharding(ledger: Ledger, setting: Setting, parallel: Parallel) -> S
     return sharding_named(ledger.choose("sharding", default, "assumed", note))
 
 
-def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> Offload:
+def _resolve_offload(ledger: Ledger, setting: RecipeContext, *, every_layer: bool) -> Offload:
     """What leaves the GPU; a stack that moves block inputs by itself does so where ``every_layer`` is
     checkpointed.
     """
@@ -199,7 +199,7 @@ def _resolve_offload(ledger: Ledger, setting: Setting, *, every_layer: bool) -> 
     )
 
 
-def _resolve_numerics(ledger: Ledger, setting: Setting, basis: _Basis) -> Numerics:
+def _resolve_numerics(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Numerics:
     precision, stored = _resolve_precision(ledger, setting, basis), setting.model.stored
     load_dtype = _as_loaded(ledger, setting, basis, _resolve_load_dtype(ledger, setting, basis, precision))
     if stored is not None and stored.quantization in BITSANDBYTES:
@@ -217,7 +217,7 @@ def _resolve_numerics(ledger: Ledger, setting: Setting, basis: _Basis) -> Numeri
     )
 
 
-def _as_loaded(ledger: Ledger, setting: Setting, basis: _Basis, asked: Dtype) -> Dtype:
+def _as_loaded(ledger: Ledger, setting: RecipeContext, basis: _Basis, asked: Dtype) -> Dtype:
     """The dtype of what is not packed, which the loader of AWQ models decides where the stack says so.
 
     Source: transformers 4.52.4 and 5.23 quantizers/quantizer_awq.py update_dtype.
@@ -230,7 +230,7 @@ def _as_loaded(ledger: Ledger, setting: Setting, basis: _Basis, asked: Dtype) ->
     return "fp16"
 
 
-def _resolve_precision(ledger: Ledger, setting: Setting, basis: _Basis) -> Precision:
+def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Precision:
     default, origin, note = setting.defaults.precision, setting.origin, ""
     if default.startswith("bf16") and lacks_bf16(setting.hardware.gpu):
         default = "fp16-mixed" if default == "bf16-mixed" else "fp16"
@@ -241,7 +241,7 @@ def _resolve_precision(ledger: Ledger, setting: Setting, basis: _Basis) -> Preci
     return ledger.choose("precision", default, origin, note)
 
 
-def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precision: Precision) -> Dtype:
+def _resolve_load_dtype(ledger: Ledger, setting: RecipeContext, basis: _Basis, precision: Precision) -> Dtype:
     default, origin, note = setting.defaults.load_dtype, setting.origin, ""
     said = ledger.request.values.get("load_dtype")
     if said is not None and said.value == CHECKPOINT_DTYPE:
@@ -259,7 +259,7 @@ def _resolve_load_dtype(ledger: Ledger, setting: Setting, basis: _Basis, precisi
     return ledger.choose("load_dtype", default, origin, note)
 
 
-def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
+def _adapter_dtype(setting: RecipeContext, numerics: Numerics) -> tuple[Dtype, str]:
     """The stack's dtype of adapters with a note; before PEFT 0.12 they follow the weight that they adapt."""
     default = setting.defaults.adapter_dtype
     if default != "base":
@@ -269,7 +269,7 @@ def _adapter_dtype(setting: Setting, numerics: Numerics) -> tuple[Dtype, str]:
     return numerics.load_dtype, "the dtype in which the base is loaded, as PEFT before 0.12 makes them"
 
 
-def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
+def _resolve_dropout(ledger: Ledger, setting: RecipeContext, task: Task) -> float:
     """Trainers of preferences set every dropout to zero.  Source:
     trl 1.16.0 trainer/dpo_config.py ``disable_dropout``.
     """
@@ -279,7 +279,7 @@ def _resolve_dropout(ledger: Ledger, setting: Setting, task: Task) -> float:
     return 0.0
 
 
-def _default_targets(setting: Setting) -> tuple[tuple[str, ...], str, str]:
+def _default_targets(setting: RecipeContext) -> tuple[tuple[str, ...], str, str]:
     """What the stack adapts, with origin and note; where that is only assumed to be every linear layer, less
     those whose adapters fail, which nobody who trains this model has.
     """
@@ -295,7 +295,7 @@ def _default_targets(setting: Setting) -> tuple[tuple[str, ...], str, str]:
     return linear_names_without(setting.model, failing), ASSUMED, note
 
 
-def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
+def _resolve_targets(ledger: Ledger, setting: RecipeContext) -> tuple[str, ...]:
     """Names of modules; an expression becomes the names that it matches."""
     default, origin, note = _default_targets(setting)
     targets: tuple[str, ...] = ledger.choose("lora_targets", default, origin, note)
@@ -316,7 +316,7 @@ def _resolve_targets(ledger: Ledger, setting: Setting) -> tuple[str, ...]:
 
 
 def _resolve_adapter(
-    ledger: Ledger, setting: Setting, sharding: Sharding, basis: tuple[Numerics, Task]
+    ledger: Ledger, setting: RecipeContext, sharding: Sharding, basis: tuple[Numerics, Task]
 ) -> Adapter:
     defaults, origin = setting.defaults, setting.origin
     numerics, task = basis
@@ -352,7 +352,9 @@ def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
     return said
 
 
-def _resolve_optimizer(ledger: Ledger, setting: Setting, sharding: Sharding, offload: Offload) -> Optimizer:
+def _resolve_optimizer(
+    ledger: Ledger, setting: RecipeContext, sharding: Sharding, offload: Offload
+) -> Optimizer:
     default = setting.defaults.optimizer
     if cannot_step(default, sharding):
         return ledger.choose(
@@ -376,7 +378,7 @@ def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
     return rank
 
 
-def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> Attention:
+def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numerics) -> Attention:
     model, gpu, stack = setting.model, setting.hardware.gpu, setting.stack
     default, origin, note = setting.defaults.attention, setting.origin, ""
     if default == "flash2" and (
@@ -392,7 +394,7 @@ def _resolve_attention(ledger: Ledger, setting: Setting, numerics: Numerics) -> 
     return ledger.choose("attention", default, origin, note)
 
 
-def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
+def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own
     way.
     """
@@ -404,7 +406,7 @@ def _resolve_loss(ledger: Ledger, setting: Setting, task: Task) -> Loss:
     )
 
 
-def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
+def _resolve_padding(ledger: Ledger, setting: RecipeContext, task: Task) -> Padding:
     """How batches are filled: nobody packs pairs; pre-training always packs."""
     if task in LANGUAGE_TASKS:
         default: Padding = "packed" if task == "pretrain" else setting.defaults.padding
@@ -414,7 +416,9 @@ def _resolve_padding(ledger: Ledger, setting: Setting, task: Task) -> Padding:
     )
 
 
-def _resolve_batch(ledger: Ledger, setting: Setting, task: Task, lengths: SampleLengths | None) -> Batch:
+def _resolve_batch(
+    ledger: Ledger, setting: RecipeContext, task: Task, lengths: SampleLengths | None
+) -> Batch:
     seq: int = ledger.request.get("seq")
     batch = Batch(
         micro_batch=ledger.choose("batch", *_default_batch(task)),

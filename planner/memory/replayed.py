@@ -82,7 +82,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReplayedProgram:
     """The program of one job, its requests in bytes, and what they do on a card without a limit."""
 
     stream: Stream
@@ -90,7 +90,7 @@ class Run:
     done: SlotReplay
 
 
-def run_of(job: Job) -> Run:
+def run_of(job: Job) -> ReplayedProgram:
     """The program of ``job``, replayed on a card without a limit."""
     return _run(without_card(job.scenario))
 
@@ -129,12 +129,12 @@ def without_card(scenario: Scenario) -> Scenario:
 
 # One of a large model takes some ten megabytes.
 @lru_cache(maxsize=4)
-def _run(scenario: Scenario) -> Run:
+def _run(scenario: Scenario) -> ReplayedProgram:
     # No coefficient moves a request.
     job = job_of(scenario, Coefficients())
     stream = program_of(job)
     events = slot_events(stream, job)
-    return Run(stream, events, replay_slots(events))
+    return ReplayedProgram(stream, events, replay_slots(events))
 
 
 @lru_cache(maxsize=4096)

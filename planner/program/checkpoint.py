@@ -22,7 +22,7 @@ Layer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class Checkpointing:
     """``offloads``: the input lies in host RAM; ``selective``:
     some outputs are kept with it (without reentry only).
 
@@ -35,7 +35,7 @@ class How:
     hooked: bool = False
 
 
-_PLAIN = How()
+_PLAIN = Checkpointing()
 
 
 class _Outputs:
@@ -70,7 +70,7 @@ class _Stop(Exception):  # noqa: N818 - not an error: all that was saved exists 
 class _Frame:
     """One checkpointed call: its function and input, and what its second run has saved again."""
 
-    def __init__(self, torch: Operators, layer: Layer, x: Tensor, how: How) -> None:
+    def __init__(self, torch: Operators, layer: Layer, x: Tensor, how: Checkpointing) -> None:
         self.torch, self.layer, self.offloads = torch, layer, how.offloads
         self.outputs = _Outputs() if how.selective else None
         self.x = _without_memory(x) if how.offloads else x
@@ -149,7 +149,7 @@ def _brought_back(torch: Operators, x: Tensor) -> Tensor:
     return copy
 
 
-def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -> Tensor:
+def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing = _PLAIN) -> Tensor:
     """``layer(x)``, of which ``x`` is kept until its backward, and what a selective checkpoint chooses."""
     if not torch.grad_enabled:
         return layer(x)
@@ -164,7 +164,7 @@ def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -
         torch.pack, torch.keeps = packed, keeps
 
 
-def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: How = _PLAIN) -> Tensor:
+def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing = _PLAIN) -> Tensor:
     """The same by the older way: a forward without gradients,
     and a backward pass inside the backward pass.
     """

@@ -15,7 +15,7 @@ from planner.anatomy.trained import is_checkpointed, makes_input_require_gradien
 from planner.anatomy.trained import parts_of as trained_of
 from planner.domain.stack import ENTERS
 from planner.intake.trained import TrainedParts
-from planner.program.checkpoint import How, checkpointed, checkpointed_reentrant
+from planner.program.checkpoint import Checkpointing, checkpointed, checkpointed_reentrant
 from planner.program.engines import runtime_of
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
 from planner.program.head.generation import CACHE, sampled
@@ -278,7 +278,7 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
         view.recipe.offload == "activations",
         view.recipe.checkpoint_policy == "selective-op",
     )
-    return run_again(torch, function, x, How(offloads, selective, _is_hooked(view)))
+    return run_again(torch, function, x, Checkpointing(offloads, selective, _is_hooked(view)))
 
 
 def _is_hooked(view: LayerView) -> bool:

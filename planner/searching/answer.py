@@ -30,7 +30,7 @@ _STATES: tuple[Verdict, ...] = ("fits", "uncertain", "no_verdict", "host_memory_
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RecipeGroup:
     """Recipes that train the same: those listed, best first,
     of ``n_fit`` that fit and ``n_tried`` that were estimated.
 
@@ -58,7 +58,7 @@ class OtherStack:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FoundRecipes:
     """What a search found.
 
     ``verdict`` is that of the best recipe; ``tried`` are the values of each setting of which several were
@@ -67,7 +67,7 @@ class Answer:
     it beats those that were.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[RecipeGroup, ...]
     verdict: Verdict
     n_fit: int
     n_tried: int
@@ -80,7 +80,7 @@ class Answer:
     other_stack: OtherStack | None = None
 
 
-def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> Answer:
+def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> FoundRecipes:
     """What a pool of estimates says: the rows that ``choice`` takes of those that fit, or the nearest miss.
 
     ``settle`` replays a row.
@@ -95,7 +95,7 @@ def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> Answer:
         sorted((_group(pool, training, choice, settle) for training in pool.by_training), key=place_of)
     )
     n_fit = sum(group.n_fit for group in groups)
-    return Answer(
+    return FoundRecipes(
         groups=groups,
         verdict=_verdict(pool),
         n_fit=n_fit,
@@ -108,7 +108,7 @@ def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> Answer:
     )
 
 
-def place_of(group: Group) -> tuple[int, bool, float]:
+def place_of(group: RecipeGroup) -> tuple[int, bool, float]:
     """Order of ways of training: what fits without the host, then with it, then what does not;
     adapters before all weights.
 
@@ -128,22 +128,22 @@ def _notes(space: Space) -> tuple[str, ...]:
     return (f"No --seq is given: {ASSUMED_SEQ_TOKENS:,} tokens are taken, or the model's most.",)
 
 
-def _levers(groups: tuple[Group, ...], confidence: float) -> tuple[Lever, ...]:
+def _levers(groups: tuple[RecipeGroup, ...], confidence: float) -> tuple[Lever, ...]:
     """What would make the nearest of all misses fit."""
     missed = (group.nearest for group in groups if group.nearest is not None)
     nearest = min(missed, key=lambda each: _distance(each, confidence))
     return tuple(lever for lever in levers(nearest.scenario, nearest.model) if lever.fits)
 
 
-def _group(pool: Pool, training: Training, choice: Choice, settle: Settle) -> Group:
+def _group(pool: Pool, training: Training, choice: Choice, settle: Settle) -> RecipeGroup:
     tried = pool.by_training[training]
     fitting = [each for each in tried if pool.fits(each)]
     title = pool.title_of(training)
     if not tried:
-        return Group(title, (), 0, 0, refused=str(pool.refusals[training][0]))
+        return RecipeGroup(title, (), 0, 0, refused=str(pool.refusals[training][0]))
     if rows := _listed(pool, fitting, choice, settle):
-        return Group(title, rows, len(fitting), len(tried))
-    return Group(title, (), 0, len(tried), nearest=_nearest(tried, pool.confidence))
+        return RecipeGroup(title, rows, len(fitting), len(tried))
+    return RecipeGroup(title, (), 0, len(tried), nearest=_nearest(tried, pool.confidence))
 
 
 def _nearest(tried: list[Tried], confidence: float) -> Tried:

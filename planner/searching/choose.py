@@ -10,16 +10,16 @@ from dataclasses import replace
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.resolve import complete, look_up
-from planner.searching.answer import Answer, answer_of
+from planner.searching.answer import FoundRecipes, answer_of
 from planner.searching.attempt import Model, ModelFor, Tried, rank
 from planner.searching.pool import Pool
-from planner.searching.space import MICRO_BATCHES, Option, Options, Space, TypedFlags, options_over, sizes
+from planner.searching.space import MICRO_BATCHES, Option, OptionGroup, Space, TypedFlags, options_over, sizes
 
 # Room that differs by less than this share of the card is the same for choosing.
 _SAME_ROOM = 0.05
 
 
-def choose(pool: Pool, model_for: ModelFor, *, top: int = 3) -> Answer:
+def choose(pool: Pool, model_for: ModelFor, *, top: int = 3) -> FoundRecipes:
     """The ``top`` recipes of each way of training that fit, and of each kind of card at least the best one.
 
     ``model_for`` gives the calibration of a place.
@@ -35,7 +35,7 @@ def choose(pool: Pool, model_for: ModelFor, *, top: int = 3) -> Answer:
     return replace(answer, notes=(*answer.notes, *_steps_differ(answer), *_ends_at_most(pool.space, answer)))
 
 
-def _ends_at_most(space: Space, answer: Answer) -> tuple[str, ...]:
+def _ends_at_most(space: Space, answer: FoundRecipes) -> tuple[str, ...]:
     most = MICRO_BATCHES[-1]
     reached = any(
         tried.scenario.recipe.batch.micro_batch == most for group in answer.groups for tried in group.rows
@@ -44,7 +44,7 @@ def _ends_at_most(space: Space, answer: Answer) -> tuple[str, ...]:
     return (f"{said}.",) if reached and not space.said("batch") else ()
 
 
-def _steps_differ(answer: Answer) -> tuple[str, ...]:
+def _steps_differ(answer: FoundRecipes) -> tuple[str, ...]:
     steps = {_samples_per_step(tried.scenario) for group in answer.groups for tried in group.rows}
     said = (
         "The recipes take different numbers of samples per optimizer step; --global-batch keeps it the same"
@@ -71,7 +71,7 @@ def try_sizes(pool: Pool, option: Option, model: Model) -> bool:
 
 def all_options(
     pool: Pool, model_for: ModelFor, every: Iterable[TypedFlags]
-) -> Iterator[tuple[Options, Model]]:
+) -> Iterator[tuple[OptionGroup, Model]]:
     """Options of ``every`` place, with the calibration of the place.
 
     Raises:

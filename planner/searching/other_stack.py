@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.errors import PlannerError
-from planner.searching.answer import Answer, OtherStack
+from planner.searching.answer import FoundRecipes, OtherStack
 from planner.searching.attempt import ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, try_sizes
 from planner.searching.common_stacks import COMMON_STACKS
@@ -17,7 +17,7 @@ from planner.searching.solve import explorer_of, size_of
 _WORTH_SHARE = 0.02
 
 
-def best_other_stack(pool: Pool, answer: Answer, model_for: ModelFor) -> OtherStack | None:
+def best_other_stack(pool: Pool, answer: FoundRecipes, model_for: ModelFor) -> OtherStack | None:
     """The common stack under which the first way of training that gains by it gains most;
     ``None`` where none does.
 
@@ -71,13 +71,13 @@ def _explored(
             yield from ((title, each) for each in tried if other.fits(each))
 
 
-def _order(tried: Tried, answer: Answer) -> tuple[float, ...]:
+def _order(tried: Tried, answer: FoundRecipes) -> tuple[float, ...]:
     if answer.solved is None:
         return rank(tried)
     return -float(size_of(answer.solved)(tried)), *rank(tried)
 
 
-def _beats(best: Tried, mine: Tried, answer: Answer) -> bool:
+def _beats(best: Tried, mine: Tried, answer: FoundRecipes) -> bool:
     if answer.solved is not None:
         size = size_of(answer.solved)
         return float(size(best)) > (1 + _WORTH_SHARE) * float(size(mine))

@@ -9,7 +9,7 @@ from typing import Literal
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.resolve import LookedUp
 from planner.searching.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
-from planner.searching.space import Option, Options, Space, TypedFlags
+from planner.searching.space import Option, OptionGroup, Space, TypedFlags
 
 # Estimates an option with sizes of its choosing; says whether any fits.
 Explorer = Callable[["Pool", Option, Model], bool]
@@ -67,7 +67,7 @@ class Pool:
         return answer
 
     def explore(
-        self, options: Options, model: Model, explorer: Explorer
+        self, options: OptionGroup, model: Model, explorer: Explorer
     ) -> Literal["first", "offloading", "none"]:
         """Explore each option, those that offload only where no other fits;
         where the first that fits was found.
@@ -78,7 +78,7 @@ class Pool:
             return "offloading"
         return "none"
 
-    def explore_all(self, options: Options, model: Model, explorer: Explorer) -> None:
+    def explore_all(self, options: OptionGroup, model: Model, explorer: Explorer) -> None:
         """Explore each option, those that offload too, wherever others fit."""
         for option in (*options.first, *options.offloading):
             explorer(self, option, model)

@@ -10,7 +10,7 @@ from functools import partial
 from planner.domain.recipes.recipe import Number
 from planner.errors import UsageError
 from planner.intake.given.fields import REQUEST_FIELDS, split_count
-from planner.searching.answer import Answer, Choice, Group, Quantity, answer_of, place_of
+from planner.searching.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of
 from planner.searching.attempt import Model, ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, by_place, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
@@ -49,7 +49,7 @@ class _Line:
         return range((value // self.step + 1) * self.step, min(last, self.highest) + 1, self.step)
 
 
-def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) -> Answer:
+def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) -> FoundRecipes:
     """The recipes with the most of ``quantity``, largest first, the fastest of all last;
     for ``gpus`` with the fewest.
 
@@ -87,8 +87,8 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
 
 
 def _exact(
-    pool: Pool, quantity: Quantity, choice: Choice, group: Group, settled: dict[int, Settled]
-) -> Group:
+    pool: Pool, quantity: Quantity, choice: Choice, group: RecipeGroup, settled: dict[int, Settled]
+) -> RecipeGroup:
     """The first row of ``group`` is the largest that fits when it is replayed,
     and the next above it does not.
     """
@@ -146,7 +146,7 @@ def _longest(space: Space, option: Option) -> int:
     return MAX_BEYOND_CONTEXT_TOKENS if own is None or space.beyond_context else own
 
 
-def _largest_first(groups: Sequence[Group], quantity: Quantity) -> list[Group]:
+def _largest_first(groups: Sequence[RecipeGroup], quantity: Quantity) -> list[RecipeGroup]:
     """Of ways of training between which nothing else decides, that with the most first."""
     size = size_of(quantity)
     return sorted(
@@ -302,7 +302,7 @@ def pace(tried: Tried) -> float:
     return 0.0 if tried.prediction.time is None else float(tried.prediction.time.tokens_per_s)
 
 
-def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> Answer:
+def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
     """Counts are tried from one GPU on,
     until every way of training fits on ``top`` of them without unasked offload.
 

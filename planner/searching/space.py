@@ -174,7 +174,7 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OptionGroup:
     """Options that train the same in one place.
 
     ``offloading`` are those that move state to the host without being asked to: they need RAM and a link of
@@ -185,7 +185,7 @@ class Options:
     offloading: tuple[Option, ...]
 
 
-def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[Options]:
+def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[OptionGroup]:
     """Every combination of recipe settings over one place: what was said with each choice,
     times what nobody said.
     """
@@ -203,7 +203,7 @@ def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[O
         # the rules are asked again for each recipe.
         base = complete(space.outline(flags), found, force=True)
         overlays = list(_unsaid(space, base))
-        yield Options(
+        yield OptionGroup(
             tuple(Option({**flags, **each}, found, len(each)) for each in overlays if "offload" not in each),
             tuple(Option({**flags, **each}, found, len(each)) for each in overlays if "offload" in each),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.arrays import minimum
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 from planner.throughput.terms import modules_called
@@ -17,7 +17,7 @@ HOOKS_PER_PASS = 2
 HOOKS_PER_UNIT = 4.5
 
 
-def stored_param_bytes(job: Job) -> Number:
+def stored_param_bytes(job: TimedJob) -> Number:
     """Bytes of all weights of one replica as sharding moves them: quantised ones as stored,
     others in the compute dtype.
 
@@ -42,7 +42,7 @@ def ring_fraction(world: Number) -> Number:
     return (world - 1) / world
 
 
-def gathered_bytes(job: Job) -> Number:
+def gathered_bytes(job: TimedJob) -> Number:
     """Bytes that each GPU receives per step to have the whole weights:
     ZeRO-3 and FSDP gather all of them, frozen ones too.
 
@@ -60,7 +60,7 @@ def gathered_bytes(job: Job) -> Number:
     return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
 
 
-def reduced_bytes(job: Job) -> Number:
+def reduced_bytes(job: TimedJob) -> Number:
     """Bytes that each GPU sends per step to sum gradients,
     and to spread updated weights where those stay whole.
 
@@ -84,7 +84,7 @@ def reduced_bytes(job: Job) -> Number:
     return once if reduces_once else once * recipe.batch.grad_accum
 
 
-def replica_bytes(job: Job) -> Number:
+def replica_bytes(job: TimedJob) -> Number:
     """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard across nodes.
 
     Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
@@ -96,7 +96,7 @@ def replica_bytes(job: Job) -> Number:
     return 2 * shard * ring_fraction(hardware.nodes)
 
 
-def collective_seconds(job: Job) -> Number:
+def collective_seconds(job: TimedJob) -> Number:
     """All collectives of one step over the sustained rate of the slowest link in the ring; seconds,
     before any overlap.
 
@@ -112,7 +112,7 @@ def collective_seconds(job: Job) -> Number:
     ) / rates.network_bytes_per_s
 
 
-def sharding_copy_seconds(job: Job) -> Number:
+def sharding_copy_seconds(job: TimedJob) -> Number:
     """Copies between collectives' buffers and weights or gradients, on the stream of the kernels;
     seconds per micro-step.
 
@@ -137,7 +137,7 @@ def sharding_copy_seconds(job: Job) -> Number:
     return moved / job.rates.memory_bytes_per_s
 
 
-def gained_seconds(job: Job, hidden_s: Number) -> Number:
+def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:
     """What hiding ``hidden_s`` of collectives saves: less than all of it,
     as the kernels meanwhile take longer; seconds.
 
@@ -158,7 +158,7 @@ def gained_seconds(job: Job, hidden_s: Number) -> Number:
     return hidden_s - (1 - 1 / job.coefficients.kernel_time_beside_collectives) * minimum(hidden_s, inside)
 
 
-def overlapping_share(job: Job) -> Number:
+def overlapping_share(job: TimedJob) -> Number:
     """Share of collectives that hides behind the kernels at most:
     none under ZeRO stages 1 and 2 without ``overlap_comm``.
 
@@ -173,7 +173,7 @@ def overlapping_share(job: Job) -> Number:
     return job.coefficients.comm_overlap_fsdp if job.recipe.uses_fsdp else job.coefficients.comm_overlap
 
 
-def hook_seconds(job: Job) -> Number:
+def hook_seconds(job: TimedJob) -> Number:
     """Host time of sharding hooks per micro-step; seconds.
 
     ZeRO-3 runs Python before and after every module in every pass (fetch, trace, release).  ZeRO-1 and ZeRO-2
@@ -193,7 +193,7 @@ def hook_seconds(job: Job) -> Number:
     return 0.0
 
 
-def waiting_hook_seconds(job: Job) -> Number:
+def waiting_hook_seconds(job: TimedJob) -> Number:
     """The part of :func:`hook_seconds` that kernels hardly hide,
     of units so small that the host waits; seconds per micro-step.
 
@@ -209,5 +209,5 @@ def waiting_hook_seconds(job: Job) -> Number:
     return 2 * job.profile.adapted_matrices * _unit_seconds(job)
 
 
-def _unit_seconds(job: Job) -> Number:
+def _unit_seconds(job: TimedJob) -> Number:
     return (job.passes + 1) * HOOKS_PER_UNIT * job.coefficients.hook_s

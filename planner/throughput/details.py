@@ -10,7 +10,7 @@ from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes
 from planner.throughput.generation import cache_bytes_per_token
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.offload import transfers
 from planner.throughput.parallel import parallel_bytes
 from planner.throughput.passes import passes_aside
@@ -19,19 +19,19 @@ from planner.throughput.vision import runs_backward
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
-def with_time_details(job: Job, time: TimePrediction) -> TimePrediction:
+def with_time_details(job: TimedJob, time: TimePrediction) -> TimePrediction:
     """``time`` with the numbers of each formula in ``TimeTerm.detail``; of one scenario, never of a grid."""
     return replace(
         time, terms=tuple(replace(term, detail=_DETAILS[term.name](job, term)) for term in time.terms)
     )
 
 
-def _moved(job: Job, term: TimeTerm) -> str:
+def _moved(job: TimedJob, term: TimeTerm) -> str:
     moved = term.seconds / job.recipe.batch.grad_accum * job.rates.memory_bytes_per_s
     return f"{moved / GIGA:.1f} GB per micro-step at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
 
 
-def _matmul(job: Job, _: TimeTerm) -> str:
+def _matmul(job: TimedJob, _: TimeTerm) -> str:
     macs, rates = job.work.base, job.rates
     flop = matmul_flop(macs.total, job.micro.computed)
     passes = 2 * macs.total / macs.forward
@@ -41,24 +41,24 @@ def _matmul(job: Job, _: TimeTerm) -> str:
     )
 
 
-def _attention(job: Job, _: TimeTerm) -> str:
+def _attention(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.recipe.attention}, {job.micro.length:.0f} tokens per sample"
 
 
-def _adapters(job: Job, _: TimeTerm) -> str:
+def _adapters(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.profile.adapted_matrices} matrices, at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
 
 
-def _logits(job: Job, term: TimeTerm) -> str:
+def _logits(job: TimedJob, term: TimeTerm) -> str:
     return f"{job.scenario.model.vocab_size} logits per token, {_moved(job, term)}"
 
 
-def _quantized(job: Job, _: TimeTerm) -> str:
+def _quantized(job: TimedJob, _: TimeTerm) -> str:
     packed, rate = job.profile.params.quantizable / GIGA, job.rates.memory_bytes_per_s / GIGA
     return f"{packed:.2f} B weights in {job.recipe.numerics.quantization} at {rate:.0f} GB/s"
 
 
-def _launch(job: Job, term: TimeTerm) -> str:
+def _launch(job: TimedJob, term: TimeTerm) -> str:
     each = job.coefficients.launch_s
     return (
         f"{term.seconds / job.recipe.batch.grad_accum / each:.0f} operators per micro-step at "
@@ -66,7 +66,7 @@ def _launch(job: Job, term: TimeTerm) -> str:
     )
 
 
-def _generation(job: Job, _: TimeTerm) -> str:
+def _generation(job: TimedJob, _: TimeTerm) -> str:
     rollout, rows = job.recipe.rollout, job.recipe.batch.rows * job.recipe.generation_micro_steps
     tokens = rollout.completion_tokens if rollout else 0
     cached = cache_bytes_per_token(job) / MEGA
@@ -76,21 +76,21 @@ def _generation(job: Job, _: TimeTerm) -> str:
     )
 
 
-def _hooks(job: Job, _: TimeTerm) -> str:
+def _hooks(job: TimedJob, _: TimeTerm) -> str:
     modules, cost = modules_called(job), job.coefficients.hook_s / MICRO_S
     return f"{modules} modules, {job.trained_tensors} trained tensors, {cost:.0f} us each"
 
 
-def _optimizer(job: Job, _: TimeTerm) -> str:
+def _optimizer(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.recipe.optimizer}, {job.trained_params / GIGA:.3f} B trained parameters on {job.world} GPUs"
 
 
-def _collectives(job: Job, _: TimeTerm) -> str:
+def _collectives(job: TimedJob, _: TimeTerm) -> str:
     moved = gathered_bytes(job) + reduced_bytes(job)
     return f"{moved / GIGA:.2f} GB per GPU and step at {job.rates.collective_bytes_per_s / GIGA:.1f} GB/s"
 
 
-def _transfers(job: Job, _: TimeTerm) -> str:
+def _transfers(job: TimedJob, _: TimeTerm) -> str:
     moved = transfers(job)
     rate = job.rates.host_link_bytes_per_s / GIGA
     return (
@@ -99,31 +99,31 @@ def _transfers(job: Job, _: TimeTerm) -> str:
     )
 
 
-def _cpu_adam(job: Job, _: TimeTerm) -> str:
+def _cpu_adam(job: TimedJob, _: TimeTerm) -> str:
     return f"{job.trained_params / job.scenario.hardware.nodes / GIGA:.2f} B parameters per node"
 
 
-def _nvme(job: Job, _: TimeTerm) -> str:
+def _nvme(job: TimedJob, _: TimeTerm) -> str:
     return f"at {job.coefficients.nvme_bytes_per_s / GIGA:.1f} GB/s per node"
 
 
-def _aside(job: Job, _: TimeTerm) -> str:
+def _aside(job: TimedJob, _: TimeTerm) -> str:
     """Whose passes they are."""
     return f"{passes_aside(job.recipe)} forward passes without gradients of {job.micro.computed:,.0f} tokens"
 
 
-def _tower(job: Job, _: TimeTerm) -> str:
+def _tower(job: TimedJob, _: TimeTerm) -> str:
     images = job.recipe.batch.images
     patches = job.recipe.batch.rows * images.per_sample * images.patches if images else 0
     return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
 
 
-def _parallel(job: Job, _: TimeTerm) -> str:
+def _parallel(job: TimedJob, _: TimeTerm) -> str:
     parallel = job.recipe.parallel
     return f"{parallel_bytes(job) / GIGA:,.2f} GB among {parallel.tensor} x {parallel.context} GPUs"
 
 
-_DETAILS: dict[str, Callable[[Job, TimeTerm], str]] = {
+_DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "matmul": _matmul,
     "attention": _attention,
     "elementwise": _moved,

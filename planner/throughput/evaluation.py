@@ -12,12 +12,12 @@ from planner.throughput.communication import (
     ring_fraction,
     stored_param_bytes,
 )
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.terms import kernel_seconds, modules_called, pass_seconds
 from planner.throughput.tokens import micro_step
 
 
-def run_evaluation_seconds(job: Job) -> Number:
+def run_evaluation_seconds(job: TimedJob) -> Number:
     """Evaluation of the whole run, once per epoch as ``eval_strategy="epoch"`` does; seconds.
 
     Formula: epochs x ceil(samples / (GPUs x evaluation batch)) x :func:`evaluation_step_seconds`.
@@ -30,7 +30,7 @@ def run_evaluation_seconds(job: Job) -> Number:
     return run.epochs * steps * evaluation_step_seconds(job)
 
 
-def evaluation_step_seconds(job: Job) -> Number:
+def evaluation_step_seconds(job: TimedJob) -> Number:
     """One forward pass of an evaluation micro-batch on every GPU; seconds.
 
     Formula: max(kernels, issue time of the operators and hooks) + gathered and fetched weights as
@@ -51,13 +51,13 @@ def evaluation_step_seconds(job: Job) -> Number:
     return busy + moved - minimum(moved * overlapping_share(job), kernels)
 
 
-def _micro_batch(job: Job) -> Number:
+def _micro_batch(job: TimedJob) -> Number:
     """Samples that one GPU evaluates at a time."""
     said = job.scenario.run.eval_micro_batch
     return job.recipe.batch.micro_batch if said is None else said
 
 
-def _weight_seconds(job: Job) -> Number:
+def _weight_seconds(job: TimedJob) -> Number:
     """Seconds to bring one pass worth of weights together: from the other GPUs, and from the host."""
     recipe, rates = job.recipe, job.rates
     seconds: Number = 0.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from planner.arrays import maximum, minimum
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.throughput.counted import Pass
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.terms import kernel_seconds, pass_seconds
 
 # Accesses of each cached byte for one more token: Transformers' cache is read, written anew,
@@ -15,7 +15,7 @@ from planner.throughput.terms import kernel_seconds, pass_seconds
 _COPIED_ACCESSES, _KEPT_ACCESSES = 3, 1
 
 
-def generation_seconds(job: Job) -> Number:
+def generation_seconds(job: TimedJob) -> Number:
     """Completions of all micro-batches of one optimizer step, each of its full length; seconds.
 
     Formula: generations per step x (prompts in one pass + completion tokens x one more token of each
@@ -40,7 +40,7 @@ def generation_seconds(job: Job) -> Number:
     return times * (first + completion * token)
 
 
-def _pass_seconds(job: Job, passes: Pass, tokens: Number, length: Number) -> Number:
+def _pass_seconds(job: TimedJob, passes: Pass, tokens: Number, length: Number) -> Number:
     """Kernels of one pass over ``tokens`` of sequences of ``length``, or the time to issue its operators."""
     rollout, real = job.recipe.rollout, tokens * job.micro.real / job.micro.computed
     micro = replace(job.micro, real=real, computed=tokens, length=length, spread=0.0)
@@ -51,7 +51,7 @@ def _pass_seconds(job: Job, passes: Pass, tokens: Number, length: Number) -> Num
     return kernel_seconds(found)
 
 
-def cache_bytes_per_token(job: Job) -> Number:
+def cache_bytes_per_token(job: TimedJob) -> Number:
     """Keys and values of one token in all layers.
 
     Formula: layers x key heads x (key features + value features) x bytes of the compute dtype.

@@ -61,7 +61,7 @@ class ProfileKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TimedJob:
     """One scenario with its profile, rates and tokens: of the GPU that the others wait for,
     and of all on average.
     """
@@ -131,7 +131,7 @@ class Job:
         return unit_values(self.scenario, self.micro)
 
 
-def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> Job | None:
+def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None = None) -> TimedJob | None:
     """The job of a scenario, whose regime may be ``known``, or ``None`` when the card's rates are unknown."""
     scenario = on_one_gpu(scenario)
     recipe, regime = scenario.recipe, known or regime_of(scenario)
@@ -148,7 +148,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients, known: Regime | None 
         rebuilt_share=passes.rebuilt_share if passes else recipe.rebuilt_share(scenario.model.n_layers),
     )
     mean_micro = micro_step(recipe, coefficients, scenario.stack)
-    return Job(
+    return TimedJob(
         scenario=scenario,
         coefficients=coefficients,
         regime=regime,

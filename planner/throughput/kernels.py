@@ -8,8 +8,8 @@ from planner.anatomy.work import FLOP_PER_MAC, newton_schulz_flop
 from planner.arrays import maximum, minimum
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
-from planner.program.ops.work import Expansion, FusedAttention, Product
-from planner.throughput.job import Job
+from planner.program.ops.work import FusedAttention, Product, Unpacking
+from planner.throughput.job import TimedJob
 
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
 _UNALIGNED = 2.0
@@ -24,7 +24,7 @@ _ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
 _SCORE_FEATURES, _USUAL_HEAD = 15, 128
 
 
-def product_seconds(job: Job, kind: Product, macs: Number, values: Mapping[Unit, Number]) -> Number:
+def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[Unit, Number]) -> Number:
     """Products of matrices that run alike; seconds.
 
     Formula: the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.
@@ -51,7 +51,9 @@ def product_seconds(job: Job, kind: Product, macs: Number, values: Mapping[Unit,
     )
 
 
-def attention_seconds(job: Job, kind: FusedAttention, macs: float, values: Mapping[Unit, Number]) -> Number:
+def attention_seconds(
+    job: TimedJob, kind: FusedAttention, macs: float, values: Mapping[Unit, Number]
+) -> Number:
     """Calls of a fused attention kernel, of ``macs`` for each pair of a query and a key; seconds.
 
     Formula: FLOP of the pairs that it computes over its rate.  Backward it computes the scores again: five
@@ -100,7 +102,7 @@ def attention_ramp(length: Number) -> Number:
     return (1 + _ATTENTION_RAMP_TOKENS / length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
 
 
-def moving_seconds(job: Job, n_bytes: Number) -> Number:
+def moving_seconds(job: TimedJob, n_bytes: Number) -> Number:
     """Operators that take as long as device memory needs for what they read and write; seconds.
 
     Formula: bytes over memory bandwidth.  Each operator reads its inputs and writes its output once; caches
@@ -118,7 +120,7 @@ def moving_seconds(job: Job, n_bytes: Number) -> Number:
 _BRANCHING_INSTRUCTIONS = 75
 
 
-def expansion_seconds(job: Job, kind: Expansion, weights: Number) -> Number:
+def expansion_seconds(job: TimedJob, kind: Unpacking, weights: Number) -> Number:
     """Weights of 4 bits expanded for their products; seconds.
 
     Formula: bytes over memory bandwidth, or instructions where values are found by branches.
@@ -179,7 +181,7 @@ _UPDATE_OPERATORS = {
 _ENGINE_COPY_BYTES = 12
 
 
-def optimizer_seconds(job: Job) -> Number:
+def optimizer_seconds(job: TimedJob) -> Number:
     """Update of the trained parameters on the GPU, clipping, and accumulation of gradients between
     micro-steps; seconds per step.
 

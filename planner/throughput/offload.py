@@ -8,7 +8,7 @@ from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.recipes.recipe import Number
 from planner.throughput.communication import stored_param_bytes
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 
 # Fused CPU Adam reads p, g, m, v (16 bytes), writes p, m, v (12) and a 16-bit copy (2) per parameter.
 _CPU_ADAM_BYTES = 30
@@ -26,7 +26,7 @@ class Transfers:
     exposed: Number
 
 
-def transfers(job: Job) -> Transfers:
+def transfers(job: TimedJob) -> Transfers:
     """Bytes that offloading moves over one GPU's PCIe link in a step.
 
     Formula: ``(2 P G + 2 P + 4 P_all G) / n``, with ``n`` GPUs and ``G`` micro-steps.  Gradients go to the
@@ -49,7 +49,7 @@ def transfers(job: Job) -> Transfers:
     return Transfers(fetched, exposed)
 
 
-def activation_bytes(job: Job) -> Number:
+def activation_bytes(job: TimedJob) -> Number:
     """Bytes of activations that leave for the host in a micro-step: block inputs with checkpointing,
     else saved tensors.
 
@@ -66,7 +66,7 @@ def activation_bytes(job: Job) -> Number:
     return per_token * tokens
 
 
-def cpu_adam_seconds(job: Job) -> Number:
+def cpu_adam_seconds(job: TimedJob) -> Number:
     """Update of the parameters of one node on its CPU; seconds per step.
 
     Formula: trained parameters / nodes / rate.  The rate is the coefficient where the host is unknown, faster
@@ -92,7 +92,7 @@ def cpu_adam_seconds(job: Job) -> Number:
     return job.trained_params / job.scenario.hardware.nodes / rate * (_update_bytes(job) / _CPU_ADAM_BYTES)
 
 
-def _update_bytes(job: Job) -> float:
+def _update_bytes(job: TimedJob) -> float:
     """Bytes of host memory that the update of one parameter moves: weight, gradient and two states read,
     all but one written.
 
@@ -107,7 +107,7 @@ def _update_bytes(job: Job) -> float:
     )
 
 
-def nvme_seconds(job: Job) -> Number:
+def nvme_seconds(job: TimedJob) -> Number:
     """NVMe traffic of one node: optimizer state read and written once,
     weights read twice per micro-step; seconds per step.
 

@@ -16,11 +16,11 @@ from planner.program.ops.collectives import (
 from planner.program.ops.sizes import unit_values
 from planner.program.step import parts_of
 from planner.throughput.communication import ring_fraction
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.rates import intra_node_bytes_per_s
 
 
-def parallel_bytes(job: Job) -> Number:
+def parallel_bytes(job: TimedJob) -> Number:
     """Bytes that each GPU receives in one micro-step from those that share its batch.
 
     Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
@@ -53,7 +53,7 @@ def _shares(tensor: int, context: int) -> Mapping[str, Number]:
     }
 
 
-def parallel_seconds(job: Job) -> Number:
+def parallel_seconds(job: TimedJob) -> Number:
     """The same over the sustained rate of the links of a node, while kernels wait; seconds per micro-step.
 
     Source: as of :func:`parallel_bytes`; the next kernel reads what a collective makes, so nothing hides it.

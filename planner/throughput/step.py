@@ -22,7 +22,7 @@ from planner.throughput.communication import (
 )
 from planner.throughput.evaluation import run_evaluation_seconds
 from planner.throughput.generation import generation_seconds
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.kernels import optimizer_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.parallel import parallel_seconds
@@ -94,14 +94,14 @@ def _term(name: str, seconds: Number, place: str, overlapped_s: Number = 0.0) ->
     return [TimeTerm(name, seconds, f"planner.throughput.{place}", overlapped_s)]
 
 
-def _gpu_terms(job: Job, seconds: Mapping[str, Number]) -> list[TimeTerm]:
+def _gpu_terms(job: TimedJob, seconds: Mapping[str, Number]) -> list[TimeTerm]:
     terms: list[TimeTerm] = []
     for name, place in _GPU_FORMULAS.items():
         terms += _term(name, job.recipe.batch.grad_accum * seconds.get(name, 0.0), place)
     return terms
 
 
-def launch_seconds(job: Job, n_operators: Number) -> Number:
+def launch_seconds(job: TimedJob, n_operators: Number) -> Number:
     """Host time to issue operators; seconds.
 
     Formula: operators x time per operator.  Source: the operators of :mod:`planner.program`,
@@ -111,7 +111,7 @@ def launch_seconds(job: Job, n_operators: Number) -> Number:
 
 
 def _host_terms(
-    job: Job, gpu_terms: list[TimeTerm], gpu_s: Number, seconds: Mapping[str, Number]
+    job: TimedJob, gpu_terms: list[TimeTerm], gpu_s: Number, seconds: Mapping[str, Number]
 ) -> list[TimeTerm]:
     """Issuing operators and running sharding hooks: hidden as long as the GPU has work,
     except where the host waits for it.
@@ -144,7 +144,7 @@ def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: 
     return host_s - into * into / (4 * half) - maximum(host_s - gpu_s - half, 0.0)
 
 
-def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
+def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
@@ -167,7 +167,7 @@ def _once_per_step_terms(job: Job, gpu_s: Number) -> list[TimeTerm]:
     return terms
 
 
-def _prediction(job: Job, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePrediction:
+def _prediction(job: TimedJob, terms: tuple[TimeTerm, ...], step_s: Number) -> TimePrediction:
     """Rates of the whole job from the time of a step; a last partial batch is counted in proportion."""
     recipe, run, micro = job.recipe, job.scenario.run, job.mean_micro
     per_step = job.world * recipe.batch.grad_accum

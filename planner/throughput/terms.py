@@ -8,15 +8,15 @@ from typing import Any
 
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
-from planner.program.ops.work import Expansion, FusedAttention, Kind, Product
+from planner.program.ops.work import FusedAttention, Kind, Product, Unpacking
 from planner.throughput.counted import Cost, Counted, Pass, by_structure
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.kernels import attention_seconds, expansion_seconds, moving_seconds, product_seconds
 
 _SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
 
 
-def pass_seconds(job: Job, passes: Pass) -> dict[str, Number]:
+def pass_seconds(job: TimedJob, passes: Pass) -> dict[str, Number]:
     """Seconds of the kernels of a micro-step's ``passes`` by term,
     and under ``launches`` and ``waits`` counts of operators.
 
@@ -25,14 +25,14 @@ def pass_seconds(job: Job, passes: Pass) -> dict[str, Number]:
     return by_structure(job.scenario, job.micro, passes, partial(_read, job))
 
 
-def modules_called(job: Job) -> Number:
+def modules_called(job: TimedJob) -> Number:
     """Modules that one forward pass calls, each of which an engine may have hooks on."""
     return by_structure(job.scenario, job.micro, "training", lambda counted: {"modules": counted.modules})[
         "modules"
     ]
 
 
-def tower_seconds(job: Job) -> Number:
+def tower_seconds(job: TimedJob) -> Number:
     """Kernels of a vision tower and its projector in one micro-step; seconds.
 
     Formula: those of its products, attention and other operators over their rates, as for the language model.
@@ -42,7 +42,7 @@ def tower_seconds(job: Job) -> Number:
     return pass_seconds(job, "training").get("vision_tower", 0.0)
 
 
-def aside_seconds(job: Job) -> Number:
+def aside_seconds(job: TimedJob) -> Number:
     """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
 
     Formula: all kernels of these passes; those of the model as it was run without adapters.
@@ -57,7 +57,7 @@ def kernel_seconds(found: Mapping[str, Number]) -> Number:
     return sum((seconds for name, seconds in found.items() if name not in ("launches", "waits")), 0.0)
 
 
-def _read(job: Job, counted: Counted) -> dict[str, Number]:
+def _read(job: TimedJob, counted: Counted) -> dict[str, Number]:
     values, sums = job.values, dict[tuple[str, Kind], Number]()
     for cost in counted.costs:
         term = term_of(cost)
@@ -75,12 +75,12 @@ def _read(job: Job, counted: Counted) -> dict[str, Number]:
     return found
 
 
-def _seconds(job: Job, kind: Kind, amount: Any, values: Mapping[Unit, Number]) -> Number:
+def _seconds(job: TimedJob, kind: Kind, amount: Any, values: Mapping[Unit, Number]) -> Number:
     if isinstance(kind, Product):
         return product_seconds(job, kind, amount, values)
     if isinstance(kind, FusedAttention):
         return attention_seconds(job, kind, amount, values)
-    if isinstance(kind, Expansion):
+    if isinstance(kind, Unpacking):
         return expansion_seconds(job, kind, amount)
     return moving_seconds(job, amount) if kind == "bytes" else amount
 

@@ -10,10 +10,10 @@ from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import FusedAttention, Product
 from planner.throughput.counted import Counted, by_structure
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 
 
-def tower_flop(job: Job) -> Number:
+def tower_flop(job: TimedJob) -> Number:
     """FLOP that the method needs in a tower for one micro-step, without recomputation;
     attention's backward is twice its forward.
 
@@ -39,7 +39,7 @@ def tower_flop(job: Job) -> Number:
     return FLOP_PER_MAC * by_structure(job.scenario, job.micro, "training", read)["macs"]
 
 
-def runs_backward(job: Job) -> bool:
+def runs_backward(job: TimedJob) -> bool:
     """Whether gradients reach the tower: something of it is trained, or its input requires one.
 
     Source: :func:`planner.anatomy.trained.makes_patches_require_gradient`.
@@ -47,7 +47,7 @@ def runs_backward(job: Job) -> bool:
     return _is_trained(job) or makes_patches_require_gradient(job.recipe, job.scenario.stack)
 
 
-def _is_trained(job: Job) -> bool:
+def _is_trained(job: TimedJob) -> bool:
     """Whether weights or adapters of the tower's layers are trained."""
     vision, adapter = job.scenario.model.vision, job.recipe.adapter
     if vision is None:

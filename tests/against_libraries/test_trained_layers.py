@@ -25,7 +25,7 @@ from planner.program.job import job_of
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.report.trace.requests import differences
-from planner.throughput.job import Job
+from planner.throughput.job import TimedJob
 from planner.throughput.job import job_of as timed_job_of
 from planner.throughput.terms import pass_seconds
 from tests.extras import import_or_skip
@@ -190,7 +190,7 @@ def test_a_selector_that_is_none_says_the_forms(tmp_path: Path) -> None:
 def test_frozen_layers_take_less_time(tmp_path: Path) -> None:
     """Fewer trained layers take less time, fewer parameters to update, and as much forward."""
 
-    def timed(**flags: Any) -> Job:
+    def timed(**flags: Any) -> TimedJob:
         made = timed_job_of(scenario_of("llama-3.1-8b", tmp_path, **flags), Coefficients())
         assert made is not None
         return made

@@ -20,7 +20,7 @@ _CHUNK_BLOCK, _STATE_BLOCK = 32, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ScanShape:
     """How one call is cut: sizes of a batch, heads, groups of heads, states and chunks;
     ``multiprocessors`` of the card.
     """
@@ -79,7 +79,7 @@ def _convolved(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(_aligned(x).transpose(1, 2)).transpose(1, 2)
 
 
-def _scanned(shape: Shape, x: torch.Tensor, *, gated: bool) -> tuple[torch.Tensor, ...]:
+def _scanned(shape: ScanShape, x: torch.Tensor, *, gated: bool) -> tuple[torch.Tensor, ...]:
     """The output, that before the gate where the kernel has one, and what else the caller refers to."""
     steps, decays = shape.numbers(x), shape.numbers(x)
     states = shape.states(x, torch.float32)
@@ -89,7 +89,9 @@ def _scanned(shape: Shape, x: torch.Tensor, *, gated: bool) -> tuple[torch.Tenso
     return out, torch.empty_like(out) if gated else out, steps, decays, states, last
 
 
-def _norm_gradients(shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _norm_gradients(
+    shape: ScanShape, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the gated norm's input and weight; that of the gate is written into what the caller made."""
     of_x = torch.empty_like(x)
     group = shape.width // shape.groups
@@ -100,7 +102,7 @@ def _norm_gradients(shape: Shape, x: torch.Tensor, weight: torch.Tensor) -> tupl
     return of_x, partial.sum(0).to(weight.dtype)
 
 
-def _gate_gradients(shape: Shape, x: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _gate_gradients(shape: ScanShape, x: torch.Tensor, skip: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Of the scan's output and what skips it, and the gated output again."""
     blocks = -(-shape.chunk // _CHUNK_BLOCK)
     of_skip = x.new_empty(blocks, shape.batch, shape.n_chunks, shape.heads, 1, dtype=torch.float32)
@@ -109,7 +111,7 @@ def _gate_gradients(shape: Shape, x: torch.Tensor, skip: torch.Tensor) -> tuple[
 
 
 def _passed_back(
-    shape: Shape, states: torch.Tensor, of_states: torch.Tensor, dtype: torch.dtype
+    shape: ScanShape, states: torch.Tensor, of_states: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of states and decays between chunks, and the states in the dtype of the products."""
     gradients = torch.empty_like(of_states, dtype=dtype)
@@ -119,7 +121,7 @@ def _passed_back(
     return gradients, decays.sum(-1), narrow
 
 
-def _of_shared(shape: Shape, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_shared(shape: ScanShape, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of decays, and of B or C, summed over the parts of each group."""
     decays = shape.numbers(x)
     parts = x.new_empty(
@@ -129,7 +131,7 @@ def _of_shared(shape: Shape, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _scan_gradients(
-    shape: Shape, x: torch.Tensor, step: torch.Tensor, skip: torch.Tensor, *, gated: bool
+    shape: ScanShape, x: torch.Tensor, step: torch.Tensor, skip: torch.Tensor, *, gated: bool
 ) -> tuple[torch.Tensor, ...]:
     """Of steps, decays and what skips the scan; those of x, B,
     C and gate are written into what the caller made.
@@ -170,7 +172,7 @@ class SplitScan(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu")  # type: ignore[untyped-decorator]
-    def forward(ctx: Any, shape: Shape, joined: torch.Tensor, *weights: Any) -> torch.Tensor:
+    def forward(ctx: Any, shape: ScanShape, joined: torch.Tensor, *weights: Any) -> torch.Tensor:
         """Saved are the product, the weights and the scan's output; the convolution is computed again."""
         *others, norm, matrix, bias = weights
         convolved = _convolved(_parts_of(shape, joined)[0])
@@ -192,7 +194,7 @@ class SplitScan(torch.autograd.Function):
     @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Every gradient is made, whether it is needed or not."""
-        shape: Shape = ctx.shape
+        shape: ScanShape = ctx.shape
         joined, conv, conv_bias, _bias, _a, skip, scanned, norm, _rstd, matrix, bias = ctx.saved_tensors
         (gradient,) = gradients
         out = torch.empty_like(scanned)
@@ -217,7 +219,7 @@ class SplitScan(torch.autograd.Function):
         return None, of_joined, of_conv, of_conv_bias, of_bias, of_a, of_skip, of_norm, of_matrix, of_out_bias
 
 
-def _parts_of(shape: Shape, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _parts_of(shape: ScanShape, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What is convolved, behind the gate, and the steps."""
     return joined[..., shape.width : -shape.heads], joined[..., -shape.heads :]
 
@@ -236,7 +238,7 @@ def split_scan(multiprocessors: int) -> Callable[..., torch.Tensor]:
         skip, groups = given["D"], given["ngroups"]
         heads, head_dim = skip.shape[0], given["headdim"]
         state = (conv.shape[0] - heads * head_dim) // groups // 2
-        shape = Shape(
+        shape = ScanShape(
             joined.shape[0],
             joined.shape[1],
             heads,

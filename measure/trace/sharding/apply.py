@@ -10,11 +10,11 @@ from measure.trace.record import Place, Record, TracedBlock
 from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_steps
 from measure.trace.sharding.fsdp import FsdpRank
 from measure.trace.sharding.marks import MARK
-from measure.trace.sharding.parameters import Parameter, parameter_of
+from measure.trace.sharding.parameters import TracedParameter, parameter_of
 from measure.trace.sharding.settings import fsdp_settings, reference_settings, zero_settings
-from measure.trace.sharding.stream import Steps, Stream
-from measure.trace.sharding.zero3 import Zero3
-from measure.trace.sharding.zero12 import Zero12
+from measure.trace.sharding.stream import RankRecords, Steps
+from measure.trace.sharding.zero3 import TracedZero3
+from measure.trace.sharding.zero12 import TracedZero12
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import PlannerError
@@ -26,10 +26,10 @@ _STAGE_3 = 3
 _SECOND_MODEL = 1
 
 
-class Runtime(Protocol):
+class ShardingEngine(Protocol):
     """One rank of a runtime that shards."""
 
-    def load(self, parameter: Parameter, record: Record) -> None:
+    def load(self, parameter: TracedParameter, record: Record) -> None:
         """``record`` would allocate the whole parameter."""
 
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
@@ -43,7 +43,7 @@ class Runtime(Protocol):
         tied parameters that it holds.
         """
 
-    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
+    def gradient(self, parameter: TracedParameter, block: TracedBlock, *, boundary: bool) -> None:
         """A gradient is complete; ``boundary``: the optimizer steps after this backward."""
 
     def end_of_backward(self, *, boundary: bool) -> None:
@@ -64,17 +64,19 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     """
     recipe = scenario.recipe
     if recipe.uses_fsdp:
-        stream = Stream(_free_number(records))
+        stream = RankRecords(_free_number(records))
         return _Execution(FsdpRank(stream, fsdp_settings(scenario)), stream, recipe).run(records)
     settings = zero_settings(scenario)
     if settings.stage == _STAGE_3:
-        stream = Stream(_free_number(records))
-        second = Zero3(stream, reference_settings(settings)) if recipe.has_reference_model else None
-        return _Execution(Zero3(stream, settings), stream, recipe, second).run(records)
+        stream = RankRecords(_free_number(records))
+        second = TracedZero3(stream, reference_settings(settings)) if recipe.has_reference_model else None
+        return _Execution(TracedZero3(stream, settings), stream, recipe, second).run(records)
     runs = []
     for rank in dict.fromkeys((settings.world - 1, 0)):
-        stream = Stream(_free_number(records))
-        runs.append(_Execution(Zero12(stream, replace(settings, rank=rank)), stream, recipe).run(records))
+        stream = RankRecords(_free_number(records))
+        runs.append(
+            _Execution(TracedZero12(stream, replace(settings, rank=rank)), stream, recipe).run(records)
+        )
     return max(runs, key=_peak_bytes)
 
 
@@ -98,10 +100,14 @@ class _Execution:
     """``second``: the runtime of the model that a policy is compared with."""
 
     def __init__(
-        self, runtime: Runtime, stream: Stream, recipe: Recipe, second: Runtime | None = None
+        self,
+        runtime: ShardingEngine,
+        stream: RankRecords,
+        recipe: Recipe,
+        second: ShardingEngine | None = None,
     ) -> None:
         self._runtime, self._stream, self._recipe, self._second = runtime, stream, recipe, second
-        self._parameters: dict[tuple[str, str], Parameter] = {}
+        self._parameters: dict[tuple[str, str], TracedParameter] = {}
         self._gradients: dict[int, TracedBlock] = {}
         self._handed_over: set[int] = set()
         self._loading = True
@@ -169,7 +175,7 @@ class _Execution:
         else:
             self._runtime.at(moment, record.block.module, name)
 
-    def _gradient_of(self, parameter: Parameter) -> TracedBlock:
+    def _gradient_of(self, parameter: TracedParameter) -> TracedBlock:
         """The block of the gradient that has just come: the youngest of its size that nobody has."""
         for number, block in reversed(self._gradients.items()):
             if block.n_bytes == parameter.n_bytes:

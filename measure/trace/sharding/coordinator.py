@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from measure.trace.record import TracedBlock
-from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.parameters import TracedParameter
 from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import GATHER_STREAM, Stream, What
+from measure.trace.sharding.stream import GATHER_STREAM, RankRecords, TracedPurpose
 
-_FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
-_WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
-_UPLOADED = What("partition from the host", "gathered_parameters", GATHER_STREAM)
+_FLAT = TracedPurpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
+_WHOLE = TracedPurpose("gathered parameter", "gathered_parameters", GATHER_STREAM)
+_UPLOADED = TracedPurpose("partition from the host", "gathered_parameters", GATHER_STREAM)
 # The host runs ahead of the card.  Before a gather it waits until no more than ``__max_ongoing_fetch_events``
 # = 2 others are under way; the card still uses what the modules of these and of the one before gave back.
 # Source: ``fetch_sub_module``; partition_parameters.py free_param (``record_stream``).
@@ -30,26 +30,26 @@ _LONG_AGO = -(10**10)
 
 
 @dataclass(slots=True, eq=False)
-class Handle:
+class TracedGather:
     """One gather under way: the flat buffer that it receives,
     and the parameters that have not been asked for yet.
     """
 
-    parameters: list[Live]
+    parameters: list[TracedUse]
     flat: TracedBlock | None
     asked: int = 0
     complete: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class TracedUse:
     """A parameter and where it is."""
 
-    parameter: Parameter
+    parameter: TracedParameter
     persists: bool
     status: Literal["away", "in flight", "here"] = "away"
     block: TracedBlock | None = None
-    handle: Handle | None = None
+    handle: TracedGather | None = None
     active: set[str] = field(default_factory=set)
     fetched_for: int = _LONG_AGO
 
@@ -59,22 +59,22 @@ class Live:
         return self.parameter.elements
 
 
-class Coordinator:
+class TracedCoordinator:
     """Fetches and releases.  ``of_module`` gives the parameters that a module holds itself."""
 
     def __init__(
-        self, stream: Stream, settings: ZeroSettings, of_module: Callable[[str], list[Live]]
+        self, stream: RankRecords, settings: ZeroSettings, of_module: Callable[[str], list[TracedUse]]
     ) -> None:
         self._stream, self._settings, self._of = stream, settings, of_module
         self._recorded: list[str] = []
         self._complete = False
-        self._queue: deque[tuple[Live, int]] = deque()
-        self._in_flight: dict[Live, Handle] = {}
+        self._queue: deque[tuple[TracedUse, int]] = deque()
+        self._in_flight: dict[TracedUse, TracedGather] = {}
         self._step = 0
         self._available = 0
-        self._active: dict[str, set[Live]] = {}
+        self._active: dict[str, set[TracedUse]] = {}
 
-    def new_pass(self, everything: Iterable[Live]) -> None:
+    def new_pass(self, everything: Iterable[TracedUse]) -> None:
         """``reset_step``, when the model's forward begins:
         from the second time on the order of modules is known.
         """
@@ -108,14 +108,14 @@ class Coordinator:
             self._prefetch({live for live in needed if live.fetched_for < self._step})
         self._step += 1
 
-    def _prefetch(self, needed: set[Live]) -> None:
-        discarded: set[Live] = set()
+    def _prefetch(self, needed: set[TracedUse]) -> None:
+        discarded: set[TracedUse] = set()
         while self._queue and len(discarded) < len(needed):
             live, step = self._queue.popleft()
             live.fetched_for = step
             discarded.add(live)
         limit = min(self._settings.max_live_elements - self._available, self._settings.prefetch_elements)
-        wanted: dict[Live, None] = {}
+        wanted: dict[TracedUse, None] = {}
         elements = 0
         while self._queue and elements < limit:
             live, step = self._queue.popleft()
@@ -139,7 +139,7 @@ class Coordinator:
             if live in wanted:
                 self._release_one(live)
 
-    def _to_release(self, own: list[Live]) -> set[Live]:
+    def _to_release(self, own: list[TracedUse]) -> set[TracedUse]:
         """``__params_to_release``: not what prefetch has passed over,
         nor what comes again within the reuse distance.
         """
@@ -162,14 +162,14 @@ class Coordinator:
                 if not live.persists:
                     self._release_one(live)
 
-    def release_all(self, everything: Iterable[Live]) -> None:
+    def release_all(self, everything: Iterable[TracedUse]) -> None:
         """``release_and_reset_all``, when the optimizer steps."""
         for live in everything:
             self._ask(live)
             live.active.clear()
             self._release_one(live)
 
-    def gather_now(self, wanted: Iterable[Live]) -> None:
+    def gather_now(self, wanted: Iterable[TracedUse]) -> None:
         """``_post_step``: persistent parameters are whole again, each in memory of its own;
         on one process they always are.
         """
@@ -179,10 +179,10 @@ class Coordinator:
                 live.block = self._stream.take(n_bytes, _WHOLE.on(0)) if self._settings.world > 1 else None
                 live.status = "here"
 
-    def _part(self, live: Live) -> int:
+    def _part(self, live: TracedUse) -> int:
         return -(-live.elements // self._settings.world)
 
-    def _gather(self, wanted: Iterable[Live]) -> None:
+    def _gather(self, wanted: Iterable[TracedUse]) -> None:
         """``all_gather_coalesced``: one parameter arrives in its own memory,
         several in a flat buffer for each dtype.
         """
@@ -194,7 +194,7 @@ class Coordinator:
         for width in sorted({live.parameter.element_bytes for live in several}):
             self._start([live for live in several if live.parameter.element_bytes == width], coalesced=True)
 
-    def _start(self, several: list[Live], *, coalesced: bool) -> None:
+    def _start(self, several: list[TracedUse], *, coalesced: bool) -> None:
         if self._settings.world == 1:
             self._start_alone(several)
             return
@@ -204,24 +204,24 @@ class Coordinator:
         if self._settings.offloads_params:
             uploaded = [self._part(live) * width for live in several if not live.persists]
             self._stream.free(*[self._stream.take(size, _UPLOADED) for size in uploaded])
-        handle = Handle(several, flat if coalesced else None)
+        handle = TracedGather(several, flat if coalesced else None)
         for live in several:
             live.status, live.handle = "in flight", handle
             live.block = None if coalesced else flat
             self._in_flight[live] = handle
 
-    def _start_alone(self, several: list[Live]) -> None:
+    def _start_alone(self, several: list[TracedUse]) -> None:
         """``_no_gather_coalesced``: one process has all of each parameter,
         and copies what lies on the host.
         """
-        handle = Handle(several, None)
+        handle = TracedGather(several, None)
         for live in several:
             uploads = self._settings.offloads_params and not live.persists
             live.block = self._stream.take(live.parameter.n_bytes, _UPLOADED) if uploads else None
             live.status, live.handle = "in flight", handle
             self._in_flight[live] = handle
 
-    def _ask(self, live: Live) -> None:
+    def _ask(self, live: TracedUse) -> None:
         """``AllGatherCoalescedHandle.wait``: the parts of every parameter are copied together;
         the buffer goes with the last.
         """
@@ -238,7 +238,7 @@ class Coordinator:
         if handle.asked == len(handle.parameters):
             self._stream.free(handle.flat)
 
-    def _release_one(self, live: Live) -> None:
+    def _release_one(self, live: TracedUse) -> None:
         if live.status == "here" and not live.active:
             if live.block is not None:
                 self._stream.free_late(live.block, _GATHER_LAG)

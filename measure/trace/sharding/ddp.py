@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from measure.trace.record import Record, TracedBlock
 from measure.trace.sharding.parameters import parameter_of
-from measure.trace.sharding.stream import Stream, What
+from measure.trace.sharding.stream import RankRecords, TracedPurpose
 from planner.units import MIB
 
-_BUCKET = What("DDP bucket", "gradient_buckets")
-_COPY = What("DDP broadcast", "")
+_BUCKET = TracedPurpose("DDP bucket", "gradient_buckets")
+_COPY = TracedPurpose("DDP broadcast", "")
 _FIRST_BYTES, _BUCKET_BYTES = MIB, 25 * MIB
 _COPY_BYTES = 250 * MIB
 
 
 def with_buckets(records: list[Record]) -> list[Record]:
     """``records`` of one process with DDP's buckets, which are made when everything is loaded."""
-    stream = Stream(1 + max(record.block.id for record in records))
+    stream = RankRecords(1 + max(record.block.id for record in records))
     sizes: list[int] = []
     loaded: list[tuple[int, bool, int]] = []
     loading = True
@@ -41,7 +41,7 @@ def with_buckets(records: list[Record]) -> list[Record]:
     return stream.records
 
 
-def _broadcast(stream: Stream, tensors: list[tuple[int, bool, int]]) -> None:
+def _broadcast(stream: RankRecords, tensors: list[tuple[int, bool, int]]) -> None:
     """Copies of tensors of one dtype (width, whether it is a float), by their first tensors.
 
     Two are on their way at once, a tensor that is sent without a copy among them.

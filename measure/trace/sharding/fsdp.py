@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 from measure.trace.record import ASIDES, HostName, Record, TracedBlock
 from measure.trace.sharding.fsdp_units import ROOT
-from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.parameters import TracedParameter
 from measure.trace.sharding.settings import FsdpSettings
-from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, Steps, Stream, What
+from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
 
 _FORWARD = ("forward", *ASIDES)
-_WHOLE = What("parameter before it is sharded", "workspace")
-_CAST = What("all_gather_input", "gathered_parameters", GATHER_STREAM)
-_UPLOADED = What("shard from the host", "gathered_parameters", GATHER_STREAM)
-_RECEIVED = What("all_gather_output", "gathered_parameters", GATHER_STREAM)
-_PARAMETER = What("unsharded parameter", "gathered_parameters")
-_SENT = What("reduce_scatter_input", "gradient_buckets")
-_REDUCED = What("reduce_scatter_output", "gradient_buckets", REDUCE_STREAM)
-_GRADIENT = What("sharded gradient", "gradients", REDUCE_STREAM)
+_WHOLE = TracedPurpose("parameter before it is sharded", "workspace")
+_CAST = TracedPurpose("all_gather_input", "gathered_parameters", GATHER_STREAM)
+_UPLOADED = TracedPurpose("shard from the host", "gathered_parameters", GATHER_STREAM)
+_RECEIVED = TracedPurpose("all_gather_output", "gathered_parameters", GATHER_STREAM)
+_PARAMETER = TracedPurpose("unsharded parameter", "gathered_parameters")
+_SENT = TracedPurpose("reduce_scatter_input", "gradient_buckets")
+_REDUCED = TracedPurpose("reduce_scatter_output", "gradient_buckets", REDUCE_STREAM)
+_GRADIENT = TracedPurpose("sharded gradient", "gradients", REDUCE_STREAM)
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Unit:
     and reduced ones here or on the host.
     """
 
-    parameters: list[Parameter] = field(default_factory=list)
+    parameters: list[TracedParameter] = field(default_factory=list)
     reshards: bool = True
     received: TracedBlock | None = None
     whole: list[TracedBlock] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Unit:
 class FsdpRank:
     """One rank under FSDP2."""
 
-    def __init__(self, stream: Stream, settings: FsdpSettings) -> None:
+    def __init__(self, stream: RankRecords, settings: FsdpSettings) -> None:
         self._stream, self._settings = stream, settings
         self._units: dict[str, _Unit] = {}
         self._unit_of: dict[tuple[str, str], str] = {}
@@ -53,9 +53,9 @@ class FsdpRank:
         self._sending: list[TracedBlock] = []
         self._replicating: TracedBlock | None = None
         self._steps: Steps = []
-        self._undivided: list[tuple[Parameter, TracedBlock, TracedBlock]] = []
+        self._undivided: list[tuple[TracedParameter, TracedBlock, TracedBlock]] = []
 
-    def load(self, parameter: Parameter, record: Record) -> None:
+    def load(self, parameter: TracedParameter, record: Record) -> None:
         """Rank by rank the parameter is on the device whole, then only its shard
         (fsdp2_load_full_state_dict).
 
@@ -73,20 +73,20 @@ class FsdpRank:
         self._unit_of[parameter.key] = name
         block, n_bytes = record.block, parameter.elements * self._settings.stored_bytes(parameter)
         if self._settings.quantized:
-            whole = self._stream.take(n_bytes, What(_WHOLE.name, block.role, module=block.module))
+            whole = self._stream.take(n_bytes, TracedPurpose(_WHOLE.name, block.role, module=block.module))
             self._undivided.append((parameter, block, whole))
             return
         if not self._settings.offloads:
             self._stream.brief(n_bytes, _WHOLE)
         self._keep_shard(parameter, block)
 
-    def _keep_shard(self, parameter: Parameter, block: TracedBlock) -> None:
+    def _keep_shard(self, parameter: TracedParameter, block: TracedBlock) -> None:
         n_bytes = self._settings.shard_elements(parameter) * self._settings.stored_bytes(parameter)
         if self._settings.offloads:
             host_name: HostName = "offloaded_optimizer" if parameter.trained else "offloaded_parameters"
             self._stream.keep_on_host(n_bytes, "shard", host_name, pinned=True)
             return
-        self._stream.take(n_bytes, What("shard", block.role, module=block.module))
+        self._stream.take(n_bytes, TracedPurpose("shard", block.role, module=block.module))
 
     def shard_groups(self) -> list[list[tuple[int, ...]]]:
         """Shapes of the local shards of trained parameters, by group of the optimizer."""
@@ -126,7 +126,7 @@ class FsdpRank:
         elif moment == "after_backward":
             self._after_backward(name)
 
-    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
+    def gradient(self, parameter: TracedParameter, block: TracedBlock, *, boundary: bool) -> None:
         """Gradients of the whole parameter wait for their unit;
         a micro-step that is not the last leaves them whole.
         """
@@ -232,7 +232,7 @@ class FsdpRank:
         unit.gradients = {}
         self._keep_gradient(unit, trained)
 
-    def _keep_gradient(self, unit: _Unit, trained: list[Parameter]) -> None:
+    def _keep_gradient(self, unit: _Unit, trained: list[TracedParameter]) -> None:
         """The received part in the dtype of the shards, added to what is there;
         with offload each goes to pinned memory.
         """
@@ -261,7 +261,7 @@ class FsdpRank:
         unit.whole = []
 
 
-def _unit_name(parameter: Parameter) -> str:
+def _unit_name(parameter: TracedParameter) -> str:
     """Name of the unit of ``parameter``: its layer's,
     or what the model's side noted for those outside of layers.
     """

@@ -19,7 +19,7 @@ _State = Literal["idle", "forward", "before_backward", "after_backward"]
 
 
 @dataclass(slots=True)
-class Unit:
+class TracedUnit:
     """Modules that are gathered and freed together; ``place`` is the module that its marks name.
 
     ``stays_whole``: from its forward to its backward.
@@ -32,7 +32,7 @@ class Unit:
     to_run: set[str] = field(default_factory=set)
 
 
-def make_units(model: Any, layer_list: str) -> list[Unit]:
+def make_units(model: Any, layer_list: str) -> list[TracedUnit]:
     """Each decoder layer; the token table; the last norm with the head; and the root with what is left.
 
     A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm,
@@ -41,17 +41,17 @@ def make_units(model: Any, layer_list: str) -> list[Unit]:
     """
     names = {module: name for name, module in model.named_modules()}
     layers = [
-        Unit(name, (name,))
+        TracedUnit(name, (name,))
         for name in (f"{layer_list}.{index}" for index in range(len(model.get_submodule(layer_list))))
     ]
     table, head, norm = model.get_input_embeddings(), model.get_output_embeddings(), _final_norm(model)
     tied = table is not None and head is not None and table.weight is head.weight
-    own = [] if tied or table is None else [Unit(names[table], (names[table],))]
+    own = [] if tied or table is None else [TracedUnit(names[table], (names[table],))]
     tail = tuple(
         names[module] for module in ((norm, table, head) if tied else (norm, head)) if module is not None
     )
-    tails = [Unit(tail[0], tail, stays_whole=True)] if tail else []
-    return [Unit(ROOT, ("",), stays_whole=True), *own, *layers, *tails]
+    tails = [TracedUnit(tail[0], tail, stays_whole=True)] if tail else []
+    return [TracedUnit(ROOT, ("",), stays_whole=True), *own, *layers, *tails]
 
 
 def _final_norm(model: Any) -> nn.Module | None:
@@ -62,7 +62,7 @@ def _final_norm(model: Any) -> nn.Module | None:
     return norms[-1] if norms else None
 
 
-def unit_of(module: str, units: list[Unit]) -> Unit:
+def unit_of(module: str, units: list[TracedUnit]) -> TracedUnit:
     """The unit of a module: that of the nearest module around it that has one."""
     owners = {name: unit for unit in units for name in unit.modules}
     while module not in owners:
@@ -95,7 +95,7 @@ class UnitHooks:
     ``_pre_backward``, ``_root_post_backward_final_callback``; _fsdp_param_group.py.
     """
 
-    def __init__(self, model: nn.Module, units: list[Unit], recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, units: list[TracedUnit], recorder: Recorder) -> None:
         self._units, self._recorder = units, recorder
         for unit in units:
             for name in unit.modules:
@@ -105,10 +105,10 @@ class UnitHooks:
                 )
                 module.register_forward_hook(self._after_forward(unit, name))
 
-    def _mark(self, moment: Any, unit: Unit) -> None:
+    def _mark(self, moment: Any, unit: TracedUnit) -> None:
         put_mark(self._recorder, moment, "" if unit.place == ROOT else unit.place)
 
-    def _before_forward(self, unit: Unit, _name: str) -> Any:
+    def _before_forward(self, unit: TracedUnit, _name: str) -> Any:
         def run(_module: nn.Module, args: Any, kwargs: Any) -> Any:
             self._mark("before_forward", unit)
             if unit.state == "before_backward":
@@ -121,7 +121,7 @@ class UnitHooks:
 
         return run
 
-    def _watch(self, unit: Unit, args: Any, kwargs: Any) -> Any:
+    def _watch(self, unit: TracedUnit, args: Any, kwargs: Any) -> Any:
         flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))  # noqa: SLF001 - torch's own tree functions
         wanted = [
             index for index, each in enumerate(flat) if isinstance(each, torch.Tensor) and each.requires_grad
@@ -134,7 +134,7 @@ class UnitHooks:
             flat[index] = tensor
         return torch.utils._pytree.tree_unflatten(flat, spec)  # noqa: SLF001
 
-    def _after_forward(self, unit: Unit, name: str) -> Any:
+    def _after_forward(self, unit: TracedUnit, name: str) -> Any:
         def run(_module: nn.Module, _args: Any, output: Any) -> None:
             unit.to_run.discard(name)
             if unit.state == "before_backward" or unit.to_run:
@@ -149,12 +149,12 @@ class UnitHooks:
 
         return run
 
-    def _before_backward(self, unit: Unit) -> None:
+    def _before_backward(self, unit: TracedUnit) -> None:
         if unit.state != "before_backward":
             unit.state = "before_backward"
             self._mark("before_backward", unit)
 
-    def _after_backward(self, unit: Unit) -> None:
+    def _after_backward(self, unit: TracedUnit) -> None:
         unit.state = "after_backward"
         self._mark("after_backward", unit)
 

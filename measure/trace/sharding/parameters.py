@@ -12,7 +12,7 @@ FROZEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class TracedParameter:
     """One parameter.
 
     ``key`` is its module and its name there; ``element_bytes`` is what the modules compute with,
@@ -48,13 +48,13 @@ class Parameter:
         return self.group != FROZEN
 
 
-def parameter_of(record: Record) -> Parameter | None:
+def parameter_of(record: Record) -> TracedParameter | None:
     """The parameter that a record loads, if it loads one."""
     block, note = record.block, record.block.parameter
     if note is None or not record.alloc:
         return None
     key, layer = (block.module, note.name), block.place.layer
     place = note.unit, note.stays_whole
-    return Parameter(
+    return TracedParameter(
         key, note.shape, note.element_bytes, note.group, layer, *place, note.stored_bytes, note.is_float
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.parameters import TracedParameter
 
 _START_ALIGNMENT = 2
 """Parts start at multiples of 4 bytes.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py
@@ -14,15 +14,15 @@ nccl_start_alignment_factor.
 
 
 @dataclass(frozen=True, slots=True)
-class FlatGroup:
+class TracedFlatGroup:
     """One group of the optimizer, flat: its parameters in order, and where each starts."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[TracedParameter, ...]
     world: int
     starts: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parameters: Sequence[Parameter], world: int) -> FlatGroup:
+    def of(cls, parameters: Sequence[TracedParameter], world: int) -> TracedFlatGroup:
         """The group of ``parameters`` over ``world`` processes."""
         starts, start = {}, 0
         for each in parameters:
@@ -41,7 +41,7 @@ class FlatGroup:
         """Elements of the part of one process."""
         return self.padded_elements // self.world
 
-    def slices(self, parameter: Parameter) -> Iterator[tuple[int, int]]:
+    def slices(self, parameter: TracedParameter) -> Iterator[tuple[int, int]]:
         """Process and elements of each piece of ``parameter``, in order."""
         start = self.starts[parameter.key]
         end = start + parameter.elements
@@ -51,7 +51,7 @@ class FlatGroup:
             yield owner, stop - start
             start = stop
 
-    def own(self, rank: int) -> list[Parameter]:
+    def own(self, rank: int) -> list[TracedParameter]:
         """Parameters of which process ``rank`` updates some elements."""
         return [each for each in self.parameters if any(owner == rank for owner, _ in self.slices(each))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.parameters import TracedParameter
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Zero12Upload
@@ -78,7 +78,7 @@ class FsdpSettings:
     replicates: bool
     reshards_after_forward: bool
 
-    def stored_bytes(self, parameter: Parameter) -> int:
+    def stored_bytes(self, parameter: TracedParameter) -> int:
         """Bytes of each element of a shard: fp32 where it is trained in mixed precision,
         unless the base is of 4-bit matrices.
 
@@ -89,14 +89,14 @@ class FsdpSettings:
             return parameter.element_bytes
         return _FP32 if parameter.trained and not self.quantized else parameter.stored_bytes
 
-    def shard_shape(self, parameter: Parameter) -> tuple[int, ...]:
+    def shard_shape(self, parameter: TracedParameter) -> tuple[int, ...]:
         """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py
         (``padded_sharded_size``).
         """
         rows, *rest = parameter.shape
         return (-(-rows // self.shards), *rest)
 
-    def shard_elements(self, parameter: Parameter) -> int:
+    def shard_elements(self, parameter: TracedParameter) -> int:
         """Elements of the padded shard."""
         return math.prod(self.shard_shape(parameter))
 

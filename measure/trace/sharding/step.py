@@ -12,7 +12,7 @@ from measure.recipe.adapters import DTYPES
 from measure.recipe.optimizers import parameter_groups
 from measure.trace.cuda.quantized import is_packed
 from measure.trace.record import ParameterNote
-from measure.trace.sharding.fsdp_units import Unit, UnitHooks, make_units, unit_of
+from measure.trace.sharding.fsdp_units import TracedUnit, UnitHooks, make_units, unit_of
 from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.parameters import FROZEN
@@ -80,7 +80,7 @@ def run_sharded_step(
         recorder.close()
 
 
-def note_parameters(model: Any, recorder: Recorder, units: list[Unit]) -> None:
+def note_parameters(model: Any, recorder: Recorder, units: list[TracedUnit]) -> None:
     """Say on the block of each parameter which one it is; ``units`` are those of FSDP."""
     numbers: dict[torch.Tensor, int] = {}
     for number, group in enumerate(parameter_groups(model)):

@@ -17,7 +17,7 @@ Steps = list[list[list[Record]]]
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class TracedPurpose:
     """What an allocation is for: the runtime's own name for it, the role that becomes its term,
     and the pool it is from.
     """
@@ -27,12 +27,12 @@ class What:
     stream: int = MAIN_STREAM
     module: str = ""
 
-    def on(self, stream: int) -> What:
+    def on(self, stream: int) -> TracedPurpose:
         """The same from the pool of ``stream``."""
         return replace(self, stream=stream)
 
 
-class Stream:
+class RankRecords:
     """The records of one rank, as they are written.  ``place`` is where the program is."""
 
     def __init__(self, first_id: int) -> None:
@@ -41,7 +41,7 @@ class Stream:
         self._next_id = first_id
         self._waiting: dict[tuple[int, bool], list[TracedBlock]] = {}
 
-    def take(self, n_bytes: int, what: What) -> TracedBlock:
+    def take(self, n_bytes: int, what: TracedPurpose) -> TracedBlock:
         """Allocate; the caller frees it or keeps it."""
         block = TracedBlock(
             self._next_id, n_bytes, self.place, what.name, what.module, role=what.role, stream=what.stream
@@ -66,7 +66,7 @@ class Stream:
         return self._on_host(n_bytes, name, host_name, "pinned")
 
     def _on_host(self, n_bytes: int, name: str, host_name: HostName, kind: HostKind) -> TracedBlock:
-        block = self.take(n_bytes, What(name, "", HOST_STREAMS[kind]))
+        block = self.take(n_bytes, TracedPurpose(name, "", HOST_STREAMS[kind]))
         block.host_name = host_name
         return block
 
@@ -84,7 +84,7 @@ class Stream:
         while len(waiting) > lag:
             self.free(waiting.pop(0))
 
-    def brief(self, n_bytes: int, what: What) -> None:
+    def brief(self, n_bytes: int, what: TracedPurpose) -> None:
         """Allocate and free at once: a temporary of one call."""
         self.free(self.take(n_bytes, what))
 

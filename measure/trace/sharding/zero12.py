@@ -8,49 +8,49 @@ contiguous, reduced in buckets and scattered (``contiguous_gradients``, ``reduce
 from __future__ import annotations
 
 from measure.trace.record import Record, TracedBlock
-from measure.trace.sharding.parameters import Parameter
-from measure.trace.sharding.partition import FlatGroup, merged, sent_together
+from measure.trace.sharding.parameters import TracedParameter
+from measure.trace.sharding.partition import TracedFlatGroup, merged, sent_together
 from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, Steps, Stream, What
+from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
 
 _FP32, _FP64 = 4, 8
-_BUCKET = What("ipg_buffer", "gradient_buckets")
-_SENT = What("flatten(bucket)", "gradient_buckets")
-_STAGING = What("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
-_PARTITION = What("grads_in_partition", "gradients")
-_MASTER = What("single_partition_of_fp32_groups", "master_weights")
-_INITIAL = What("initialize_optimizer_states", "workspace")
-_CLONE = What("partition.clone()", "workspace")
-_NORM = What("norm in fp64", "optimizer_temporaries")
-_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
-_HOST_COPY = What("gradient in fp32 for the host", "gradient_buckets")
-_UPLOAD = What("updated weights in fp32", "optimizer_temporaries")
+_BUCKET = TracedPurpose("ipg_buffer", "gradient_buckets")
+_SENT = TracedPurpose("flatten(bucket)", "gradient_buckets")
+_STAGING = TracedPurpose("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
+_PARTITION = TracedPurpose("grads_in_partition", "gradients")
+_MASTER = TracedPurpose("single_partition_of_fp32_groups", "master_weights")
+_INITIAL = TracedPurpose("initialize_optimizer_states", "workspace")
+_CLONE = TracedPurpose("partition.clone()", "workspace")
+_NORM = TracedPurpose("norm in fp64", "optimizer_temporaries")
+_FLAT = TracedPurpose("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = TracedPurpose("flat gradients in fp32", "optimizer_temporaries")
+_HOST_COPY = TracedPurpose("gradient in fp32 for the host", "gradient_buckets")
+_UPLOAD = TracedPurpose("updated weights in fp32", "optimizer_temporaries")
 _UPLOAD_BUFFER = "param_buffer_of_bit16_for_cpu_offload_groups"
-_CLONED = What("gradient.clone()", "gradients")
+_CLONED = TracedPurpose("gradient.clone()", "gradients")
 
 
-class Zero12:
+class TracedZero12:
     """One rank under ZeRO-1 or ZeRO-2."""
 
-    def __init__(self, stream: Stream, settings: ZeroSettings) -> None:
+    def __init__(self, stream: RankRecords, settings: ZeroSettings) -> None:
         self._stream, self._settings = stream, settings
         self._weights: dict[tuple[str, str], TracedBlock] = {}
-        self._trained: list[Parameter] = []
-        self._groups: tuple[FlatGroup, ...] = ()
+        self._trained: list[TracedParameter] = []
+        self._groups: tuple[TracedFlatGroup, ...] = ()
         self._own: set[tuple[str, str]] = set()
         self._on_host: set[tuple[str, str]] = set()
         self._steps: Steps = []
         self._reducing = REDUCE_STREAM if settings.overlaps else MAIN_STREAM
         self._buckets: list[TracedBlock] = []
-        self._bucket: list[Parameter] = []
+        self._bucket: list[TracedParameter] = []
         self._oversized: TracedBlock | None = None
         self._held: dict[tuple[str, str], TracedBlock] = {}
         self._left_over: list[TracedBlock] = []
         self._partition: TracedBlock | None = None
         self._accumulated: TracedBlock | None = None
 
-    def load(self, parameter: Parameter, record: Record) -> None:
+    def load(self, parameter: TracedParameter, record: Record) -> None:
         """The engine moves the 16-bit module to the device whole (engine.py
         ``_configure_distributed_model``).
         """
@@ -63,7 +63,7 @@ class Zero12:
         """Shapes that the optimizer updates, by group; none where the host does."""
         numbers = sorted({each.group for each in self._trained})
         members = [[each for each in self._trained if each.group == number] for number in numbers]
-        self._groups = tuple(FlatGroup.of(group, self._settings.world) for group in members)
+        self._groups = tuple(TracedFlatGroup.of(group, self._settings.world) for group in members)
         self._own = {each.key for group in self._groups for each in group.own(self._settings.rank)}
         return [[(group.part_elements,)] for group in self._groups]
 
@@ -75,7 +75,7 @@ class Zero12:
         for group in self._groups:
             first = self._weights[group.parameters[0].key]
             role, width = first.role, group.parameters[0].element_bytes
-            self._stream.take(group.padded_elements * width, What("bit16_groups_flat", role))
+            self._stream.take(group.padded_elements * width, TracedPurpose("bit16_groups_flat", role))
             self._stream.free(*(self._weights.pop(each.key) for each in group.parameters))
             clone = self._stream.take(group.part_elements * width, _CLONE)
             if not settings.offloads_optimizer:
@@ -111,7 +111,7 @@ class Zero12:
                 group.part_elements * _FP32, "single_grad_partition", "offloaded_gradients", pinned=host.pins
             )
 
-    def _upload(self, group: FlatGroup) -> None:
+    def _upload(self, group: TracedFlatGroup) -> None:
         """Updated weights on their way back, where no buffer is kept for them: cast on the host,
         or in fp32 through the GPU.
         """
@@ -131,7 +131,7 @@ class Zero12:
         if moment == "start_of_backward":
             self._set_up_buckets()
 
-    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
+    def gradient(self, parameter: TracedParameter, block: TracedBlock, *, boundary: bool) -> None:
         """``process_gradients``: stage 1 keeps gradients until the last micro-step,
         and until its end without overlap.
         """
@@ -197,7 +197,7 @@ class Zero12:
             n_bytes = self._settings.bucket_elements * self._settings.element_bytes
             self._buckets = [self._stream.take(n_bytes, _BUCKET) for _ in range(1 + self._settings.overlaps)]
 
-    def _put_in_bucket(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
+    def _put_in_bucket(self, parameter: TracedParameter, block: TracedBlock, *, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``:
         larger gradients than a bucket are reduced where they are.
         """
@@ -229,7 +229,7 @@ class Zero12:
         else:
             self._stream.free(oversized)
 
-    def _keep_own(self, group: FlatGroup, parameter: Parameter, *, boundary: bool) -> None:
+    def _keep_own(self, group: TracedFlatGroup, parameter: TracedParameter, *, boundary: bool) -> None:
         """``copy_grads_in_partition``: into one buffer for all own gradients, or on to the host."""
         if parameter.key not in self._own:
             return
@@ -245,7 +245,7 @@ class Zero12:
                 elements * self._settings.element_bytes, _PARTITION.on(self._reducing)
             )
 
-    def _accumulate_on_host(self, parameter: Parameter) -> None:
+    def _accumulate_on_host(self, parameter: TracedParameter) -> None:
         """``async_accumulate_grad_in_cpu_via_gpu``: a 16-bit copy of each own gradient, whole,
         which stays.
         """
@@ -256,5 +256,5 @@ class Zero12:
                 parameter.n_bytes, "accumulated_grads_in_cpu", "offloaded_gradients", pinned=pinned
             )
 
-    def _own_elements(self, group: FlatGroup, parameter: Parameter) -> int:
+    def _own_elements(self, group: TracedFlatGroup, parameter: TracedParameter) -> int:
         return sum(elements for owner, elements in group.slices(parameter) if owner == self._settings.rank)

@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from measure.trace.record import Record, Role, TracedBlock
-from measure.trace.sharding.coordinator import Coordinator, Live
-from measure.trace.sharding.parameters import Parameter
+from measure.trace.sharding.coordinator import TracedCoordinator, TracedUse
+from measure.trace.sharding.parameters import TracedParameter
 from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import REDUCE_STREAM, Steps, Stream, What
+from measure.trace.sharding.stream import REDUCE_STREAM, RankRecords, Steps, TracedPurpose
 
 _FP32, _FP64 = 4, 8
-_WHOLE = What("parameter before it is divided", "workspace")
-_MASTER = What("fp32_partitioned_groups_flat", "master_weights")
-_CONVERTED = What("partition in fp32", "workspace")
-_INITIAL = What("initialize_optimizer_states", "workspace")
-_BUCKET = What("ipg_bucket.buffer", "gradient_buckets")
-_GRADIENTS = What("grad_partitions_flat_buffer", "gradients")
-_SENT = What("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
-_PART = What("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
-_HOST_COPY = What("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
-_NORM = What("norm in fp64", "optimizer_temporaries")
-_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+_WHOLE = TracedPurpose("parameter before it is divided", "workspace")
+_MASTER = TracedPurpose("fp32_partitioned_groups_flat", "master_weights")
+_CONVERTED = TracedPurpose("partition in fp32", "workspace")
+_INITIAL = TracedPurpose("initialize_optimizer_states", "workspace")
+_BUCKET = TracedPurpose("ipg_bucket.buffer", "gradient_buckets")
+_GRADIENTS = TracedPurpose("grad_partitions_flat_buffer", "gradients")
+_SENT = TracedPurpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
+_PART = TracedPurpose("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
+_HOST_COPY = TracedPurpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
+_NORM = TracedPurpose("norm in fp64", "optimizer_temporaries")
+_FLAT = TracedPurpose("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = TracedPurpose("flat gradients in fp32", "optimizer_temporaries")
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
 # The host waits for the oldest where more than ``max_param_reduce_events`` = 2 buckets are being reduced.
@@ -37,24 +37,24 @@ _NORM_PART = 250_000_000
 _GRADIENT_LAG = 3
 
 
-class Zero3:
+class TracedZero3:
     """One rank under ZeRO-3."""
 
-    def __init__(self, stream: Stream, settings: ZeroSettings) -> None:
+    def __init__(self, stream: RankRecords, settings: ZeroSettings) -> None:
         self._stream, self._settings = stream, settings
-        self._live: dict[tuple[str, str], Live] = {}
-        self._of_module: dict[str, list[Live]] = {}
+        self._live: dict[tuple[str, str], TracedUse] = {}
+        self._of_module: dict[str, list[TracedUse]] = {}
         self._shards: dict[tuple[str, str], TracedBlock] = {}
         self._on_host: dict[tuple[str, str], TracedBlock] = {}
-        self._undivided: list[tuple[Parameter, TracedBlock, TracedBlock]] = []
+        self._undivided: list[tuple[TracedParameter, TracedBlock, TracedBlock]] = []
         self._roles: dict[tuple[str, str], Role] = {}
-        self._groups: list[list[Parameter]] = []
+        self._groups: list[list[TracedParameter]] = []
         self._steps: Steps = []
-        self._bucket: list[tuple[Parameter, TracedBlock | None]] = []
-        self._coordinator = Coordinator(stream, settings, lambda name: self._of_module.get(name, []))
+        self._bucket: list[tuple[TracedParameter, TracedBlock | None]] = []
+        self._coordinator = TracedCoordinator(stream, settings, lambda name: self._of_module.get(name, []))
         self._gradient_lag = 0 if settings.waits_for_copies else _GRADIENT_LAG
 
-    def load(self, parameter: Parameter, record: Record) -> None:
+    def load(self, parameter: TracedParameter, record: Record) -> None:
         """``zero.Init``: made whole on the device, then divided, each by itself;
         offloaded parts go on to the host.
 
@@ -62,23 +62,23 @@ class Zero3:
         modeling_utils.py get_init_context.
         """
         persists = parameter.elements <= self._settings.persistence_elements
-        live = self._live[parameter.key] = Live(parameter, persists)
+        live = self._live[parameter.key] = TracedUse(parameter, persists)
         self._of_module.setdefault(parameter.key[0], []).append(live)
         role = self._roles[parameter.key] = record.block.role
         if self._settings.quantized:
             n_bytes = parameter.elements * parameter.stored_bytes
-            whole = self._stream.take(n_bytes, What(_WHOLE.name, role, module=record.block.module))
+            whole = self._stream.take(n_bytes, TracedPurpose(_WHOLE.name, role, module=record.block.module))
             self._undivided.append((parameter, record.block, whole))
             return
         self._stream.brief(parameter.n_bytes, _WHOLE)
         self._keep_part(parameter, record.block)
 
-    def _keep_part(self, parameter: Parameter, block: TracedBlock) -> None:
+    def _keep_part(self, parameter: TracedParameter, block: TracedBlock) -> None:
         persists = self._live[parameter.key].persists
         n_bytes = self._part(parameter) * parameter.element_bytes
         if not self._settings.offloads_params or persists:
             self._shards[parameter.key] = self._stream.take(
-                n_bytes, What("ds_tensor", block.role, module=block.module)
+                n_bytes, TracedPurpose("ds_tensor", block.role, module=block.module)
             )
         else:
             pinned = self._settings.host.pins
@@ -95,8 +95,8 @@ class Zero3:
             self._groups += self._sub_groups([each for each in trained if each.group == number])
         return [[(self._elements(group),)] for group in self._groups]
 
-    def _sub_groups(self, members: list[Parameter]) -> Iterator[list[Parameter]]:
-        group: list[Parameter] = []
+    def _sub_groups(self, members: list[TracedParameter]) -> Iterator[list[TracedParameter]]:
+        group: list[TracedParameter] = []
         for each in members:
             group.append(each)
             if self._elements(group) >= self._settings.sub_group_elements:
@@ -117,7 +117,7 @@ class Zero3:
         else:
             stream.free(*(self._shards.pop(each.key) for each in trained))
             n_bytes = sum(self._part(each) * each.element_bytes for each in trained)
-            stream.take(n_bytes, What("lp_param_buffer", self._roles[trained[0].key]))
+            stream.take(n_bytes, TracedPurpose("lp_param_buffer", self._roles[trained[0].key]))
         if not settings.offloads_optimizer:
             for group in self._groups:
                 narrow = group[0].element_bytes < _FP32
@@ -143,7 +143,7 @@ class Zero3:
             self._stream.free(narrow or whole)
         self._undivided = []
 
-    def _flatten_on_host(self, trained: list[Parameter]) -> None:
+    def _flatten_on_host(self, trained: list[TracedParameter]) -> None:
         """``_create_param_groups_fp16_flat_cpu_memory``:
         trained parts move into one pinned buffer for each group.
         """
@@ -194,7 +194,7 @@ class Zero3:
         if moment == "after_forward" and not module and stage == "reference":
             self._coordinator.new_pass(self._live.values())
 
-    def gradient(self, parameter: Parameter, block: TracedBlock, *, boundary: bool) -> None:
+    def gradient(self, parameter: TracedParameter, block: TracedBlock, *, boundary: bool) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``:
         larger gradients than the bucket stay where they are.
         """
@@ -259,8 +259,8 @@ class Zero3:
                 self._stream.free_late(block, self._gradient_lag)
         self._stream.free(sent)
 
-    def _part(self, parameter: Parameter) -> int:
+    def _part(self, parameter: TracedParameter) -> int:
         return -(-parameter.elements // self._settings.world)
 
-    def _elements(self, group: list[Parameter]) -> int:
+    def _elements(self, group: list[TracedParameter]) -> int:
         return sum(self._part(each) for each in group)

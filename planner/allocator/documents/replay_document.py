@@ -10,13 +10,13 @@ from pydantic import Field
 
 from planner.allocator.documents.trace_document import Bytes, TracedTerms
 from planner.allocator.replay import Outcome
-from planner.documents import Part, at
+from planner.documents import DocumentPart, at
 from planner.domain.term import TermName
 
 REPLAY_SCHEMA_ID: Final = "measure/replay@1"
 
 
-class ReplayedMoment(Part):
+class ReplayedMoment(DocumentPart):
     """The moment when most was allocated; the phase is empty where the history has no marks."""
 
     phase: str
@@ -24,7 +24,7 @@ class ReplayedMoment(Part):
     terms: TracedTerms
 
 
-class ReplayedPhase(Part):
+class ReplayedPhase(DocumentPart):
     """Peaks of one phase, and its terms when most was allocated in it."""
 
     phase: str = at("peaks", "phase")
@@ -33,7 +33,7 @@ class ReplayedPhase(Part):
     terms: TracedTerms = at("at_peak", "terms")
 
 
-class ReplayDocument(Part):
+class ReplayDocument(DocumentPart):
     """A recorded history, replayed.  Terms are told by when a block was made and when it was let go."""
 
     schema_: Annotated[Literal["measure/replay@1"], Field(alias="schema")]

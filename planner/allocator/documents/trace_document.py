@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AliasChoices, AliasPath, BeforeValidator, Field
 
 from planner.allocator.replay import Outcome
-from planner.documents import Part, at
+from planner.documents import DocumentPart, at
 from planner.domain.term import Phase, TermName
 
 TRACE_SCHEMA_ID: Final = "measure/trace@1"
@@ -18,7 +18,7 @@ TRACE_SCHEMA_ID: Final = "measure/trace@1"
 Bytes = Annotated[int, Field(ge=0)]
 
 
-class TracedTerm(Part):
+class TracedTerm(DocumentPart):
     """Bytes of the allocator's blocks that one term holds."""
 
     name: TermName
@@ -36,7 +36,7 @@ def _listed(terms: Any) -> Any:
 TracedTerms = Annotated[list[TracedTerm], BeforeValidator(_listed)]
 
 
-class TracedMoment(Part):
+class TracedMoment(DocumentPart):
     """What was held after one event, and the operator and module of that event."""
 
     event: Annotated[int, Field(ge=0)]
@@ -49,7 +49,7 @@ class TracedMoment(Part):
     terms: TracedTerms
 
 
-class TracedPhase(Part):
+class TracedPhase(DocumentPart):
     """Peaks of one phase, and the moment when most was allocated in it."""
 
     phase: Phase = at("peaks", "phase")
@@ -58,7 +58,7 @@ class TracedPhase(Part):
     at_peak: TracedMoment
 
 
-class TimelinePoint(Part):
+class TimelinePoint(DocumentPart):
     """One point of the timeline; ``unused_bytes`` is reserved less allocated."""
 
     event: Annotated[int, Field(ge=0)]
@@ -68,7 +68,7 @@ class TimelinePoint(Part):
     unused_bytes: Bytes
 
 
-class TracedFailure(Part):
+class TracedFailure(DocumentPart):
     """Where the card was full, and for what."""
 
     phase: Phase
@@ -80,7 +80,7 @@ class TracedFailure(Part):
     reserved_bytes: Bytes
 
 
-class TracedVerdict(Part):
+class TracedVerdict(DocumentPart):
     """The replay on a card of limited size; with expandable segments as well,
     where it failed without them.
     """
@@ -95,7 +95,7 @@ class TracedVerdict(Part):
     out_of_memory: TracedFailure | None = at("verdict", "out_of_memory")
 
 
-class TracedHostTerm(Part):
+class TracedHostTerm(DocumentPart):
     """Host memory of one name and kind in one process; ``bytes`` after the rounding of pinned memory."""
 
     name: Literal[
@@ -111,7 +111,7 @@ class TracedHostTerm(Part):
     requested_bytes: Bytes
 
 
-class TracedHost(Part):
+class TracedHost(DocumentPart):
     """What offload and paged optimizer states take in host memory while the job trains,
     and at most while buffers are made.
     """
@@ -123,7 +123,7 @@ class TracedHost(Part):
     terms: list[TracedHostTerm] = at("holdings")
 
 
-class TraceDocument(Part):
+class TraceDocument(DocumentPart):
     """A traced training step."""
 
     schema_: Annotated[Literal["measure/trace@1"], Field(alias="schema")]

@@ -17,7 +17,7 @@ from planner.report.prediction.subject import Subject, exit_code_of
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PredictOptions:
     """How to read and answer, beside what the job is."""
 
     config: str | None = None
@@ -35,7 +35,7 @@ class Options:
         return self.details or self.explain
 
 
-def predict(flags: Mapping[str, object], options: Options) -> Outcome:
+def predict(flags: Mapping[str, object], options: PredictOptions) -> Outcome:
     """Answer one job that flags and a config file describe; flags win."""
     if options.plot is not None:
         _check_plot(options.plot)
@@ -61,7 +61,7 @@ def predict(flags: Mapping[str, object], options: Options) -> Outcome:
 
 
 def _by_its_modules(
-    flags: Mapping[str, object], options: Options, unknown: UnknownArchitectureError
+    flags: Mapping[str, object], options: PredictOptions, unknown: UnknownArchitectureError
 ) -> Outcome:
     """The dry run alone, on the card that was named.
 
@@ -99,7 +99,7 @@ def _draw(subject: Subject, path: str) -> None:
     draw_timeline(path, picture_title(subject.scenario), subject.timeline)
 
 
-def _report(subject: Subject, options: Options) -> Outcome:
+def _report(subject: Subject, options: PredictOptions) -> Outcome:
     code = exit_code_of(subject.prediction)
     if options.output_format == "json":
         from planner.report.prediction.to_json import to_json
@@ -108,7 +108,7 @@ def _report(subject: Subject, options: Options) -> Outcome:
     return Outcome(_text(subject, options), code)
 
 
-def _text(subject: Subject, options: Options) -> str:
+def _text(subject: Subject, options: PredictOptions) -> str:
     """The first answer, or with --details and --explain all of it."""
     from planner.report.prediction.sections import build_sections
     from planner.report.prediction.short import short_sections, short_text

@@ -6,7 +6,7 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 from __future__ import annotations
 
 from planner.configs.launchers.deepspeed import read_deepspeed, swap_for_cpu_adam
-from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, Fsdp, read_fsdp, referred
+from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
@@ -72,7 +72,9 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
         read_fsdp(
-            fsdp or Keys(keys.path, {}), reading, Fsdp(_FSDP_VERSION, where=keys.where("distributed_type"))
+            fsdp or Keys(keys.path, {}),
+            reading,
+            FsdpKeys(_FSDP_VERSION, where=keys.where("distributed_type")),
         )
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)

@@ -116,7 +116,7 @@ def remark_on_twice(document: Document, reading: Reading) -> Document:
 
 
 @dataclass(slots=True)
-class Fsdp:
+class FsdpKeys:
     """What is given about FSDP, with the place of each word."""
 
     version: int
@@ -124,7 +124,7 @@ class Fsdp:
     where: str = ""
 
 
-def read_fsdp(keys: Keys, reading: Reading, found: Fsdp) -> None:
+def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     """Enter a table of FSDP's settings, whose keys may begin with ``fsdp_``;
     ``found`` holds what is known before it.
 
@@ -173,7 +173,7 @@ def _refuse_other_units(keys: Keys, prefix: _Prefixed) -> None:
             )
 
 
-def say_fsdp(keys: Keys, reading: Reading, found: Fsdp) -> None:
+def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     """Enter the kind of FSDP.
 
     Raises:

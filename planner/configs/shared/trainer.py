@@ -13,7 +13,7 @@ from planner.configs.launchers.deepspeed import read_deepspeed
 from planner.configs.launchers.sharding import (
     DEEPSPEED_FILE,
     Beside,
-    Fsdp,
+    FsdpKeys,
     read_fsdp,
     referred,
     remark_on_twice,
@@ -328,7 +328,7 @@ def _read_fsdp(keys: Keys, reading: Reading) -> None:
         ) is not None:
             unused.skip(unused.left_over_here())
         return
-    found = Fsdp(_FSDP_VERSION, where=keys.where("fsdp"))
+    found = FsdpKeys(_FSDP_VERSION, where=keys.where("fsdp"))
     for option in map(str, options):
         if option == "offload":
             reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")

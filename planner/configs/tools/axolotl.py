@@ -6,7 +6,7 @@ utils/config/__init__.py.
 
 from __future__ import annotations
 
-from planner.configs.launchers.sharding import Beside, Fsdp, read_fsdp
+from planner.configs.launchers.sharding import Beside, FsdpKeys, read_fsdp
 from planner.configs.reading import Reading
 from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
@@ -475,7 +475,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     if settings is None and not keys.has("fsdp"):
         read_distribution(keys, reading, beside)
         return
-    found = Fsdp(version or _FSDP_VERSION, where=keys.where("fsdp_config" if settings else "fsdp"))
+    found = FsdpKeys(version or _FSDP_VERSION, where=keys.where("fsdp_config" if settings else "fsdp"))
     for option in keys.names("fsdp"):
         if option == "offload":
             reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")

@@ -15,14 +15,14 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Literal
 
-from planner.program.engines.deepspeed import GATHER_STREAM, DeepSpeed, What
+from planner.program.engines.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
 from planner.program.engines.params import Param
 from planner.program.engines.settings import Settings
 
-_FLAT = What("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
-_WHOLE = What("gathered parameter", "gathered_parameters", GATHER_STREAM)
-_UPLOADED = What("partition from the host", "gathered_parameters", GATHER_STREAM)
-_GATHERED_NOW = What("gathered parameter", "gathered_parameters")
+_FLAT = Purpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
+_WHOLE = Purpose("gathered parameter", "gathered_parameters", GATHER_STREAM)
+_UPLOADED = Purpose("partition from the host", "gathered_parameters", GATHER_STREAM)
+_GATHERED_NOW = Purpose("gathered parameter", "gathered_parameters")
 # The host runs ahead of the card.  Before a gather it waits until no more than ``__max_ongoing_fetch_events``
 # = 2 others are under way; the card still uses what the modules of these and of the one before gave back.
 # Source: ``fetch_sub_module``; partition_parameters.py free_param (``record_stream``).

@@ -26,7 +26,7 @@ FP32, FP64 = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
-class What:
+class Purpose:
     """What an allocation of the engine is: DeepSpeed's own name for it, its term,
     and the CUDA stream it is made on.
     """
@@ -128,7 +128,7 @@ class DeepSpeed(Runtime):
         """The optimizer's step."""
         raise NotImplementedError
 
-    def take(self, n_bytes: int, what: What, param: Param | None = None) -> int:
+    def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
         """Allocate; the caller frees it or keeps it."""
         place = param.place if param else ("engine", "")
         return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), what.stream)
@@ -144,7 +144,7 @@ class DeepSpeed(Runtime):
         if slot is not None:
             self.stream.free_late(slot, lag)
 
-    def brief(self, n_bytes: int, what: What) -> None:
+    def brief(self, n_bytes: int, what: Purpose) -> None:
         """Allocate and free at once: a temporary of one call."""
         self.free(self.take(n_bytes, what))
 

@@ -8,7 +8,7 @@ Ignored: host memory; that the cache is emptied where weights are flattened on t
 
 from __future__ import annotations
 
-from planner.program.engines.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, What
+from planner.program.engines.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.params import Param, optimizer_groups
 from planner.program.engines.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job
@@ -16,16 +16,16 @@ from planner.program.load import load_whole
 from planner.program.runtime import Pass
 from planner.program.stream import Stream
 
-_CLONE = What("partition.clone()", "master_weights")
-_MASTER = What("single_partition_of_fp32_groups", "master_weights")
-_INITIAL = What("initialize_optimizer_states", "optimizer_temporaries")
-_STAGING = What("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
-_BUCKET = What("ipg_buffer", "gradient_buckets")
-_CLONED = What("gradient.clone()", "gradients")
-_NORM = What("norm in fp64", "optimizer_temporaries")
-_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
-_UPLOAD = What("updated weights in fp32", "optimizer_temporaries")
+_CLONE = Purpose("partition.clone()", "master_weights")
+_MASTER = Purpose("single_partition_of_fp32_groups", "master_weights")
+_INITIAL = Purpose("initialize_optimizer_states", "optimizer_temporaries")
+_STAGING = Purpose("temp_grad_buffer_for_gpu_offload", "gradient_buckets")
+_BUCKET = Purpose("ipg_buffer", "gradient_buckets")
+_CLONED = Purpose("gradient.clone()", "gradients")
+_NORM = Purpose("norm in fp64", "optimizer_temporaries")
+_FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
+_UPLOAD = Purpose("updated weights in fp32", "optimizer_temporaries")
 
 
 class Zero12(DeepSpeed):
@@ -46,10 +46,10 @@ class Zero12(DeepSpeed):
         self._partition: int | None = None
         self._accumulated: int | None = None
         stream_of_sums = REDUCE_STREAM if self.settings.overlaps else MAIN_STREAM
-        self._sent = What("flatten(bucket)", "gradient_buckets", stream_of_sums)
-        self._part = What("grads_in_partition", "gradients", stream_of_sums)
-        self._norm_on_way = What("norm in fp64", "optimizer_temporaries", stream_of_sums)
-        self._host_copy = What("gradient in fp32 for the host", "gradient_buckets", stream_of_sums)
+        self._sent = Purpose("flatten(bucket)", "gradient_buckets", stream_of_sums)
+        self._part = Purpose("grads_in_partition", "gradients", stream_of_sums)
+        self._norm_on_way = Purpose("norm in fp64", "optimizer_temporaries", stream_of_sums)
+        self._host_copy = Purpose("gradient in fp32 for the host", "gradient_buckets", stream_of_sums)
 
     def load_weights(self) -> None:
         """The 16-bit module is on the card whole (engine.py ``_configure_distributed_model``)."""
@@ -99,7 +99,7 @@ class Zero12(DeepSpeed):
         singles = [each.slot for each in self.weights if each.trained and each.decays == decays]
         if not on_card:
             self.free(*singles)
-        self.take(group.padded * width, What("bit16_groups_flat", group.params[0].term))
+        self.take(group.padded * width, Purpose("bit16_groups_flat", group.params[0].term))
         if on_card:
             self.free(*singles)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from planner.domain.term import TermName
 from planner.program.engines.coordinator import Coordinator, Live, Module
-from planner.program.engines.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, What
+from planner.program.engines.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
 from planner.program.engines.settings import reference_settings
 from planner.program.job import Job, reference_job
@@ -24,19 +24,19 @@ from planner.program.ops.tensors import ELEMENT_BYTES, Mark
 from planner.program.runtime import Part, Pass
 from planner.program.stream import Instance, Stream, labelled
 
-_WHOLE = What("parameter before it is divided", "weights")
-_CONVERTED = What("partition in fp32", "master_weights")
-_MASTER = What("fp32_partitioned_groups_flat", "master_weights")
-_INITIAL = What("initialize_optimizer_states", "optimizer_temporaries")
-_BUCKET = What("ipg_bucket.buffer", "gradient_buckets")
-_GRADIENTS = What("grad_partitions_flat_buffer", "gradients")
-_SENT = What("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
-_PART = What("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
-_NORM_ON_WAY = What("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
-_HOST_COPY = What("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
-_NORM = What("norm in fp64", "optimizer_temporaries")
-_FLAT = What("flatten(averaged_gradients)", "optimizer_temporaries")
-_WIDE = What("flat gradients in fp32", "optimizer_temporaries")
+_WHOLE = Purpose("parameter before it is divided", "weights")
+_CONVERTED = Purpose("partition in fp32", "master_weights")
+_MASTER = Purpose("fp32_partitioned_groups_flat", "master_weights")
+_INITIAL = Purpose("initialize_optimizer_states", "optimizer_temporaries")
+_BUCKET = Purpose("ipg_bucket.buffer", "gradient_buckets")
+_GRADIENTS = Purpose("grad_partitions_flat_buffer", "gradients")
+_SENT = Purpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
+_PART = Purpose("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
+_NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
+_HOST_COPY = Purpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
+_NORM = Purpose("norm in fp64", "optimizer_temporaries")
+_FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
+_WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
 # The host waits for the oldest where more than ``max_param_reduce_events`` = 2 buckets are being reduced.
 # Each has a gradient or more, which that stream uses until then.
 # Source: stage3.py __add_grad_to_ipg_bucket (``record_stream``), __reduce_and_partition_ipg_grads.
@@ -132,7 +132,7 @@ class Zero3(DeepSpeed):
     def _keep_part(self, elements: int, width: int, term: TermName, *, trained: bool) -> None:
         if self.settings.offloads_params and elements > self.settings.persistence:
             return
-        slot = self.take(-(-elements // self.settings.world) * width, What("ds_tensor", term))
+        slot = self.take(-(-elements // self.settings.world) * width, Purpose("ds_tensor", term))
         if trained:
             self._trained_parts.append(slot)
 
@@ -152,7 +152,7 @@ class Zero3(DeepSpeed):
             self.stream.empty_cache()
             self.take(
                 sum(self._part(each) * each.element_bytes for each in trained),
-                What("lp_param_buffer", trained[0].term),
+                Purpose("lp_param_buffer", trained[0].term),
             )
         if not settings.offloads_optimizer:
             for group in self._groups:

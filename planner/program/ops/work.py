@@ -47,13 +47,13 @@ class FusedAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class Expansion:
+class Unpacking:
     """Weights of 4 bits that one kernel unpacks, of which it reads and writes so many bytes each."""
 
     weight_bytes: float
 
 
-Kind = Product | FusedAttention | Expansion | Literal["bytes", "launches", "waits"]
+Kind = Product | FusedAttention | Unpacking | Literal["bytes", "launches", "waits"]
 """``waits``: launches between which the host waits for the GPU."""
 Key = tuple[Direction, Share, Kind]
 Work = Mapping[Key, Mapping["Unit", float]]

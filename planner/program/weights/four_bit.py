@@ -13,7 +13,7 @@ from planner.program.ops.autograd import record
 from planner.program.ops.casts import costs_of, packed, rows_of
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Tensor, Unit
-from planner.program.ops.work import Expansion
+from planner.program.ops.work import Unpacking
 from planner.program.view import LayerView
 
 _SCALED = 64
@@ -102,7 +102,7 @@ def _pay(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) ->
     moved = (packed(view, weight.count).count + weight.count * ELEMENT_BYTES[weight.dtype]) / weight.count
     with torch.counted_as("dequantization"):
         torch.pay([])
-        torch.spend(Expansion(moved), Unit.ONE, spec.weight_count)
+        torch.spend(Unpacking(moved), Unit.ONE, spec.weight_count)
 
 
 def _scales(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | None:

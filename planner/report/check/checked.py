@@ -59,7 +59,7 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
+class AssumedSetting:
     """A setting that no file says and that decides much: what was taken, and the flags that say otherwise."""
 
     setting: str
@@ -128,7 +128,7 @@ class Checked:
         return None if self.subject is None else self
 
     @property
-    def assumed(self) -> tuple[Assumed, ...]:
+    def assumed(self) -> tuple[AssumedSetting, ...]:
         """Plain DDP and full samples, where nothing says them."""
         return () if self.subject is None else tuple(_assumed(self, self.subject))
 
@@ -146,7 +146,7 @@ def worst_exit_code(checked: Sequence[Checked], allowed: Collection[ExitCode] = 
     )
 
 
-def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
+def _assumed(checked: Checked, subject: Subject) -> Iterator[AssumedSetting]:
     scenario = subject.scenario
     assumed = {each.name for each in scenario.assumptions if each.is_assumed}
     recipe, batch = scenario.recipe, scenario.recipe.batch
@@ -157,17 +157,17 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[Assumed]:
             f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}"
             for name in checked.candidates
         ]
-        yield Assumed(
+        yield AssumedSetting(
             "sharding", "ddp", text, (*(named[:_MOST_NAMED] or ["--accelerate FILE"]), "--sharding NAME")
         )
     if batch.padding != "packed" and "tokens_per_sample" in assumed:
         length = plain_number(batch.seq_len)
         text = f"every sample is counted with {int(batch.seq_len):,} tokens"
-        yield Assumed("tokens_per_sample", length, text, ("--tokens-per-sample N",))
+        yield AssumedSetting("tokens_per_sample", length, text, ("--tokens-per-sample N",))
     yield from _assumed_images(scenario)
 
 
-def _assumed_images(scenario: Scenario) -> Iterator[Assumed]:
+def _assumed_images(scenario: Scenario) -> Iterator[AssumedSetting]:
     """Images, of which a file mostly says nothing: the data decide."""
     images, entry = scenario.recipe.batch.images, scenario.assumption("images_per_sample")
     if images is not None and entry is not None and (entry.is_assumed or entry.note):
@@ -176,4 +176,4 @@ def _assumed_images(scenario: Scenario) -> Iterator[Assumed]:
             f"{number} image{'' if images.per_sample == 1 else 's'} of {images.width}x{images.height} pixels"
         )
         text = f"every sample is counted with {what}, {images.per_sample * images.tokens:,} of its tokens"
-        yield Assumed("images_per_sample", number, text, ("--images-per-sample N", "--image-size WxH"))
+        yield AssumedSetting("images_per_sample", number, text, ("--images-per-sample N", "--image-size WxH"))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from planner.configs.writing.edits import REMOVED
-from planner.documents import Part, at, at_or_none, document_schema, document_text
+from planner.documents import DocumentPart, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.check.checked import Checked, worst_exit_code
@@ -38,14 +38,14 @@ def _text_or_none(text: str | None) -> str | None:
 MaybeText = Annotated[str | None, BeforeValidator(_text_or_none)]
 
 
-class RemarkPart(Part):
+class RemarkPart(DocumentPart):
     """A key that is known but not counted as it stands."""
 
     origin: str
     text: str
 
 
-class EditPart(Part):
+class EditPart(DocumentPart):
     """One key to set in a file.  ``key`` has dots between the tables that it lies in; ``remove``:
     take it out instead.
     """
@@ -56,7 +56,7 @@ class EditPart(Part):
     remove: bool = at("removes")
 
 
-class FixPart(Part):
+class FixPart(DocumentPart):
     """One change that saves memory, for the files of the job.
 
     ``edits`` is empty where no key of the files asks for it: ``flags`` do.  ``saves_bytes``: fewer bytes that
@@ -75,7 +75,7 @@ class FixPart(Part):
     fits_probability: Real
 
 
-class AssumedPart(Part):
+class AssumedPart(DocumentPart):
     """A setting that no file says and that decides much, with the flags that say otherwise."""
 
     setting: str
@@ -84,7 +84,7 @@ class AssumedPart(Part):
     flags: list[str]
 
 
-class AnswerPart(Part):
+class AnswerPart(DocumentPart):
     """What is predicted of one job.
 
     ``needs_bytes``: what one GPU needs at least, which decides whether the job fits.  ``peak_bytes``: what
@@ -121,7 +121,7 @@ class AnswerPart(Part):
     )
 
 
-class WrittenPart(Part):
+class WrittenPart(DocumentPart):
     """Files that ``--write`` wrote, the config first, and what was then read of them."""
 
     files: list[str]
@@ -130,7 +130,7 @@ class WrittenPart(Part):
     answer: AnswerPart | None = at("after", "answered")
 
 
-class DryRunPart(Part):
+class DryRunPart(DocumentPart):
     """The file run by its own tool on a card that is not there;
     ``exit_code`` is what that alone ends with.
     """
@@ -143,7 +143,7 @@ class DryRunPart(Part):
     assumed: list[str]
 
 
-class CheckResultPart(Part):
+class CheckResultPart(DocumentPart):
     """One config file: its answer, or why there is none.
 
     ``exit_code`` is what it alone ends with, without ``--allow``;
@@ -171,7 +171,7 @@ class CheckResultPart(Part):
     dry_run: DryRunPart | None = at("traced", description="where --trace asked for it")
 
 
-class CheckDocument(Part):
+class CheckDocument(DocumentPart):
     """Everything that ``plan check`` says; ``exit_code`` is the worst of the results,
     less what ``--allow`` lets pass.
     """

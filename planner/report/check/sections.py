@@ -11,7 +11,7 @@ from itertools import groupby
 
 from planner.domain.recipes.job_line import short_job_line
 from planner.errors import ExitCode
-from planner.report.check.checked import Assumed, Checked, Fix, worst_exit_code
+from planner.report.check.checked import AssumedSetting, Checked, Fix, worst_exit_code
 from planner.report.check.traced import Traced
 from planner.report.prediction.sections import VERDICTS, data_notes, step_note
 from planner.report.prediction.subject import Subject, rests_on_unknown_host
@@ -268,7 +268,7 @@ def _read(each: Checked, subject: Subject, folder: str, *, brief: bool) -> Secti
 
 def _shared(checked: Sequence[Checked]) -> Iterator[Note]:
     """What was assumed of some of several files, once for all of them."""
-    found: dict[str, tuple[Assumed, int]] = {}
+    found: dict[str, tuple[AssumedSetting, int]] = {}
     for each in checked:
         for entry in each.assumed:
             found[entry.setting] = (entry, found.get(entry.setting, (entry, 0))[1] + 1)
@@ -330,7 +330,7 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
         )
 
 
-def _ways(entry: Assumed) -> str:
+def _ways(entry: AssumedSetting) -> str:
     return " or ".join(entry.flags)
 
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from planner.documents import Part, at, document_schema
+from planner.documents import DocumentPart, at, document_schema
 from planner.domain.prediction import Verdict
 from planner.domain.term import PHASES, Phase, TermKind, TermName
 from planner.domain.uncertainty.settled import SettledBy
 from planner.searching.moves import LeverKind
 
 
-class ExplanationPart(Part):
+class ExplanationPart(DocumentPart):
     """One formula of the prediction: what it counts, with which numbers, from which source."""
 
     topic: str
@@ -34,7 +34,7 @@ class ExplanationPart(Part):
     source: str = at("text", "source")
 
 
-class CoefficientPart(Part):
+class CoefficientPart(DocumentPart):
     """One coefficient: the value used, its prior with the bounds of a fit, and what settled each.
 
     ``settled_by`` is that of the value: ``calibration <name>`` where a fit replaced the prior,
@@ -51,7 +51,7 @@ class CoefficientPart(Part):
     source: str = at("prior", "source")
 
 
-class SettingPart(Part):
+class SettingPart(DocumentPart):
     """One switch or default of the stack, and what settled its value."""
 
     name: str
@@ -83,7 +83,7 @@ Real = Annotated[float | None, BeforeValidator(_finite_or_none)]
 JsonValue = str | int | float | bool | None
 
 
-class ModelPart(Part):
+class ModelPart(DocumentPart):
     """The model: its catalog id, parameters counted from shapes, and how that count was checked."""
 
     id: str
@@ -96,7 +96,7 @@ class ModelPart(Part):
     source: str
 
 
-class HardwarePart(Part):
+class HardwarePart(DocumentPart):
     """The devices.  ``visible_memory_bytes`` is what CUDA reports as total."""
 
     gpu: str = at("gpu", "id")
@@ -109,7 +109,7 @@ class HardwarePart(Part):
     host_memory_bytes: MaybeBytes = at("host", "memory_bytes")
 
 
-class DataPart(Part):
+class DataPart(DocumentPart):
     """Lengths of the data set that was read, none above the sequence length."""
 
     n_sequences: int
@@ -117,7 +117,7 @@ class DataPart(Part):
     longest_tokens: float
 
 
-class ScenarioPart(Part):
+class ScenarioPart(DocumentPart):
     """The job as it was resolved; ``recipe`` and ``run`` hold the resolved settings by name."""
 
     model: ModelPart
@@ -128,7 +128,7 @@ class ScenarioPart(Part):
     data: DataPart | None
 
 
-class TermPart(Part):
+class TermPart(DocumentPart):
     """Bytes of one kind on one GPU.  ``at_peak`` is whether they are alive in the limiting phase."""
 
     name: TermName
@@ -142,7 +142,7 @@ class TermPart(Part):
     detail: str
 
 
-class PhasePart(Part):
+class PhasePart(DocumentPart):
     """Peak of one phase on one GPU at the three levels."""
 
     phase: Phase
@@ -151,7 +151,7 @@ class PhasePart(Part):
     driver_bytes: Bytes
 
 
-class FailedPart(Part):
+class FailedPart(DocumentPart):
     """The first request that the card cannot serve: part of the model, module, operator, and what was free.
 
     ``free_bytes`` of the allocator's cache lie in ``free_blocks`` pieces; ``unreserved_bytes`` of the card
@@ -171,7 +171,7 @@ class FailedPart(Part):
     fits_expandable: bool | None
 
 
-class MemoryPart(Part):
+class MemoryPart(DocumentPart):
     """GPU memory of one device; ``limit_bytes`` is what the job may use.
 
     ``state_bytes``: weights, adapters and optimizer states, which any device has to hold;
@@ -193,7 +193,7 @@ class MemoryPart(Part):
     terms: list[TermPart]
 
 
-class HostTermPart(Part):
+class HostTermPart(DocumentPart):
     """Host RAM of one kind, per process."""
 
     name: str
@@ -203,7 +203,7 @@ class HostTermPart(Part):
     detail: str
 
 
-class HostPart(Part):
+class HostPart(DocumentPart):
     """Host RAM.  ``required_per_node_bytes`` is what the verdict compares with ``available_bytes`` (null:
     unknown, not judged).
 
@@ -218,7 +218,7 @@ class HostPart(Part):
     terms: list[HostTermPart]
 
 
-class TimeTermPart(Part):
+class TimeTermPart(DocumentPart):
     """Seconds of one part of the step; ``overlapped_s`` of them hide behind other parts."""
 
     name: str
@@ -228,7 +228,7 @@ class TimeTermPart(Part):
     detail: str
 
 
-class TimePart(Part):
+class TimePart(DocumentPart):
     """Time of one optimizer step; rates are of the whole job;
     ``mfu`` is model FLOP utilisation as a fraction.
     """
@@ -244,7 +244,7 @@ class TimePart(Part):
     terms: list[TimeTermPart]
 
 
-class AssumptionPart(Part):
+class AssumptionPart(DocumentPart):
     """One resolved setting and where its value comes from."""
 
     name: str
@@ -253,7 +253,7 @@ class AssumptionPart(Part):
     note: str
 
 
-class LeverPart(Part):
+class LeverPart(DocumentPart):
     """One change that saves memory, with the flags that ask for it and how they are typed.
 
     ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.
@@ -277,7 +277,7 @@ class LeverPart(Part):
     fits: bool
 
 
-class StackPart(Part):
+class StackPart(DocumentPart):
     """What one GPU needs at least and uses under a common stack; ``lacks``:
     usual settings that its bare defaults lack.
     """
@@ -290,7 +290,7 @@ class StackPart(Part):
     lacks: list[str]
 
 
-class AtLengthPart(Part):
+class AtLengthPart(DocumentPart):
     """The run with samples of another real length, an example; without their length given,
     ``time`` is that of full samples.
     """
@@ -300,21 +300,21 @@ class AtLengthPart(Part):
     cost_usd: Real
 
 
-class IntervalPart(Part):
+class IntervalPart(DocumentPart):
     """A range, in the unit of its number."""
 
     low: float
     high: float
 
 
-class ByteIntervalPart(Part):
+class ByteIntervalPart(DocumentPart):
     """A range of bytes."""
 
     low: Whole
     high: Whole
 
 
-class UnsaidPart(Part):
+class UnsaidPart(DocumentPart):
     """A setting that is assumed, and the answer with another value of it.
 
     ``moves_bytes``: the driver's peak with it less without; ``speed_ratio``:
@@ -328,7 +328,7 @@ class UnsaidPart(Part):
     verdict: Verdict
 
 
-class UncertaintyPart(Part):
+class UncertaintyPart(DocumentPart):
     """Intervals of a calibrated prediction.
 
     ``memory``: by level, bytes; ``step``: seconds; ``host``: bytes per process.  ``coverage``: share of
@@ -345,7 +345,7 @@ class UncertaintyPart(Part):
     extrapolates: list[str]
 
 
-class PredictionDocument(Part):
+class PredictionDocument(DocumentPart):
     """Everything that ``plan`` says about one job."""
 
     schema_: Literal["planner/prediction@1"] = Field(default=PREDICTION_SCHEMA_ID, alias="schema")

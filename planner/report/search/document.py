@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from planner.documents import Part, at, at_or_none, document_schema, document_text
+from planner.documents import DocumentPart, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
 from planner.report.prediction.schema import (
@@ -21,13 +21,13 @@ from planner.report.prediction.schema import (
     Real,
 )
 from planner.report.search.sections import exit_code
-from planner.searching.answer import Answer, Quantity
+from planner.searching.answer import FoundRecipes, Quantity
 from planner.version import __version__
 
 SEARCH_SCHEMA_ID: Final = "planner/search@1"
 
 
-class RecipePart(Part):
+class RecipePart(DocumentPart):
     """One recipe with what ``plan`` says of it;
     ``arguments`` are the words after ``plan`` that ask for it again.
 
@@ -70,7 +70,7 @@ class RecipePart(Part):
     warnings: list[str]
 
 
-class GroupPart(Part):
+class GroupPart(DocumentPart):
     """Recipes that train the same.
 
     ``nearest``: the one that comes closest where none fits; ``refused``: the rule that all break.
@@ -86,7 +86,7 @@ class GroupPart(Part):
     above: RecipePart | None
 
 
-class SearchDocument(Part):
+class SearchDocument(DocumentPart):
     """Everything that ``plan search`` says."""
 
     schema_: Literal["planner/search@1"] = Field(default=SEARCH_SCHEMA_ID, alias="schema")
@@ -114,7 +114,7 @@ def search_json_schema() -> dict[str, Any]:
     return document_schema(SearchDocument)
 
 
-def search_json(answer: Answer) -> str:
+def search_json(answer: FoundRecipes) -> str:
     """The answer as indented JSON, ending in a newline."""
     first = next(tried for group in answer.groups for tried in (*group.rows, *filter(None, (group.nearest,))))
     shared = ("verdict", "confidence", "solved", "n_tried", "n_fit", "n_refused", "groups", "levers", "notes")

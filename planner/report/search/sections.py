@@ -13,7 +13,7 @@ from planner.report.prediction.subject import EXIT_CODES, rests_on_unknown_host
 from planner.report.render.layout import Column, Commands, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import chance_text, gib, percent, rate, whole_percent
 from planner.report.search.table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
-from planner.searching.answer import Answer, Group, OtherStack, Quantity
+from planner.searching.answer import FoundRecipes, OtherStack, Quantity, RecipeGroup
 from planner.searching.attempt import Tried, state_of
 from planner.searching.solve import pace, size_of
 from planner.units import format_count, plain_number
@@ -40,7 +40,7 @@ _HEADS: dict[str, tuple[str, Tone]] = {
 }
 
 
-def search_sections(answer: Answer) -> tuple[Section, ...]:
+def search_sections(answer: FoundRecipes) -> tuple[Section, ...]:
     """All sections of one search, in reading order, empty ones left out."""
     numbered = _numbered(answer)
     rows = [each for group in numbered for each in group]
@@ -60,17 +60,17 @@ def search_sections(answer: Answer) -> tuple[Section, ...]:
     return tuple(section for section in sections if section.blocks)
 
 
-def rows_of(group: Group) -> tuple[Tried, ...]:
+def rows_of(group: RecipeGroup) -> tuple[Tried, ...]:
     """The recipes of a group that are shown: those that were chosen, or the nearest miss."""
     return group.rows if group.nearest is None else (group.nearest,)
 
 
-def exit_code(answer: Answer) -> int:
+def exit_code(answer: FoundRecipes) -> int:
     """Exit code of the best recipe."""
     return int(EXIT_CODES[answer.verdict])
 
 
-def _numbered(answer: Answer) -> list[list[Shown]]:
+def _numbered(answer: FoundRecipes) -> list[list[Shown]]:
     count = 0
     found: list[list[Shown]] = []
     for group in answer.groups:
@@ -80,7 +80,7 @@ def _numbered(answer: Answer) -> list[list[Shown]]:
     return found
 
 
-def _head(answer: Answer, rows: list[Tried]) -> Section:
+def _head(answer: FoundRecipes, rows: list[Tried]) -> Section:
     word, tone = _HEADS[answer.verdict]
     if answer.n_fit and all(map(_rests_on_host, (tried for group in answer.groups for tried in group.rows))):
         word, tone = "FITS IF HOST RAM SUFFICES", "warn"
@@ -107,7 +107,7 @@ def _head(answer: Answer, rows: list[Tried]) -> Section:
     return Section("", tuple(notes))
 
 
-def _other_stack(answer: Answer, other: OtherStack) -> str:
+def _other_stack(answer: FoundRecipes, other: OtherStack) -> str:
     """What the best stack that was not asked for would do, as it is by default, beside what was found."""
     tried, found = other.tried, other.found
     recipe = f"--stack {tried.scenario.stack.id} --method {tried.flags['method']}"
@@ -132,7 +132,7 @@ def _other_stack(answer: Answer, other: OtherStack) -> str:
     return f"Not asked for: {recipe}{fits}{pace_text}{was}; {batch} {uses}."
 
 
-def _group(answer: Answer, group: Group, shown: list[Shown]) -> Section:
+def _group(answer: FoundRecipes, group: RecipeGroup, shown: list[Shown]) -> Section:
     if group.nearest is not None:
         judged = group.nearest.prediction.verdict != "no_verdict"
         title = f"none of {group.n_tried:,} fits" if judged else f"no verdict on {group.n_tried:,}"
@@ -150,7 +150,7 @@ def _rests_on_host(tried: Tried) -> bool:
     return rests_on_unknown_host(tried.scenario, tried.prediction)
 
 
-def _host(group: Group) -> tuple[Note, ...]:
+def _host(group: RecipeGroup) -> tuple[Note, ...]:
     """What has to be true of a host of which nobody told how much RAM it has."""
     needs = sorted(
         float(each.prediction.host.required_per_node_bytes) for each in group.rows if _rests_on_host(each)
@@ -162,7 +162,7 @@ def _host(group: Group) -> tuple[Note, ...]:
     return (Note(text, "warn"),)
 
 
-def _refused(answer: Answer) -> Section:
+def _refused(answer: FoundRecipes) -> Section:
     """Ways of training of which every recipe breaks a rule, by the rule."""
     found: dict[str, list[str]] = {}
     for group in answer.groups:
@@ -175,7 +175,7 @@ def _refused(answer: Answer) -> Section:
 _SOLVED: dict[Quantity, str] = {"batch": "Largest micro-batch", "seq": "Longest sequence"}
 
 
-def _solved(answer: Answer, group: Group) -> tuple[Note, ...]:
+def _solved(answer: FoundRecipes, group: RecipeGroup) -> tuple[Note, ...]:
     """The number that was asked for, with its chance, and how it is with the next one."""
     if answer.solved is None:
         return ()
@@ -210,7 +210,7 @@ def _host_text(tried: Tried) -> str:
     return f"{gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
 
 
-def _fewest(group: Group) -> str:
+def _fewest(group: RecipeGroup) -> str:
     """The fewest GPUs, first those that need no host RAM beyond the usual."""
     first = group.rows[0]
     count = str(first.scenario.hardware.world_size)
@@ -293,7 +293,7 @@ def wrapped(words: list[str]) -> Iterator[str]:
     yield line
 
 
-def _levers(answer: Answer) -> Section:
+def _levers(answer: FoundRecipes) -> Section:
     if answer.n_fit or answer.verdict == "no_verdict":
         return Section("", ())
     if not answer.levers:
@@ -304,7 +304,7 @@ def _levers(answer: Answer) -> Section:
     return Section("What would make the nearest fit", (lever_choices("", answer.levers),))
 
 
-def _tried(answer: Answer, rows: list[Tried]) -> Section:
+def _tried(answer: FoundRecipes, rows: list[Tried]) -> Section:
     grid = Grid(
         (Column(""), Column("")),
         tuple(Row((name, ", ".join(_in_order(values)))) for name, values in answer.tried),

@@ -8,7 +8,7 @@ from planner.domain.hardware import Hardware
 from planner.domain.scenario import Scenario
 from planner.report.render.layout import Column, Grid, Row
 from planner.report.render.numbers import chance_text, gib, rate
-from planner.searching.answer import Answer
+from planner.searching.answer import FoundRecipes
 from planner.searching.attempt import Tried
 from planner.units import KILO, format_seconds, plain_number
 
@@ -24,7 +24,7 @@ class Shown:
     tried: Tried
 
 
-def recipe_grid(answer: Answer, shown: list[Shown]) -> Grid:
+def recipe_grid(answer: FoundRecipes, shown: list[Shown]) -> Grid:
     """The recipes of one way of training.
     Columns that say the same of every recipe of the search are left out.
     """

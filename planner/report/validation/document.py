@@ -13,7 +13,7 @@ from planner.calibration.fit.screen import LeftOut
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.rows import OomResult, RowScore
 from planner.calibration.score.validate import Validation
-from planner.documents import Part, at, document_schema, document_text
+from planner.documents import DocumentPart, at, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.run_record import Outcome
 from planner.domain.term import Phase
@@ -35,7 +35,7 @@ Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0)]
 
 
-class ErrorSummaryPart(Part):
+class ErrorSummaryPart(DocumentPart):
     """Errors of one quantity.
 
     ``mape`` is the mean of absolute errors, ``median_signed`` their median with sign (positive: too much was
@@ -52,7 +52,7 @@ class ErrorSummaryPart(Part):
     groups: Count
 
 
-class BoundPart(Part):
+class BoundPart(DocumentPart):
     """Predictions against installed host memory: ``ok`` of ``n`` are not above it."""
 
     n: Count
@@ -61,7 +61,7 @@ class BoundPart(Part):
     worst_row: str
 
 
-class OomPart(Part):
+class OomPart(DocumentPart):
     """``false_fit``: said fits, ran out of GPU memory.  ``false_oom``: said does not fit, but ran."""
 
     n_oom: Count
@@ -73,14 +73,14 @@ class OomPart(Part):
     no_verdict: Count
 
 
-class LeftOutPart(Part):
+class LeftOutPart(DocumentPart):
     """A row that could not be compared."""
 
     id: str = at("record", "id")
     reason: str = at("why_left_out")
 
 
-class RankPart(Part):
+class RankPart(DocumentPart):
     """Of ``n_pairs`` pairs of rows of one document, measured more than 10 % apart,
     how many are predicted in the same order.
     """
@@ -90,7 +90,7 @@ class RankPart(Part):
     share: float
 
 
-class SourcePart(Part):
+class SourcePart(DocumentPart):
     """Errors over the rows of one source.  ``censored`` rows filled the card,
     so their reading is capped by it.
 
@@ -113,7 +113,7 @@ class SourcePart(Part):
     not_timed_rows: list[LeftOutPart]
 
 
-class ComparisonPart(Part):
+class ComparisonPart(DocumentPart):
     """One measured number and its prediction; the unit is in the name of the quantity."""
 
     quantity: str
@@ -123,7 +123,7 @@ class ComparisonPart(Part):
     note: str
 
 
-class RowPhasePart(Part):
+class RowPhasePart(DocumentPart):
     """One phase of one record.  ``null``: a CPU has no such figure,
     or the phase was not gone through to its end.
     """
@@ -135,7 +135,7 @@ class RowPhasePart(Part):
     predicted_allocated_bytes: int | None
 
 
-class PhaseErrorPart(Part):
+class PhaseErrorPart(DocumentPart):
     """Errors of one phase at one level, over all records that carry readings."""
 
     phase: Phase
@@ -143,7 +143,7 @@ class PhaseErrorPart(Part):
     errors: ErrorSummaryPart
 
 
-class TermPairPart(Part):
+class TermPairPart(DocumentPart):
     """One group of terms in bytes at the measured peak."""
 
     name: str
@@ -151,7 +151,7 @@ class TermPairPart(Part):
     predicted_bytes: int
 
 
-class HistoryPart(Part):
+class HistoryPart(DocumentPart):
     """The allocator history of one record beside its prediction; ``not_scored`` says why there is none."""
 
     record_id: str
@@ -163,7 +163,7 @@ class HistoryPart(Part):
     replayed_reserved_bytes: int | None = None
 
 
-class RowPart(Part):
+class RowPart(DocumentPart):
     """One record: what was compared, and the verdict with what it was worth."""
 
     id: str
@@ -183,14 +183,14 @@ class RowPart(Part):
     phases: list[RowPhasePart] = Field(description="empty where the record carries no readings")
 
 
-class ScoresPart(Part):
+class ScoresPart(DocumentPart):
     """The same records scored with other coefficients."""
 
     sources: list[SourcePart]
     overall: SourcePart
 
 
-class CoefficientFitPart(Part):
+class CoefficientFitPart(DocumentPart):
     """One free number: the value that it gives its coefficient alone,
     and the range of one standard deviation around it.
     """
@@ -205,7 +205,7 @@ class CoefficientFitPart(Part):
     unit: str
 
 
-class UnusedPart(Part):
+class UnusedPart(DocumentPart):
     """A record that the fit left out, by the name of the rule."""
 
     id: str = at("record_id")
@@ -213,7 +213,7 @@ class UnusedPart(Part):
     reason: str
 
 
-class FitPart(Part):
+class FitPart(DocumentPart):
     """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``:
     of the held-out intervals.
 
@@ -233,7 +233,7 @@ class FitPart(Part):
     scale: dict[str, float]
 
 
-class ValidationDocument(Part):
+class ValidationDocument(DocumentPart):
     """Everything that ``plan validate`` says about some files of records.
 
     With ``cv`` ``source``, ``sources`` are held out: each group is predicted by a fit that never saw it.

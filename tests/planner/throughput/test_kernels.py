@@ -16,7 +16,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.step import predict_time
 from planner.throughput.terms import pass_seconds
 from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
@@ -31,19 +31,19 @@ def scenario(base: dict[str, str], **changes: str) -> Scenario:
     return resolve(from_flags({**base, **changes}), force=True)
 
 
-def job(the_scenario: Scenario) -> Job:
+def job(the_scenario: Scenario) -> TimedJob:
     """Its job, which must exist."""
     found = job_of(the_scenario, PRIORS)
     assert found is not None
     return found
 
 
-def seconds(held: Job, term: str) -> float:
+def seconds(held: TimedJob, term: str) -> float:
     """One term of a training micro-step."""
     return float(pass_seconds(held, "training")[term])
 
 
-def with_kernels(kind: str) -> Job:
+def with_kernels(kind: str) -> TimedJob:
     """A LoRA job whose stack has adapter kernels of this kind."""
     plain = scenario(LORA)
     return job(replace(plain, stack=replace(plain.stack, adapter_kernels=kind)))

@@ -9,7 +9,7 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.parallel import parallel_bytes, parallel_seconds
 from planner.throughput.rates import intra_node_bytes_per_s
 from planner.throughput.step import predict_time
@@ -18,7 +18,7 @@ TOKENS, HIDDEN, LAYERS, WORDS = 4096, 4096, 32, 128256
 KEYS = 8 * 128
 
 
-def job(**flags: Any) -> Job:
+def job(**flags: Any) -> TimedJob:
     """Llama 3.1 8B in bf16 on H100 cards."""
     base = {
         "model": "llama-3.1-8b",

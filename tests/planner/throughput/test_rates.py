@@ -14,8 +14,8 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.ops.work import Expansion
-from planner.throughput.job import Job, job_of
+from planner.program.ops.work import Unpacking
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.kernels import expansion_seconds
 from planner.throughput.offload import cpu_adam_seconds
 from planner.throughput.rates import accumulates_at_half_rate, reached_share
@@ -25,9 +25,9 @@ from planner.units import GIGA
 PRIORS = Coefficients()
 
 
-def expansions_s(held: Job) -> float:
+def expansions_s(held: TimedJob) -> float:
     """What one kernel takes to expand a billion weights, each read as half a byte and written as two."""
-    return float(expansion_seconds(held, Expansion(2.56), GIGA))
+    return float(expansion_seconds(held, Unpacking(2.56), GIGA))
 
 
 QLORA = {"model": "llama-2-7b", "method": "qlora", "gpu": "a100-80-sxm", "seq": "1024"}
@@ -49,7 +49,7 @@ def scenario(base: dict[str, str], **changes: str) -> Scenario:
     )
 
 
-def job(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> Job:
+def job(the_scenario: Scenario, coefficients: Coefficients = PRIORS) -> TimedJob:
     """Its job, which must exist."""
     found = job_of(the_scenario, coefficients)
     assert found is not None

@@ -15,7 +15,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import HOOKS_PER_UNIT, hook_seconds, reduced_bytes, waiting_hook_seconds
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.step import predict_time
 from planner.throughput.terms import pass_seconds
 
@@ -29,19 +29,19 @@ MISTRAL: dict[str, Any] = {
 }
 
 
-def _job(**changes: object) -> Job:
+def _job(**changes: object) -> TimedJob:
     found = job_of(resolve(from_flags(MISTRAL | changes)), PRIORS)
     assert found is not None
     return found
 
 
-def _time(job: Job) -> TimePrediction:
+def _time(job: TimedJob) -> TimePrediction:
     found = predict_time(job.scenario, PRIORS)
     assert found is not None
     return found
 
 
-def _seconds(job: Job, name: str) -> float:
+def _seconds(job: TimedJob, name: str) -> float:
     return float(next(term.seconds for term in _time(job).terms if term.name == name))
 
 

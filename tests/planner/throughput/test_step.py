@@ -37,7 +37,7 @@ from planner.throughput.communication import (
     stored_param_bytes,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.rates import accumulates_at_half_rate, intra_node_bytes_per_s, peak_flop_per_s
 from planner.throughput.step import predict_time
@@ -112,7 +112,7 @@ def term(answer: TimePrediction, name: str) -> TimeTerm:
     return found
 
 
-def job(the_scenario: Scenario) -> Job:
+def job(the_scenario: Scenario) -> TimedJob:
     """The job of a scenario, which must exist."""
     found = job_of(the_scenario, PRIORS)
     assert found is not None

@@ -18,7 +18,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.ops.work import FusedAttention
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.kernels import attention_seconds
 from planner.throughput.step import both_busy_seconds, predict_time
 
@@ -39,7 +39,7 @@ def scenario(**changes: str) -> Scenario:
     return resolve(from_flags({**NATURAL, **changes}))
 
 
-def job(the_scenario: Scenario) -> Job:
+def job(the_scenario: Scenario) -> TimedJob:
     """Its job, which must exist."""
     found = job_of(the_scenario, PRIORS)
     assert found is not None

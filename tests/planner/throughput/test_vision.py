@@ -11,7 +11,7 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.throughput.job import Job, job_of
+from planner.throughput.job import TimedJob, job_of
 from planner.throughput.terms import pass_seconds, tower_seconds
 from planner.throughput.vision import tower_flop
 
@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def job(model: str, **said: object) -> Job:
+def job(model: str, **said: object) -> TimedJob:
     """A job with one image of 24 x 36 patches, whose tower is frozen."""
     made = job_of(resolve(from_flags({**JOB, "model": model, **said}), force=True), Coefficients())
     assert made is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from planner.program.engines.coordinator import Coordinator, Live, Module
-from planner.program.engines.deepspeed import What
+from planner.program.engines.deepspeed import Purpose
 from planner.program.engines.params import Param
 from planner.program.engines.settings import Settings
 from planner.program.ops.tensors import MARK
@@ -34,7 +34,7 @@ class Engine:
     said: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
-    def take(self, n_bytes: int, what: What, param: Param | None = None) -> int:
+    def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
         """Allocate."""
         del what, param
         self.said.append(n_bytes)
