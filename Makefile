@@ -96,7 +96,7 @@ AGAIN ?=
 differential: env
 	$(BIN)/python tests/against_libraries/run_matrix.py --workers $(XDIST) $(AGAIN)
 	$(BIN)/python tests/against_libraries/sharded_table.py $(AGAIN)
-	$(BIN)/python -m pytest tests/against_libraries/test_matrix.py tests/against_libraries/test_sharded_table.py
+	$(BIN)/python -m pytest tests/against_libraries/tables/test_matrix.py tests/against_libraries/tables/test_sharded_table.py
 
 bench: env
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable --benchmark-only

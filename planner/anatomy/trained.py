@@ -192,7 +192,7 @@ def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPas
 
     Backward stops below the first layer whose input needs a gradient; a checkpointed layer that nothing needs
     a gradient of keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py;
-    tests/against_libraries/test_trained_layers.py.
+    tests/against_libraries/step_program/test_trained_layers.py.
     """
     parts, made = parts_of(model, recipe), list[LayerPasses]()
     below = {"embed", "tower", "projector"}

@@ -1,4 +1,4 @@
-"""Makes the modules of this folder importable: tests are collected in importlib mode,
+"""Makes the modules of this folder and of those below importable: tests are collected in importlib mode,
 which adds no folder to the path.
 """
 
@@ -7,4 +7,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), *sorted({str(test.parent) for test in HERE.glob("*/test_*.py")})]

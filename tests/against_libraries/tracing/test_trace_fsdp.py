@@ -44,7 +44,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
     out = tmp_path_factory.mktemp("fsdp")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [
-        str(Path(__file__).with_name("fsdp_worker.py")),
+        str(Path(__file__).parents[1] / "fsdp_worker.py"),
         "--model",
         json.dumps(MODEL),
         "--out",

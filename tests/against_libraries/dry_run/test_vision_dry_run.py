@@ -21,7 +21,7 @@ from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.step import step_of
-from tests.against_libraries.test_dry_run import run
+from tests.against_libraries.dry_run.test_dry_run import run
 from tests.extras import needs
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
     pytest.mark.slow,
 ]
-PROGRAM = Path(__file__).resolve().parent / "programs" / "vision_step.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "vision_step.py"
 TEXT = {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -112,7 +112,7 @@ def run_workers(out: Path) -> None:
     """Start the two processes and wait; ``out/done`` says that they are through, whatever came of it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(WORLD)]
     command += [
-        str(Path(__file__).with_name("zero_worker.py")),
+        str(Path(__file__).parents[1] / "zero_worker.py"),
         "--model",
         json.dumps(MODEL),
         "--out",

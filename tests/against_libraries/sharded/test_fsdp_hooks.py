@@ -17,7 +17,7 @@ LAYERS = 4
 def test_inputs_and_gradients_of_all_layers_are_alive_at_the_end() -> None:
     """All of them with checkpoints around the units, none without checkpoints."""
     import_or_skip("torch")
-    script = Path(__file__).with_name("fsdp_hooks.py")
+    script = Path(__file__).parents[1] / "fsdp_hooks.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     alive = json.loads(done.stdout.splitlines()[-1])

@@ -22,7 +22,7 @@ pytestmark = [
     needs("torch", "transformers", "peft", "accelerate"),
     pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
 ]
-PROGRAM = Path(__file__).resolve().parent / "programs" / "step.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "step.py"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
