@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.domain.hardware import Hardware
-from planner.domain.model import ModelSpec
+from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
@@ -94,6 +94,28 @@ def _asked(parallel: Parallel) -> str:
 
 
 def _of_job(scenario: Scenario) -> Iterator[str]:
+    return (_of_gathered_heads if scenario.stack.model_parallel == "heads" else _of_divided_model)(scenario)
+
+
+def _of_gathered_heads(scenario: Scenario) -> Iterator[str]:
+    """Only attention knows that the sequence is divided, so whatever else the job is may be."""
+    recipe = scenario.recipe
+    if recipe.task != "sft":
+        yield f"for task {recipe.task}"
+    if recipe.attention != "flash2":
+        yield f"with attention {recipe.attention}, which Axolotl refuses, too; flash2 is"
+    if recipe.batch.is_padded or recipe.batch.lengths is not None:
+        yield "for samples of their own lengths; packed ones are (--padding packed)"
+    elif recipe.batch.rows > 1:
+        yield "for several packed rows, which Axolotl refuses, too; one is (--batch 1)"
+    if recipe.batch.seq_len % recipe.parallel.context:
+        yield (
+            f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
+            f"{recipe.parallel.context}"
+        )
+
+
+def _of_divided_model(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
     if recipe.numerics.quantization != "none":
         yield f"over a base in {recipe.numerics.quantization}"
@@ -120,6 +142,10 @@ def _of_job(scenario: Scenario) -> Iterator[str]:
 
 def _of_model(scenario: Scenario) -> Iterator[str]:
     model, parallel = scenario.model, scenario.recipe.parallel
+    if scenario.stack.model_parallel == "heads":
+        if model.vision is not None or not all(_has_plain_heads(group.block) for group in model.groups):
+            yield "for models that see, and layers other than attention with rotary positions"
+        return
     known = _TITAN if scenario.stack.model_parallel == "tokens" else _PLANNED
     if model.architecture not in known:
         yield f"for architecture '{model.architecture}'; {', '.join(sorted(known))} are"
@@ -137,10 +163,21 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         yield "for layers with a window, which Accelerate refuses, too"
 
 
+def _has_plain_heads(block: BlockSpec) -> bool:
+    """Heads of one width with rotary positions, which is all that the code of the gathered heads takes."""
+    spec = block.attention
+    latent = any(linear.reads == "attn_latent_kv" for linear in block.linears)
+    plain = spec.position == "rope" and spec.head_dim == spec.value_head_dim and spec.pieces == "none"
+    return block.mixer is None and plain and not (latent or spec.softcap or spec.sinks)
+
+
 def _of_stack(scenario: Scenario) -> Iterator[str]:
     recipe, stack, hardware = scenario.recipe, scenario.stack, scenario.hardware
     if stack.model_parallel == "unread":
         yield f"on stack '{stack.id}', of which nobody read how it divides a model"
+    elif stack.model_parallel == "heads":
+        if recipe.parallel.tensor > 1:
+            yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"
     elif stack.model_parallel == "features":
         if recipe.parallel.context > 1:
             yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"

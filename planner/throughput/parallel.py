@@ -12,6 +12,7 @@ from planner.program.ops.collectives import (
     GATHERED_KEYS,
     REDUCE_SCATTER,
     SCATTERED_KEYS,
+    SENT_KEYS,
 )
 from planner.program.ops.sizes import unit_values
 from planner.program.step import parts_of
@@ -26,6 +27,7 @@ def parallel_bytes(job: TimedJob) -> Number:
     Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
     all-gather, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
     Source: :mod:`planner.program.ops.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
+    Where keys are gathered one head at a time, only the first gather is counted: kernels hide the others.
     Ignored: sums for each token that a loss over a divided vocabulary takes.
     """
     parallel = job.recipe.parallel
@@ -50,6 +52,7 @@ def _shares(tensor: int, context: int) -> Mapping[str, Number]:
         REDUCE_SCATTER: tensor - 1,
         GATHERED_KEYS: ring_fraction(context),
         SCATTERED_KEYS: context - 1,
+        SENT_KEYS: context - 1,
     }
 
 

@@ -22,6 +22,7 @@ from planner.configs.shared.trainer import (
     remark_on_tf32,
     say_optimizer,
 )
+from planner.configs.tools.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl_parts import (
     is_llama,
     read_attention_keys,
@@ -146,13 +147,6 @@ _MICRO_BATCH = 1
 # Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
 # in 4 bits with a scale for 128 elements in place of 256.
 _TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
-_DEGREES = {
-    "tensor_parallel_size": "a tensor-parallel degree",
-    "context_parallel_size": "a context-parallel degree",
-    "sequence_parallel_degree": "a sequence-parallel degree",
-    "dp_replicate_size": "a degree of replicas",
-    "expert_parallel_size": "an expert-parallel degree",
-}
 _REMARKS = {
     "torch_compile": "compilation is not counted: memory and time are those without it",
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
@@ -201,7 +195,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_task(keys, reading)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
-    keys.refuse_above_one(_DEGREES)
+    read_parallel(keys, reading)
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
     of_2023 = any(keys.holds(name) for name in _OLD_KEYS_2023)
     if old is not None:

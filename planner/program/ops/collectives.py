@@ -19,7 +19,10 @@ from planner.program.view import LayerView
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 GATHERED_KEYS, SCATTERED_KEYS = "all_gather of keys", "reduce_scatter of keys"
-"""Names of collectives as operators; the last two are among GPUs that divide a sequence."""
+SENT_KEYS = "copy of a head for all_gather"
+"""Names of collectives as operators; the last three are among GPUs that divide a sequence.
+``SENT_KEYS`` makes what is sent, the others what arrives.
+"""
 
 
 def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:

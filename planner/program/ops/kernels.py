@@ -24,7 +24,7 @@ _WIDTH_MULTIPLE = 8
 _TILE_COLUMNS = (32, 64, 96, 128)
 Kernel = Literal["flash", "efficient", "math"]
 Pairs = Literal["triangle", "square"]
-_PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
+PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of a query's and a key's features, and of probabilities and values;
 backward the scores once more, and four gradients.
 
@@ -184,7 +184,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
             _padded(torch, each, each.count * padded / spec.head_dim) for each in (query, key, value)
         )
     _call_by_pieces(torch, view)
-    out = torch.like(query, "flash_attention", cost=_cost(view, "flash", _PRODUCTS))
+    out = torch.like(query, "flash_attention", cost=fused_cost(view, "flash", PRODUCTS))
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention", cost=None)
     shapes = [_shape(each) for each in (query, key, value)]
 
@@ -203,16 +203,12 @@ def _flash_gradients(
 ) -> list[Tensor | None]:
     """``mha_bwd``: row sums, an accumulator of the query's gradient,
     key and value gradients of all heads, and results.
-
-    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored:
-    rows rounded to 128 of each sample.
     """
     spec, op = view.block.attention, "flash_attention_backward"
-    rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
-    unit, rows = _rows_at_once(view)
     _call_by_pieces(torch, view)
-    torch.pay(_cost(view, "flash", _BACKWARD_PRODUCTS))
-    _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op, cost=None) for count in (1, rounded)]
+    torch.pay(fused_cost(view, "flash", BACKWARD_PRODUCTS))
+    unit, rows = _rows_at_once(view)
+    _work = flash_workspace(torch, width, (unit, rows * spec.n_heads), op)
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
         n_keys = view.recipe.parallel.context
         _work += [
@@ -220,6 +216,16 @@ def _flash_gradients(
             for _ in range(2)
         ]
     return [torch.like(shape, op, cost=None) for shape in shapes]
+
+
+def flash_workspace(torch: Operators, width: int, rows: tuple[Unit, float], op: str) -> list[Tensor]:
+    """Row sums and an accumulator of the query's gradient in fp32, of ``rows`` of single heads.
+
+    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored:
+    rows rounded to 128 of each sample.
+    """
+    rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
+    return [torch.new(rows[0], rows[1] * count, "fp32", op, cost=None) for count in (1, rounded)]
 
 
 def _call_by_pieces(torch: Operators, view: LayerView) -> None:
@@ -269,7 +275,7 @@ def _efficient(
     spec, op = view.block.attention, "efficient_attention"
     pairs: Pairs = "triangle" if bias is None else "square"
     out = torch.new(
-        Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=_cost(view, "efficient", _PRODUCTS, pairs)
+        Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=fused_cost(view, "efficient", PRODUCTS, pairs)
     )
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", op, cost=None)
     width = spec.head_dim
@@ -279,7 +285,7 @@ def _efficient(
     shapes = [_shape(each, together=True) for each in inputs]
 
     def backward(*_: object) -> list[Tensor | None]:
-        torch.pay(_cost(view, "efficient", _BACKWARD_PRODUCTS, pairs))
+        torch.pay(fused_cost(view, "efficient", BACKWARD_PRODUCTS, pairs))
         _work = [torch.new(Unit.TOKENS, spec.n_heads * count, "fp32", op, cost=None) for count in (1, tiled)]
         return [torch.like(shape, op, cost=None) for shape in shapes]
 
@@ -287,7 +293,7 @@ def _efficient(
     return record(torch, out, inputs, [*inputs, *masks, out, statistics], backward)
 
 
-def _cost(
+def fused_cost(
     view: LayerView, kernel: Literal["flash", "efficient"], products: int, pairs: Pairs = "triangle"
 ) -> Multiplies:
     """One call over all heads: so many ``products`` for each pair of a query and a key.

@@ -203,6 +203,18 @@ def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
     assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
 
 
+def test_sequences_divided_over_gpus(tmp_path: Path) -> None:
+    """The older name counts where the newer is not given; only gathered heads are read."""
+    packed = BASE + "sample_packing: true\nflash_attention: true\nmicro_batch_size: 1\n"
+    assert read(tmp_path, packed + "context_parallel_size: 4\n").request.get("context_parallel") == 4
+    assert read(tmp_path, packed + "sequence_parallel_degree: 2\n").request.get("context_parallel") == 2
+    assert read(tmp_path, packed + "context_parallel_size: 1\n").request.get("context_parallel") is None
+    with pytest.raises(NotModelledError, match="batch_ring"):
+        read(tmp_path, packed + "context_parallel_size: 2\nring_attn_func: batch_ring\n")
+    with pytest.raises(NotModelledError, match="stride over heads of keys of 2"):
+        read(tmp_path, packed + "context_parallel_size: 2\nheads_k_stride: 2\n")
+
+
 def test_relora_is_an_adapter_that_is_merged(tmp_path: Path) -> None:
     """Its steps between are those of LoRA."""
     assert read(tmp_path, BASE + "adapter: lora\nlora_r: 8\nrelora_steps: 150\n").request.get("relora")

@@ -65,7 +65,8 @@ def test_a_job_is_the_part_of_one_gpu() -> None:
         ({"model": "mixtral-8x7b"}, "mixtral"),
         ({"optimizer": "adamw_8bit"}, "adamw_8bit"),
         ({"stack": "hf-trainer@5"}, "hf-trainer@5"),
-        ({"stack": "axolotl", "padding": "packed"}, "axolotl"),
+        ({"stack": "axolotl", "padding": "packed", "attention": "flash2", "batch": 1}, "axolotl"),
+        ({"stack": "axolotl@0.8", "padding": "packed"}, "axolotl@0.8"),
         ({"sharding": "zero3"}, "zero3"),
         ({"tensor_parallel": 8, "context_parallel": 1, "model": "qwen3-0.6b"}, "head is their token table"),
         ({"seq": 4098}, "4098"),
@@ -78,6 +79,43 @@ def test_what_nobody_read_has_no_verdict(flags: dict[str, object], words: str) -
     assert isinstance(raised.value, RefusedCombinationError)
     assert raised.value.exit_code is ExitCode.NOT_MODELLED
     assert words in str(raised.value)
+
+
+HEADS = {
+    "stack": "axolotl",
+    "context_parallel": 4,
+    "padding": "packed",
+    "attention": "flash2",
+    "batch": 1,
+    "gpu": "a100-80gb:8",
+}
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "zero3"])
+def test_only_attention_knows_of_a_divided_sequence(method: str, sharding: str) -> None:
+    """Axolotl: whatever the job is, each GPU has its part of the tokens, and the engine all GPUs."""
+    scenario = scenario_of(**HEADS, method=method, sharding=sharding, optimizer="adamw_torch")
+    job = job_of(scenario, Coefficients())
+    assert (job.tokens, job.optimizer_shards) == (32768 // 4, 1 if sharding == "ddp" else 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"task": "dpo"}, "task dpo"),
+        ({"attention": "sdpa"}, "attention sdpa"),
+        ({"padding": "longest", "tokens_per_sample": 100}, "lengths"),
+        ({"batch": 2}, "several packed rows"),
+        ({"seq": 4098}, "4098"),
+        ({"model": "gemma-2-2b"}, "models that see"),
+        ({"model": "deepseek-v2-lite"}, "models that see"),
+    ],
+)
+def test_what_gathered_heads_do_not_take(flags: dict[str, object], words: str) -> None:
+    """Nobody read it, or Axolotl refuses it, too."""
+    with pytest.raises(NotModelledError, match=words):
+        scenario_of(**{**HEADS, **flags})
 
 
 def test_groups_divide_the_gpus() -> None:

@@ -51,6 +51,13 @@ def test_parts_of_tokens_and_keys() -> None:
     assert parallel_bytes(found) == pytest.approx(2 * one_way * stream / 2 + LAYERS * 2 * keys / 2)
 
 
+def test_one_head_of_keys_at_a_time() -> None:
+    """Axolotl: the first head of each pass, and of backward the sums of all; kernels hide the rest."""
+    found = job(gpu="h100-sxm:4", context_parallel=4, stack="axolotl", attention="flash2", batch=1)
+    from_others = 3 * TOKENS // 4 * 128 * 2
+    assert parallel_bytes(found) == pytest.approx(LAYERS * 2 * (1 + 8) * from_others)
+
+
 def test_their_time_is_that_of_the_links() -> None:
     """Nothing hides it; jobs whose GPUs have batches of their own have none of it."""
     found = job(gpu="h100-sxm:2", tensor_parallel=2)

@@ -1,0 +1,38 @@
+"""Axolotl: over how many GPUs a model or each sequence is divided.
+
+Source: axolotl 0.19.0 utils/schemas/validation.py check_context_parallel_size and validate_ring_attn_func.
+"""
+
+from __future__ import annotations
+
+from planner.configs.reading import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import show
+
+_REFUSED = {
+    "tensor_parallel_size": "a tensor-parallel degree",
+    "dp_replicate_size": "a degree of replicas",
+    "expert_parallel_size": "an expert-parallel degree",
+}
+# The second name is the older one, which counts where the first is not given.
+_CONTEXT = ("context_parallel_size", "sequence_parallel_degree")
+_GATHERED_HEADS = "varlen_llama3"
+
+
+def read_parallel(keys: Keys, reading: Reading) -> None:
+    """Enter over how many GPUs a sequence is divided; what that goes with is checked later.
+
+    Raises:
+        InputFileError: a degree that is no count.
+        NotModelledError: the model is divided as well, or attention runs otherwise than by gathered heads.
+    """
+    keys.refuse_above_one(_REFUSED)
+    said = [(name, keys.count(name)) for name in _CONTEXT if keys.holds(name)]
+    name, degree = next(((name, degree) for name, degree in said if degree), ("", 1))
+    if degree < 2:
+        return
+    reading.say("context_parallel", degree, keys.where(name))
+    way = keys.get("ring_attn_func")
+    if way not in (None, _GATHERED_HEADS):
+        raise keys.not_modelled("ring_attn_func", f"{show(way)} is not modelled; {_GATHERED_HEADS} is")
+    keys.refuse_above_one({"heads_k_stride": "a stride over heads of keys"})
