@@ -93,21 +93,31 @@ def _asked(parallel: Parallel) -> str:
     return " x ".join(f"{name} of {degree}" for name, degree in parts.items() if degree > 1)
 
 
+def _exchanges(scenario: Scenario) -> bool:
+    """Whether sequences are divided by exchange of heads (Ulysses), which the Trainer has by DeepSpeed."""
+    return scenario.stack.model_parallel == "features" and scenario.recipe.parallel.context > 1
+
+
+def _divides_sequences_alone(scenario: Scenario) -> bool:
+    """Whether only attention knows that a batch has several GPUs, so that whatever else the job is may be."""
+    return scenario.stack.model_parallel == "heads" or _exchanges(scenario)
+
+
 def _of_job(scenario: Scenario) -> Iterator[str]:
-    return (_of_gathered_heads if scenario.stack.model_parallel == "heads" else _of_divided_model)(scenario)
+    return (_of_divided_sequence if _divides_sequences_alone(scenario) else _of_divided_model)(scenario)
 
 
-def _of_gathered_heads(scenario: Scenario) -> Iterator[str]:
-    """Only attention knows that the sequence is divided, so whatever else the job is may be."""
+def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
+    taken = ("flash2", "sdpa") if _exchanges(scenario) else ("flash2",)
     if recipe.task != "sft":
         yield f"for task {recipe.task}"
-    if recipe.attention != "flash2":
-        yield f"with attention {recipe.attention}, which Axolotl refuses, too; flash2 is"
+    if recipe.attention not in taken:
+        yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)}"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
         yield "for samples of their own lengths; packed ones are (--padding packed)"
     elif recipe.batch.rows > 1:
-        yield "for several packed rows, which Axolotl refuses, too; one is (--batch 1)"
+        yield "for several packed rows of one GPU; one is (--batch 1)"
     if recipe.batch.seq_len % recipe.parallel.context:
         yield (
             f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
@@ -142,9 +152,15 @@ def _of_divided_model(scenario: Scenario) -> Iterator[str]:
 
 def _of_model(scenario: Scenario) -> Iterator[str]:
     model, parallel = scenario.model, scenario.recipe.parallel
-    if scenario.stack.model_parallel == "heads":
-        if model.vision is not None or not all(_has_plain_heads(group.block) for group in model.groups):
+    if _divides_sequences_alone(scenario):
+        blocks = [group.block for group in model.groups]
+        if model.vision is not None or not all(_has_plain_heads(each) for each in blocks):
             yield "for models that see, and layers other than attention with rotary positions"
+        elif _exchanges(scenario) and not all(_heads_divide(each, parallel.context) for each in blocks):
+            yield (
+                f"for '{model.id}': its heads do not divide by {parallel.context}, which DeepSpeed "
+                "refuses, too"
+            )
         return
     known = _TITAN if scenario.stack.model_parallel == "tokens" else _PLANNED
     if model.architecture not in known:
@@ -171,6 +187,12 @@ def _has_plain_heads(block: BlockSpec) -> bool:
     return block.mixer is None and plain and not (latent or spec.softcap or spec.sinks)
 
 
+def _heads_divide(block: BlockSpec, parts: int) -> bool:
+    """Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.__init__."""
+    queries, keys = block.attention.n_heads, block.attention.n_kv_heads
+    return not queries % parts and not (keys % parts and parts % keys)
+
+
 def _of_stack(scenario: Scenario) -> Iterator[str]:
     recipe, stack, hardware = scenario.recipe, scenario.stack, scenario.hardware
     if stack.model_parallel == "unread":
@@ -178,9 +200,9 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif stack.model_parallel == "heads":
         if recipe.parallel.tensor > 1:
             yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"
+    elif _exchanges(scenario):
+        yield from _of_exchange(scenario)
     elif stack.model_parallel == "features":
-        if recipe.parallel.context > 1:
-            yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"
         if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
             yield (
                 f"on stack '{stack.id}' beside other batches; without --stack the answer is for "
@@ -190,6 +212,16 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
             yield f"with loss {recipe.loss}"
     elif recipe.sharding.name not in ("fsdp", "hsdp"):
         yield f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone"
+
+
+def _of_exchange(scenario: Scenario) -> Iterator[str]:
+    if not scenario.recipe.uses_deepspeed or scenario.recipe.parallel.tensor > 1:
+        yield (
+            f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices (--sharding zero3 has it); "
+            "without --stack the answer is for one that has it"
+        )
+    if scenario.run.eval_samples:
+        yield "with evaluation, which runs on whole sequences"
 
 
 def _divides(model: ModelSpec, parts: int) -> bool:

@@ -9,6 +9,7 @@ from planner.program import job as program
 from planner.program.ops.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     GATHERED_KEYS,
     REDUCE_SCATTER,
     SCATTERED_KEYS,
@@ -25,7 +26,8 @@ def parallel_bytes(job: TimedJob) -> Number:
     """Bytes that each GPU receives in one micro-step from those that share its batch.
 
     Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
-    all-gather, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
+    all-gather or an exchange, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one
+    part of ``n``.
     Source: :mod:`planner.program.ops.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
     Where keys are gathered one head at a time, only the first gather is counted: kernels hide the others.
     Ignored: sums for each token that a loss over a divided vocabulary takes.
@@ -53,6 +55,7 @@ def _shares(tensor: int, context: int) -> Mapping[str, Number]:
         GATHERED_KEYS: ring_fraction(context),
         SCATTERED_KEYS: context - 1,
         SENT_KEYS: context - 1,
+        ALL_TO_ALL: ring_fraction(context),
     }
 
 

@@ -16,7 +16,10 @@ TOOL = "Accelerate 1.15.0"
 _FSDP_VERSION = 1
 _COMPILED = "compilation is not counted: memory and time are those without it"
 _ZERO_STAGE = 2
-_DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel"}
+_DEGREES = {"tp_size": "tensor_parallel", "cp_size": "context_parallel", "sp_size": "context_parallel"}
+# Who divides a sequence: torch over FSDP2's mesh, or DeepSpeed.
+# Source: accelerate 1.15 accelerator.py _prepare_cp and _prepare_deepspeed.
+_DIVIDER = {"cp_size": "FSDP", "sp_size": "DEEPSPEED"}
 
 _HARMLESS = (
     "compute_environment",
@@ -68,7 +71,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     _read_counts(keys, reading, kind)
     _read_precision(keys, reading)
-    _read_parallelism(keys, reading)
+    _read_parallelism(keys, reading, kind)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
         read_fsdp(
@@ -129,19 +132,21 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
     reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
 
 
-def _read_parallelism(keys: Keys, reading: Reading) -> None:
+def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
     """``parallelism_config``: the degrees that the model and each sequence are divided by;
-    what they go with is checked later.
+    what else they go with is checked later.
     """
     part = keys.part("parallelism_config")
     if part is None:
         return
     for name in part.left_over_here():
-        field = next((field for end, field in _DEGREES.items() if name.endswith(end)), None)
-        degree = part.count(name) if field else None
-        if field is not None and degree is not None and degree > 1:
-            reading.say(field, degree, part.where(name))
-        elif name.endswith(("sp_size", "replicate_size")):
+        end = next((end for end in _DEGREES if name.endswith(end)), "")
+        degree = part.count(name) if end else None
+        if degree is not None and degree > 1:
+            if kind != _DIVIDER.get(end, kind):
+                raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
+            reading.say(_DEGREES[end], degree, part.where(name))
+        elif name.endswith("replicate_size"):
             part.refuse_above_one({name: "a degree"})
     part.skip(part.left_over_here())
 

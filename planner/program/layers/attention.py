@@ -10,6 +10,7 @@ from planner.program.head.generation import cached
 from planner.program.head.heads import by_heads, fused_projection, head_norm, split
 from planner.program.layers.activations import clamped
 from planner.program.layers.eager import eager
+from planner.program.layers.exchanged_heads import by_exchanged_heads
 from planner.program.layers.gathered_heads import by_gathered_heads
 from planner.program.layers.latent import latent_heads
 from planner.program.layers.rotary import rotated
@@ -25,8 +26,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
         query, key, value, held = heads(torch, view, gathered(torch, view, x))
-        one_head_at_a_time = view.recipe.parallel.context > 1 and view.stack.model_parallel == "heads"
-        if view.recipe.parallel.context > 1 and not one_head_at_a_time:
+        divided = view.recipe.parallel.context > 1
+        if divided and view.stack.model_parallel == "tokens":
             held += [key, value]
             key, value = (gathered_keys(torch, view, each) for each in (key, value))
         if torch.caches:
@@ -34,8 +35,9 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
-        elif one_head_at_a_time:
-            out = by_gathered_heads(torch, view, query, key, value)
+        elif divided and view.stack.model_parallel != "tokens":
+            by_heads = by_gathered_heads if view.stack.model_parallel == "heads" else by_exchanged_heads
+            out = by_heads(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
             if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":

@@ -263,7 +263,7 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
         ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
         (
             "distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n",
-            "of 2 is not modelled",
+            "sp_size: needs distributed_type DEEPSPEED, and it is NO",
         ),
     ],
 )
@@ -285,6 +285,10 @@ def test_degrees_of_accelerate_are_those_of_the_job(tmp_path: Path) -> None:
     beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
     reading = read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
     assert (reading.value("tensor_parallel"), reading.value("context_parallel")) == (2, 4)
+    text = "distributed_type: DEEPSPEED\nparallelism_config: {parallelism_config_sp_size: 8}\n"
+    beside = Beside(accelerate=written(tmp_path, text, "sp.yaml"))
+    reading = read_config(written(tmp_path, "per_device_train_batch_size: 1\n"), None, beside)
+    assert reading.value("context_parallel") == 8
 
 
 def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:

@@ -100,6 +100,41 @@ def test_only_attention_knows_of_a_divided_sequence(method: str, sharding: str) 
     assert (job.tokens, job.optimizer_shards) == (32768 // 4, 1 if sharding == "ddp" else 8)
 
 
+EXCHANGED = {
+    "stack": "trl",
+    "context_parallel": 8,
+    "padding": "packed",
+    "attention": "flash2",
+    "batch": 1,
+    "sharding": "zero3",
+}
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_deepspeed_exchanges_heads_for_the_trainer(method: str, sharding: str) -> None:
+    """Ulysses: each GPU has its part of the tokens, and ZeRO divides states over all of them."""
+    scenario = scenario_of(**{**EXCHANGED, "method": method, "sharding": sharding})
+    job = job_of(scenario, Coefficients())
+    assert (job.tokens, job.optimizer_shards) == (32768 // 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"sharding": "fsdp"}, "without ZeRO"),
+        ({"tensor_parallel": 2, "context_parallel": 4}, "divided matrices"),
+        ({"model": "qwen2.5-7b"}, "heads do not divide by 8"),
+        ({"attention": "eager"}, "attention eager"),
+        ({"samples": 100, "eval_samples": 10}, "evaluation"),
+    ],
+)
+def test_what_an_exchange_does_not_take(flags: dict[str, object], words: str) -> None:
+    """Nobody read it, or DeepSpeed refuses it, too."""
+    with pytest.raises(NotModelledError, match=words):
+        scenario_of(**{**EXCHANGED, **flags})
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -58,6 +58,15 @@ def test_one_head_of_keys_at_a_time() -> None:
     assert parallel_bytes(found) == pytest.approx(LAYERS * 2 * (1 + 8) * from_others)
 
 
+def test_exchanged_heads() -> None:
+    """DeepSpeed: queries, keys, values and outputs, forward and back."""
+    flags = {"gpu": "h100-sxm:8", "context_parallel": 8, "stack": "trl", "attention": "flash2", "batch": 1}
+    found = job(**flags, sharding="zero2")
+    part = TOKENS // 8 * 2
+    each_way = (2 * HIDDEN + 2 * KEYS) * part * 7 / 8
+    assert parallel_bytes(found) == pytest.approx(LAYERS * 2 * each_way)
+
+
 def test_their_time_is_that_of_the_links() -> None:
     """Nothing hides it; jobs whose GPUs have batches of their own have none of it."""
     found = job(gpu="h100-sxm:2", tensor_parallel=2)

@@ -1,0 +1,87 @@
+"""Attention over a divided sequence by exchange (Ulysses): each GPU gives its tokens of other heads for all
+tokens of its own heads, and takes the outputs back.
+
+The tensors of one GPU are as large before as after: fewer heads of more tokens.
+Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.forward,
+sequence/layer.py _dim_zero_all_to_all; transformers 5.23 integrations/deepspeed.py
+deepspeed_sp_compute_loss.
+Ignored: position numbers of the whole sequence, and the loss of each GPU, which are gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.domain.recipes.parallel import ALONE
+from planner.program.ops.autograd import record
+from planner.program.ops.collectives import ALL_TO_ALL
+from planner.program.ops.kernels import fused_attention, repeat_kv
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor
+from planner.program.view import LayerView
+
+
+def by_exchanged_heads(
+    torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """What attention returns for this GPU's tokens, rows of all heads together.
+
+    Fewer heads of keys than GPUs are copied, so that each GPU has one.
+    """
+    spec, parts = view.block.attention, view.recipe.parallel.context
+    copies = max(parts // spec.n_kv_heads, 1)
+    queries, keys = spec.n_heads // parts, spec.n_kv_heads * copies // parts
+    whole = [
+        _whole_sequence(torch, query, queries),
+        *(_whole_sequence(torch, _copied(torch, each, copies), keys) for each in (key, value)),
+    ]
+    for index, n_heads in enumerate((queries, keys, keys)):
+        if n_heads > 1:
+            whole[index] = _heads_first(torch, whole[index])
+    out = fused_attention(torch, _one_of_many(view, keys * parts), *whole)
+    received = _all_to_all(torch, out)
+    del out
+    return torch.contiguous(received)
+
+
+def _copied(torch: Operators, x: Tensor, copies: int) -> Tensor:
+    return repeat_kv(torch, x, copies) if copies > 1 else x
+
+
+def _one_of_many(view: LayerView, n_kv_heads: int) -> LayerView:
+    """The layer as the kernel sees it: whole sequences, of which all keys are here."""
+    block = replace(view.block, attention=replace(view.block.attention, n_kv_heads=n_kv_heads))
+    return replace(view, block=block, recipe=replace(view.recipe, parallel=ALONE))
+
+
+def _whole_sequence(torch: Operators, x: Tensor, n_heads: int) -> Tensor:
+    """All tokens of this GPU's ``n_heads``: sent from a copy in the order of GPUs.
+
+    The gradient of that copy is put back in the order of tokens, where a GPU has several heads.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(gradient, "clone") if n_heads > 1 else gradient]
+
+    sent = record(torch, torch.like(x, "clone"), [x], [], backward)
+    return _all_to_all(torch, sent, is_ordered=n_heads == 1)
+
+
+def _heads_first(torch: Operators, x: Tensor) -> Tensor:
+    out = torch.contiguous(x)
+    out.head_by_head = True
+    return out
+
+
+def _all_to_all(torch: Operators, x: Tensor, *, is_ordered: bool = False) -> Tensor:
+    """What arrives from all GPUs; the gradient goes back the same way, from a copy in order
+    unless it ``is_ordered`` as it comes.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        ordered = gradient if is_ordered else torch.like(gradient, "clone")
+        returned = torch.like(ordered, ALL_TO_ALL, cost=None)
+        returned.head_by_head = False
+        return [returned]
+
+    return record(torch, torch.like(x, ALL_TO_ALL, cost=None), [x], [], backward)
