@@ -217,8 +217,8 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
 def _of_exchange(scenario: Scenario) -> Iterator[str]:
     if not scenario.recipe.uses_deepspeed or scenario.recipe.parallel.tensor > 1:
         yield (
-            f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices (--sharding zero3 has it); "
-            "without --stack the answer is for one that has it"
+            f"on stack '{scenario.stack.id}' without ZeRO or with divided matrices (--sharding zero3 has "
+            "it); without --stack the answer is for one that has it"
         )
     if scenario.run.eval_samples:
         yield "with evaluation, which runs on whole sequences"
