@@ -6,21 +6,15 @@ import re
 
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.recipe import Attention
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
-# bitsandbytes steps these on the GPU only before 0.50 (backends/cpu/ops.py has 8-bit steps since, which are
-# not modelled); torchao's step was read as it is compiled for one.
+# Nobody read how they step what an engine has put into host RAM.
+# Rules refuse those of tools under every engine.
 GPU_ONLY_OPTIMIZERS = frozenset(
-    {"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"}
-)
-# Those of torch itself, and torchao's, which makes DTensors of its states (torchao 0.17 optim/adam.py
-# _new_buffer).  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors
-# of FSDP2 (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py):
-# tests/against_libraries/parameters/test_optimizers_of_fsdp2.py.
-_DTENSOR_OPTIMIZERS = frozenset(
-    {"adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_torch_4bit", "sgd", "rmsprop"}
+    name for name, facts in OPTIMIZER_FACTS.items() if facts.on_host == "unread" and facts.library != "tool"
 )
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
@@ -35,9 +29,9 @@ _REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
 
 
-def cannot_step(optimizer: str, sharding: Sharding) -> bool:
+def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:
     """Whether the optimizer fails on the weights that this sharding hands it: FSDP2's are DTensors."""
-    return sharding.dtensors and optimizer not in _DTENSOR_OPTIMIZERS
+    return sharding.dtensors and not OPTIMIZER_FACTS[optimizer].takes_dtensors
 
 
 def compute_capability(gpu: GpuSpec) -> tuple[int, int] | None:

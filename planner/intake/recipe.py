@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
+from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
@@ -26,7 +27,6 @@ from planner.domain.recipes.recipe import (
     Number,
     Numerics,
     Offload,
-    Optimizer,
     Packing,
     Padding,
     Precision,

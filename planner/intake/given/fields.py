@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import (
     ATTENTIONS,
     CHECKPOINT_POLICIES,
@@ -15,7 +16,6 @@ from planner.domain.recipes.recipe import (
     LOSSES,
     METHOD_ALIASES,
     OFFLOADS,
-    OPTIMIZERS,
     PADDINGS,
     PRECISIONS,
     QUANTIZATIONS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.intake.kernels import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
@@ -14,7 +15,6 @@ from planner.intake.kernels import (
 from planner.intake.rules.rule import Case, Rule
 from planner.units import format_gib
 
-_NO_CPU_KERNEL = ("adafactor", "sgd", "rmsprop")
 _FLASH2_MAX_HEAD_DIM = 256
 
 
@@ -147,7 +147,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.uses_deepspeed
             and case.recipe.offloads_optimizer
-            and case.recipe.optimizer in _NO_CPU_KERNEL
+            and OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library"
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
