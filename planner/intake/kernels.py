@@ -6,8 +6,8 @@ import re
 
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.attention import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
-from planner.domain.recipes.recipe import Attention
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
@@ -58,13 +58,14 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     """Whether the model's code, in Transformers or shipped with the checkpoint,
     has no such attention kernel.
     """
+    is_flash = ATTENTION_FACTS[attention].is_flash
     if model.remote_code:
         return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
     if attention == "eager":
         return False
     if stack.model_code == "own":
-        return attention == "flash2" and has_sinks(model)
-    if attention == "flash2":
+        return is_flash and has_sinks(model)
+    if is_flash:
         return model.architecture in _NO_FLASH or has_sinks(model)
     return model.architecture in (
         _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA

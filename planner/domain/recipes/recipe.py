@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.recipes.attention import Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
 from planner.domain.recipes.rollout import Rollout
@@ -37,7 +38,6 @@ Offload = Literal[
     "optimizer+params-nvme",
     "params-nvme",
 ]
-Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
@@ -47,7 +47,6 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
-ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
 CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)

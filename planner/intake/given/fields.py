@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from planner.domain.recipes.attention import ATTENTIONS
 from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import (
-    ATTENTIONS,
     CHECKPOINT_POLICIES,
     DTYPES,
     LOSSES,
