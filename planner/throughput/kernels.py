@@ -168,7 +168,7 @@ UPDATES: Mapping[Optimizer, Update] = {
     "adafactor": Update(40),
     "sgd": Update(12),
     "rmsprop": Update(56),
-    "lion": Update(20),
+    "lion": Update(20, 6),
     "adam_mini": Update(68, 14),
     "muon": Update(52, 45),
     "apollo_adamw": Update(44, 25),

@@ -25,3 +25,9 @@ def test_an_optimizer_that_only_tools_make_has_no_name_in_the_trainer() -> None:
     """`optim` says nothing where a tool's own key chose one."""
     tools = {name for name, facts in OPTIMIZER_FACTS.items() if facts.library == "tool"}
     assert tools == set(trainer.OWN_OPTIMIZERS)
+
+
+def test_optimizers_of_bitsandbytes_are_issued_tensor_by_tensor() -> None:
+    """All of them go through one loop over parameters (bitsandbytes 0.50 optim/optimizer.py step)."""
+    issued = {UPDATES[n].operators for n, facts in OPTIMIZER_FACTS.items() if facts.library == "bitsandbytes"}
+    assert issued == {6}
