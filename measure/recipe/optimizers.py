@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.domain.recipes.recipe import Optimizer, Recipe
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
+from planner.domain.recipes.recipe import Recipe
 from planner.errors import NotModelledError, UsageError, how_to_install
 
 # The Trainer's patterns for parameters without weight decay (transformers 5.23 trainer.py
@@ -26,11 +27,12 @@ _TORCH: dict[Optimizer, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"foreach": True}),
     "rmsprop": ("RMSprop", {"foreach": True}),
 }
-_BITSANDBYTES: dict[Optimizer, tuple[str, dict[str, Any]]] = {
-    "adamw_8bit": ("AdamW", {"optim_bits": 8, "is_paged": False}),
-    "paged_adamw_8bit": ("AdamW", {"optim_bits": 8, "is_paged": True}),
-    "paged_adamw_32bit": ("AdamW", {"optim_bits": 32, "is_paged": True}),
-    "lion": ("Lion", {"optim_bits": 32, "is_paged": False}),
+# Classes; in how many bits and whether paged, the facts say.
+_BITSANDBYTES: dict[Optimizer, str] = {
+    "adamw_8bit": "AdamW",
+    "paged_adamw_8bit": "AdamW",
+    "paged_adamw_32bit": "AdamW",
+    "lion": "Lion",
 }
 MIN_PAGED_ELEMENTS = 100_000
 """Smaller states of a paged optimizer are ordinary tensors.  Source:
@@ -60,8 +62,9 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
         class_name, options = _TORCH[name]
         return _made(getattr(torch.optim, class_name), groups, options)
     if name in _BITSANDBYTES:
-        class_name, options = _BITSANDBYTES[name]
-        return _bitsandbytes(model, class_name, groups, options)
+        facts = OPTIMIZER_FACTS[name]
+        options = {"optim_bits": facts.bits, "is_paged": facts.paged}
+        return _bitsandbytes(model, _BITSANDBYTES[name], groups, options)
     if name != "adafactor":
         known = ", ".join((*_TORCH, *_BITSANDBYTES, "adafactor"))
         raise NotModelledError(f"optimizer '{name}' is not among those that are made here: {known}")

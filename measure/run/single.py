@@ -15,6 +15,7 @@ from measure.run.cases.lengths import mean_length
 from measure.run.launcher import Launcher
 from measure.run.readings.machine import Machine, this_machine
 from measure.run.store import Store
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError, UsageError, how_to_install
 from planner.units import format_bytes
@@ -24,7 +25,6 @@ _CURES = {
     "liger_kernel": "pip install liger-kernel, or say --loss hf",
 }
 _COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say --offload none"
-_BITSANDBYTES_OPTIMIZERS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion")
 Say = Callable[[str], None]
 _CPU_SENTENCE = (
     "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
@@ -171,7 +171,7 @@ def _need_libraries(scenario: Scenario) -> None:
     recipe = scenario.recipe
     needed = {
         "bitsandbytes": recipe.numerics.quantization in ("nf4", "fp4", "int8")
-        or recipe.optimizer in _BITSANDBYTES_OPTIMIZERS,
+        or OPTIMIZER_FACTS[recipe.optimizer].library == "bitsandbytes",
         "deepspeed": recipe.uses_deepspeed,
         "flash_attn": recipe.attention == "flash2",
         "liger_kernel": recipe.loss == "liger",

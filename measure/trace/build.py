@@ -26,6 +26,7 @@ from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 from planner.catalog.architectures import reader_for
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError
 
@@ -80,7 +81,7 @@ def make_config(scenario: Scenario) -> Any:
             f"{_REMOTE_CODE}{prediction_answers(model)}"
         )
     config = configuration_of(fields)
-    config._attn_implementation = _ATTENTION[recipe.attention]
+    config._attn_implementation = _implementation(recipe)
     # The Trainer turns caches off (training_args.use_cache);
     # a composite configuration holds that of its language model.
     config.use_cache = False
@@ -120,7 +121,7 @@ def _reference(scenario: Scenario, config: Any) -> Any:
     hiyouga/LLaMA-Factory (commit ff6d4d12) model/loader.py (``requires_grad_(False)``).
     """
     again = copy.deepcopy(config)
-    again._attn_implementation = _ATTENTION[scenario.recipe.attention]
+    again._attn_implementation = _implementation(scenario.recipe)
     with torch.device("meta"):
         model = base_model(scenario, again)
     model.eval()
@@ -128,6 +129,19 @@ def _reference(scenario: Scenario, config: Any) -> Any:
     if scenario.recipe.attention == "flash2":
         _use_flash(model, scenario.model.id)
     return model
+
+
+def _implementation(recipe: Recipe) -> str:
+    """What the model is made with.
+
+    Raises:
+        NotModelledError: a kernel for which nothing stands in without a GPU.
+    """
+    if recipe.attention not in _ATTENTION:
+        raise NotModelledError(
+            f"attention '{recipe.attention}' cannot be traced: --attention {', '.join(_ATTENTION)} can"
+        )
+    return _ATTENTION[recipe.attention]
 
 
 def _use_flash(model: Any, name: str) -> None:

@@ -61,6 +61,11 @@ def package_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (data_dir() / "packages").glob("*.toml")))
 
 
+def package_path(package: str) -> Path:
+    """The file with the facts of ``package``."""
+    return data_dir() / "packages" / f"{package}.toml"
+
+
 @lru_cache(maxsize=256)
 def facts_of(package: str, version: str) -> Mapping[str, Mapping[str, Setting]]:
     """Table -> name -> what holds at ``version`` of ``package``; callers must not change the result.
@@ -104,7 +109,7 @@ def last_read(package: str) -> str:
 def _file(package: str) -> _File:
     if package not in package_names():
         raise UnknownNameError("package with versions", package[:60], package_names())
-    return _read(data_dir() / "packages" / f"{package}.toml")
+    return _read(package_path(package))
 
 
 @lru_cache(maxsize=64)

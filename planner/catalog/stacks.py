@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.catalog.index import fold_name
 from planner.catalog.location import data_dir
-from planner.catalog.packages import TABLES, Setting, facts_of, unread_note
+from planner.catalog.packages import TABLES, Setting, facts_of, package_path, unread_note
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.uncertainty.settled import SettledBy
 from planner.errors import InputFileError, UnknownNameError, UsageError
@@ -150,15 +150,23 @@ class _Layers:
     """
 
     versions: Mapping[str, str]
-    order: tuple[str | _Tables, ...]
+    order: tuple[str | tuple[Path, _Tables], ...]
     root: str
     """Id of the stack at the end of the row of ``extends``; empty where there is none."""
 
     def settings(self, versions: Mapping[str, str]) -> _Tables:
-        """Table -> name -> what holds, with these ``versions``."""
+        """Table -> name -> what holds, with these ``versions``.
+
+        Raises:
+            InputFileError: names the file of the layer that has an unknown name or a value that cannot be.
+        """
         tables: dict[str, dict[str, Setting]] = {table: {} for table in TABLES}
         for layer in self.order:
-            facts = facts_of(layer, versions[layer]) if isinstance(layer, str) else layer
+            path, facts = (
+                (package_path(layer), facts_of(layer, versions[layer])) if isinstance(layer, str) else layer
+            )
+            for table in TABLES:
+                _check(facts[table], table, path)
             for name in facts["defaults"]:
                 tables["quantized"].pop(name, None)
             for table in TABLES:
@@ -183,7 +191,7 @@ def _layers(entry: StackEntry, path: Path, above: tuple[str, ...] = ()) -> _Laye
         base = replace(base, root=base.root or found.id)
     own = {table: getattr(entry, table) for table in TABLES}
     added = tuple(package for package in entry.versions if package not in base.versions)
-    return _Layers({**base.versions, **entry.versions}, (*base.order, *added, own), base.root)
+    return _Layers({**base.versions, **entry.versions}, (*base.order, *added, (path, own)), base.root)
 
 
 def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
@@ -195,13 +203,11 @@ def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
         )
     versions = {**layers.versions, **asked}
     tables = layers.settings(versions)
-    values = _values(tables["defaults"], StackDefaults, DEFAULT_NAMES, ("defaults", path))
-    over_quantized = _values(
-        tables["quantized"], StackDefaults, tuple(tables["quantized"]), ("quantized", path)
-    )
+    values = _values(tables["defaults"], DEFAULT_NAMES, ("defaults", path))
+    over_quantized = _values(tables["quantized"], tuple(tables["quantized"]), ("quantized", path))
     changed = {name: value for name, value in over_quantized.items() if value != values[name]}
-    switches = _values(tables["switches"], Stack, SWITCH_NAMES, ("switches", path))
-    usual = _values(tables["usual"], StackDefaults, tuple(tables["usual"]), ("usual", path))
+    switches = _values(tables["switches"], SWITCH_NAMES, ("switches", path))
+    usual = _values(tables["usual"], tuple(tables["usual"]), ("usual", path))
     settled = list(tables["switches"].items())
     settled += [(f"defaults.{name}", setting) for name, setting in tables["defaults"].items()]
     settled += [(f"quantized.{name}", tables["quantized"][name]) for name in changed]
@@ -220,32 +226,35 @@ def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
 
 
 def _values(
-    settings: Mapping[str, Setting], owner: type[Any], names: tuple[str, ...], place: tuple[str, Path]
+    settings: Mapping[str, Setting], names: tuple[str, ...], place: tuple[str, Path]
 ) -> dict[str, Any]:
-    """Checked values by name; exactly ``names`` must be there."""
-    table, path = place
-    known = DEFAULT_NAMES if owner is StackDefaults else SWITCH_NAMES
-    if unknown := [name for name in settings if name not in known]:
-        raise InputFileError(path, f"unknown key '{table}.{unknown[0]}'")
+    """Values by name, which were checked; all of ``names`` must be there."""
     if missing := [name for name in names if name not in settings]:
-        raise InputFileError(path, f"missing key '{table}.{missing[0]}'")
-    return {name: _checked(name, settings[name].value, owner, place) for name in names}
+        raise InputFileError(place[1], f"missing key '{place[0]}.{missing[0]}'")
+    return {name: _given(settings[name]) for name in names}
 
 
-def _checked(name: str, value: Any, owner: Any, place: tuple[str, Path]) -> Any:
-    given: Any = tuple(value) if isinstance(value, list) else value
-    annotation = _types(owner)[name]
-    if not _is_a(given, annotation):
-        raise InputFileError(
-            place[1],
-            f"key '{place[0]}.{name}.value' must be {_words(annotation)}, but it is {str(value)[:60]!r}",
-        )
-    low, high = _RANGES.get(name, (-math.inf, math.inf))
-    if name in _RANGES and not low <= given <= high:
-        raise InputFileError(
-            place[1], f"key '{place[0]}.{name}.value' must be from {low} to {high}, but it is {given}"
-        )
-    return given
+def _given(setting: Setting) -> Any:
+    return tuple(setting.value) if isinstance(setting.value, list) else setting.value
+
+
+def _check(settings: Mapping[str, Setting], table: str, path: Path) -> None:
+    """Raises: InputFileError where a table of a file has a name that is none of its kind,
+    or a value that this name cannot have.
+    """
+    owner, known = (Stack, SWITCH_NAMES) if table == "switches" else (StackDefaults, DEFAULT_NAMES)
+    for name, setting in settings.items():
+        if name not in known:
+            raise InputFileError(path, f"unknown key '{table}.{name}'")
+        annotation, value = _types(owner)[name], _given(setting)
+        low, high = _RANGES.get(name, (-math.inf, math.inf))
+        if not _is_a(value, annotation):
+            wanted, shown = _words(annotation), f"{str(setting.value)[:60]!r}"
+        elif name in _RANGES and not low <= value <= high:
+            wanted, shown = f"from {low} to {high}", str(value)
+        else:
+            continue
+        raise InputFileError(path, f"key '{table}.{name}.value' must be {wanted}, but it is {shown}")
 
 
 @cache

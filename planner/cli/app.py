@@ -65,8 +65,7 @@ def _check(configs: list[str] | None, **said: Any) -> Outcome:
     """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2,
     6, 3, 5, 4, 0.
 
-    Reads our own TOML and files of LLaMA-Factory, Axolotl, open-instruct, torchtitan, torchtune, TRL,
-    Transformers, DeepSpeed and Accelerate; flags win.
+    Reads our own TOML and files of other tools (--tool names them); flags win.
 
     Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """

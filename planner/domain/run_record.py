@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.domain.recipes.attention import Attention
 from planner.domain.recipes.recipe import (
-    Attention,
     CheckpointPolicy,
     Dtype,
     Loss,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.domain.recipes.attention import Attention
+from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import (
-    Attention,
     CheckpointPolicy,
     Loss,
-    Optimizer,
     Padding,
     Precision,
     Quantization,

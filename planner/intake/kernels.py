@@ -6,21 +6,15 @@ import re
 
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
-from planner.domain.recipes.recipe import Attention
+from planner.domain.recipes.attention import ATTENTION_FACTS, Attention
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
-# bitsandbytes steps these on the GPU only before 0.50 (backends/cpu/ops.py has 8-bit steps since, which are
-# not modelled); torchao's step was read as it is compiled for one.
+# Nobody read how they step what an engine has put into host RAM.
+# Rules refuse those of tools under every engine.
 GPU_ONLY_OPTIMIZERS = frozenset(
-    {"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"}
-)
-# Those of torch itself, and torchao's, which makes DTensors of its states (torchao 0.17 optim/adam.py
-# _new_buffer).  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors
-# of FSDP2 (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py):
-# tests/against_libraries/parameters/test_optimizers_of_fsdp2.py.
-_DTENSOR_OPTIMIZERS = frozenset(
-    {"adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_torch_4bit", "sgd", "rmsprop"}
+    name for name, facts in OPTIMIZER_FACTS.items() if facts.on_host == "unread" and facts.library != "tool"
 )
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 
@@ -35,9 +29,9 @@ _REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
 
 
-def cannot_step(optimizer: str, sharding: Sharding) -> bool:
+def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:
     """Whether the optimizer fails on the weights that this sharding hands it: FSDP2's are DTensors."""
-    return sharding.dtensors and optimizer not in _DTENSOR_OPTIMIZERS
+    return sharding.dtensors and not OPTIMIZER_FACTS[optimizer].takes_dtensors
 
 
 def compute_capability(gpu: GpuSpec) -> tuple[int, int] | None:
@@ -64,13 +58,14 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     """Whether the model's code, in Transformers or shipped with the checkpoint,
     has no such attention kernel.
     """
+    is_flash = ATTENTION_FACTS[attention].is_flash
     if model.remote_code:
         return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
     if attention == "eager":
         return False
     if stack.model_code == "own":
-        return attention == "flash2" and has_sinks(model)
-    if attention == "flash2":
+        return is_flash and has_sinks(model)
+    if is_flash:
         return model.architecture in _NO_FLASH or has_sinks(model)
     return model.architecture in (
         _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
+from planner.domain.recipes.attention import ATTENTION_FACTS, Attention
+from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
@@ -17,7 +19,6 @@ from planner.domain.recipes.recipe import (
     TARGET_PARAMETER,
     TARGET_PATTERN,
     Adapter,
-    Attention,
     Batch,
     CheckpointPolicy,
     Dtype,
@@ -26,7 +27,6 @@ from planner.domain.recipes.recipe import (
     Number,
     Numerics,
     Offload,
-    Optimizer,
     Packing,
     Padding,
     Precision,
@@ -382,10 +382,10 @@ def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
 def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numerics) -> Attention:
     model, gpu, stack = setting.model, setting.hardware.gpu, setting.stack
     default, origin, note = setting.defaults.attention, setting.origin, ""
-    if default == "flash2" and (
+    if ATTENTION_FACTS[default].is_flash and (
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
-        default, origin, note = "sdpa", "assumed", "FlashAttention 2 does not run here"
+        default, origin, note = "sdpa", "assumed", f"{ATTENTION_FACTS[default].title} does not run here"
     if code_lacks(model, stack, default):
         default, origin, note = (
             "eager",

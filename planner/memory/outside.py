@@ -10,6 +10,7 @@ from functools import lru_cache
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import where
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import Term
@@ -140,7 +141,7 @@ def paged_bytes(job: Job) -> Number:
     Source: as of :func:`planner.program.driver.paged_state_bytes`.
     """
     recipe = job.recipe
-    if not recipe.optimizer.startswith("paged") or recipe.offloads_optimizer:
+    if not OPTIMIZER_FACTS[recipe.optimizer].paged or recipe.offloads_optimizer:
         return 0
     if not job.is_one:
         return _paged_whole(job) / job.optimizer_shards

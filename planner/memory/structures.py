@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.model import ModelSpec
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Batch, Recipe
 from planner.program.job import Job, job_of
 from planner.program.step import step_of
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 NO_BATCH = Batch(1, 1, 1, "packed", 1)
-_BY_ELEMENTS = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adamw_torch_8bit", "adamw_torch_4bit")
-"""Optimizers whose states differ between small and large parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def _by_rank(job: Job) -> bool:
     """Whether they depend on the rank: those of engines, buckets of gradients,
     and states of 8-bit optimizers.
     """
-    return job.recipe.sharding.communicates or job.recipe.optimizer in _BY_ELEMENTS
+    return job.recipe.sharding.communicates or OPTIMIZER_FACTS[job.recipe.optimizer].depends_on_size
 
 
 def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:

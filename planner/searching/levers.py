@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.catalog.stacks import load_stack
 from planner.domain.prediction import Prediction, Verdict
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -345,8 +346,8 @@ def _step_ratio(before: Prediction, after: Prediction) -> float | None:
 
 def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
     """Host RAM that is needed on top, where the change moves something there."""
-    moves_more = changed.recipe.offload != scenario.recipe.offload or changed.recipe.optimizer.startswith(
-        "paged"
+    moves_more = (
+        changed.recipe.offload != scenario.recipe.offload or OPTIMIZER_FACTS[changed.recipe.optimizer].paged
     )
     more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
     return max(0, round(more)) if moves_more else 0

@@ -11,7 +11,8 @@ from typing import Literal
 from planner.catalog.gpus import load_gpu
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware
-from planner.domain.recipes.recipe import Offload, Optimizer
+from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import FSDP, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack

@@ -219,7 +219,7 @@ def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
     for combination in product(*axes):
         overlay = {name: value for part in combination for name, value in part.items()}
         # bitsandbytes steps its optimizers on the GPU only, and no DTensors.
-        optimizer = str(overlay.get("optimizer", "adamw_torch"))
+        optimizer: Any = overlay.get("optimizer", "adamw_torch")
         sharding = sharding_named(str(overlay.get("sharding", base.recipe.sharding)))
         if not ("optimizer" in overlay and ("offload" in overlay or cannot_step(optimizer, sharding))):
             yield overlay

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from planner.anatomy.work import FLOP_PER_MAC, newton_schulz_flop
 from planner.arrays import maximum, minimum
+from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.ops.work import FusedAttention, Product, Unpacking
@@ -135,7 +137,17 @@ def expansion_seconds(job: TimedJob, kind: Unpacking, weights: Number) -> Number
     return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
 
 
-# Bytes per trained parameter that one update moves, for 4-byte states.  adamw_torch (foreach): decay 2, lerp
+class Update(NamedTuple):
+    """One update.  ``moved_bytes`` for each trained parameter, with 4-byte states.  ``operators`` that the
+    host issues for each trained tensor: lists of tensors that one kernel takes need about one for building
+    lists, clipping and zeroing.
+    """
+
+    moved_bytes: int
+    operators: int = 1
+
+
+# Bytes.  adamw_torch (foreach): decay 2, lerp
 # 3, scale 2, addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p
 # m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
 # momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
@@ -143,40 +155,28 @@ def expansion_seconds(job: TimedJob, kind: Unpacking, weights: Number) -> Number
 # addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
 # between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
 # are most.
-_UPDATE_BYTES = {
-    "adamw_torch": 84,
-    "adamw_torch_fused": 28,
-    "adamw_8bit": 16,
-    "adamw_torch_8bit": 38,
-    "adamw_torch_4bit": 62,
-    "paged_adamw_32bit": 28,
-    "paged_adamw_8bit": 16,
-    "adafactor": 40,
-    "sgd": 12,
-    "rmsprop": 56,
-    "lion": 20,
-    "adam_mini": 68,
-    "muon": 52,
-    "apollo_adamw": 44,
-    "apollo_adamw_layerwise": 44,
-    "badam": 96,
+# Operators: bitsandbytes updates tensors one by one (about six calls each; a compiled step of torchao: its
+# buffers and kernels).
+UPDATES: Mapping[Optimizer, Update] = {
+    "adamw_torch": Update(84),
+    "adamw_torch_fused": Update(28),
+    "adamw_8bit": Update(16, 6),
+    "adamw_torch_8bit": Update(38, 8),
+    "adamw_torch_4bit": Update(62, 11),
+    "paged_adamw_32bit": Update(28, 6),
+    "paged_adamw_8bit": Update(16, 6),
+    "adafactor": Update(40),
+    "sgd": Update(12),
+    "rmsprop": Update(56),
+    "lion": Update(20, 6),
+    "adam_mini": Update(68, 14),
+    "muon": Update(52, 45),
+    "apollo_adamw": Update(44, 25),
+    "apollo_adamw_layerwise": Update(44, 25),
+    "badam": Update(96),
 }
 # Gradient norm (read) and clipping (read, write), the default of the Trainer.
 _CLIP_ACCESSES = 3
-# Operators that the host issues per trained tensor: bitsandbytes updates tensors one by one (about six calls
-# each; a compiled step of torchao: its buffers and kernels), the others hand lists of tensors to one kernel
-# (about one call's worth per tensor for building lists, clipping and zeroing).
-_UPDATE_OPERATORS = {
-    "adamw_8bit": 6,
-    "adamw_torch_8bit": 8,
-    "adamw_torch_4bit": 11,
-    "paged_adamw_32bit": 6,
-    "paged_adamw_8bit": 6,
-    "adam_mini": 14,
-    "muon": 45,
-    "apollo_adamw": 25,
-    "apollo_adamw_layerwise": 25,
-}
 # DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
 _ENGINE_COPY_BYTES = 12
 
@@ -198,11 +198,9 @@ def optimizer_seconds(job: TimedJob) -> Number:
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s
     engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
-    update = (
-        share * (_UPDATE_BYTES[recipe.optimizer] * regime.state / 4 + engine)
-        + share * _CLIP_ACCESSES * regime.gradient
-    )
-    issue = job.trained_tensors * _UPDATE_OPERATORS.get(recipe.optimizer, 1) * job.coefficients.launch_s
+    kind = UPDATES[recipe.optimizer]
+    update = share * (kind.moved_bytes * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
+    issue = job.trained_tensors * kind.operators * job.coefficients.launch_s
     products = (
         newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s
         if recipe.optimizer == "muon"

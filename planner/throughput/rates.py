@@ -8,6 +8,7 @@ from planner.anatomy.regime import Regime
 from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
+from planner.domain.recipes.attention import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -82,7 +83,8 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     network = _network_bytes_per_s(hardware, coefficients)
     # Torch's fused attention takes fp32 as it is, without tensor cores;
     # FlashAttention's package is given 16 bits.
-    of_scores = gpu.fp32_flop_per_s or peak if regime.is_wide and recipe.attention != "flash2" else peak
+    in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
+    of_scores = gpu.fp32_flop_per_s or peak if in_fp32 else peak
     masked = of_scores * coefficients.attention_efficiency_flash1 * _flash_share(gpu, 1) * sustained
     attention = masked
     generation = scenario.stack.flash_generation

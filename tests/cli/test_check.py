@@ -5,13 +5,17 @@ and no file that spoils the others.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from planner.cli.flags import CHECK_OPTIONS
 from planner.cli.main import main
+from planner.configs.read import TOOL_NAMES
 from planner.errors import ExitCode
 from planner.report.check.document import CheckDocument
 from planner.report.check.sections import Checked, worst_exit_code
@@ -223,3 +227,9 @@ def test_a_broken_reader_does_not_take_the_other_answers_along(
     assert code == 1
     assert "INTERNAL ERROR" in out
     assert "FITS" in out
+
+
+def test_the_help_names_every_tool() -> None:
+    """`--tool` lists what `planner/configs/read.py` reads, though the help is made without importing it."""
+    declared = get_args(CHECK_OPTIONS["tool"][0])[1]
+    assert all(re.search(rf"\b{re.escape(name)}\b(?!-)", declared.help) for name in TOOL_NAMES)

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from planner.catalog.hf_config import model_from_config
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.recipes.recipe import ATTENTIONS, LOSSES, OPTIMIZERS, PADDINGS
+from planner.domain.recipes.attention import ATTENTIONS
+from planner.domain.recipes.optimizers import OPTIMIZERS
+from planner.domain.recipes.recipe import LOSSES, PADDINGS
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERMS, DRIVER_TERMS, PHASES, RESERVED_TERMS
 from planner.domain.uncertainty.coefficients import Coefficients

@@ -19,10 +19,10 @@ from measure.recipe.modules import config_fields, find_layer_list
 from measure.recipe.trained import differentiate, freeze
 from measure.run.cases.case import RunCase
 from measure.worker.probes.phases import PhaseRecorder
+from planner.domain.recipes.attention import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 
-_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
 _FOUR_BIT = ("nf4", "fp4")
 _INITIAL_DEVIATION = 0.02
 _TILE_COLUMNS, _TILE_ROWS = 64, 32
@@ -68,7 +68,7 @@ def model_config(case: RunCase, scenario: Scenario) -> Any:
         config: Any = transformers.AutoConfig.from_pretrained(where, trust_remote_code=True)
     else:
         config = transformers.AutoConfig.for_model(**config_fields(scenario.model))
-    config._attn_implementation = _ATTENTION[scenario.recipe.attention]
+    config._attn_implementation = ATTENTION_FACTS[scenario.recipe.attention].names[0]
     # The Trainer turns caches off; a composite configuration holds that of its language model.
     config.use_cache = False
     config.get_text_config().use_cache = False
@@ -90,7 +90,7 @@ def _from_checkpoint(case: RunCase, scenario: Scenario, device: torch.device) ->
 def _load_settings(case: RunCase, scenario: Scenario) -> dict[str, Any]:
     return {
         "dtype": DTYPES[scenario.recipe.numerics.load_dtype],
-        "attn_implementation": _ATTENTION[scenario.recipe.attention],
+        "attn_implementation": ATTENTION_FACTS[scenario.recipe.attention].names[0],
         "quantization_config": quantization_config(scenario.recipe),
         "use_safetensors": True,
         "trust_remote_code": case.options.trust_remote_code,

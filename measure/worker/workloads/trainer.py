@@ -22,11 +22,10 @@ from measure.worker.workloads.feed import collate
 from measure.worker.workloads.loop import mark_loss
 from measure.worker.workloads.model import LIGER_LOSS_ONLY, build_model
 from measure.worker.workloads.task import Task
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Recipe
 
 _LEARNING_RATE = 1e-4
-# Names of the Trainer where they differ from ours.
-_OPTIMIZERS = {"lion": "lion_32bit"}
 
 
 def run_trainer(task: Task) -> None:
@@ -84,7 +83,7 @@ def _arguments(task: Task, folder: str, sharding: dict[str, Any]) -> Any:
         gradient_accumulation_steps=int(recipe.batch.grad_accum),
         max_steps=options.warmup + options.max_steps,
         learning_rate=_LEARNING_RATE,
-        optim=_OPTIMIZERS.get(recipe.optimizer, recipe.optimizer),
+        optim=(*OPTIMIZER_FACTS[recipe.optimizer].trainer_names, recipe.optimizer)[0],
         bf16=precision == "bf16-mixed",
         fp16=precision == "fp16-mixed",
         gradient_checkpointing=recipe.gradient_checkpointing,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from planner.configs.launchers.zero import AUTO, TOOL, read_zero, say_zero
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import UsageError, show
 
 __all__ = ["TOOL", "read_deepspeed"]
@@ -209,7 +210,7 @@ def swap_for_cpu_adam(reading: Reading, origin: str) -> None:
     DeepSpeedCPULion, all others Adam, unless ``zero_force_ds_cpu_optimizer`` is false.
     """
     before = reading.said.get("optimizer")
-    if before is None or before.value in ("adamw_torch", "adamw_torch_fused", "lion"):
+    if before is None or OPTIMIZER_FACTS[before.value].on_host == "deepspeed":
         return
     del reading.said["optimizer"]
     reading.say("optimizer", "adamw_torch", origin, "DeepSpeedCPUAdam, which Accelerate swaps in")

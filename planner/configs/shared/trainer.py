@@ -24,6 +24,8 @@ from planner.configs.shared.age import refuse_no_training
 from planner.configs.shared.harmless import TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
+from planner.domain.recipes.attention import ATTENTION_FACTS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
 from planner.errors import UsageError, show
 
@@ -33,35 +35,12 @@ _SIZES = {
     "num_train_epochs": "epochs",
     "per_device_eval_batch_size": "eval_batch",
 }
-# transformers 5.23.0 trainer_utils.py OptimizerNames -> ours.
-OPTIMIZERS = {
-    "adamw_torch": "adamw_torch",
-    "adamw_torch_fused": "adamw_torch_fused",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "adamw_8bit": "adamw_8bit",
-    "adamw_torch_8bit": "adamw_torch_8bit",
-    "adamw_torch_4bit": "adamw_torch_4bit",
-    "paged_adamw_32bit": "paged_adamw_32bit",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-    "rmsprop": "rmsprop",
-    "lion_32bit": "lion",
-}
-OWN_OPTIMIZERS = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise", "badam")
+# OptimizerNames of Transformers -> ours.
+OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
+OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
 """Those that a tool makes by a key of its own, whatever ``optim`` says."""
 # attn_implementation -> ours.
-ATTENTIONS = {
-    "eager": "eager",
-    "sdpa": "sdpa",
-    "flash_attention_2": "flash2",
-    "flash_attention_3": "flash2",
-    "flash_attention_4": "flash2",
-    "kernels-community/flash-attn": "flash2",
-    "kernels-community/flash-attn2": "flash2",
-    "kernels-community/flash-attn3": "flash2",
-    "kernels-community/vllm-flash-attn3": "flash2",
-}
+ATTENTIONS = {theirs: ours for ours, facts in ATTENTION_FACTS.items() for theirs in facts.names}
 _UNMODELLED = {
     "parallelism_config": "tensor, context and sequence parallelism are not modelled",
     "tp_size": "tensor parallelism is not modelled",

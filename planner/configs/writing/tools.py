@@ -358,8 +358,6 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "transformers": _TRANSFORMERS,
     "open-instruct": _OPEN_INSTRUCT,
     "torchtune": _TORCHTUNE,
-    "torchtitan": {},
     "deepspeed": _DEEPSPEED,
-    "accelerate": {},
 }
-"""Rules of each tool, by the names of our fields."""
+"""Rules of each tool, by the names of our fields.  For a tool that is not here no change is written down."""

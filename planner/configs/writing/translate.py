@@ -46,7 +46,7 @@ def edits_for(files: Files, changes: Mapping[str, Any]) -> tuple[Edit, ...] | No
         return None
     edits: list[Edit] = []
     sharded = {name: changes[name] for name in ("sharding", "offload") if name in changes}
-    rules = RULES[files.tool]
+    rules = RULES.get(files.tool, {})
     for name, value in changes.items():
         if name in sharded and not (name == "offload" and value == "activations"):
             continue

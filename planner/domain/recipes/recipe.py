@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.domain.recipes.attention import Attention
+from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
 from planner.domain.recipes.rollout import Rollout
 from planner.domain.recipes.sample_lengths import SampleLengths
@@ -26,24 +28,6 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
-Optimizer = Literal[
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_8bit",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-    "paged_adamw_32bit",
-    "paged_adamw_8bit",
-    "adafactor",
-    "sgd",
-    "rmsprop",
-    "lion",
-    "adam_mini",
-    "muon",
-    "apollo_adamw",
-    "apollo_adamw_layerwise",
-    "badam",
-]
 Offload = Literal[
     "none",
     "optimizer",
@@ -54,7 +38,6 @@ Offload = Literal[
     "optimizer+params-nvme",
     "params-nvme",
 ]
-Attention = Literal["eager", "sdpa", "flash2"]
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
@@ -63,9 +46,7 @@ Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "grpo
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
-ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
 CHECKPOINT_POLICIES: tuple[CheckpointPolicy, ...] = get_args(CheckpointPolicy)

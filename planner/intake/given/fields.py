@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from planner.domain.recipes.attention import ATTENTIONS
+from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import (
-    ATTENTIONS,
     CHECKPOINT_POLICIES,
     DTYPES,
     LOSSES,
     METHOD_ALIASES,
     OFFLOADS,
-    OPTIMIZERS,
     PADDINGS,
     PRECISIONS,
     QUANTIZATIONS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
+from planner.domain.recipes.attention import ATTENTION_FACTS
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rules.rule import Case, Rule
@@ -178,7 +179,7 @@ def _has_unknown_operators(case: Case) -> bool:
     experts = any(group.block.mlp.n_experts for group in case.model.groups)
     return (
         experts
-        or case.recipe.attention == "flash2"
+        or ATTENTION_FACTS[case.recipe.attention].is_flash
         or case.recipe.numerics.quantization in PREPACKED | {"int8"}
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from planner.domain.recipes.attention import ATTENTION_FACTS, ATTENTIONS, Attention
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.intake.kernels import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
@@ -14,7 +16,6 @@ from planner.intake.kernels import (
 from planner.intake.rules.rule import Case, Rule
 from planner.units import format_gib
 
-_NO_CPU_KERNEL = ("adafactor", "sgd", "rmsprop")
 _FLASH2_MAX_HEAD_DIM = 256
 
 
@@ -43,6 +44,33 @@ def _no_backward(case: Case) -> str:
     """What runs in the place of the kernel, where that is no help."""
     replaced = case.recipe.attention == "flash2" and has_sinks(case.model) and case.stack.model_code != "own"
     return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
+
+
+def _of_flash(name: Attention) -> tuple[Rule, ...]:
+    """What a kernel that is called like FlashAttention 2 does not take."""
+    title = ATTENTION_FACTS[name].title
+    return (
+        Rule(
+            f"{name}-on-old-card",
+            "refuse",
+            f"{title} needs a GPU of compute capability 8.0 or later: use sdpa",
+            lambda case: case.recipe.attention == name and lacks_flash2(case.gpu),
+            lambda case: f"{case.gpu.name} has {case.gpu.compute_capability}",
+        ),
+        Rule(
+            f"{name}-in-fp32",
+            "refuse",
+            f"{title} computes in fp16 and bf16 only: use sdpa, or a 16-bit precision",
+            lambda case: case.recipe.attention == name and case.numerics.compute_dtype == "fp32",
+        ),
+        Rule(
+            f"{name}-wide-heads",
+            "refuse",
+            f"{title} takes heads of at most {_FLASH2_MAX_HEAD_DIM} features: use sdpa",
+            lambda case: case.recipe.attention == name and widest_head(case.model) > _FLASH2_MAX_HEAD_DIM,
+            lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
+        ),
+    )
 
 
 SYSTEM_RULES = (
@@ -147,7 +175,7 @@ SYSTEM_RULES = (
         lambda case: (
             case.recipe.uses_deepspeed
             and case.recipe.offloads_optimizer
-            and case.recipe.optimizer in _NO_CPU_KERNEL
+            and OPTIMIZER_FACTS[case.recipe.optimizer].on_host == "library"
         ),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
@@ -164,26 +192,7 @@ SYSTEM_RULES = (
         lambda case: lacks_bf16(case.gpu) and case.numerics.compute_dtype == "bf16",
         lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
     ),
-    Rule(
-        "flash2-on-old-card",
-        "refuse",
-        "FlashAttention 2 needs a GPU of compute capability 8.0 or later: use sdpa",
-        lambda case: case.recipe.attention == "flash2" and lacks_flash2(case.gpu),
-        lambda case: f"{case.gpu.name} has {case.gpu.compute_capability}",
-    ),
-    Rule(
-        "flash2-in-fp32",
-        "refuse",
-        "FlashAttention 2 computes in fp16 and bf16 only: use sdpa, or a 16-bit precision",
-        lambda case: case.recipe.attention == "flash2" and case.numerics.compute_dtype == "fp32",
-    ),
-    Rule(
-        "flash2-wide-heads",
-        "refuse",
-        "FlashAttention 2 takes heads of at most 256 features: use sdpa",
-        lambda case: case.recipe.attention == "flash2" and widest_head(case.model) > _FLASH2_MAX_HEAD_DIM,
-        lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
-    ),
+    *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),
     Rule(
         "kernel-not-in-model-code",
         "refuse",

@@ -27,7 +27,9 @@ def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
     """
     if not view.block.attends and not (view.recipe.gradient_checkpointing and _turns(model)):
         return {}
-    names = {MASK: f"{MASK}{_kind(view)}"} if _has_mask(view) and view.block.attends else {}
+    # Eager attention always adds one.
+    needs_mask = view.recipe.attention == "eager" or has_mask(view)
+    names = {MASK: f"{MASK}{_kind(view)}"} if needs_mask and view.block.attends else {}
     if (
         view.block.attention.position == "rope" or not view.block.attends
     ) and model.rotary_tables != "layers":
@@ -68,11 +70,9 @@ def _kind(view: LayerView) -> str:
     return "" if view.block.attention.window_tokens is None else " of windows"
 
 
-def _has_mask(view: LayerView) -> bool:
-    """Eager attention always adds a mask; SDPA gets one where ``is_causal`` cannot say what it says."""
-    return view.recipe.attention == "eager" or (
-        view.recipe.attention == "sdpa" and view.masked and view.stack.sdpa_mask != "none"
-    )
+def has_mask(view: LayerView) -> bool:
+    """Whether SDPA is given a mask: where ``is_causal`` cannot say what it says."""
+    return view.recipe.attention == "sdpa" and view.masked and view.stack.sdpa_mask != "none"
 
 
 def _mask(torch: Operators, view: LayerView) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from planner.program.head.inputs import MASK
+from planner.domain.recipes.attention import ATTENTION_FACTS
+from planner.program.head.inputs import MASK, has_mask
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
@@ -71,15 +72,10 @@ def _attend(
     return _flash(torch, view, query, key, value)
 
 
-def has_mask(view: LayerView) -> bool:
-    """Whether the kernel is given a mask."""
-    return view.recipe.attention == "sdpa" and view.masked and view.stack.sdpa_mask != "none"
-
-
 def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     """The first that takes the inputs: flash, memory-efficient, unfused.  Source: ``select_sdp_backend``."""
     spec = view.block.attention
-    if view.recipe.attention == "flash2":
+    if ATTENTION_FACTS[view.recipe.attention].is_flash:
         return "flash"
     same_width = spec.head_dim == spec.value_head_dim
     one_for_all = spec.sdpa_input == "broadcast" and spec.n_kv_heads != spec.n_heads
@@ -305,7 +301,7 @@ def fused_cost(
     kind = FusedAttention(kernel, width, pairs)
     if spec.pieces != "none":
         kind = replace(kind, pairs="piece", window=window)
-    elif view.recipe.attention == "flash2":
+    elif ATTENTION_FACTS[view.recipe.attention].is_flash:
         kind = replace(kind, pairs="band", window=window)
     return Multiplies(kind, Unit.PAIRS, products * spec.n_heads * width)
 

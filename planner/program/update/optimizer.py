@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from planner.domain.recipes.recipe import Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
 from planner.program.job import Job
 from planner.program.layers.projected import APOLLO, apollo
 from planner.program.ops.tensors import Unit
@@ -145,7 +145,7 @@ def _torchao(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) 
 
         scales = [new(4 / BLOCK, "amax") for _ in range(2)]
         moments = [new(4, "lerp") for _ in range(2)]
-        codes = [new(8, "where") for _ in range(2)] if job.recipe.optimizer == "adamw_torch_4bit" else []
+        codes = [new(8, "where") for _ in range(2)] if OPTIMIZER_FACTS[job.recipe.optimizer].bits == 4 else []
         del moments, codes, scales
     return states
 

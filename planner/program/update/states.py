@@ -10,11 +10,13 @@ Ignored: step counters and code books, of at most 2 KiB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
 from planner.arrays import largest
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.errors import NotModelledError
 from planner.program.job import Job
 from planner.program.layers.projected import APOLLO, is_projected, projection_elements
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
@@ -25,9 +27,6 @@ _MIN_8BIT_ELEMENTS = 4096
 BLOCK = 256
 """Elements that share a scale, in bitsandbytes and, as the Trainer asks for it, in torchao."""
 _MIN_PAGED_ELEMENTS = 100_000
-_PAGED = ("paged_adamw_32bit", "paged_adamw_8bit")
-_8BIT = ("adamw_8bit", "paged_adamw_8bit")
-_TORCHAO_BYTES: Mapping[str, float] = {"adamw_torch_8bit": 1, "adamw_torch_4bit": 0.5}
 
 
 class State(NamedTuple):
@@ -39,36 +38,54 @@ class State(NamedTuple):
 
 
 def states_of(job: Job, weight: Weight) -> Iterator[State]:
-    """The states of one parameter, in the order in which they are made."""
-    optimizer, unit, count = job.recipe.optimizer, weight.unit, weight.count
-    paged = optimizer in _PAGED and n_elements(job, weight) >= _MIN_PAGED_ELEMENTS
-    if optimizer in _TORCHAO_BYTES or optimizer in APOLLO:
-        yield from (_projected if optimizer in APOLLO else _torchao)(job, weight)
-    elif optimizer in ("adamw_torch", "adamw_torch_fused"):
-        yield from (State(unit, weight.unit_bytes) for _ in range(2))
+    """The states of one parameter, in the order in which they are made.
+
+    Raises:
+        NotModelledError: an optimizer whose states nobody wrote down here.
+    """
+    optimizer, unit, like_weight = job.recipe.optimizer, weight.unit, weight.unit_bytes
+    facts = OPTIMIZER_FACTS[optimizer]
+    if optimizer in APOLLO:
+        yield from _projected(job, weight)
+    elif facts.library == "torchao":
+        yield from _torchao(job, weight)
+    elif facts.library == "bitsandbytes":
+        yield from _bitsandbytes(job, weight)
+    elif facts.library == "torch":
+        yield from (State(unit, each * like_weight) for each in facts.state_elements)
     elif optimizer == "adam_mini":
-        yield State(unit, weight.unit_bytes)
+        yield State(unit, like_weight)
         if len(weight.shape) > 1:
             yield State(Unit.ONE, weight.shape[0][1] * ELEMENT_BYTES[weight.dtype])
-    elif optimizer in ("muon", "rmsprop"):
-        one = optimizer == "rmsprop" or is_orthogonalized(weight)
-        yield from (State(unit, weight.unit_bytes) for _ in range(1 if one else 2))
-    elif optimizer == "lion":
-        yield State(unit, 4 * count)
+    elif optimizer == "muon":
+        yield from [State(unit, like_weight)] * (1 if is_orthogonalized(weight) else 2)
     elif optimizer == "adafactor":
         yield from (State(*size) for size in sums_of(weight))
-    elif optimizer in _8BIT and weight.kind != "table" and n_elements(job, weight) >= _MIN_8BIT_ELEMENTS:
-        yield from (State(unit, count, paged) for _ in range(2))
-        yield from (State(unit, 4 * count / BLOCK) for _ in range(2))
-    elif optimizer != "sgd":
-        yield from (State(unit, 4 * count, paged) for _ in range(2))
+    elif optimizer == "badam":
+        yield from [State(unit, 4 * weight.count)] * 2
+    else:
+        raise NotModelledError(
+            f"--optimizer {optimizer}: its states are not written down (planner/program/update/states.py); "
+            "take another"
+        )
+
+
+def _bitsandbytes(job: Job, weight: Weight) -> Iterator[State]:
+    """8-bit codes and a scale for each block of a large parameter that is no table; else fp32."""
+    facts, elements = OPTIMIZER_FACTS[job.recipe.optimizer], n_elements(job, weight)
+    paged = facts.paged and elements >= _MIN_PAGED_ELEMENTS
+    if facts.bits == 8 and weight.kind != "table" and elements >= _MIN_8BIT_ELEMENTS:
+        yield from (State(weight.unit, each * weight.count, paged) for each in facts.state_elements)
+        yield from (State(weight.unit, 4 * each * weight.count / BLOCK) for each in facts.state_elements)
+    else:
+        yield from (State(weight.unit, 4 * each * weight.count, paged) for each in facts.state_elements)
 
 
 def _torchao(job: Job, weight: Weight) -> Iterator[State]:
     """Two states: codes and a scale for each block of a large parameter, else tensors like the parameter."""
     for _ in range(2):
         if is_in_blocks(job, weight):
-            yield State(weight.unit, weight.count * _TORCHAO_BYTES[job.recipe.optimizer])
+            yield State(weight.unit, weight.count * OPTIMIZER_FACTS[job.recipe.optimizer].bits / 8)
             yield State(weight.unit, 4 * weight.count / BLOCK)
         else:
             yield State(weight.unit, weight.unit_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain.hardware import Hardware
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import Scenario
 from planner.report.render.layout import Column, Grid, Row
 from planner.report.render.numbers import chance_text, gib, rate
@@ -71,7 +72,7 @@ def recipe_text(scenario: Scenario) -> str:
 
 
 def _moves_state(scenario: Scenario) -> bool:
-    return scenario.recipe.offloads_something or scenario.recipe.optimizer.startswith("paged")
+    return scenario.recipe.offloads_something or OPTIMIZER_FACTS[scenario.recipe.optimizer].paged
 
 
 def _usd_column(scenario: Scenario) -> Column | None:

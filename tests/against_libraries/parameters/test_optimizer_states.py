@@ -16,7 +16,7 @@ import pytest
 from program_bytes import optimizer_bytes
 from scenarios import GPT2_SIZES, GROUPED, NO_DROPOUT, SIZES, Setup, job
 
-from planner.domain.recipes.recipe import Optimizer
+from planner.domain.recipes.optimizers import Optimizer
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

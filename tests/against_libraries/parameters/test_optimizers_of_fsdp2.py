@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from planner.domain.recipes.recipe import OPTIMIZERS, Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZERS, Optimizer
 from planner.domain.recipes.sharding import FSDP
 from planner.intake.kernels import cannot_step
 from tests.extras import import_or_skip

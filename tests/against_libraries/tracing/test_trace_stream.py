@@ -22,7 +22,8 @@ from measure.trace.build import materialize
 from measure.trace.record import Trace
 from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
-from planner.domain.recipes.recipe import Numerics, Optimizer
+from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.recipe import Numerics
 
 LORA = Setup(rank=4, checkpointing=True, dropout=0.1, mixed=True, attention="eager", optimizer="adamw_torch")
 FULL = Setup()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.domain.recipes.recipe import OPTIMIZERS
+from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.catalog import packages
 from planner.catalog.location import data_dir
 from planner.catalog.stacks import load_stack
 from planner.errors import InputFileError, UnknownNameError
@@ -71,6 +72,38 @@ def test_a_broken_stack_file_is_refused(
         load_stack("broken")
     assert str(caught.value).startswith(f"{path}: ")
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fact", "problem"),
+    [
+        ("frees_early = [{ value = true,", "unknown key 'switches.frees_early'"),
+        ("pins_offload = [{ value = 1,", "key 'switches.pins_offload.value' must be true or false"),
+    ],
+)
+def test_a_broken_fact_is_told_by_the_file_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fact: str, problem: str
+) -> None:
+    """Who adds a fact to a package and forgets the field of ``Stack`` is sent to the package's file."""
+    stack_file(tmp_path, monkeypatch, ("schema", "schema"))
+    path = tmp_path / "packages" / "engine.toml"
+    path.parent.mkdir()
+    path.write_text(
+        'schema = 1\npackage = "engine"\nread = [["1.0", "1.0"]]\n[switches]\n'
+        f'{fact} settled_by = "assumed", source = "a test" }}]\n'
+    )
+    text = 'schema = 1\nid = "engine"\ntitle = "Engine"\nversions = { engine = "1.0" }\n'
+    (tmp_path / "stacks" / "engine.toml").write_text(text)
+    monkeypatch.setattr(packages, "data_dir", lambda: tmp_path)
+    for cached in (packages.package_names, packages.facts_of):
+        cached.cache_clear()
+    try:
+        with pytest.raises(InputFileError) as caught:
+            load_stack("engine")
+    finally:
+        for cached in (packages.package_names, packages.facts_of):
+            cached.cache_clear()
+    assert str(caught.value).startswith(f"{path}: {problem}")
 
 
 def test_a_stack_without_a_switch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,17 @@ def test_formatted_index_reads_back(tmp_path: Path) -> None:
     assert index.variants_of("MANY") == ("one", "two")
 
 
+def test_an_entry_is_found_before_the_index_is_written_anew(tmp_path: Path) -> None:
+    """One file is enough for a new entry; a file that went is no longer found."""
+    write_entry(tmp_path, "one")
+    (tmp_path / INDEX_NAME).write_text(format_index(build_index(tmp_path)), encoding="utf-8")
+    assert read_index(tmp_path).ids == ("one",)
+    write_entry(tmp_path, "two", aliases='["second"]')
+    assert read_index(tmp_path).find("Second") == "two"
+    (tmp_path / "one.toml").unlink()
+    assert read_index(tmp_path).find("one") is None
+
+
 def test_names_fold_case_and_separators() -> None:
     """Folding keeps what distinguishes names and drops how they are spelled."""
     assert fold_name(" RTX-4090 _Ti") == "rtx4090ti"

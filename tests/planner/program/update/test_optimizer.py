@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any, cast
 
 import pytest
 
-from planner.domain.recipes.recipe import Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer, OptimizerFacts
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.driver import paged_state_bytes
@@ -83,6 +85,18 @@ def test_states_of_torch_follow_the_parameter_and_those_of_bitsandbytes_are_fp32
     assert stepped(job("adamw_torch_fused"), weights) == [400, 400]
     assert stepped(job("lion"), weights) == [800]
     assert stepped(job("sgd"), weights) == []
+
+
+def test_an_optimizer_whose_states_nobody_wrote_down_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new name with facts alone gives a sentence that says where to go on, not the states of another."""
+    new: Any = "unheard_of"
+    known = cast("dict[Any, OptimizerFacts]", OPTIMIZER_FACTS)
+    monkeypatch.setitem(known, new, OptimizerFacts("tool", (), "unread"))
+    subject = job("sgd")
+    recipe = replace(subject.recipe, optimizer=new)
+    subject = replace(subject, scenario=replace(subject.scenario, recipe=recipe))
+    with pytest.raises(NotModelledError, match=r"unheard_of: its states are not written down"):
+        stepped(subject, [SMALL])
 
 
 def test_8bit_states_need_4096_elements_and_no_table() -> None:

@@ -1,0 +1,33 @@
+"""The table of optimizers: complete, and in the Trainer's words."""
+
+from __future__ import annotations
+
+from planner.configs.shared import trainer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
+from planner.throughput.kernels import UPDATES
+from tests.extras import import_or_skip
+
+
+def test_every_optimizer_has_facts_and_the_costs_of_an_update() -> None:
+    """A name without them would end in an internal error."""
+    assert set(OPTIMIZERS) == set(OPTIMIZER_FACTS) == set(UPDATES)
+
+
+def test_a_name_of_the_trainer_is_that_of_one_optimizer_and_exists() -> None:
+    """Config files and real runs use the same names, which Transformers takes."""
+    transformers = import_or_skip("transformers")
+    names = [name for facts in OPTIMIZER_FACTS.values() for name in facts.trainer_names]
+    assert sorted(names) == sorted(trainer.OPTIMIZERS)
+    assert set(names) <= {each.value for each in transformers.training_args.OptimizerNames}
+
+
+def test_an_optimizer_that_only_tools_make_has_no_name_in_the_trainer() -> None:
+    """`optim` says nothing where a tool's own key chose one."""
+    tools = {name for name, facts in OPTIMIZER_FACTS.items() if facts.library == "tool"}
+    assert tools == set(trainer.OWN_OPTIMIZERS)
+
+
+def test_optimizers_of_bitsandbytes_are_issued_tensor_by_tensor() -> None:
+    """All of them go through one loop over parameters (bitsandbytes 0.50 optim/optimizer.py step)."""
+    issued = {UPDATES[n].operators for n, facts in OPTIMIZER_FACTS.items() if facts.library == "bitsandbytes"}
+    assert issued == {6}
