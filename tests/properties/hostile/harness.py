@@ -28,8 +28,9 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# On a busy machine the slowest that are known take four to five: a model of 671 B under ZeRO-3 or FSDP.  What
-# is tried beside large programs is few (``planner/searching/affordable.py``).
+# On a busy machine the slowest that are known take four to five: a model of 671 B under ZeRO-3. Little
+# is tried beside large programs (``planner/searching/affordable.py``).  Known beyond, by a little: the same
+# model with lengths that vary; and with 16 s a search for the fewest GPUs of a model of 405 B by all methods.
 MAX_S, SEARCH_MAX_S = 5.0, 10.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
