@@ -346,7 +346,7 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     it is not made twice.
     """
     freed = {~event for event in program.events[start:] if event < 0}
-    once = [event for event in program.events[start:] if event < 0 or event in freed]
+    once = array("q", [event for event in program.events[start:] if event < 0 or event in freed])
     parts = [(program.events[:start], sizes[0]), *((once, each) for each in sizes)]
     lags = program.lags
     programs = [SlotEvents(events, each, program.streams, (), lags=lags) for events, each in parts]

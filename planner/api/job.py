@@ -84,12 +84,19 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
 
 
 def _advised(subject: Subject, model: Coefficients | Calibration) -> Subject:
-    """``subject`` with what other values of its settings would do."""
+    """``subject`` with what other values of its settings would do; of the largest programs only the job
+    itself is worth the wait.
+    """
+    from planner.searching.affordable import is_affordable, n_allocations
     from planner.searching.levers import levers, stack_needs
     from planner.searching.run_length import at_example_length
     from planner.searching.unsaid import unsaid_settings
 
     scenario, prediction = subject.scenario, subject.prediction
+    if not is_affordable(scenario):
+        n_made = n_allocations(scenario)
+        warning = f"no other settings were tried: this job makes {n_made:,} allocations beside its layers"
+        return replace(subject, scenario=replace(scenario, warnings=(*scenario.warnings, warning)))
     return replace(
         subject,
         unsaid=unsaid_settings(scenario, prediction, model),

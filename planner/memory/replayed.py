@@ -57,13 +57,15 @@ class Replayed:
 
     ``state_bytes``: weights, adapters and optimizer states that are there when the step ends.
     ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and
-    ``order_spread_bytes`` its standard deviation over orders of the samples.
+    ``order_spread_bytes`` its standard deviation over orders of the samples.  ``n_single``: as
+    :attr:`Stream.n_single`.
     """
 
     phases: tuple[PhaseBytes, ...]
     state_bytes: Number
     length_cache_bytes: Number
     order_spread_bytes: Number
+    n_single: int = 0
 
     @property
     def allocated_bytes(self) -> Number:
@@ -145,7 +147,8 @@ def _replayed(scenario: Scenario) -> Replayed:
     piled = max(max(growth, default=0) - done.reserved_bytes, 0)
     steps = [after - before for before, after in pairwise(growth)]
     spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
-    return Replayed(tuple(_by_phase(stream, events, done)), states_at_end(stream, events), piled, spread)
+    states = states_at_end(stream, events)
+    return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread, stream.n_single)
 
 
 @lru_cache(maxsize=4096)

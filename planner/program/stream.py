@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from planner.allocator.columns import in_bytes, shifted
 from planner.domain.term import STATE_TERMS, TERM_NAMES, TERM_NUMBERS, Phase, TermName
-from planner.program.ops.tensors import MARK, Unit
+from planner.program.ops.tensors import Mark, Unit
 from planner.program.template import (
     BACKWARD,
     BACKWARD_END,
@@ -24,7 +24,6 @@ from planner.program.template import (
     INPUT_SLOT,
     SHARED_SLOTS,
     Template,
-    marks_in,
 )
 
 
@@ -120,6 +119,13 @@ class Stream:
         """Bytes of every allocation, where a micro-batch has so many of each unit."""
         return in_bytes(self.units, self.unit_bytes, [values[unit] for unit in Unit])
 
+    @property
+    def n_single(self) -> int:
+        """Allocations outside of the parts that repeat, by loading, engines and the optimizer: writing these
+        down is most of the work.
+        """
+        return len(self._places)
+
     def term(self, slot: int) -> TermName:
         """What an allocation counts as."""
         return TERM_NAMES[self.kinds[slot]]
@@ -160,31 +166,39 @@ class Instance:
 
     def events(self, stage: str) -> array[int]:
         """The events of one stage, in slots of the stream."""
-        return self._moved(stage, self.template.stages[stage], self.template.foreign[stage])
+        return self._moved(stage)[0]
 
-    def marked_events(self, stage: str) -> tuple[array[int], tuple[int, ...]]:
-        """The same with the marks of the template among them, and where these are."""
-        events = self.template.marked[stage]
-        moved = self._moved(stage, events, self.template.marked_foreign[stage])
-        is_whole = len(moved) == len(events)
-        return moved, self.template.places[stage] if is_whole else marks_in(moved)
+    def between_marks(self, stage: str, moments: Collection[str]) -> Iterator[tuple[array[int], Mark | None]]:
+        """The same up to each mark of ``moments``, with the mark, and what is left after the last."""
+        (events, gone), start = self._moved(stage), 0
+        for place, mark in self.template.marks[stage]:
+            if mark.moment in moments:
+                end = place - bisect_left(gone, place)
+                yield events[start:end], mark
+                start = end
+        yield events[start:], None
 
-    def _moved(self, stage: str, events: array[int], foreign: Sequence[int]) -> array[int]:
+    def _moved(self, stage: str) -> tuple[array[int], list[int]]:
+        """The events of a stage, and which of the template's are not among them."""
+        events, gone = self.template.stages[stage], list[int]()
         if not events:
-            return events
-        moved = shifted(events, self.base, MARK)
-        for index in reversed(foreign):
+            return events, gone
+        moved = shifted(events, self.base, SHARED_SLOTS)
+        for index in self.template.foreign[stage]:
             port = self.ports.get(~events[index])
             if port is None:
-                del moved[index]
+                gone.append(index)
             else:
                 moved[index] = ~port
-        if self.early:
-            gone = {self.slot(slot) for where, slot in self.early if where == stage}
-            for event in [~slot for slot in gone if slot is not None]:
-                for _ in range(moved.count(event)):
-                    moved.remove(event)
-        return moved
+        early = [self.slot(slot) for where, slot in self.early if where == stage]
+        for event in {~slot for slot in early if slot is not None}:
+            index = -1
+            for _ in range(moved.count(event)):
+                index = moved.index(event, index + 1)
+                gone.append(index)
+        for index in sorted(gone, reverse=True):
+            del moved[index]
+        return moved, sorted(gone)
 
 
 LAYERS = ("layer", "vision layer")

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from planner.domain.term import TERM_NUMBERS, TermName
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import MARK, Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
+from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
 from planner.program.ops.work import Work
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
@@ -81,14 +81,13 @@ class Template:
     ``shares``: slot and shape of each tensor that the part makes for others, by name.  ``crossing``: names of
     those that others made, whose slots count from ``SHARED_SLOTS``.
 
-    ``foreign`` and ``marked_foreign``: where each stage frees what other parts made.  ``freed_shares``:
-    slots of what is shared that each stage frees.
+    ``foreign``: where each stage frees what other parts made.  ``freed_shares``: slots of what is shared that
+    each stage frees.
 
     ``work``: what all operators cost together.
 
-    For engines: ``marked``, the stages with the marks (see :class:`planner.program.ops.tensors.Mark`) among
-    their events, and ``places``, where these are; ``modules``, paths of names; ``parameters``, by their
-    numbers.
+    For engines: ``marks`` of each stage, each after so many of its events; ``modules``, paths of names;
+    ``parameters``, by their numbers.
     """
 
     units: tuple[Unit, ...]
@@ -100,16 +99,13 @@ class Template:
     gradient_slot: int | None
     gradients: tuple[tuple[Unit, float, Dtype, int, str], ...]
     out: Shape
-    marked: dict[str, array[int]]
-    marks: tuple[Mark, ...]
+    marks: dict[str, tuple[tuple[int, Mark], ...]]
     modules: tuple[tuple[str, ...], ...]
     parameters: tuple[Parameter, ...]
     work: Work
     shares: dict[str, tuple[int, Shape]] = field(default_factory=dict)
     crossing: tuple[str, ...] = ()
     foreign: dict[str, tuple[int, ...]] = field(init=False)
-    marked_foreign: dict[str, tuple[int, ...]] = field(init=False)
-    places: dict[str, tuple[int, ...]] = field(init=False)
     freed_shares: dict[str, tuple[int, ...]] = field(init=False)
     columns: Columns = field(init=False)
 
@@ -120,9 +116,8 @@ class Template:
             stage: tuple(slot for slot in slots if slot >= SHARED_SLOTS or slot in own)
             for stage, slots in freed.items()
         }
-        for name, stages in (("foreign", self.stages), ("marked_foreign", self.marked)):
-            object.__setattr__(self, name, {stage: _foreign(events) for stage, events in stages.items()})
-        object.__setattr__(self, "places", {stage: marks_in(events) for stage, events in self.marked.items()})
+        foreign = {stage: _foreign(events) for stage, events in self.stages.items()}
+        object.__setattr__(self, "foreign", foreign)
         object.__setattr__(self, "freed_shares", shared)
         kinds = array("B", map(TERM_NUMBERS.__getitem__, self.terms))
         object.__setattr__(
@@ -139,11 +134,6 @@ def _foreign(events: Sequence[int]) -> tuple[int, ...]:
     return tuple(
         index for index, event in enumerate(events) if event < 0 and not GRADIENT_SLOT < ~event < SHARED_SLOTS
     )
-
-
-def marks_in(events: Sequence[int]) -> tuple[int, ...]:
-    """Where events are marks."""
-    return tuple(index for index, event in enumerate(events) if event >= MARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,17 +251,6 @@ def _kept_slots(torch: Operators, out_slot: int | None) -> set[int]:
     return kept | ({event for event in events if event >= 0} - {~event for event in events if event < 0})
 
 
-def _with_marks(torch: Operators, stage: str) -> array[int]:
-    """The events of a stage with its marks among them."""
-    events, made, start = torch.stages.get(stage, []), array("q"), 0
-    for number, (where, end) in enumerate(torch.placed):
-        if where == stage:
-            made.extend([*events[start:end], MARK + number])
-            start = end
-    made.extend(events[start:])
-    return made
-
-
 class _End(NamedTuple):
     """What a part leaves to others, as the fields of a template."""
 
@@ -299,8 +278,10 @@ def _template(torch: Operators, end: _End, terms: Terms) -> Template:
             for node in torch.leaves
             if node.grad is not None and node.grad.storage is not None
         ),
-        marked={name: _with_marks(torch, name) for name in _STAGES},
-        marks=tuple(torch.marks),
+        marks={
+            name: tuple((place, mark) for stage, place, mark in torch.marks if stage == name)
+            for name in _STAGES
+        },
         modules=tuple(torch.modules),
         parameters=tuple(torch.parameters),
         work=torch.work,

@@ -18,6 +18,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.kernels import code_lacks, lacks_flash2
 from planner.prediction import PRIORS, predict_with
+from planner.searching.affordable import n_affordable
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
 from planner.searching.moves import KINDS, LeverKind, Move, larger_cards, more_cards, moves, other_stacks
 from planner.searching.variants import refusals, request_of, warnings_about, with_flags
@@ -200,12 +201,15 @@ def levers(
     single change is enough that costs nothing or time, two and three of those are tried together, then pairs
     that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
     sure.  At most ``MAX_ESTIMATES`` estimates of several changes or other cards; those that are listed are
-    replayed.  ``alone``: single changes on the same cards only, replayed near the limit.
+    replayed.  Of large programs fewer changes are tried.  ``alone``: single changes on the same cards only,
+    replayed near the limit.
     """
     judge = _Judge(scenario, model, quick=alone)
+    judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
     trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
     if judge.base.verdict not in ("fits", "no_verdict") and not alone:
         memory, first = judge.base.memory, _Judge(scenario, model, quick=True)
+        first.left = min(first.left, n_affordable(scenario, quick=True))
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
         found = [trial for trial in first.tries(larger_cards(scenario, need)) if trial.lever.fits]
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]

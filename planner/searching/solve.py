@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from planner.domain.recipes.recipe import Number
@@ -24,6 +24,10 @@ SEQ_STEP_TOKENS = 64
 _NODE_GPUS = 8
 _NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FASTER = 1.01
+# A recipe that lacks this share of a card on the most GPUs fits on no fewer:
+# what grows with the nodes, NCCL's buffers, is less.
+_LACKS_MUCH = 0.2
+_OF_PLACE = ("gpu", "gpus", "nodes")
 MAX_BEYOND_CONTEXT_TOKENS = 4_194_304
 """The longest length that is tried beyond the positions that a model was made for."""
 
@@ -306,8 +310,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
     """Counts are tried from one GPU on,
     until every way of training fits on ``top`` of them without unasked offload.
 
-    Between one node and the most of them only where something fits on the most:
-    no job needs more of a GPU with more GPUs.
+    The most of them come first, because few jobs need more of a GPU with more GPUs and none much more.
     """
     space = pool.space
     if space.said("nodes") or "gpus" in space.choices:
@@ -320,31 +323,68 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
             raise UsageError(
                 f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another"
             )
-        fitted: Counter[Training] = Counter()
         one_node = [place for place in counts if "nodes" not in place]
-        _explore_counts(pool, model_for, one_node, fitted, top)
         several = counts[len(one_node) :]
-        if several and _explore_counts(pool, model_for, several[-1:], Counter(), top):
-            _explore_counts(pool, model_for, several[:-1], fitted, top)
+        most = _on_the_most(pool, model_for, several[-1:])
+        _explore_counts(pool, model_for, [*one_node, *several[:-1]], most, top)
     answer = answer_of(pool, partial(_best_of_each_place, offloads=space.said("offload"), top=top))
     return replace(answer, solved="gpus")
 
 
-def _explore_counts(
-    pool: Pool, model_for: ModelFor, counts: Iterable[TypedFlags], fitted: Counter[Training], top: int
-) -> bool:
-    """Try ``counts`` in their order, and add to ``fitted`` where a way of training fits;
-    whether any does, offload included.
+@dataclass(frozen=True, slots=True)
+class _Most:
+    """What the most GPUs showed: ways of training of which a recipe ``fits``,
+    and recipes ``lacking`` much of a card.
     """
-    found = False
+
+    fits: set[Training] = field(default_factory=set)
+    lacking: set[frozenset[tuple[str, str | bool]]] = field(default_factory=set)
+
+    def note(self, pool: Pool, option: Option, model: Model) -> bool:
+        """Explore an option there."""
+        known = pool.by_training.setdefault(pool.training_of(option.flags), [])
+        start = len(known)
+        fits = try_sizes(pool, option, model)
+        if known[start:] and all(each.room < -_LACKS_MUCH for each in known[start:]):
+            self.lacking.add(_recipe_of(option))
+        return fits
+
+    def tries(self, pool: Pool, option: Option, model: Model) -> bool:
+        """Explore an option on fewer, but not what lacks much on the most, where another recipe fits there.
+
+        One GPU is no case of several: nothing is divided or sent.
+        """
+        lacks = option.found.hardware.world_size > 1 and _recipe_of(option) in self.lacking
+        skips = lacks and pool.training_of(option.flags) in self.fits
+        return not skips and try_sizes(pool, option, model)
+
+
+def _recipe_of(option: Option) -> frozenset[tuple[str, str | bool]]:
+    """Its flags without the place."""
+    return frozenset((name, value) for name, value in option.flags.items() if name not in _OF_PLACE)
+
+
+def _on_the_most(pool: Pool, model_for: ModelFor, places: Sequence[TypedFlags]) -> _Most:
+    """What the place with the most GPUs shows; nothing where there is none."""
+    most = _Most()
+    for options, model in all_options(pool, model_for, places) if places else ():
+        if pool.explore(options, model, most.note) != "none":
+            most.fits.add(pool.training_of(options.first[0].flags))
+    return most
+
+
+def _explore_counts(
+    pool: Pool, model_for: ModelFor, counts: Iterable[TypedFlags], most: _Most, top: int
+) -> None:
+    """Try ``counts`` in their order until a way of training fits on ``top`` of them without unasked offload;
+    more than one node only if it fits on the ``most`` of them.
+    """
+    fitted: Counter[Training] = Counter()
     for place in counts:
         for options, model in all_options(pool, model_for, [place]):
             training = pool.training_of(options.first[0].flags)
-            if fitted[training] < top:
-                fit = pool.explore(options, model, try_sizes)
-                fitted[training] += fit == "first"
-                found = found or fit != "none"
-    return found
+            if fitted[training] < top and ("nodes" not in place or training in most.fits):
+                fitted[training] += pool.explore(options, model, most.tries) == "first"
 
 
 def _divides(space: Space, place: TypedFlags) -> bool:

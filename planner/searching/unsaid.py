@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 
 from planner.catalog.stacks import load_stack, other_versions
@@ -15,6 +16,7 @@ from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
 from planner.prediction import PRIORS, predict_with
+from planner.searching.affordable import n_affordable
 from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 
 MAX_ROWS = 6
@@ -62,18 +64,23 @@ def unsaid_settings(
     the largest first.
 
     ``prediction`` is that of the scenario under ``model``.
-    A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.
+    A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.  Of
+    large programs the first settings alone are tried.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
     base = predict_with(scenario, model)
     before = frozenset(refusals(scenario)) | warnings_about(scenario)
-    found = [
-        _unsaid(f"{name}={value}", flags, base, answer)
+    tried = (
+        (f"{name}={value}", flags, after)
         for name, value in _assumed(scenario)
         for flags in _flags_otherwise(name, value)
         if (after := _variant(scenario, flags)) is not None
         and not (refusals(after).keys() | warnings_about(after)) - before
-        and (answer := _answer(after, model)) is not None
+    )
+    found = [
+        _unsaid(setting, flags, base, answer)
+        for setting, flags, after in islice(tried, n_affordable(scenario))
+        if (answer := _answer(after, model)) is not None
     ]
 
     def weight(each: Unsaid) -> float:

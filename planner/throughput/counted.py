@@ -23,7 +23,7 @@ from planner.program.head.losses import EIGHTHS
 from planner.program.head.preferences import Role
 from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import scan_units
-from planner.program.ops.tensors import MARK, Unit
+from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Direction, Kind, Share
 from planner.program.runtime import Part
 from planner.program.step import asides_of, evaluation_of, generation_of, parts_of
@@ -196,11 +196,7 @@ def _sum_of(parts: Iterable[Part], asides: Iterable[tuple[Part, float]] = ()) ->
     modules = 0
     for part, times in (*((part, 1.0) for part in parts), *asides):
         template = part.template
-        modules += part.count * sum(
-            template.marks[event - MARK].moment == "before_forward"
-            for event in template.marked[FORWARD]
-            if event >= MARK
-        )
+        modules += part.count * sum(mark.moment == "before_forward" for _, mark in template.marks[FORWARD])
         for (direction, share, kind), counts in template.work.items():
             for unit, amount in counts.items():
                 key = (_place(part.name, unit), direction, share, kind, unit)

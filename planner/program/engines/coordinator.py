@@ -47,12 +47,13 @@ class Handle:
 class Live:
     """A parameter and where it is.
 
-    ``active``: modules that use it now; ``fetched_for``: the last place in the order of modules that prefetch
-    has seen it at; ``uses``: all these places.
+    ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
+    place in the order of modules that prefetch has seen it at; ``uses``: all these places.
     """
 
     param: Param
     persists: bool
+    part_bytes: int
     status: Literal["away", "in flight", "here"] = "away"
     slot: int | None = None
     handle: Handle | None = None
@@ -108,8 +109,8 @@ class Coordinator:
         if not self._passed:
             self._recorded.append(module)
         needed, n_new = module.own, 0
-        if needed:
-            self._gather([live for live in needed if live.status == "away"])
+        if away := [live for live in needed if live.status == "away"]:
+            self._gather(away)
         for live in needed:
             live.active.add(module)
             if recomputes and self._active and not live.param.trained:
@@ -117,7 +118,7 @@ class Coordinator:
             if live in self._in_flight:
                 self._ask(live)
             n_new += live.fetched_for < self._step
-        if self._passed:
+        if self._next < len(self._order):
             self._prefetch(n_new)
         self._step += 1
 
@@ -133,7 +134,7 @@ class Coordinator:
                 number += 1
         limit = min(self.settings.max_live - self._available, self.settings.prefetch)
         self._next = number
-        if limit <= 0 or number == len(order):
+        if limit <= 0:
             return
         wanted: dict[Live, None] = {}
         elements = 0
@@ -145,7 +146,8 @@ class Coordinator:
                 elements += live.param.elements
             number += 1
         self._next = number
-        self._gather([*wanted])
+        if wanted:
+            self._gather([*wanted])
 
     def release(self, module: Module, *, forward: bool) -> None:
         """``release_sub_module``: what is not needed again soon goes."""
@@ -195,11 +197,14 @@ class Coordinator:
         """``_post_step``: each is whole again in memory of its own; on one process they always are."""
         for live in wanted:
             if live.status == "away":
-                n_bytes = self.part(live.param) * self.settings.world * live.param.element_bytes
-                live.slot = (
-                    self._engine.take(n_bytes, _GATHERED_NOW, live.param) if self.settings.world > 1 else None
-                )
+                n_bytes, world = live.part_bytes * self.settings.world, self.settings.world
+                live.slot = self._engine.take(n_bytes, _GATHERED_NOW, live.param) if world > 1 else None
                 live.status = "here"
+
+    def live(self, param: Param) -> Live:
+        """A parameter before the first step."""
+        n_bytes = self.part(param) * param.element_bytes
+        return Live(param, param.elements <= self.settings.persistence, n_bytes)
 
     def part(self, param: Param) -> int:
         """Elements of one process's part, padded."""
@@ -209,9 +214,8 @@ class Coordinator:
         """``all_gather_coalesced``: one parameter arrives in its own memory,
         several in a flat buffer for each dtype.
         """
-        if not wanted:
-            return
-        self._available += sum(live.param.elements for live in wanted)
+        for live in wanted:
+            self._available += live.param.elements
         if len(wanted) == 1:
             self._start(wanted, coalesced=False)
             return
@@ -220,24 +224,21 @@ class Coordinator:
             self._start([live for live in several if live.param.element_bytes == width], coalesced=True)
 
     def _start(self, several: list[Live], *, coalesced: bool) -> None:
-        engine, world = self._engine, self.settings.world
+        engine, world, first = self._engine, self.settings.world, several[0]
         handle = Handle(several, None)
-        parts = [self.part(live.param) * live.param.element_bytes for live in several]
         if world > 1:
-            slot = engine.take(sum(parts) * world, _FLAT if coalesced else _WHOLE, several[0].param)
-            handle.flat = slot if coalesced else None
-            several[0].slot = None if coalesced else slot
+            n_bytes = sum([live.part_bytes for live in several]) * world
+            slot = engine.take(n_bytes, _FLAT if coalesced else _WHOLE, first.param)
+            handle.flat, first.slot = (slot, None) if coalesced else (None, slot)
         if self.settings.offloads_params:
-            away = [
-                (live, n_bytes) for live, n_bytes in zip(several, parts, strict=True) if not live.persists
-            ]
-            uploaded = [engine.take(n_bytes, _UPLOADED, live.param) for live, n_bytes in away]
+            away = [live for live in several if not live.persists]
+            uploaded = [engine.take(live.part_bytes, _UPLOADED, live.param) for live in away]
             if world > 1:
                 engine.free(*uploaded)
             else:
                 # ``_no_gather_coalesced``: one process has all of each parameter,
                 # and copies what lies on the host.
-                for (live, _), slot in zip(away, uploaded, strict=True):
+                for live, slot in zip(away, uploaded, strict=True):
                     live.slot = slot
         for live in several:
             live.status, live.handle = "in flight", handle

@@ -14,7 +14,7 @@ from planner.program.engines.params import Param, params_of
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 from planner.program.load import take_workspaces
-from planner.program.ops.tensors import MARK, Mark, Unit
+from planner.program.ops.tensors import Mark, Unit
 from planner.program.parameters import Weight
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Instance, Stream
@@ -38,11 +38,11 @@ class Purpose:
 
 class DeepSpeed(Runtime):
     """One rank.  Stages override what happens at each moment;
-    ``hears_modules``: also where a module is entered or left.
+    ``hears``: the moments of the model at which it acts.
     """
 
     adds_gradients = False
-    hears_modules = False
+    hears: tuple[str, ...] = ("gradient",)
 
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
@@ -81,17 +81,15 @@ class DeepSpeed(Runtime):
         self._run(part, BACKWARD)
 
     def _run(self, part: Instance, stage: str) -> None:
-        events, places = part.marked_events(stage)
-        stream, start = self.stream, 0
-        for place in places:
-            stream.events += events[start:place]
-            start = place + 1
-            mark = part.template.marks[events[place] - MARK]
+        written = self.stream.events
+        for events, mark in part.between_marks(stage, self.hears):
+            written += events
+            if mark is None:
+                return
             if mark.moment == "gradient":
                 self._ready(part, mark)
-            elif self.hears_modules:
+            else:
                 self.at(part, mark, recomputes=stage == BACKWARD)
-        stream.events += events[start:]
 
     def _ready(self, part: Instance, mark: Mark) -> None:
         """A gradient is there."""

@@ -8,7 +8,7 @@ each parameter); transformers 5.23 trainer_optimizer.py _setup_low_rank_optimize
 from __future__ import annotations
 
 from planner.program.job import Job
-from planner.program.ops.tensors import MARK, Mark, Unit
+from planner.program.ops.tensors import Mark, Unit
 from planner.program.parameters import Kind, Weight
 from planner.program.runtime import Runtime
 from planner.program.stream import Instance, Stream
@@ -33,12 +33,10 @@ class Layerwise(Runtime):
 
     def backward(self, part: Instance) -> None:
         """The backward pass of one part; at each gradient the step of its parameter."""
-        marks = part.template.marks
-        for event in part.marked_events(BACKWARD)[0]:
-            if event < MARK:
-                self.stream.events.append(event)
-            elif marks[event - MARK].moment == "gradient":
-                self._step(part, marks[event - MARK])
+        for events, mark in part.between_marks(BACKWARD, ("gradient",)):
+            self.stream.events += events
+            if mark is not None:
+                self._step(part, mark)
 
     def _step(self, part: Instance, mark: Mark) -> None:
         parameter = part.template.parameters[mark.number]

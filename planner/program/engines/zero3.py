@@ -62,7 +62,7 @@ class _Engine:
 class Zero3(DeepSpeed):
     """One rank; all have equal parts of every parameter."""
 
-    hears_modules = True
+    hears = ("before_forward", "after_forward", "before_backward", "after_backward", "gradient")
 
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
@@ -111,9 +111,7 @@ class Zero3(DeepSpeed):
         for own in params.values():
             for param in own:
                 if param not in engine.live:
-                    engine.live[param] = Live(
-                        param, param.elements <= engine.coordinator.settings.persistence
-                    )
+                    engine.live[param] = engine.coordinator.live(param)
         for label, template in labelled((part.name, part.template, part.count) for part in parts):
             modules = engine.modules[label] = [Module() for _ in template.modules]
             for parameter, param in zip(template.parameters, params[label], strict=True):

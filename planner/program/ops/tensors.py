@@ -216,10 +216,6 @@ class Node:
 
 
 Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
-MARK = 1_000_000_000_000
-"""Where engines read events, one from here on is no allocation but a mark:
-the number of a :class:`Mark`, plus this.
-"""
 
 
 class Mark(NamedTuple):
@@ -260,8 +256,8 @@ class Tape:
     ``pack``: what becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators,
     or has kept them.
 
-    The rest is for engines.  ``marks`` are moments; ``placed`` says the stage of each and how many events are
-    before it.  ``modules`` are the paths of names that modules were entered by, the whole part first.
+    The rest is for engines.  ``marks`` are moments, with the stage of each and how many events of it are
+    before.  ``modules`` are the paths of names that modules were entered by, the whole part first.
     ``path`` are the numbers of the modules that run now, ``path_back`` of those whose backward runs,
     ``passed`` of those that have sent a gradient on.
     """
@@ -279,8 +275,7 @@ class Tape:
         self.pack: Callable[[Tensor], Unpack] = keep
         self.keeps: Callable[[str, Callable[[], Tensor]], Tensor] | None = None
         self.stage = ""
-        self.marks: list[Mark] = []
-        self.placed: list[tuple[str, int]] = []
+        self.marks: list[tuple[str, int, Mark]] = []
         self.modules: list[tuple[str, ...]] = [()]
         self.path: tuple[int, ...] = (0,)
         self.path_back: tuple[int, ...] = ()
@@ -401,8 +396,7 @@ class Tape:
 
     def mark(self, moment: Moment, number: int, slot: int | None = None) -> None:
         """Note a moment between two events."""
-        self.placed.append((self.stage, len(self.events)))
-        self.marks.append(Mark(moment, number, slot))
+        self.marks.append((self.stage, len(self.events), Mark(moment, number, slot)))
 
     def go_back_to(self, path: tuple[int, ...]) -> None:
         """Backward goes on in the modules ``path``: mark those that it leaves and those that it enters.

@@ -8,7 +8,6 @@ from planner.program.engines.coordinator import Coordinator, Live, Module
 from planner.program.engines.deepspeed import Purpose
 from planner.program.engines.params import Param
 from planner.program.engines.settings import Settings
-from planner.program.ops.tensors import MARK
 from tests.planner.program.engines.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 SETTINGS = Settings(
@@ -63,7 +62,8 @@ def modules(*elements: int, persists: bool = False) -> list[Module]:
         weight = Param(
             number, n, 2, trained=True, decays=True, place=("layer 0", str(number)), term="weights"
         )
-        made.append(Module([Live(weight, persists)]))
+        # A padded half of its elements on each of two processes.
+        made.append(Module([Live(weight, persists, 2 * -(-n // 2))]))
     return made
 
 
@@ -222,12 +222,3 @@ def test_gathered_parameters_and_gradients_come_back_late() -> None:
         stream, _ = stream_of(sharding="zero3", **flags)
         late = {stream.term(slot) for slot, lag in stream.lags.items() if lag == 3}
         assert late == {"gathered_parameters"} | ({"gradients"} if gradients else set())
-
-
-def test_marks_stay_out_of_the_stream() -> None:
-    """They are for engines alone."""
-    for sharding in ("zero3", "none"):
-        stream, _ = stream_of(
-            sharding=sharding, gpus="1" if sharding == "none" else "2", gradient_checkpointing="true"
-        )
-        assert max(stream.events) < MARK
