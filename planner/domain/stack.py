@@ -98,7 +98,8 @@ class Stack:
     ``fused_mlp``: the gated activation likewise.  ``fused_experts``: mixture-of-experts weights are
     three-dimensional parameters that k-bit quantisers skip, as in Transformers 5, whose quantisers also skip
     subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all the same, a product
-    expands those of a layer together, and adapters stay apart from them.  ``unpacks_by_branches``: the kernel
+    expands those of a layer together, and adapters stay apart from them.  ``steps_on_cpu``: optimizers of
+    bitsandbytes can step in host RAM.  ``unpacks_by_branches``: the kernel
     that expands 4-bit weights finds each value by nested branches instead of a table.  ``adapter_kernels``:
     LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place by the
     product itself.  ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``)
@@ -227,6 +228,7 @@ class Stack:
     keeps_outgrown_blocks: bool
     saves_through_host: bool
     quantizes_experts: bool
+    steps_on_cpu: bool
     loss_pieces: LossPieces
     pair_logps: PairLogps
     completion_logps: CompletionLogps

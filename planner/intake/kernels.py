@@ -6,15 +6,14 @@ import re
 
 from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
-from planner.domain.recipes.recipe import Attention
+from planner.domain.recipes.recipe import Attention, Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
 # bitsandbytes steps these on the GPU only before 0.50 (backends/cpu/ops.py has 8-bit steps since, which are
 # not modelled); torchao's step was read as it is compiled for one.
-GPU_ONLY_OPTIMIZERS = frozenset(
-    {"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "adamw_torch_8bit", "adamw_torch_4bit"}
-)
+_OF_BITSANDBYTES = frozenset({"adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"})
+GPU_ONLY_OPTIMIZERS = _OF_BITSANDBYTES | {"adamw_torch_8bit", "adamw_torch_4bit"}
 # Those of torch itself, and torchao's, which makes DTensors of its states (torchao 0.17 optim/adam.py
 # _new_buffer).  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors
 # of FSDP2 (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py):
@@ -33,6 +32,11 @@ _NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
 _REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
+
+
+def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
+    """Whether the first step of an offloaded optimizer ends the job with an error of bitsandbytes."""
+    return recipe.offloads_optimizer and recipe.optimizer in _OF_BITSANDBYTES and not stack.steps_on_cpu
 
 
 def cannot_step(optimizer: str, sharding: Sharding) -> bool:

@@ -32,6 +32,7 @@ from planner.configs.tools.axolotl_parts import (
     read_loss,
     read_numerics,
     read_plugins,
+    refuse_8bit_in_ram,
     refuse_partly_packed,
     remark_on_short_convolutions,
     stores_in_fp32,
@@ -484,6 +485,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     if version is not None and settings is not None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
+    refuse_8bit_in_ram(keys, reading)
     _read_fsdp_checkpointing(reading)
     read_files(keys, reading, beside)
 

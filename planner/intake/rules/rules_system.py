@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.kernels import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
@@ -9,6 +10,7 @@ from planner.intake.kernels import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    stops_on_cpu,
     widest_head,
 )
 from planner.intake.rules.rule import Case, Rule
@@ -126,9 +128,21 @@ SYSTEM_RULES = (
     Rule(
         "gpu-optimizer-offloaded",
         "refuse",
-        "8-bit and paged optimizers in host RAM are not modelled (bitsandbytes before 0.50 cannot step "
-        "there): say adamw_torch, which DeepSpeed takes for its own CPU Adam",
-        lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,
+        "8-bit and paged optimizers in host RAM are not modelled: say adamw_torch, which DeepSpeed takes for "
+        "its own CPU Adam",
+        lambda case: (
+            case.recipe.offloads_optimizer
+            and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS
+            and not stops_on_cpu(case.recipe, case.stack)
+        ),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "bitsandbytes-offloaded",
+        "refuse",
+        "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: say "
+        f"adamw_torch, which DeepSpeed takes for its own CPU Adam [{REFUSED_BY_TOOL}]",
+        lambda case: stops_on_cpu(case.recipe, case.stack),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import NotModelledError, UsageError
+from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -435,3 +435,21 @@ def test_evaluation_has_the_micro_batch_where_samples_are_held_back(tmp_path: Pa
     assert (
         read(tmp_path, BASE + "micro_batch_size: 3\neval_batch_size: 2\n").request.get("eval_batch") is None
     )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_8bit"])
+def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, optimizer: str) -> None:
+    """Axolotl's own validator stops FSDP1 with offload;
+    bitsandbytes of that time stops under ZeRO, where nothing swaps the optimizer.
+    """
+    text = BASE + f"optimizer: {optimizer}\nlocal_rank:\nbf16: true\n"
+    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
+        read(tmp_path, text + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}\n")
+    zero = tmp_path / "zero.json"
+    table = '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'
+    zero.write_text('{"zero_force_ds_cpu_optimizer": false, ' + table + "}", encoding="utf-8")
+    file = read(tmp_path, text + "deepspeed: zero.json\n")
+    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
+        resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
+    zero.write_text("{" + table + "}", encoding="utf-8")
+    assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"

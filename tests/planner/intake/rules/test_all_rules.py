@@ -28,6 +28,7 @@ AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3
 NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
 Flags = Mapping[str, object]
+IN_RAM: Flags = {"sharding": "zero3", "offload": "optimizer", "stack": "axolotl"}
 
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
@@ -305,6 +306,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
+    ),
+    "bitsandbytes-offloaded": (
+        {**IN_RAM, "optimizer": "adamw_8bit", "versions": ["bitsandbytes==0.49.1"]},
+        {**IN_RAM, "optimizer": "adamw_8bit", "versions": ["bitsandbytes==0.50.2"]},
     ),
     "optimizer-on-dtensors": (
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
