@@ -123,7 +123,8 @@ class Stack:
     every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
     reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
     else they lie in one flat parameter with frozen weights.  ``fsdp_units``: what is gathered at a time: a
-    layer, or its feed-forward part, beside which the root has the rest.  ``zero12_flattens_on_gpu``: trained weights of
+    layer, or its feed-forward part, beside which the root has the rest.
+    ``zero12_flattens_on_gpu``: trained weights of
     these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
     stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
     that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT

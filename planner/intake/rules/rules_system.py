@@ -47,6 +47,17 @@ def _no_backward(case: Case) -> str:
     return ": FlashAttention 3 takes its place, whose backward knows no sinks" if replaced else ""
 
 
+def _units_unread(case: Case) -> bool:
+    """Whether nobody read what units inside of layers do here.
+
+    Flat parameters of the root get a gradient in each reentrant checkpoint.
+    """
+    in_root = case.recipe.method == "full" or not case.stack.fsdp1_wraps_adapters
+    reentrant = case.recipe.gradient_checkpointing and case.recipe.checkpoint_reentrant
+    mixtures = all(group.block.mlp.n_experts for group in case.model.groups)
+    return case.recipe.sharding.dtensors or not mixtures or (in_root and reentrant)
+
+
 SYSTEM_RULES = (
     Rule(
         "version-not-read",
@@ -124,6 +135,13 @@ SYSTEM_RULES = (
         "refuse",
         "FSDP offloads parameters and optimizer together: say optimizer+params",
         lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
+    ),
+    Rule(
+        "fsdp-units-elsewhere",
+        "refuse",
+        "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "
+        "checkpointing of weights that are trained whole; use --switches fsdp_units=layer",
+        lambda case: case.recipe.uses_fsdp and case.stack.fsdp_units != "layer" and _units_unread(case),
     ),
     Rule(
         "gpu-optimizer-offloaded",

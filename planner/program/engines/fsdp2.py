@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.program.engines.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
+from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group, part_of
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
@@ -32,7 +32,7 @@ class Fsdp2(Fsdp):
         self._replicating: int | None = None
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
-        """Each unit of layers; the token table; the last norm with the head, and a table that is tied to it;
+        """Each layer; the token table; the last norm with the head, and a table that is tied to it;
         the root with what is left.
 
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the
@@ -40,11 +40,11 @@ class Fsdp2(Fsdp):
         """
         model, peft = self.job.model, self.job.recipe.adapter is not None
         groups = {ROOT: Group([], stays=True), TABLE: Group([])}
-        groups |= {unit: Group([]) for unit in map(self.units.of, weights) if unit}
+        groups |= {part: Group([]) for part in map(part_of, weights) if part}
         groups[TAIL] = Group([], stays=True)
         tail = [] if peft else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:
-            name = self.units.of(each) or ROOT
+            name = part_of(each) or ROOT
             if each.name == model.token_embedding.name:
                 name = TAIL if model.tied else TABLE
             elif each.name.startswith("head") or each in tail:

@@ -29,6 +29,7 @@ NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
 Flags = Mapping[str, object]
 IN_RAM: Flags = {"sharding": "zero3", "offload": "optimizer", "stack": "axolotl"}
+UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
@@ -91,6 +92,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "sharding": "zero3",
             "offload": "optimizer+params",
         },
+    ),
+    "fsdp-units-elsewhere": (
+        {**UNITS, "model": "llama-2-7b"},
+        {**UNITS, "model": "mixtral-8x7b"},
     ),
     "train-layers-checkpointing-unread": (
         {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
