@@ -259,7 +259,8 @@ def test_adapters_of_matrices_beside_the_layers_are_reduced_with_the_root() -> N
 def test_mixtures_of_experts_as_units_leave_attention_to_the_root() -> None:
     """FSDP1 gathers the root once and each mixture for forward, for the second run and for its backward."""
     flags = {"model": "mixtral-8x7b", "method": "lora", "lora_targets": ["q_proj"], "sharding": "fsdp1"}
-    units = {"switches": ["fsdp_units=feed_forward"], "checkpoint_reentrant": True}
+    checkpoints = {"gradient_checkpointing": True, "checkpoint_reentrant": True}
+    units = {"switches": ["fsdp_units=feed_forward"], **checkpoints}
     forward, backward = (
         [n_bytes for op, n_bytes, _ in rows(job(**flags, **units), phase) if op == "_full_param_padded"]
         for phase in ("forward_2", "backward_2")
