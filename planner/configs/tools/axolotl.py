@@ -12,7 +12,7 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preferences import axolotl_task, read_precomputed
-from planner.configs.shared.trained import read_unfrozen
+from planner.configs.shared.trained import read_lisa, read_unfrozen
 from planner.configs.shared.trainer import (
     OPTIMIZERS,
     ends_by_steps,
@@ -126,9 +126,6 @@ _UNMODELLED = {
     ),
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "lisa_n_layers": (
-        "LISA is not modelled (states of layers that were trained stay, so memory grows with the steps)"
-    ),
     "scaling_softmax": "a scaled softmax is not modelled",
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
@@ -214,6 +211,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_total(keys, reading)
     _read_method(keys, reading, of_2023=of_2023)
     read_unfrozen(keys, reading)
+    read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
     _read_padding(keys, reading)

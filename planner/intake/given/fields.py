@@ -213,7 +213,7 @@ _FIELDS = (
         "train_layers",
         "names",
         "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, "
-        "4-7:mlp, embed, norm, head",
+        "4-7:mlp, drawn:4@20 (anew every 20 steps), embed, norm, head",
     ),
     RequestField(
         "freeze",

@@ -1,10 +1,10 @@
 """Units of FSDP: whole layers, or the feed-forward part of each,
 beside which all that is left belongs to the root.
 
-Source: torch 2.13 distributed/fsdp/wrap.py transformer_auto_wrap_policy, which makes a unit of every module
-of the classes that are named; peft 0.21 utils/other.py fsdp_auto_wrap_policy, which adds leaf modules with
-trained weights; _runtime_utils.py _pre_forward, which leaves a unit alone that a checkpoint runs again after
-its backward has begun.
+Every module of the classes that are named is a unit, and so are leaf modules with trained weights beside
+adapters.  A unit that a checkpoint runs again after its backward has begun is left alone.
+Source: torch 2.13 distributed/fsdp/wrap.py transformer_auto_wrap_policy, _runtime_utils.py _pre_forward;
+peft 0.21 utils/other.py fsdp_auto_wrap_policy.
 Ignored: adapters that are units of their own are gathered with their layer, or with its part.
 """
 

@@ -29,6 +29,7 @@ NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
 Flags = Mapping[str, object]
 IN_RAM: Flags = {"sharding": "zero3", "offload": "optimizer", "stack": "axolotl"}
+DRAWN: Flags = {"method": "full", "train_layers": "drawn:2@20;embed", "optimizer": "adamw_torch"}
 UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 # An image of 999 tokens.
@@ -93,6 +94,8 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "offload": "optimizer+params",
         },
     ),
+    "drawn-layers": (DRAWN, {**DRAWN, "train_layers": "last:2;embed"}),
+    "drawn-layers-elsewhere": ({**DRAWN, "optimizer": "paged_adamw_8bit"}, DRAWN),
     "fsdp-units-elsewhere": (
         {**UNITS, "model": "llama-2-7b"},
         {**UNITS, "model": "mixtral-8x7b"},
