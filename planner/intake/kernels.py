@@ -28,8 +28,8 @@ _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 _NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
 _NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
 # Modules that ship with the checkpoint and write attention out.  Source:
-# mosaicml/llm-foundry layers/attention.py.
-_REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
+# mosaicml/llm-foundry layers/attention.py; modeling_btlm.py.
+_REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
 
