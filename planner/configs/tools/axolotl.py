@@ -93,7 +93,6 @@ _UNUSED_WITHOUT_ADAPTER = (
     "lora_modules_to_save",
 )
 _UNMODELLED = {
-    "process_reward_model": "reward models of single steps are not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
     "lora_rank_pattern": "ranks that differ by module are not modelled",
@@ -246,7 +245,8 @@ def _read_task(keys: Keys, reading: Reading) -> None:
     """
     task = axolotl_task(keys)
     if task is not None:
-        reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
+        names = ("rl", "reward_model", "process_reward_model")
+        reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, adapters=keys.has("adapter"))
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(
@@ -412,7 +412,7 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
-    elif pads and reading.value("task") is None:
+    elif pads and reading.value("task") in (None, "prm"):
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
     elif pads:
         reading.remark(

@@ -71,8 +71,9 @@ _FIELDS = (
     _one_of(
         "task",
         "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
-        "pair of sequences of up to --seq tokens, but one sequence for kto; or grpo, whose samples are "
-        "prompt and completion, together --seq tokens",
+        "pair of sequences of up to --seq tokens, but one sequence for kto; prm: a reward model of steps, "
+        "with two labels for each token; or grpo, whose samples are prompt and completion, together --seq "
+        "tokens",
         TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),

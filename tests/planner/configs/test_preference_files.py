@@ -49,6 +49,7 @@ def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
         (AXOLOTL + "rl: orpo\n", "orpo"),
         (AXOLOTL + "rl: simpo\n", "simpo"),
         (AXOLOTL + "reward_model: true\n", "reward"),
+        (AXOLOTL + "process_reward_model: true\nnum_labels: 2\n", "prm"),
         (AXOLOTL, "sft"),
         (TRL + "precompute_ref_log_probs: false\n", "dpo"),
         (TRL + "desirable_weight: 1.0\n", "kto"),

@@ -381,6 +381,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         },
         {"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
     ),
+    "labels-elsewhere": (
+        {"task": "prm", "stack": "axolotl", "padding": "packed"},
+        {"task": "prm", "stack": "axolotl", "padding": "longest"},
+    ),
     "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
     "preference-loss-kernel": (
         {"task": "dpo", "loss": "liger", "stack": "llama-factory"},
