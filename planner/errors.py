@@ -21,6 +21,8 @@ from pathlib import Path
 
 from planner.printing import printable
 
+REFUSED_BY_TOOL = "refused-by-its-tool"
+"""What a sentence ends with where the tool of a file, or a package that it runs, stops the job as well."""
 _MAX_ECHO_CHARS = 60
 # Several spellings may stand for one name.
 _CANDIDATES, _MAX_NEAREST = 12, 3

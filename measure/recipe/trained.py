@@ -12,12 +12,16 @@ from torch import nn
 from measure.recipe.modules import find_layer_list
 from planner.domain.scenario import Scenario
 from planner.domain.stack import ENTERS, FrozenLayers
-from planner.intake.trained import End, TrainedParts, trained_parts
+from planner.errors import NotModelledError
+from planner.intake.trained import End, TrainedParts, drawn, trained_parts
 
 
 def freeze(model: Any, scenario: Scenario) -> Any:
     """``model``, in which only what the recipe trains requires gradients,
     in fp32 where the stack widens it.
+
+    Raises:
+        NotModelledError: layers that are drawn anew, whose states grow with the steps.
     """
     recipe, widens = scenario.recipe, scenario.stack.trainable_fp32
     if recipe.method != "full":
@@ -26,6 +30,8 @@ def freeze(model: Any, scenario: Scenario) -> Any:
         _widen_ends(model)
     if not recipe.train_layers:
         return model.to(torch.float32) if widens else model
+    if drawn(recipe.train_layers) is not None:
+        raise NotModelledError("layers that are drawn anew cannot be run or traced yet; use plan --model ...")
     spec, layer_list = scenario.model, find_layer_list(model, model.config)
     parts, ends = trained_parts(recipe.train_layers, spec.n_layers, tied=spec.tied), _ends(model)
     for name, tensor in model.named_parameters():

@@ -172,6 +172,9 @@ def base_model(scenario: Scenario, config: Any) -> Any:
         if scenario.recipe.task == "reward" and not scenario.model.value_head:
             kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
             config.num_labels, config.pad_token_id = 1, 0
+        if scenario.recipe.task == "prm":
+            kind, config = transformers.AutoModelForTokenClassification, copy.deepcopy(config)
+            config.num_labels, config.classifier_dropout = 2, 0.0
         make: Any = kind.from_config
         return make(config, dtype=DTYPES[scenario.recipe.numerics.load_dtype])
     except ValueError as error:

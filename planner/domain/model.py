@@ -182,6 +182,7 @@ class AttentionSpec:
     its position, and cast back.  ``output_gate``: the query's product is twice as wide, and the sigmoid of
     its second half weighs what attention returns.  ``pieces``: the code cuts the patches of all images into
     pieces that attend to themselves, a ``window`` of ``window_tokens`` patches or an ``image`` each.
+    ``position_bias``: an fp32 number for each head and pair of positions is made once a pass.
     """
 
     n_heads: int
@@ -214,6 +215,7 @@ class AttentionSpec:
     output_gate: bool = False
     pieces: Pieces = "none"
     scales_key: bool = False
+    position_bias: bool = False
 
     @property
     def q_width(self) -> int:

@@ -33,6 +33,7 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
+FsdpUnits = Literal["layer", "feed_forward"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 ModelParallel = Literal["unread", "features", "tokens", "heads"]
@@ -98,7 +99,8 @@ class Stack:
     ``fused_mlp``: the gated activation likewise.  ``fused_experts``: mixture-of-experts weights are
     three-dimensional parameters that k-bit quantisers skip, as in Transformers 5, whose quantisers also skip
     subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all the same, a product
-    expands those of a layer together, and adapters stay apart from them.  ``unpacks_by_branches``: the kernel
+    expands those of a layer together, and adapters stay apart from them.  ``steps_on_cpu``: optimizers of
+    bitsandbytes can step in host RAM.  ``unpacks_by_branches``: the kernel
     that expands 4-bit weights finds each value by nested branches instead of a table.  ``adapter_kernels``:
     LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place by the
     product itself.  ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``)
@@ -120,7 +122,9 @@ class Stack:
     reduces gradients in the last micro-step only, and they stay whole until then.  ``fsdp_loads_whole``:
     every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
     reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
-    else they lie in one flat parameter with frozen weights.  ``zero12_flattens_on_gpu``: trained weights of
+    else they lie in one flat parameter with frozen weights.  ``fsdp_units``: what is gathered at a time: a
+    layer, or its feed-forward part, beside which the root has the rest.
+    ``zero12_flattens_on_gpu``: trained weights of
     these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
     stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
     that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT
@@ -216,6 +220,7 @@ class Stack:
     fsdp_loads_whole: bool
     fsdp_reduces_fp32: bool
     fsdp1_wraps_adapters: bool
+    fsdp_units: FsdpUnits
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
     zero3_casts_adapters: bool
@@ -228,6 +233,7 @@ class Stack:
     keeps_outgrown_blocks: bool
     saves_through_host: bool
     quantizes_experts: bool
+    steps_on_cpu: bool
     loss_pieces: LossPieces
     pair_logps: PairLogps
     completion_logps: CompletionLogps

@@ -8,6 +8,7 @@ from planner.domain.hardware import GpuSpec
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.attention import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
+from planner.domain.recipes.recipe import Recipe
 from planner.domain.recipes.sharding import Sharding
 from planner.domain.stack import Stack
 
@@ -23,10 +24,16 @@ _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 _NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
 _NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
 # Modules that ship with the checkpoint and write attention out.  Source:
-# mosaicml/llm-foundry layers/attention.py.
-_REMOTE_NO_SDPA = frozenset({"mosaic_gpt"})
+# mosaicml/llm-foundry layers/attention.py; modeling_btlm.py.
+_REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm"})
 # The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
 _NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
+
+
+def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
+    """Whether the first step of an offloaded optimizer ends the job with an error of bitsandbytes."""
+    of_bitsandbytes = OPTIMIZER_FACTS[recipe.optimizer].library == "bitsandbytes"
+    return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

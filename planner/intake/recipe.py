@@ -274,7 +274,8 @@ def _resolve_dropout(ledger: Ledger, setting: RecipeContext, task: Task) -> floa
     """Trainers of preferences set every dropout to zero.  Source:
     trl 1.16.0 trainer/dpo_config.py ``disable_dropout``.
     """
-    if task in LANGUAGE_TASKS | GENERATING_TASKS or scores_by_value(task, setting.stack):
+    keeps = task in LANGUAGE_TASKS | GENERATING_TASKS and task != "prm"
+    if keeps or scores_by_value(task, setting.stack):
         return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
     return 0.0

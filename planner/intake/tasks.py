@@ -10,7 +10,7 @@ from planner.domain.stack import Stack
 
 
 def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
-    """The model that ``task`` trains: trainers of preferences set every dropout to zero,
+    """The model that ``task`` trains: trainers of preferences and of steps set every dropout to zero,
     but for that of a value head.
 
     Those that generate leave it as it is.
@@ -19,14 +19,14 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
     trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``, off in grpo_config.py);
     hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
     """
-    if task in LANGUAGE_TASKS | GENERATING_TASKS:
+    if task in LANGUAGE_TASKS | GENERATING_TASKS and task != "prm":
         return model
     if scores_by_value(task, stack):
         return replace(model, value_head=True)
     model = replace(
         model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups)
     )
-    return with_score(model) if task == "reward" else model
+    return with_score(model, task) if task in ("reward", "prm") else model
 
 
 def takes_tiles(task: Task, stack: Stack) -> bool:
@@ -46,14 +46,16 @@ def scores_by_value(task: Task, stack: Stack) -> bool:
     return task == "reward" and stack.reward_head == "value"
 
 
-def with_score(model: ModelSpec) -> ModelSpec:
+def with_score(model: ModelSpec, task: Task = "reward") -> ModelSpec:
     """A head of one output in the place of that of the words,
-    as ``AutoModelForSequenceClassification`` has it.
+    as ``AutoModelForSequenceClassification`` has it; for steps one of two labels for each token.
 
-    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a bias);
-    trl 1.16.0 trainer/reward_trainer.py (``num_labels`` is 1).
+    Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``score``, without a
+    bias), GenericForTokenClassification (with one); trl 1.16.0 trainer/reward_trainer.py (``num_labels`` is
+    1), trl 0.15.2 trainer/prm_trainer.py, prm_config.py (``disable_dropout``).
     """
-    score = replace(model.head, name="score", out_features=1, bias=False)
+    steps = task == "prm"
+    score = replace(model.head, name="score", out_features=2 if steps else 1, bias=steps)
     plain = replace(model, head=score, tied=False, normhead=False, logit_softcap=False, scales_logits=False)
     return replace(plain, published_params=None)
 

@@ -3,6 +3,7 @@
 
 ``spread:8`` are eight layers evenly apart, the last one among them, as LLaMA Pro trains those that it added.
 Behind ``:mlp`` only the matrices of their feed-forward part are trained, as in ``44-55:mlp``.
+``drawn:4@20`` are four layers drawn anew every 20 steps, as LISA does: the last ones stand for them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, log
 from typing import Literal
 
 from planner.errors import UsageError, show
@@ -19,6 +21,29 @@ ENDS: tuple[End, ...] = ("embed", "norm", "head")
 """What lies around the layers of a language model: tables, norms outside of layers, the head."""
 _MLP = ":mlp"
 _NUMBERED = re.compile(r"(last|first|spread):([1-9][0-9]{0,4})|([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_DRAWN = re.compile(r"drawn:([1-9][0-9]{0,4})@([1-9][0-9]{0,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """``count`` layers that are drawn anew every ``interval`` steps."""
+
+    count: int
+    interval: int
+
+    def steps_to_all(self, n_layers: int) -> int:
+        """Steps after which less than one of ``n_layers`` has never been drawn, on average."""
+        if self.count >= n_layers:
+            return 0
+        return self.interval * ceil(log(n_layers) / -log(1 - self.count / n_layers))
+
+
+def drawn(selectors: tuple[str, ...]) -> Drawn | None:
+    """The layers that are drawn, where ``selectors`` have such."""
+    for match in map(_DRAWN.fullmatch, selectors):
+        if match is not None:
+            return Drawn(int(match[1]), int(match[2]))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +96,11 @@ def missing_layers(selectors: tuple[str, ...], n_layers: int) -> tuple[str, ...]
 
 
 def _numbers(selector: str, n_layers: int) -> range:
+    if (some := drawn((selector,))) is not None:
+        selector = f"last:{some.count}"
     match = _NUMBERED.fullmatch(selector.removesuffix(_MLP))
     if match is None or (match[4] is not None and int(match[4]) < int(match[3])):
-        forms = f"last:8, first:8, spread:8, 16-31 (from 0 on), 5, 16-31:mlp, {', '.join(ENDS)}"
+        forms = f"last:8, first:8, spread:8, 16-31 (from 0 on), 5, 16-31:mlp, drawn:4@20, {', '.join(ENDS)}"
         raise UsageError(f"train_layers must be among {forms}, but it is '{show(selector)}'")
     if match[1] is None:
         return range(int(match[3]), int(match[4] or match[3]) + 1)

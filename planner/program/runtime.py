@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.domain.term import Phase
+from planner.intake.trained import drawn
 from planner.program.head.generation import hand_over
 from planner.program.job import Job
 from planner.program.load import load
@@ -29,7 +30,7 @@ from planner.program.template import (
     RETURNS_AGAIN,
     Template,
 )
-from planner.program.update.optimizer import optimizer_step
+from planner.program.update.optimizer import make_states, optimizer_step
 from planner.program.weights.merge import merge_adapters
 
 
@@ -222,6 +223,11 @@ class Runtime:
         """Update the parameters and drop their gradients."""
         self.stream.enter("optimizer_step")
         weights = [each for each in self.weights if each.trained]
+        if not self.states and drawn(self.job.recipe.train_layers) is not None:
+            # States of layers that were trained before stay (axolotl 0.19.0 utils/callbacks/lisa.py).
+            for each in self.weights:
+                if not (each.trained or each.outside):
+                    make_states(self.stream, self.job, each)
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
         for slot in gradients:
             self.stream.free(slot)

@@ -290,9 +290,8 @@ def _is_hooked(view: LayerView) -> bool:
     """
     sharding, stack = view.recipe.sharding, view.stack
     is_fsdp1 = sharding.engine == "fsdp" and not sharding.dtensors
-    return (
-        is_fsdp1 and view.recipe.method != "full" and stack.fsdp1_wraps_adapters and stack.checkpoints_units
-    )
+    around = stack.checkpoints_units and stack.fsdp_units == "layer"
+    return is_fsdp1 and view.recipe.method != "full" and stack.fsdp1_wraps_adapters and around
 
 
 def _with_shared(torch: Operators, view: LayerView, given: dict[str, Tensor], x: Tensor) -> Tensor:

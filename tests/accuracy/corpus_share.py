@@ -37,8 +37,7 @@ from typing import Any
 from planner.cli.main import main as plan
 from planner.configs.document import read_document
 from planner.configs.read import recognise
-from planner.errors import PlannerError
-from planner.intake.given.config_file import REFUSED_BY_TOOL
+from planner.errors import REFUSED_BY_TOOL, PlannerError
 
 ANSWERED = (0, 3, 4, 5)
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml")

@@ -162,7 +162,7 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         NotModelledError: none of this package's workloads runs them.
     """
     recipe, task = scenario.recipe, scenario.recipe.task
-    if recipe.is_preference:
+    if recipe.is_preference or task == "prm":
         raise NotModelledError(
             f"task '{task}' cannot be run yet; ask for a dry run: measure trace --task {task} ..."
         )

@@ -31,6 +31,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
     "llm_foundry": ("mpt_causal_lm", "mosaic_gpt"),
     "from_scratch": ("gpt_from_scratch",),
+    "btlm": ("btlm",),
     "phi": ("phi",),
     "stablelm": ("stablelm", "cohere"),
     "glm": ("glm", "glm4"),

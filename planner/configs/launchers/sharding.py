@@ -31,7 +31,8 @@ _HARMLESS = (
     "final_state_dict_type",
     "limit_all_gathers",
 )
-_PART_OF_LAYER = re.compile(r"(?:MoE|MoeBlock|MoEBlock|MLP|Mlp|Experts?|Attention)$")
+_MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
+_PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
@@ -146,19 +147,20 @@ def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
         reading.said.pop("gradient_checkpointing", None)
         reading.say("gradient_checkpointing", True, keys.where(prefix("activation_checkpointing")))
     keys.refuse_switched_on({prefix(name): why for name, why in _UNMODELLED.items()})
-    _refuse_other_units(keys, prefix)
+    _read_units(keys, prefix, reading)
     keys.skip([prefix(name) for name in _HARMLESS])
     say_fsdp(keys, reading, found)
 
 
-def _refuse_other_units(keys: Keys, prefix: _Prefixed) -> None:
-    """Units of FSDP that are not the layers: the whole model at once, parts of a layer, or pieces by size.
+def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
+    """Units of FSDP: the layers, or the mixture of experts of each of them.
 
     Source: accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin (auto_wrap_policy); torch
     2.13 distributed/fsdp/wrap.py.
 
     Raises:
-        NotModelledError: the file names such units.
+        NotModelledError: the whole model at once, other parts of a layer, parts beside layers,
+        or pieces by size.
     """
     policy = prefix("auto_wrap_policy")
     if str(keys.get(policy) or "").upper() in ("NO_WRAP", "SIZE_BASED_WRAP"):
@@ -166,11 +168,18 @@ def _refuse_other_units(keys: Keys, prefix: _Prefixed) -> None:
             policy, f"FSDP with {show(keys.get(policy))} is not modelled; TRANSFORMER_BASED_WRAP is"
         )
     name = prefix("transformer_layer_cls_to_wrap")
-    for each in keys.names(name):
-        if _PART_OF_LAYER.search(each):
-            raise keys.not_modelled(
-                name, f"units of FSDP other than whole layers, {show(each)}, are not modelled"
-            )
+    classes = keys.names(name)
+    mixtures = [each for each in classes if _MIXTURE.search(each)]
+    parts = [each for each in classes if _PART_OF_LAYER.search(each)]
+    if parts or (mixtures and len(classes) > 1):
+        first = (parts or mixtures)[0]
+        raise keys.not_modelled(
+            name,
+            f"units of FSDP other than whole layers, or the mixture of experts of each, {show(first)}, are "
+            "not modelled",
+        )
+    if mixtures:
+        reading.switch("fsdp_units", "feed_forward", keys.where(name))
 
 
 def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:

@@ -143,7 +143,8 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
 
 
 def axolotl_task(keys: Keys) -> Task | None:
-    """The task of an Axolotl file that trains from preferences; ``None`` where it does not.
+    """The task of an Axolotl file that trains from preferences or on labels of steps; ``None`` where it does
+    neither.
 
     Raises:
         NotModelledError: reinforcement learning, or what no formula covers.
@@ -154,9 +155,24 @@ def axolotl_task(keys: Keys) -> Task | None:
         raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
     rewards = keys.flag("reward_model")
     if not kind and not rewards:
+        if keys.flag("process_reward_model"):
+            _refuse_other_labels(keys)
+            return "prm"
         return None
     keys.refuse_switched_on(_AXOLOTL_UNMODELLED)
     return _AXOLOTL_TASKS[kind] if kind else "reward"
+
+
+def _refuse_other_labels(keys: Keys) -> None:
+    """Two labels a token, right and wrong, are what is counted.
+
+    Raises:
+        NotModelledError: another number, or packed samples.
+    """
+    if keys.count("num_labels") not in (None, 2):
+        raise keys.not_modelled("num_labels", "other than two labels of a step are not modelled")
+    if keys.flag("sample_packing"):
+        raise keys.not_modelled("sample_packing", "packed samples with labels of steps are not modelled")
 
 
 def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:

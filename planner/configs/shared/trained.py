@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from planner.configs.reading import Reading
+from planner.configs.reading import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 
@@ -141,6 +141,34 @@ def read_unfrozen(keys: Keys, reading: Reading) -> None:
     reading.say("train_layers", (*layers, *ends), keys.where("unfrozen_parameters"))
     if any(name in text for text in written for name in ("lm_head", "embed_tokens")):
         reading.switch("frozen_layers", "differentiated", keys.where("unfrozen_parameters"))
+
+
+def read_lisa(keys: Keys, reading: Reading) -> None:
+    """LISA: some layers, drawn anew every so many steps, beside what is around the layers.
+
+    The model is wrapped before the first draw, when everything is trained: DDP then waits for gradients of
+    frozen layers, and stops in the second step (torch 2.13 nn/parallel/distributed.py,
+    ddp_find_unused_parameters is false).
+    Source: axolotl 0.4 to 0.19 utils/callbacks/lisa.py, core/builders/causal.py: without an interval nothing
+    is drawn.
+
+    Raises:
+        NotModelledError: beside adapters or another choice of layers, or with an engine that divides.
+    """
+    count, interval = keys.count("lisa_n_layers"), keys.count("lisa_step_interval")
+    if not count or not interval:
+        return
+    where = keys.where("lisa_n_layers")
+    engine = next((name for name in ("deepspeed", "fsdp", "fsdp_config") if keys.has(name)), None)
+    beside = next((name for name in ("adapter", "unfrozen_parameters") if keys.has(name)), engine)
+    if beside is not None:
+        raise keys.not_modelled("lisa_n_layers", f"LISA beside {beside} is not modelled")
+    if keys.text("lisa_layers_attribute") not in (None, "model.layers"):
+        raise keys.not_modelled("lisa_layers_attribute", "layers of another name than model.layers are not")
+    reading.say("train_layers", (f"drawn:{count}@{interval}", "embed", "norm", "head"), where)
+    if not keys.flag("ddp_find_unused_parameters"):
+        stops = "LISA freezes layers behind DDP, which stops in its second step"
+        reading.alone = Alone(where, stops)
 
 
 def _in_layer(number: int, name: str) -> str:

@@ -12,7 +12,7 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preferences import axolotl_task, read_precomputed
-from planner.configs.shared.trained import read_unfrozen
+from planner.configs.shared.trained import read_lisa, read_unfrozen
 from planner.configs.shared.trainer import (
     OPTIMIZERS,
     ends_by_steps,
@@ -33,6 +33,7 @@ from planner.configs.tools.axolotl_parts import (
     read_loss,
     read_numerics,
     read_plugins,
+    refuse_8bit_in_ram,
     refuse_partly_packed,
     remark_on_short_convolutions,
     stores_in_fp32,
@@ -93,7 +94,6 @@ _UNUSED_WITHOUT_ADAPTER = (
     "lora_modules_to_save",
 )
 _UNMODELLED = {
-    "process_reward_model": "reward models of single steps are not modelled",
     "peft_layers_to_transform": "adapters on some layers only are not modelled",
     "peft_layer_replication": "replicated layers are not modelled",
     "lora_rank_pattern": "ranks that differ by module are not modelled",
@@ -126,9 +126,6 @@ _UNMODELLED = {
     ),
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
-    "lisa_n_layers": (
-        "LISA is not modelled (states of layers that were trained stay, so memory grows with the steps)"
-    ),
     "scaling_softmax": "a scaled softmax is not modelled",
     "gemma4_hybrid_attn_impl": "attention kernels of Axolotl's own are not modelled",
     "large_head_attention": "attention kernels of Axolotl's own are not modelled",
@@ -207,6 +204,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_total(keys, reading)
     _read_method(keys, reading, of_2023=of_2023)
     read_unfrozen(keys, reading)
+    read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
     _read_padding(keys, reading)
@@ -241,7 +239,8 @@ def _read_task(keys: Keys, reading: Reading) -> None:
     """
     task = axolotl_task(keys)
     if task is not None:
-        reading.say("task", task, keys.where("rl" if keys.get("rl") else "reward_model"))
+        names = ("rl", "reward_model", "process_reward_model")
+        reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, adapters=keys.has("adapter"))
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(
@@ -407,7 +406,7 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
-    elif pads and reading.value("task") is None:
+    elif pads and reading.value("task") in (None, "prm"):
         reading.say("padding", "max_length", keys.where("pad_to_sequence_len"))
     elif pads:
         reading.remark(
@@ -478,6 +477,7 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
     if version is not None and settings is not None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
+    refuse_8bit_in_ram(keys, reading)
     _read_fsdp_checkpointing(reading)
     read_files(keys, reading, beside)
 

@@ -9,7 +9,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.rollouts import read_rollout
 from planner.configs.shared.trainer import read_attention
 from planner.domain.recipes.sharding import FSDP1
-from planner.errors import UsageError, show
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _OWN_PLUGINS = "axolotl.integrations."
 # Liger does nothing without its own keys; the others evaluate or track.
@@ -159,6 +159,20 @@ def stores_in_fp32(keys: Keys) -> bool:
     Source: axolotl 0.19.0 loaders/model.py _set_quantization_config, since 2024-04 in utils/models.py.
     """
     return _STORED_IN_FP32.search(str(keys.get("base_model") or "").lower()) is not None
+
+
+def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
+    """Axolotl 0.5 to 0.19 (utils/schemas/validation.py check_fsdp_offload_w_8bit_optimizer) says so itself.
+
+    Raises:
+        UsageError: an 8-bit optimizer whose weights FSDP1 has in host RAM.
+    """
+    optimizer = keys.text("optimizer") or ""
+    if "8bit" in optimizer and reading.value("offload") and reading.value("sharding") == "fsdp1":
+        raise UsageError(
+            f"{keys.where('optimizer')}: Axolotl refuses {show(optimizer)} beside offload of FSDP1; say "
+            f"adamw_torch [{REFUSED_BY_TOOL}]"
+        )
 
 
 def refuse_partly_packed(keys: Keys) -> None:

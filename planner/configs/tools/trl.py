@@ -310,8 +310,7 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
             f"{keys.where('max_length')} is null, so the longest sample decides: say its length with --seq"
         )
     elif old == OLDEST and reading.value("seq") is None:
-        ages = "max_length is 512 up to TRL 0.11, nothing is cut in 0.12 and 0.13, and it is 1,024 since"
-        reading.needs["seq"] = f"{keys.path}: {ages} where nothing is said: say --seq"
+        _read_old_length(keys, reading)
     else:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):
@@ -324,6 +323,20 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
         reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
+
+
+def _read_old_length(keys: Keys, reading: Reading) -> None:
+    """The length of pairs where a file says none.
+
+    Recipes of the alignment-handbook run with TRL 0.9.6 to 0.12 (its setup.py of 2024-07 to 2025-04).
+    """
+    ages = "max_length is 512 up to TRL 0.11, nothing is cut in 0.12 and 0.13, and it is 1,024 since"
+    if not keys.has("dataset_mixer"):
+        reading.needs["seq"] = f"{keys.path}: {ages} where nothing is said: say --seq"
+        return
+    place = "trl 0.9.6 to 0.11.4 trainer/dpo_trainer.py, orpo_trainer.py: max_length where it is None"
+    reading.default("seq", 512, place)
+    reading.remark(keys.where("dataset_mixer"), f"counted with TRL up to 0.11: {ages}; --seq says another")
 
 
 def _read_images(keys: Keys, reading: Reading) -> None:

@@ -41,7 +41,7 @@ Offload = Literal[
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "grpo"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "grpo"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -56,8 +56,8 @@ PAIR_TASKS: frozenset[Task] = frozenset({"dpo", "orpo", "simpo", "reward"})
 """Tasks whose samples are two sequences: a chosen and a rejected one."""
 REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 """Tasks that compare with the model as it was before."""
-LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain"})
-"""Tasks whose loss is that of the next token alone."""
+LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain", "prm"})
+"""Tasks whose loss is that of each token alone: of the next one, or of the label of a step (``prm``)."""
 GENERATING_TASKS: frozenset[Task] = frozenset({"grpo"})
 """Tasks that train on completions which the model generates itself."""
 

@@ -13,14 +13,12 @@ from planner.configs.read import TOOL_NAMES, read_config
 from planner.configs.reading import Alone, Reading, Remark
 from planner.configs.tools.torchtitan import is_torchtitan
 from planner.domain.origin import tool_default
-from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.given.request import Given, ScenarioRequest, from_toml, merge
 from planner.intake.parallel import degrees
 
 OWN_TOOL = "plan"
-REFUSED_BY_TOOL = "refused-by-its-tool"
-"""What a sentence ends with that the tool of the file would say as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,9 @@ _FIELDS = (
     _one_of(
         "task",
         "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
-        "pair of sequences of up to --seq tokens, but one sequence for kto; or grpo, whose samples are "
-        "prompt and completion, together --seq tokens",
+        "pair of sequences of up to --seq tokens, but one sequence for kto; prm: a reward model of steps, "
+        "with two labels for each token; or grpo, whose samples are prompt and completion, together --seq "
+        "tokens",
         TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
@@ -213,7 +214,7 @@ _FIELDS = (
         "train_layers",
         "names",
         "Trained parts of a full fine-tune, separated by ';': last:8, first:8, spread:8, 16-31, 5, "
-        "4-7:mlp, embed, norm, head",
+        "4-7:mlp, drawn:4@20 (anew every 20 steps), embed, norm, head",
     ),
     RequestField(
         "freeze",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.attention import ATTENTION_FACTS, ATTENTIONS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.errors import REFUSED_BY_TOOL
 from planner.intake.kernels import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
@@ -11,6 +12,7 @@ from planner.intake.kernels import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    stops_on_cpu,
     widest_head,
 )
 from planner.intake.rules.rule import Case, Rule
@@ -71,6 +73,17 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
             lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
         ),
     )
+
+
+def _units_unread(case: Case) -> bool:
+    """Whether nobody read what units inside of layers do here.
+
+    Flat parameters of the root get a gradient in each reentrant checkpoint.
+    """
+    in_root = case.recipe.method == "full" or not case.stack.fsdp1_wraps_adapters
+    reentrant = case.recipe.gradient_checkpointing and case.recipe.checkpoint_reentrant
+    mixtures = all(group.block.mlp.n_experts for group in case.model.groups)
+    return case.recipe.sharding.dtensors or not mixtures or (in_root and reentrant)
 
 
 SYSTEM_RULES = (
@@ -152,11 +165,30 @@ SYSTEM_RULES = (
         lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
     ),
     Rule(
+        "fsdp-units-elsewhere",
+        "refuse",
+        "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "
+        "checkpointing of weights that are trained whole; use --switches fsdp_units=layer",
+        lambda case: case.recipe.uses_fsdp and case.stack.fsdp_units != "layer" and _units_unread(case),
+    ),
+    Rule(
         "gpu-optimizer-offloaded",
         "refuse",
-        "8-bit and paged optimizers in host RAM are not modelled (bitsandbytes before 0.50 cannot step "
-        "there): say adamw_torch, which DeepSpeed takes for its own CPU Adam",
-        lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,
+        "8-bit and paged optimizers in host RAM are not modelled: say adamw_torch, which DeepSpeed takes for "
+        "its own CPU Adam",
+        lambda case: (
+            case.recipe.offloads_optimizer
+            and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS
+            and not stops_on_cpu(case.recipe, case.stack)
+        ),
+        lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "bitsandbytes-offloaded",
+        "refuse",
+        "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: say "
+        f"adamw_torch, which DeepSpeed takes for its own CPU Adam [{REFUSED_BY_TOOL}]",
+        lambda case: stops_on_cpu(case.recipe, case.stack),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
     ),
     Rule(

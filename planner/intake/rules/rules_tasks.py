@@ -40,6 +40,12 @@ def _unread(case: Case) -> bool:
     )
 
 
+def _labels_unread(case: Case) -> bool:
+    recipe = case.recipe
+    plain = recipe.loss == "hf" and recipe.batch.padding != "packed" and case.model.vision is None
+    return not plain or case.stack.model_code == "own"
+
+
 def _divides_reference(case: Case) -> bool:
     """Whether an engine divides what the reference runs with, in a way that was not read.
 
@@ -153,6 +159,13 @@ TASK_RULES = (
         "are not modelled; leave --loss out",
         lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
         lambda case: f"{case.recipe.loss}",
+    ),
+    Rule(
+        "labels-elsewhere",
+        "refuse",
+        "Labels of steps (task prm) are modelled of text in Transformers' modules, with a plain head and "
+        "samples that are not packed; use --stack axolotl, --loss hf, --padding longest",
+        lambda case: case.recipe.task == "prm" and _labels_unread(case),
     ),
     Rule(
         "reward-in-two-passes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.intake.rules.rule import Case, Rule
-from planner.intake.trained import missing_layers, trained_parts
+from planner.intake.trained import drawn, missing_layers, trained_parts
 
 
 def _missing_layers(case: Case) -> tuple[str, ...]:
@@ -21,6 +21,20 @@ def _freezes_checkpointed(case: Case) -> bool:
     tied_head = case.model.tied and "head" in layers
     return bool(layers) and case.recipe.gradient_checkpointing and "embed" not in layers and not tied_head
 
+
+def _draws(case: Case) -> bool:
+    return drawn(case.recipe.train_layers) is not None
+
+
+def _all_were_drawn(case: Case) -> str:
+    found = drawn(case.recipe.train_layers)
+    assert found is not None
+    n_layers, steps = case.model.n_layers, found.steps_to_all(case.model.n_layers)
+    return f"{found.count} of {n_layers} layers every {found.interval} steps: about step {steps:,}"
+
+
+# States of others are made elsewhere than parameter by parameter, or lie beside the allocator's.
+_DRAWN_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_8bit", "sgd", "lion")
 
 TRAINED_LAYER_RULES = (
     Rule(
@@ -97,6 +111,29 @@ TRAINED_LAYER_RULES = (
             bool(case.recipe.train_layers)
             and case.recipe.loss != "hf"
             and not set(case.recipe.train_layers) - {"norm", "head"}
+        ),
+    ),
+    Rule(
+        "drawn-layers",
+        "warn",
+        "States of layers that were trained before stay, so memory grows: counted is the most, "
+        "when each layer has been drawn",
+        _draws,
+        _all_were_drawn,
+    ),
+    Rule(
+        "drawn-layers-elsewhere",
+        "refuse",
+        "Layers that are drawn anew are modelled on one process, with tables that are trained, and an "
+        "optimizer of torch or 8-bit AdamW; use --sharding none, --optimizer adamw_torch",
+        lambda case: (
+            _draws(case)
+            and (
+                case.recipe.sharding.communicates
+                or case.recipe.sharding.engine != "native"
+                or case.recipe.optimizer not in _DRAWN_OPTIMIZERS
+                or "embed" not in case.recipe.train_layers
+            )
         ),
     ),
 )

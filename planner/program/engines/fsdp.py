@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
+from collections.abc import Iterable
 
 from planner.domain.term import TermName
 from planner.program.engines.groups import (
@@ -18,13 +19,15 @@ from planner.program.engines.groups import (
     ROOT,
     TABLE,
     TAIL,
+    Gradient,
     Group,
     Sizes,
     around,
     load_shards,
 )
+from planner.program.engines.units import INNER, Units, gradients_inside, pieces
 from planner.program.job import Job
-from planner.program.ops.tensors import Unit
+from planner.program.ops.tensors import Moment, Unit
 from planner.program.parameters import Weight
 from planner.program.runtime import Part, Pass, Runtime
 from planner.program.stream import Instance, Stream
@@ -40,7 +43,7 @@ class Fsdp(Runtime):
 
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
-        self.sizes = Sizes(job)
+        self.sizes, self.units = Sizes(job), Units(job)
         self.mixed, self.offloads = job.recipe.numerics.mixed, job.recipe.offloads_params
         self.reduces_last_only = job.stack.fsdp_no_sync
         self.groups: dict[str, Group] = {}
@@ -108,7 +111,7 @@ class Fsdp(Runtime):
             self.end_of_forward()
         else:
             self._before_forward(part.name)
-            stream.events += events
+            self._run(part, FORWARD)
             self._after_forward(part.name)
 
     def backward(self, part: Instance) -> None:
@@ -123,9 +126,41 @@ class Fsdp(Runtime):
             self._collect(part)
         else:
             self._before_backward(part.name)
-            stream.events += events
+            self._run(part, BACKWARD)
             self._collect(part)
             self._after_backward(part.name)
+
+    def _run(self, part: Instance, stage: str) -> None:
+        """A layer, with the hooks of the unit inside of it where there is one."""
+        if not self.units.inside:
+            self.stream.events += part.events(stage)
+            return
+        for events, moment in pieces(part, stage):
+            self.stream.events += events
+            if moment is not None:
+                self._at(part, moment, recomputes=stage == BACKWARD)
+
+    def _at(self, part: Instance, moment: Moment, *, recomputes: bool) -> None:
+        """The unit inside of a layer is entered or left.
+
+        Run again by a checkpoint, it is gathered and given back like in forward,
+        unless its backward has begun.
+        """
+        name, backward = part.name + INNER, self.units.backward
+        if name in backward.over:
+            return
+        if moment == "before_backward":
+            backward.now.add(name)
+            self._before_backward(name)
+        elif moment == "after_backward":
+            backward.over.add(name)
+            self._collect_inside(part)
+            self._after_backward(name)
+        elif name not in backward.now:
+            if moment == "before_forward":
+                self._before_forward(name)
+            else:
+                self._after_forward(name, again=recomputes)
 
     def _backward_of_head(self, part: Instance, events: array[int]) -> None:
         """A table that is tied to the head waits for the end: token numbers have no gradient to hook into."""
@@ -153,6 +188,7 @@ class Fsdp(Runtime):
             if group.whole or group.gradients:
                 self._after_backward(name)
         self.order.clear()
+        self.units.backward.clear()
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """Update the shards and drop their gradients."""
@@ -166,9 +202,18 @@ class Fsdp(Runtime):
 
     def _collect(self, part: Instance) -> None:
         """Gradients of whole parameters wait for their group."""
-        for each in self.sizes.gradients_of(part):
+        found: Iterable[Gradient] = self.sizes.gradients_of(part)
+        if self.units.inside and part.name.startswith("layer "):
+            inner, found = gradients_inside(self.sizes, part)
+            if part.name + INNER not in self.units.backward.over:
+                self.groups[part.name + INNER].gradients += inner
+        for each in found:
             name = self._group_of(part.name, each.module)
             self.groups[name if name in self.groups else ROOT].gradients.append(each)
+
+    def _collect_inside(self, part: Instance) -> None:
+        """Gradients of the unit inside of a layer, whose backward is over."""
+        self.groups[part.name + INNER].gradients += gradients_inside(self.sizes, part)[0]
 
     def _group_of(self, part: str, module: str) -> str:
         """The group of a parameter, from its part of the model and its module."""
@@ -185,12 +230,13 @@ class Fsdp(Runtime):
             self.unshard(group)
             self.wait(group, forward=True)
 
-    def _after_forward(self, name: str) -> None:
+    def _after_forward(self, name: str, *, again: bool = False) -> None:
         group = self.groups.get(name)
         if group is not None:
             if not group.stays and self.job.recipe.sharding.divides_weights:
                 self._reshard(group)
-            self.order.append(name)
+            if not again:
+                self.order.append(name)
 
     def _before_backward(self, name: str) -> None:
         """Gathered, if the group behind has not done so; then the one before it is sent for."""

@@ -11,7 +11,7 @@ their own are gathered with their layer; that a card which is faster than its ho
 from __future__ import annotations
 
 from planner.program.engines.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.groups import ROOT, Group, part_of
+from planner.program.engines.groups import ROOT, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
@@ -35,12 +35,12 @@ class Fsdp1(Fsdp):
         self._initialised = False
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
-        """Each layer, and the root with all that lies around them, which stays whole:
+        """Each unit, and the root with all that lies around them, which stays whole:
         ``_post_forward_reshard``.
         """
         groups = {ROOT: Group([], stays=True)}
         for each in weights:
-            groups.setdefault(part_of(each) or ROOT, Group([])).weights.append(each)
+            groups.setdefault(self.units.of(each) or ROOT, Group([])).weights.append(each)
         return groups
 
     def unshard(self, group: Group) -> None:

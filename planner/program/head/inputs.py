@@ -16,7 +16,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
-MASK, COSINES, SINES = "mask", "cosines", "sines"
+MASK, COSINES, SINES, BIAS = "mask", "cosines", "sines", "bias"
 
 
 def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
@@ -30,6 +30,8 @@ def names_for(model: ModelSpec, view: LayerView) -> dict[str, str]:
     # Eager attention always adds one.
     needs_mask = view.recipe.attention == "eager" or has_mask(view)
     names = {MASK: f"{MASK}{_kind(view)}"} if needs_mask and view.block.attends else {}
+    if view.block.attention.position_bias:
+        names[BIAS] = BIAS
     if (
         view.block.attention.position == "rope" or not view.block.attends
     ) and model.rotary_tables != "layers":
@@ -48,6 +50,9 @@ def make_masks(torch: Operators, model: ModelSpec, views: Sequence[LayerView]) -
         name = names_for(model, view).get(MASK)
         if name is not None and name not in torch.shared:
             torch.shared[name] = _mask(torch, view)
+        attention = view.block.attention
+        if attention.position_bias and BIAS not in torch.shared:
+            torch.shared[BIAS] = torch.new(Unit.LENGTH_PAIRS, attention.n_heads, "fp32", "mul")
 
 
 def make_tables(torch: Operators, model: ModelSpec, views: Sequence[LayerView], stream: Dtype) -> None:

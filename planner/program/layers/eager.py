@@ -74,12 +74,16 @@ def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
 
 
 def _gpt2(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """A softmax without a stated dtype, which autocast runs in fp32.
+    """A softmax without a stated dtype, which autocast runs in fp32.  A position bias is cast, and added
+    in place.
 
-    Source: models/gpt2/modeling_gpt2.py eager_attention_forward.
+    Source: models/gpt2/modeling_gpt2.py eager_attention_forward; BTLMAttention._attn of modeling_btlm.py.
     """
     scores = torch.same(product(torch, view, query, key), "mul")
     scores = torch.add(scores, _mask(view))
+    if view.block.attention.position_bias:
+        _bias = torch.new(Unit.LENGTH_PAIRS, view.block.attention.n_heads, scores.dtype, "type_as")
+        del _bias
     scores = softmax(torch, scores, _unstated(view, scores))
     scores = torch.to(scores, value.dtype)
     scores = _dropped(torch, view, scores)

@@ -95,6 +95,13 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
     compare(scenario_of(task, kernel, tmp_path))
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_labels_of_steps(method: str, tmp_path: Path) -> None:
+    """A head of two labels for each token, where that of words would be most of what is allocated."""
+    said = {"stack": "hf-trainer@5", "padding": "longest", "precision": "bf16-mixed"}
+    compare(scenario_of("prm", "whole", tmp_path, method=method, **said))
+
+
 # Quick ones: each model where tiles are taken, and a tied one where the stack runs every pass whole.
 QUICK = {*(("tiles", model) for model in MODELS), ("whole", "qwen2.5-1.5b")}
 GRID = [

@@ -17,7 +17,7 @@ from planner.allocator.documents.summary import summarize
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.errors import UsageError
+from planner.errors import NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
@@ -185,6 +185,14 @@ def test_a_selector_that_is_none_says_the_forms(tmp_path: Path) -> None:
     for wrong in ("layers.3", "last:", "5-3", "lm_head"):
         with pytest.raises(UsageError, match="last:8"):
             scenario_of("llama-3.1-8b", tmp_path, train_layers=(wrong,))
+
+
+def test_layers_that_are_drawn_anew_are_not_traced(tmp_path: Path) -> None:
+    """A trace of one step has the states of a few layers, and LISA ends with those of all."""
+    layers = ("drawn:1@20", "embed", "norm", "head")
+    scenario = scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, optimizer="adamw_torch")
+    with pytest.raises(NotModelledError, match="drawn anew"):
+        trace_events(scenario)
 
 
 def test_frozen_layers_take_less_time(tmp_path: Path) -> None:

@@ -239,6 +239,7 @@ def test_the_command_records_what_validate_reads(config: str, tmp_path: Path) ->
         (["--out", "/proc/nowhere"], 2, "cannot be written"),
         (["--loss", "liger"], 6, "Liger"),
         (["--stack", "swift"], 6, "cannot be run"),
+        (["--task", "prm"], 6, "cannot be run"),
         (["--workload", "treadmill"], 2, "unknown workload"),
         (["--lengths", "9,3"], 2, "rising whole numbers"),
         (["--lengths", "9,300"], 2, "more real tokens than the sequence length"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import NotModelledError, UsageError
+from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -164,13 +164,16 @@ def test_keys_of_liger_act_through_its_plugin_alone(
         ),
         ("rl: dpo\nrl_adapter_ref_model: true\n", "rl_adapter_ref_model: a reference that is another model"),
         ("rl: dpo\ndpo_use_liger_kernel: true\n", "dpo_use_liger_kernel: Liger's losses"),
-        ("process_reward_model: true\n", "process_reward_model: reward models of single steps"),
+        ("process_reward_model: true\nnum_labels: 3\n", "num_labels: other than two labels"),
         ("rl: gdpo\n", "rl: reinforcement learning (gdpo)"),
         ("plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n", "what spectrum trains"),
         ("spectrum_top_fraction: 0.5\n", "spectrum_top_fraction: what spectrum trains"),
         ("spectrum_config_path: a.yaml\n", "spectrum_config_path: unknown key"),
         ("adapter: lora\nunfrozen_parameters: [lm_head]\n", "unfrozen_parameters: beside adapters"),
-        ("lisa_n_layers: 4\n", "lisa_n_layers: LISA"),
+        (
+            "lisa_n_layers: 4\nlisa_step_interval: 20\nadapter: lora\n",
+            "lisa_n_layers: LISA beside adapter",
+        ),
         ("unsloth_lora_mlp: true\n", "unsloth_lora_mlp: Unsloth's kernels"),
         ("flash_attn_cross_entropy: true\n", "flash_attn_cross_entropy: flash-attn's loss"),
         ("max_packed_sequence_len: 256\n", "packing to another length than sequence_len"),
@@ -447,3 +450,21 @@ def test_evaluation_has_the_micro_batch_where_samples_are_held_back(tmp_path: Pa
     assert (
         read(tmp_path, BASE + "micro_batch_size: 3\neval_batch_size: 2\n").request.get("eval_batch") is None
     )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_8bit"])
+def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, optimizer: str) -> None:
+    """Axolotl's own validator stops FSDP1 with offload;
+    bitsandbytes of that time stops under ZeRO, where nothing swaps the optimizer.
+    """
+    text = BASE + f"optimizer: {optimizer}\nlocal_rank:\nbf16: true\n"
+    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
+        read(tmp_path, text + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}\n")
+    zero = tmp_path / "zero.json"
+    table = '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'
+    zero.write_text('{"zero_force_ds_cpu_optimizer": false, ' + table + "}", encoding="utf-8")
+    file = read(tmp_path, text + "deepspeed: zero.json\n")
+    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
+        resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
+    zero.write_text("{" + table + "}", encoding="utf-8")
+    assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"

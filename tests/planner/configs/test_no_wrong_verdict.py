@@ -437,16 +437,19 @@ def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path:
 @pytest.mark.parametrize(
     "settings",
     [
-        "fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock",
+        "fsdp_transformer_layer_cls_to_wrap: [MixtralDecoderLayer, MixtralSparseMoeBlock]",
         "transformer_layer_cls_to_wrap: [LlamaMLP]",
         "fsdp_auto_wrap_policy: NO_WRAP",
         "auto_wrap_policy: SIZE_BASED_WRAP",
     ],
 )
-def test_units_of_fsdp_are_whole_layers(tmp_path: Path, settings: str) -> None:
-    """What is outside of the units is gathered for the whole model at once."""
+def test_units_of_fsdp_are_layers_or_mixtures(tmp_path: Path, settings: str) -> None:
+    """What is outside of the units is gathered for the whole model at once: beside mixtures of experts."""
     with pytest.raises(NotModelledError, match="FSDP"):
         read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config: {{{settings}}}\n"))
     layers = "fsdp_transformer_layer_cls_to_wrap: JambaAttentionDecoderLayer,JambaMambaDecoderLayer"
     config = read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config:\n  {layers}\n"))
     assert config.request.get("sharding") == "fsdp1"
+    mixture = "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock}\n"
+    switches = read_config_file(written(tmp_path, AXOLOTL + mixture)).request.get("switches")
+    assert "fsdp_units=feed_forward" in switches

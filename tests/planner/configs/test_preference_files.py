@@ -49,6 +49,7 @@ def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
         (AXOLOTL + "rl: orpo\n", "orpo"),
         (AXOLOTL + "rl: simpo\n", "simpo"),
         (AXOLOTL + "reward_model: true\n", "reward"),
+        (AXOLOTL + "process_reward_model: true\nnum_labels: 2\n", "prm"),
         (AXOLOTL, "sft"),
         (TRL + "precompute_ref_log_probs: false\n", "dpo"),
         (TRL + "desirable_weight: 1.0\n", "kto"),
@@ -111,3 +112,12 @@ def test_a_reference_that_is_asked_before_training(tmp_path: Path) -> None:
     assert not axolotl.recipe.has_reference
     kto = scenario_of(tmp_path, TRL + "beta: 0.1\n", task="kto", switches="caches_reference=true")
     assert kto.recipe.has_reference
+
+
+def test_a_handbook_recipe_of_pairs_without_a_length_has_that_of_its_trl(tmp_path: Path) -> None:
+    """TRL up to 0.11 cuts at 512; another old file of pairs is asked, because later versions differ."""
+    text = "model_name_or_path: Qwen/Qwen2.5-0.5B\nbeta: 0.1\n"
+    recipe = read(tmp_path, text + "dataset_mixer: {some/pairs: 1.0}\n", "dpo/config.yaml")
+    assert recipe.request.get("seq") == 512
+    assert any("max_length" in note for note in recipe.notes)
+    assert "seq" in read(tmp_path, text + "use_flash_attention_2: true\nlora_r: 16\n", "dpo/other.yaml").needs

@@ -9,10 +9,16 @@ import pytest
 
 from planner.anatomy.trained import parts_of
 from planner.configs.launchers.sharding import Beside
-from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
+from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.intake.trained import Drawn, trained_parts
+from planner.program.job import job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.step import step_of
 
 FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: freeze\ntemplate: qwen\nbf16: true\n"
 AXOLOTL = (
@@ -216,3 +222,33 @@ def test_the_expanded_model_of_the_tools_own_example_is_known(tmp_path: Path) ->
     assert sorted(parts_of(scenario.model, scenario.recipe).layers) == [4, 9, 14, 19, 24, 29, 34, 39]
     with pytest.raises(UsageError, match="is a model expanded"):
         recipe_of(tmp_path, text + "freeze_trainable_layers: 4\n")
+
+
+def test_lisa_draws_layers_and_keeps_the_states_of_all(tmp_path: Path) -> None:
+    """Weights of two layers get gradients, and every layer has states;
+    behind DDP the tool stops.
+    """
+    text = AXOLOTL + "lisa_n_layers: 2\nlisa_step_interval: 20\n"
+    scenario = recipe_of(tmp_path, text)
+    assert scenario.recipe.train_layers == ("drawn:2@20", "embed", "norm", "head")
+    everything = recipe_of(tmp_path, AXOLOTL)
+    assert states_of(scenario) == states_of(everything)
+    assert trained_parts(("drawn:2@20",), 24, tied=True).layers == {22, 23}
+    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
+        recipe_of(tmp_path, text, "a100-80-sxm:2")
+    with pytest.raises(NotModelledError, match="adapter"):
+        recipe_of(tmp_path, text + "adapter: lora\n")
+
+
+@pytest.mark.parametrize(("count", "interval", "steps"), [(4, 20, 520), (1, 5, 550), (32, 7, 0)])
+def test_the_step_when_all_layers_were_drawn(count: int, interval: int, steps: int) -> None:
+    """Of 32 layers 32 x (28 / 32)^n are never drawn in n draws of four: 1.1 after 25, 0.99 after 26."""
+    assert Drawn(count, interval).steps_to_all(32) == steps
+
+
+def states_of(scenario: Scenario) -> float:
+    """Bytes of the optimizer's states after a step."""
+    job = job_of(scenario, Coefficients())
+    stream = step_of(job)
+    sizes = stream.sizes(unit_values(job))  # type: ignore[arg-type]
+    return sum(sizes[slot] for slot in stream.state_slots() if stream.term(slot) == "optimizer_states")

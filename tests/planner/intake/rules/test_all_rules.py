@@ -28,6 +28,9 @@ AWQ, AQLM = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "ISTA-DASLab/Meta-Llama-3
 NF4 = "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
 
 Flags = Mapping[str, object]
+IN_RAM: Flags = {"sharding": "zero3", "offload": "optimizer", "stack": "axolotl"}
+DRAWN: Flags = {"method": "full", "train_layers": "drawn:2@20;embed", "optimizer": "adamw_torch"}
+UNITS: Flags = {"sharding": "fsdp1", "gpus": 2, "switches": ["fsdp_units=feed_forward"]}
 
 # An image of 999 tokens.
 SEES: Flags = {"model": "qwen2.5-vl-7b", "images_per_sample": 1, "image_size": "1024x768", "seq": 2048}
@@ -90,6 +93,12 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "sharding": "zero3",
             "offload": "optimizer+params",
         },
+    ),
+    "drawn-layers": (DRAWN, {**DRAWN, "train_layers": "last:2;embed"}),
+    "drawn-layers-elsewhere": ({**DRAWN, "optimizer": "paged_adamw_8bit"}, DRAWN),
+    "fsdp-units-elsewhere": (
+        {**UNITS, "model": "llama-2-7b"},
+        {**UNITS, "model": "mixtral-8x7b"},
     ),
     "train-layers-checkpointing-unread": (
         {"method": "full", "train_layers": "last:8", "stack": "torchtune", "gradient_checkpointing": True},
@@ -306,6 +315,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
     ),
+    "bitsandbytes-offloaded": (
+        {**IN_RAM, "optimizer": "adamw_8bit", "versions": ["bitsandbytes==0.49.1"]},
+        {**IN_RAM, "optimizer": "adamw_8bit", "versions": ["bitsandbytes==0.50.2"]},
+    ),
     "optimizer-on-dtensors": (
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
@@ -367,6 +380,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
             "versions": ("trl==1.0.0",),
         },
         {"task": "grpo", "stack": "trl", "seq": 512, "method": "qlora", "reward_model": "qwen2.5-0.5b"},
+    ),
+    "labels-elsewhere": (
+        {"task": "prm", "stack": "axolotl", "padding": "packed"},
+        {"task": "prm", "stack": "axolotl", "padding": "longest"},
     ),
     "preference-packed": ({"task": "dpo", "padding": "packed"}, {"task": "dpo"}),
     "preference-loss-kernel": (

@@ -254,3 +254,21 @@ def test_adapters_of_matrices_beside_the_layers_are_reduced_with_the_root() -> N
     width, inner, embedded = 1_024, 4_096, 512
     adapters = 8 * (24 * (8 * width + 2 * (width + inner)) + 2 * (width + embedded))
     assert sum(reduced) == 2 * adapters
+
+
+def test_mixtures_of_experts_as_units_leave_attention_to_the_root() -> None:
+    """FSDP1 gathers the root once and each mixture for forward, for the second run and for its backward."""
+    flags = {"model": "mixtral-8x7b", "method": "lora", "lora_targets": ["q_proj"], "sharding": "fsdp1"}
+    checkpoints = {"gradient_checkpointing": True, "checkpoint_reentrant": True}
+    units = {"switches": ["fsdp_units=feed_forward"], **checkpoints}
+    forward, backward = (
+        [n_bytes for op, n_bytes, _ in rows(job(**flags, **units), phase) if op == "_full_param_padded"]
+        for phase in ("forward_2", "backward_2")
+    )
+    hidden, width, experts = 4_096, 14_336, 8
+    mixture = 2 * experts * hidden * (3 * width + 1)
+    attention, around = 2 * hidden * (2 * hidden + 2 * 1_024 + 2), 2 * (2 * 32_000 + 1) * hidden
+    assert forward.count(mixture) == LAYERS
+    assert forward[0] == LAYERS * attention + around
+    assert backward.count(mixture) == 2 * LAYERS
+    assert forward[0] not in backward

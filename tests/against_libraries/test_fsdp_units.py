@@ -1,0 +1,92 @@
+"""FSDP1 with the mixtures of experts as units:
+the program gathers, gives back and reduces what real modules do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fsdp_units import CONFIG, LORA
+
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
+from planner.program.step import step_of
+from tests.extras import import_or_skip
+
+Rows = list[tuple[str, int]]
+FP32, GPUS = 4, 2
+RECIPES: dict[str, dict[str, object]] = {
+    "full": {"gradient_checkpointing": False},
+    "full checkpoints": {"gradient_checkpointing": True, "checkpoint_reentrant": False},
+    "lora reentrant": {
+        "method": "lora",
+        "lora_rank": 4,
+        "lora_targets": list(LORA),
+        "gradient_checkpointing": True,
+        "checkpoint_reentrant": True,
+    },
+}
+BASE = {
+    "method": "full", "gpu": "a100-80gb", "gpus": GPUS, "sharding": "fsdp1", "seq": 8, "batch": 1,
+    "precision": "fp32", "load_dtype": "fp32", "attention": "sdpa", "stack": "hf-trainer@5",
+    "switches": ["fsdp_units=feed_forward"],
+}  # fmt: skip
+SAID = {"_full_param_padded": "gather", "new_sharded_grad": "reduce"}
+_ADAPTERS = 1_000
+"""Units with fewer elements are adapters."""
+
+
+@pytest.fixture(scope="module")
+def real() -> dict[str, Rows]:
+    """What real FSDP1 does in one step, by the name of the case."""
+    for package in ("torch", "transformers", "peft"):
+        import_or_skip(package)
+    script = Path(__file__).with_name("fsdp_units.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: [(what, n) for what, n in rows] for name, rows in json.loads(done.stdout).items()}
+
+
+def rows_of(job: Job) -> Rows:
+    """The same of the program's second micro-step: elements gathered, freed, and of gradients reduced."""
+    stream, values, phase, found = step_of(job), unit_values(job), "", []
+    begins = dict(stream.phases)
+    for index, event in enumerate(stream.events):
+        phase = begins.get(index, phase)
+        slot = event if event >= 0 else ~event
+        part, _, op = stream.place(slot)
+        if part != "fsdp" or not phase.endswith("_2") or op not in SAID:
+            continue
+        elements = round(float(stream.unit_bytes[slot] * values[Unit(stream.units[slot])])) // FP32
+        if op == "new_sharded_grad":
+            found += [("reduce", GPUS * elements)] * (event >= 0)
+        else:
+            found.append(("gather" if event >= 0 else "free", elements))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_mixtures_as_units_are_gathered_when_real_ones_are(
+    name: str, real: dict[str, Rows], tmp_path: Path
+) -> None:
+    """Order and sizes; adapters, units of their own there, are one with their layer's here."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**CONFIG, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}))
+    flags = {**BASE, **RECIPES[name], "model": str(config)}
+    found = rows_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    assert [row for row in found if row[1] > _ADAPTERS] == [row for row in real[name] if row[1] > _ADAPTERS]
+    assert reduced_adapters(found) == reduced_adapters(real[name])
+
+
+def reduced_adapters(rows: Rows) -> int:
+    """Elements of adapters' gradients that are reduced."""
+    return sum(elements for what, elements in rows if what == "reduce" and elements <= _ADAPTERS)
