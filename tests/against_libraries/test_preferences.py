@@ -42,6 +42,11 @@ KERNELS: dict[str, dict[str, Any]] = {
     },
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
+    "whole_twice": {
+        "stack": "llama-factory",
+        "checkpoint_reentrant": False,
+        "switches": ("pair_logps=whole_twice",),
+    },
 }
 # Losses of the trainer that weigh each token.
 WEIGHTS: dict[str, dict[str, Any]] = {

@@ -25,6 +25,8 @@ _LLAMA_FACTORY_UNMODELLED = {
     "ref_model_adapters": _OTHER_REFERENCE,
     "ref_model_quantization_bit": _OTHER_REFERENCE,
 }
+# A smaller weight of a likelihood leaves it out.
+_LEAST_WEIGHT = 1e-6
 # axolotl 0.19.0 utils/schemas/enums.py RLType.
 _AXOLOTL_TASKS: dict[str, Task] = {
     "dpo": "dpo",
@@ -140,6 +142,25 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
             name, f"the loss '{show(loss)}' is not modelled; {', '.join(_LLAMA_FACTORY_LOSSES)} are"
         )
     return _LLAMA_FACTORY_LOSSES[loss]
+
+
+def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
+    """``dpo_ftx`` and ``kto_ftx``: the likelihood of chosen sequences or good samples,
+    taken anew from their logits.
+
+    Since 0.8 (``pref_ftx``) it is a mean of what is there already.
+    Source: hiyouga/LLaMA-Factory 0.7.1 (and b0d996666~1 of 2024-05) train/dpo/trainer.py and
+    train/kto/trainer.py ``ftx_gamma``.
+
+    Raises:
+        InputFileError: a weight that is no number.
+    """
+    for name in ("dpo_ftx", "kto_ftx"):
+        weight = keys.get(name)
+        if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+            raise keys.wrong(name, "a number", weight)
+        if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
+            reading.switch("pair_logps", "whole_twice", keys.where(name))
 
 
 def axolotl_task(keys: Keys) -> Task | None:

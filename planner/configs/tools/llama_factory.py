@@ -14,7 +14,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.configs.shared.preferences import llama_factory_task
+from planner.configs.shared.preferences import llama_factory_task, read_likelihood
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
@@ -42,7 +42,10 @@ _OLD_KEYS = (
     "video_resolution",
     "image_dir",
     "train_mm_proj_only",
+    "dpo_ftx",
+    "kto_ftx",
 )
+_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
 _GONE = (
     "new_special_tokens",
     "split",
@@ -84,9 +87,6 @@ _UNMODELLED = {
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
     "fp8": "training in fp8 is not modelled",
     "use_asft_loss": "a loss beside that of a second model is not modelled",
-    # Since 0.8 (pref_ftx) it is a mean of what is there already.
-    "dpo_ftx": "the loss of chosen sequences, which 0.7 takes anew from their logits, is not modelled",
-    "kto_ftx": "the loss of good samples, which 0.7 takes anew from their logits, is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
@@ -132,6 +132,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
     _read_loss_weights(keys, reading)
+    read_likelihood(keys, reading, stage)
     _read_v1_kernels(keys, reading)
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
@@ -140,7 +141,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_distribution(keys, reading, beside)
     _read_reentrant(reading)
     if old:
-        _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
+        of_0_7 = first_held(keys, _KEYS_OF_0_7) is not None
+        _read_old_load_dtype(reading, fp32_in_shards=not of_0_7)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
 
@@ -261,7 +263,8 @@ def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
     """Up to 0.9.3 weights load in the compute dtype;
     from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
 
-    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
+    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``
+    and whose weights of a likelihood had names of their own.
     """
     place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
     if fp32_in_shards and reading.sharding.gathers_weights and reading.value("quantization") is None:

@@ -12,6 +12,7 @@ from planner.intake.tasks import scores_by_value, takes_tiles
 _READ: dict[str, frozenset[Task]] = {
     "none": frozenset(),
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
+    "whole_twice": frozenset({"dpo", "kto"}),
     "whole_let_go": frozenset({"dpo", "simpo"}),
     "unshifted": frozenset({"dpo", "simpo"}),
     "compiled": frozenset({"dpo", "simpo"}),

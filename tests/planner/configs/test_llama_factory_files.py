@@ -179,7 +179,6 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
-        (BASE + "stage: dpo\ndpo_ftx: 1.0\n", "dpo_ftx: the loss of chosen sequences"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
         (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
         (BASE + "do_predict: true\n", "this file does not train"),
