@@ -37,7 +37,7 @@ Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 ModelParallel = Literal["unread", "features", "tokens"]
 RewardHead = Literal["score", "value"]
-LossWeights = Literal["none", "probability", "entropy"]
+LossWeights = Literal["none", "probability", "entropy", "divergence"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
 PairLogps = Literal[
     "none",
@@ -154,7 +154,9 @@ class Stack:
     ``tokens`` (sequence parallel).  ``reward_head``: what scores in a
     reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
     trainer takes the loss of each token from the logits that the model returns, and weighs it by the
-    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's
+    probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the probability,
+    and adds how far the logits are from those of a second model, which each micro-step asks first.
+    ``none``: the loss is the model's
     own.  ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward
     beside it.  ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt,
     while others are in host RAM.  ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and

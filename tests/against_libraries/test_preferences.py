@@ -51,7 +51,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 # Losses of the trainer that weigh each token.
 WEIGHTS: dict[str, dict[str, Any]] = {
     name: {"stack": "llama-factory", "checkpoint_reentrant": False, "switches": (f"loss_weights={name}",)}
-    for name in ("probability", "entropy")
+    for name in ("probability", "entropy", "divergence")
 }
 # Ways of open-instruct, whose reference is asked before training.
 LET_GO = {
@@ -70,6 +70,7 @@ TASKS = [
     ("reward", "whole"),
     pytest.param("sft", "probability", marks=pytest.mark.slow),
     ("sft", "entropy"),
+    pytest.param("sft", "divergence", marks=pytest.mark.slow),
     ("sft", "tiles"),
 ]
 
@@ -97,7 +98,16 @@ def compare(scenario: Scenario) -> None:
 @pytest.mark.parametrize(("task", "kernel"), TASKS)
 def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
-    compare(scenario_of(task, kernel, tmp_path))
+    method = "full" if kernel == "divergence" else "lora"
+    compare(scenario_of(task, kernel, tmp_path, method=method))
+
+
+@pytest.mark.parametrize(
+    "flags", [{"batch": 1}, pytest.param({"precision": "bf16", "load_dtype": "bf16"}, marks=pytest.mark.slow)]
+)
+def test_logits_that_are_compared(flags: dict[str, Any], tmp_path: Path) -> None:
+    """One sample's logits are cut without a copy; without autocast the second model's have 16 bits."""
+    compare(scenario_of("sft", "divergence", tmp_path, method="full", **flags))
 
 
 # Quick ones: each model where tiles are taken, and a tied one where the stack runs every pass whole.

@@ -20,11 +20,12 @@ _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "simpo": "simpo",
 }
 _OTHER_REFERENCE = "a reference that is another model is not modelled"
-_LLAMA_FACTORY_UNMODELLED = {
+OTHER_REFERENCES = {
     "ref_model": _OTHER_REFERENCE,
     "ref_model_adapters": _OTHER_REFERENCE,
     "ref_model_quantization_bit": _OTHER_REFERENCE,
 }
+"""Keys of LLaMA-Factory for a reference that is not the model itself."""
 # A smaller weight of a likelihood leaves it out.
 _LEAST_WEIGHT = 1e-6
 # axolotl 0.19.0 utils/schemas/enums.py RLType.
@@ -131,7 +132,7 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
         return "reward"
     if stage not in ("dpo", "kto", "orpo"):
         return None
-    keys.refuse_switched_on(_LLAMA_FACTORY_UNMODELLED)
+    keys.refuse_switched_on(OTHER_REFERENCES)
     if stage != "dpo":
         return "kto" if stage == "kto" else "orpo"
     # Up to 0.7 the key was dpo_loss.

@@ -14,7 +14,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.configs.shared.preferences import llama_factory_task, read_likelihood
+from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
@@ -86,7 +86,6 @@ _UNMODELLED = {
     "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
     "fp8": "training in fp8 is not modelled",
-    "use_asft_loss": "a loss beside that of a second model is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
@@ -132,6 +131,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
     _read_loss_weights(keys, reading)
+    if stage == "sft" and keys.flag("use_asft_loss"):
+        _read_divergence(keys, reading)
+    keys.skip(("use_asft_loss",))
     read_likelihood(keys, reading, stage)
     _read_v1_kernels(keys, reading)
     _remark(keys, reading)
@@ -310,6 +312,28 @@ def _read_loss_weights(keys: Keys, reading: Reading) -> None:
             reading.switch("loss_weights", weights, keys.where(name))
             reading.said.pop("loss", None)
             return
+
+
+def _read_divergence(keys: Keys, reading: Reading) -> None:
+    """``use_asft_loss``: a second model runs first, and its logits are compared with.
+
+    Source: llamafactory 0.9.5 train/sft/trainer.py compute_loss, train/trainer_utils.py create_ref_model,
+    asft_loss_func.
+
+    Raises:
+        NotModelledError: another reference, or a combination that LLaMA-Factory does not train so.
+    """
+    keys.refuse_switched_on(OTHER_REFERENCES)
+    if keys.flag("enable_liger_kernel"):
+        why = "Liger's fused loss leaves no logits to compare, so LLaMA-Factory drops this loss in silence"
+        raise keys.not_modelled("use_asft_loss", f"{why}: leave enable_liger_kernel out")
+    for other in ("use_dft_loss", "use_eaft_loss"):
+        if keys.flag(other):
+            raise keys.not_modelled("use_asft_loss", f"beside {other} it is not what LLaMA-Factory computes")
+    if reading.value("method") == "lora":
+        why = "LLaMA-Factory makes no second model for adapters, so the first step fails"
+        raise keys.not_modelled("use_asft_loss", f"{why}: say finetuning_type: full")
+    reading.switch("loss_weights", "divergence", keys.where("use_asft_loss"))
 
 
 def _remark(keys: Keys, reading: Reading) -> None:

@@ -60,6 +60,14 @@ def _divides_reference(case: Case) -> bool:
     return recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights and not known
 
 
+def _compares_otherwise(case: Case) -> bool:
+    """Whether the second model, which keeps keys and values, or the loss is not one that was read."""
+    recipe = case.recipe
+    reads = recipe.batch.images is None and all(group.block.mixer is None for group in case.model.groups)
+    known = recipe.method == "full" and recipe.loss == "hf" and reads
+    return recipe.compares_logits and not known
+
+
 def _uneven(case: Case) -> bool:
     """Whether what is generated at once is not a whole number of prompts (trl 1.16.0 trainer/grpo_config.py
     __post_init__).
@@ -176,6 +184,13 @@ TASK_RULES = (
         lambda case: (
             case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing)
         ),
+    ),
+    Rule(
+        "compared-logits",
+        "refuse",
+        "Logits that are compared with a second model's are modelled in full fine-tunes of text, of layers "
+        "of attention, with all logits at once; use --method full, --loss hf and such a model",
+        _compares_otherwise,
     ),
     Rule(
         "offloaded-with-reference",

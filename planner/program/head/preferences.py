@@ -29,13 +29,15 @@ from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
-Role = Literal["policy", "reference", "divergence", "prompt", "token", "score"]
+Role = Literal["policy", "reference", "divergence", "compared", "prompt", "token", "score"]
 """What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
-other completions; or which tokens a generation reads; or the scores of what was generated.
+other completions; or logits that are compared with word by word; or which tokens a generation reads; or the
+scores of what was generated.
 """
-CACHING: tuple[Role, ...] = ("prompt", "token", "score")
-"""Passes that keep keys and values: nobody tells a model that scores not to.
-Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``use_cache``).
+CACHING: tuple[Role, ...] = ("compared", "prompt", "token", "score")
+"""Passes that keep keys and values: nobody tells a model that scores or is compared with not to.
+Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``use_cache``);
+llamafactory 0.9.5 model/model_utils/kv_cache.py, train/sft/trainer.py compute_loss.
 """
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice")
