@@ -7,8 +7,8 @@ Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward
 trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward,
 trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward, which are those of 1.16.0 trl/experimental.
 trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit
-ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py get_batch_logps; b0d996666~1
-train/dpo/trainer.py and train/kto/trainer.py sft_loss, with get_batch_logps of trl 0.8.6.  Of
+ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py get_batch_logps.
+At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.  Of
 allenai/open-instruct b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
 """
 

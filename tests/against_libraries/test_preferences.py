@@ -155,6 +155,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
         ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
         pytest.param("reward", "whole", {"method": "lora", "sharding": "zero2"}, marks=pytest.mark.slow),
         ("dpo", "whole", {"method": "full", "sharding": "zero3"}),
+        pytest.param("sft", "divergence", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
         pytest.param("dpo", "rows", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
         pytest.param(
             "dpo",

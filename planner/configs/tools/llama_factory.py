@@ -90,7 +90,7 @@ _UNMODELLED = {
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
 _SHOWN_STAGES = "pt, sft, rm, dpo and kto"
-_OTHER_STAGES = {"ppo": "reinforcement learning"}
+_OTHER_STAGES = {"ppo": "reinforcement learning by TRL 0.9's PPOTrainer, with a trained value head"}
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 
@@ -130,11 +130,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         if task is not None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
-    _read_loss_weights(keys, reading)
-    if stage == "sft" and keys.flag("use_asft_loss"):
-        _read_divergence(keys, reading)
-    keys.skip(("use_asft_loss",))
-    read_likelihood(keys, reading, stage)
+    _read_own_losses(keys, reading, stage)
     _read_v1_kernels(keys, reading)
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
@@ -143,8 +139,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_distribution(keys, reading, beside)
     _read_reentrant(reading)
     if old:
-        of_0_7 = first_held(keys, _KEYS_OF_0_7) is not None
-        _read_old_load_dtype(reading, fp32_in_shards=not of_0_7)
+        _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
 
@@ -301,6 +296,14 @@ def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
             "Triton kernel, not counted"
         )
     reading.remark(keys.where("use_v1_kernels"), text)
+
+
+def _read_own_losses(keys: Keys, reading: Reading, stage: str) -> None:
+    """What LLaMA-Factory's trainer of a stage makes of the logits by itself."""
+    _read_loss_weights(keys, reading)
+    if keys.flag("use_asft_loss") and stage == "sft":
+        _read_divergence(keys, reading)
+    read_likelihood(keys, reading, stage)
 
 
 def _read_loss_weights(keys: Keys, reading: Reading) -> None:

@@ -55,7 +55,7 @@ def _divides_reference(case: Case) -> bool:
         and stack.zero_init
         and not recipe.offloads_params
     )
-    second = second and recipe.task == "dpo"
+    second = second and (recipe.task == "dpo" or recipe.compares_logits)
     known = (adapters or second) and recipe.loss == "hf"
     return recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights and not known
 
@@ -144,8 +144,8 @@ TASK_RULES = (
         "reference-divided",
         "refuse",
         "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
-        "and for DPO with a second model under ZeRO-3, the last two with whole logits; use --sharding "
-        "zero2, ddp or none, or another task",
+        "and for DPO or compared logits with a second model under ZeRO-3, the last two with whole logits; "
+        "use --sharding zero2, ddp or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),

@@ -8,7 +8,7 @@ trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer
 trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/kto_trainer.py
 and reward_trainer.py.
 hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
-get_batch_logps; b0d996666~1 train/dpo/trainer.py and train/kto/trainer.py sft_loss, with trl 0.8.6.
+get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.
 Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
 Ignored: that logits which are cut by one position are one row in ``--seq`` smaller.
@@ -31,7 +31,7 @@ from planner.program.weights.matrices import autocast, dropout
 
 Role = Literal["policy", "reference", "divergence", "compared", "prompt", "token", "score"]
 """What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
-other completions; or logits that are compared with word by word; or which tokens a generation reads; or the
+other completions.  Or logits that are compared with, word by word; or which tokens a generation reads; or the
 scores of what was generated.
 """
 CACHING: tuple[Role, ...] = ("compared", "prompt", "token", "score")

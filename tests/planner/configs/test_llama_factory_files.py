@@ -181,7 +181,7 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
-        (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
+        (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning by TRL"),
         (BASE + "do_predict: true\n", "this file does not train"),
         (BASE + "do_train: false\n", "this file does not train"),
         (BASE + "do_eval: true\n", "do_eval: this file does not train"),
