@@ -27,7 +27,7 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128
-_WHOLE = ("whole", "whole_twice")
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 Inputs = dict[str, torch.Tensor]
@@ -139,7 +139,7 @@ def _odds_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 def _odds_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """ORPO and SimPO of LLaMA-Factory, whose likelihood is that of the same log-probabilities."""
-    logits, logps = _pass_of_all(passes.model, inputs)
+    logits, logps = _pass_of_all(passes.model, _given(passes, inputs))
     loss = -nn.functional.logsigmoid(torch.sub(*logps.chunk(2))).mean()
     for half in logits.chunk(2, dim=0):
         half.mean()
@@ -219,10 +219,11 @@ def _kto_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 
 def _kto_of_all(model: Any, inputs: Inputs, between: Callable[[], None]) -> tuple[torch.Tensor, ...]:
-    logits, logps = _pass_of_all(model, inputs)
+    given = _without_labels(inputs)
+    logits, logps = _pass_of_all(model, given)
     between()
     with torch.no_grad():
-        _, divergence = _pass_of_all(model, inputs)
+        _, divergence = _pass_of_all(model, given)
         del _
     return divergence, logps, _samples(logits)
 
@@ -246,7 +247,7 @@ def _kto_of_both(
         others = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32)
     if aside is None:
         passes.enter("reference_2")
-    logits, logps = _pass_of_all(model, inputs)
+    logits, logps = _pass_of_all(model, _without_labels(inputs))
     return _logps_of_all(others, inputs["input_ids"]), logps, _samples(logits)
 
 
@@ -317,11 +318,12 @@ def _whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """LLaMA-Factory, and TRL up to 0.14: the logits of the policy are held until the loss is there;
     ``whole_twice`` takes the likelihood of the chosen ones from them anew.
     """
-    logits, policy = _pass_of_all(passes.model, inputs)
+    given = _given(passes, inputs)
+    logits, policy = _pass_of_all(passes.model, given)
     before: tuple[Any, ...] = _known(inputs)
     if passes.recipe.has_reference:
         with passes.as_before() as reference:
-            before = _reference_of_all(reference, inputs)
+            before = _reference_of_all(reference, given)
     loss = _sigmoid(*policy.chunk(2, dim=0), *before)
     if passes.kernel == "whole_twice":
         loss -= _logps_of_all(logits.chunk(2, dim=0)[0], inputs["input_ids"].chunk(2, dim=0)[0]).mean()
@@ -330,8 +332,13 @@ def _whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
     return loss
 
 
+def _given(passes: Passes, inputs: Inputs) -> Inputs:
+    """What the model of pairs gets: labels, too, where it takes a loss of its own."""
+    return inputs if passes.kernel == "whole_with_loss" else _without_labels(inputs)
+
+
 def _pass_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32)
+    logits = model(**inputs, use_cache=False).logits.to(torch.float32)
     return logits, _logps_of_all(logits, inputs["input_ids"])
 
 
@@ -447,6 +454,7 @@ _KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "rows_and_hidden": _kto_rows,
     "whole": _kto_whole,
     "whole_twice": _kto_twice,
+    "whole_with_loss": _kto_whole,
 }
 _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "tiles": _tiles,
@@ -455,4 +463,5 @@ _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "rows_and_hidden": _rows,
     "whole": _whole,
     "whole_twice": _whole,
+    "whole_with_loss": _whole,
 }

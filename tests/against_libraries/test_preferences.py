@@ -47,6 +47,11 @@ KERNELS: dict[str, dict[str, Any]] = {
         "checkpoint_reentrant": False,
         "switches": ("pair_logps=whole_twice",),
     },
+    "whole_with_loss": {
+        "stack": "llama-factory",
+        "checkpoint_reentrant": False,
+        "switches": ("pair_logps=whole_with_loss",),
+    },
 }
 # Losses of the trainer that weigh each token.
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -64,6 +69,7 @@ TASKS = [
     *(("kto", kernel) for kernel in KERNELS),
     *(("orpo", kernel) for kernel in ("tiles", "rows", "whole")),
     ("simpo", "whole"),
+    pytest.param("orpo", "whole_with_loss", marks=pytest.mark.slow),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),
     pytest.param("simpo", "compiled", marks=pytest.mark.slow),

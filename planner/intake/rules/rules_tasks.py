@@ -13,6 +13,7 @@ _READ: dict[str, frozenset[Task]] = {
     "none": frozenset(),
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "whole_twice": frozenset({"dpo", "kto"}),
+    "whole_with_loss": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "whole_let_go": frozenset({"dpo", "simpo"}),
     "unshifted": frozenset({"dpo", "simpo"}),
     "compiled": frozenset({"dpo", "simpo"}),

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack import PairLogps
-from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
+from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
 from planner.program.head.losses import cross_entropy
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
@@ -40,7 +41,7 @@ Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (`
 llamafactory 0.9.5 model/model_utils/kv_cache.py, train/sft/trainer.py compute_loss.
 """
 _ENTROPY_ROWS = 128
-_WHOLE = ("whole", "whole_twice")
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 
@@ -56,7 +57,11 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
             if recipe.loss == "chunked"
             else _completion_rows(torch, ends, passed, role)
         )
-    logits = [_logits(torch, ends, passed)]
+    own, logits = (
+        own_loss(torch, ends, passed)
+        if kernel == "whole_with_loss" and recipe.task in PAIR_TASKS
+        else (None, [_logits(torch, ends, passed)])
+    )
     torch.enter(FORWARD_OUT)
     if recipe.task == "reward":
         return logits.pop()
@@ -64,11 +69,12 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
     if widens or kernel in (*_WHOLE, *_LET_GO):
         logits.append(torch.to(logits.pop(), "fp32"))
+    del own
     if kernel in _LET_GO:
         return _let_go(torch, logits, kernel)
     if recipe.task == "kto" and kernel != "shifted_rows":
-        of_kto = {"whole": _kto_whole, "whole_twice": _kto_twice}.get(kernel, _kto_rows)
-        return of_kto(torch, logits, role)
+        of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
+        return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
     if kernel in _WHOLE:
         return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if recipe.task in ("orpo", "simpo"):
