@@ -140,10 +140,11 @@ class Stack:
     where others would fail.  ``loss_pieces``: pieces of a loss ``chunked``: eight; as many as half of the
     free memory asks for; or ``tiles`` of tokens and words, without a loss's own log-softmax.  ``pair_logps``:
     how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which
-    are held until the loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples,
-    whose likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss of its own,
-    which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even cut
-    by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled kernel,
+    are held until the loss is there.  ``whole_twice``: then once more of the chosen sequences or good
+    samples, whose likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss
+    of its own, which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and
+    not even cut by one position.
+    ``compiled``: the log-softmax and what is picked of it are one compiled kernel,
     which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
     layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``tiles``: of tiles
     of the head's product, without logits.  ``none``: it has no such trainer.  ``completion_logps``: how its
