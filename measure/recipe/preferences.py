@@ -7,14 +7,15 @@ Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward
 trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward,
 trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward, which are those of 1.16.0 trl/experimental.
 trl 1.16.0 trainer/dpo_trainer.py, kto_trainer.py and reward_trainer.py.  hiyouga/LLaMA-Factory (commit
-ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py get_batch_logps.  Of
+ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py get_batch_logps.
+At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.  Of
 allenai/open-instruct b08997673, 90e956120 and e6c3044aa open_instruct/dpo_utils.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 Inputs = dict[str, torch.Tensor]
@@ -117,7 +119,7 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
     if passes.kernel in _LET_GO:
         return _let_go(passes, inputs)
     if task in ("orpo", "simpo"):
-        return (_odds_whole if passes.kernel == "whole" else _odds_rows)(passes, inputs)
+        return (_odds_whole if passes.kernel in _WHOLE else _odds_rows)(passes, inputs)
     return _LOSSES[passes.kernel](passes, inputs)
 
 
@@ -137,7 +139,7 @@ def _odds_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 def _odds_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """ORPO and SimPO of LLaMA-Factory, whose likelihood is that of the same log-probabilities."""
-    logits, logps = _pass_of_all(passes.model, inputs)
+    logits, logps = _pass_of_all(passes.model, _given(passes, inputs))
     loss = -nn.functional.logsigmoid(torch.sub(*logps.chunk(2))).mean()
     for half in logits.chunk(2, dim=0):
         half.mean()
@@ -217,12 +219,36 @@ def _kto_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
 
 
 def _kto_of_all(model: Any, inputs: Inputs, between: Callable[[], None]) -> tuple[torch.Tensor, ...]:
-    logits, logps = _pass_of_all(model, inputs)
+    given = _without_labels(inputs)
+    logits, logps = _pass_of_all(model, given)
     between()
     with torch.no_grad():
-        _, divergence = _pass_of_all(model, inputs)
+        _, divergence = _pass_of_all(model, given)
         del _
     return divergence, logps, _samples(logits)
+
+
+def _kto_twice(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """LLaMA-Factory before 0.8: one function for each model, whose passes come before its log-softmaxes;
+    then once more that of the good samples, as which all count.
+    """
+    divergence, logps, good = _kto_of_both(passes, passes.model, inputs, passes.aside())
+    with passes.as_before() as reference:
+        ref_divergence, ref_logps, _ = _kto_of_both(passes, reference, inputs)
+        del _
+    loss = _kto(logps - ref_logps, divergence - ref_divergence)
+    return loss - _logps_of_all(good, inputs["input_ids"]).mean()
+
+
+def _kto_of_both(
+    passes: Passes, model: Any, inputs: Inputs, aside: AbstractContextManager[None] | None = None
+) -> tuple[torch.Tensor, ...]:
+    with aside or torch.no_grad():
+        others = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32)
+    if aside is None:
+        passes.enter("reference_2")
+    logits, logps = _pass_of_all(model, _without_labels(inputs))
+    return _logps_of_all(others, inputs["input_ids"]), logps, _samples(logits)
 
 
 def _samples(logits: torch.Tensor) -> torch.Tensor:
@@ -289,23 +315,37 @@ def _pass_by_rows(model: Any, inputs: Inputs, *, hidden: bool) -> tuple[torch.Te
 
 
 def _whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """LLaMA-Factory, and TRL up to 0.14: the logits of the policy are held until the loss is there."""
-    logits, policy = _pass_of_all(passes.model, inputs)
+    """LLaMA-Factory, and TRL up to 0.14: the logits of the policy are held until the loss is there;
+    ``whole_twice`` takes the likelihood of the chosen ones from them anew.
+    """
+    given = _given(passes, inputs)
+    logits, policy = _pass_of_all(passes.model, given)
     before: tuple[Any, ...] = _known(inputs)
     if passes.recipe.has_reference:
         with passes.as_before() as reference:
-            before = _reference_of_all(reference, inputs)
+            before = _reference_of_all(reference, given)
     loss = _sigmoid(*policy.chunk(2, dim=0), *before)
-    for half in logits.chunk(2, dim=0):
+    if passes.kernel == "whole_twice":
+        loss -= _logps_of_all(logits.chunk(2, dim=0)[0], inputs["input_ids"].chunk(2, dim=0)[0]).mean()
+    for half in logits.detach().chunk(2, dim=0):
         half.mean()
     return loss
 
 
+def _given(passes: Passes, inputs: Inputs) -> Inputs:
+    """What the model of pairs gets: labels, too, where it takes a loss of its own."""
+    return inputs if passes.kernel == "whole_with_loss" else _without_labels(inputs)
+
+
 def _pass_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = model(**_without_labels(inputs), use_cache=False).logits.to(torch.float32)
-    targets = inputs["input_ids"][:, 1:].clone()
+    logits = model(**inputs, use_cache=False).logits.to(torch.float32)
+    return logits, _logps_of_all(logits, inputs["input_ids"])
+
+
+def _logps_of_all(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    targets = ids[:, 1:].clone()
     per_token = torch.gather(logits[:, :-1, :].log_softmax(-1), dim=2, index=targets.unsqueeze(2)).squeeze(2)
-    return logits, per_token.sum(-1)
+    return per_token.sum(-1)
 
 
 def _reference_of_all(model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
@@ -413,6 +453,8 @@ _KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "rows": _kto_rows,
     "rows_and_hidden": _kto_rows,
     "whole": _kto_whole,
+    "whole_twice": _kto_twice,
+    "whole_with_loss": _kto_whole,
 }
 _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "tiles": _tiles,
@@ -420,4 +462,6 @@ _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "rows": _rows,
     "rows_and_hidden": _rows,
     "whole": _whole,
+    "whole_twice": _whole,
+    "whole_with_loss": _whole,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,3 +32,29 @@ def weighted_loss(model: Any, inputs: dict[str, torch.Tensor], weights: LossWeig
         else:
             factors = torch.exp(-losses)
     return (losses * factors).sum()
+
+
+def compared_loss(
+    model: Any, reference: Any, inputs: dict[str, torch.Tensor], then: Callable[[], None]
+) -> torch.Tensor:
+    """The loss of each token times its probability, and how far its logits are from those of ``reference``,
+    which runs first and keeps its keys and values.
+
+    ``then`` is told when the model runs.  The model takes its own loss as well, which nobody uses.
+    Source: llamafactory 0.9.5 train/sft/trainer.py compute_loss; train/trainer_utils.py asft_loss_func,
+    _kl_divergence.
+    """
+    with torch.no_grad():
+        before = reference(inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=True)
+    then()
+    outputs = model(**inputs)
+    wide = outputs.logits.float()
+    logits, given = (each[..., :-1, :].contiguous() for each in (wide, before.logits))
+    logits, given = (each.view(-1, each.shape[-1]) for each in (logits, given))
+    targets = inputs["labels"][..., 1:].reshape(-1)
+    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+    with torch.no_grad():
+        factors = torch.exp(-losses)
+    logps = nn.functional.log_softmax(logits, dim=-1)
+    apart = nn.functional.kl_div(logps, nn.functional.softmax(given, dim=-1), reduction="none").sum(dim=-1)
+    return (losses * factors).mean() + apart.mean()

@@ -18,7 +18,7 @@ from measure.recipe.fused_head import add_fused_head
 from measure.recipe.losses import install_loss
 from measure.recipe.optimizers import make_optimizer
 from measure.recipe.preferences import Passes, Stage, disable_dropout, preference_loss
-from measure.recipe.weighted_loss import weighted_loss
+from measure.recipe.weighted_loss import compared_loss, weighted_loss
 from measure.trace.tracer import Recorder
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
@@ -104,6 +104,13 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder
     ``None`` where the model has the loss itself.
     """
     recipe, weights = scenario.recipe, scenario.stack.loss_weights
+    if weights == "divergence":
+
+        def compared(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+            recorder.enter_stage("reference", number)
+            return compared_loss(model, reference, inputs, lambda: recorder.enter_stage("forward", number))
+
+        return compared
     if weights != "none":
         return lambda inputs, _: weighted_loss(model, inputs, weights)
     if _in_tiles(scenario) and not recipe.is_preference:

@@ -38,11 +38,13 @@ Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 ModelParallel = Literal["unread", "features", "tokens", "heads"]
 RewardHead = Literal["score", "value"]
-LossWeights = Literal["none", "probability", "entropy"]
+LossWeights = Literal["none", "probability", "entropy", "divergence"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
 PairLogps = Literal[
     "none",
     "whole",
+    "whole_twice",
+    "whole_with_loss",
     "whole_let_go",
     "unshifted",
     "compiled",
@@ -142,9 +144,12 @@ class Stack:
     where others would fail.  ``loss_pieces``: pieces of a loss ``chunked``: eight; as many as half of the
     free memory asks for; or ``tiles`` of tokens and words, without a loss's own log-softmax.  ``pair_logps``:
     how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which
-    are held until the loss is there; or not (``whole_let_go``), and not even cut by one position
-    (``unshifted``).  ``compiled``: the log-softmax and what is picked of it are one compiled kernel, which
-    saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
+    are held until the loss is there.  ``whole_twice``: then once more of the chosen sequences or good
+    samples, whose likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss
+    of its own, which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and
+    not even cut by one position.
+    ``compiled``: the log-softmax and what is picked of it are one compiled kernel,
+    which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
     layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``tiles``: of tiles
     of the head's product, without logits.  ``none``: it has no such trainer.  ``completion_logps``: how its
     trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are divided
@@ -157,7 +162,9 @@ class Stack:
     time.  ``reward_head``: what scores in a
     reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
     trainer takes the loss of each token from the logits that the model returns, and weighs it by the
-    probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's
+    probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the probability,
+    and adds how far the logits are from those of a second model, which each micro-step asks first.
+    ``none``: the loss is the model's
     own.  ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward
     beside it.  ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt,
     while others are in host RAM.  ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and

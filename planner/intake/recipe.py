@@ -118,6 +118,7 @@ def resolve_recipe(
         batch=_resolve_batch(ledger, setting, task, lengths),
         task=task,
         caches_reference=stack.caches_reference and task == "dpo",
+        compares_logits=stack.loss_weights == "divergence" and task == "sft",
         frozen=resolve_frozen(ledger, model),
         optimizer_rank=_resolve_optimizer_rank(ledger),
         rollout=resolve_rollout(ledger, task),

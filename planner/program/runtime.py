@@ -162,7 +162,10 @@ class Runtime:
     def evaluate(self, parts: list[Part]) -> None:
         """The forward pass of one batch that is evaluated, of parts that were made without gradients."""
         self.stream.enter("eval")
+        first = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.before]
         made = self.run_aside(_in_units(parts, EVALUATED))
+        for each in first:
+            self.let_go(each)
         asides = [self.run_aside(_in_units(aside, EVALUATED)) for aside in self.after]
         self.stream.events += made[-1].events(FORWARD_LOSS)
         for each in (made, *asides):

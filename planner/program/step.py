@@ -20,7 +20,9 @@ from planner.program.engines import runtime_of
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
 from planner.program.head.generation import CACHE, sampled
 from planner.program.head.inputs import names_for
-from planner.program.head.preferences import CACHING, Role, preference_head, tiles, values
+from planner.program.head.preferences import CACHING, Role, preference_head, values
+from planner.program.head.tiles import tiles
+from planner.program.head.weighted import compared_logits, weighted_loss
 from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
 from planner.program.ops.operators import Operators
@@ -109,6 +111,8 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
     """
     if not job.recipe.has_reference or job.recipe.rollout is not None:
         return (), ()
+    if job.recipe.compares_logits:
+        return (parts_of(reference_job(job), "none", role="compared"),), ()
     reference = parts_of(reference_job(job), "none", role="reference")
     if job.recipe.task == "dpo":
         return (), (reference,)
@@ -116,7 +120,7 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
         evaluation_of(job, "divergence"),
         parts_of(reference_job(job), "none", role="divergence"),
     )
-    if job.stack.pair_logps == "whole":
+    if job.stack.pair_logps in ("whole", "whole_with_loss"):
         return (), (of_policy, reference, of_reference)
     return (of_policy,), (of_reference, reference)
 
@@ -257,6 +261,10 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return values(torch, ends, passed)
         if ends.layer.recipe.is_preference:
             return preference_head(torch, ends, passed, mode.role)
+        if mode.role == "compared":
+            return compared_logits(torch, ends, passed)
+        if ends.layer.stack.loss_weights != "none":
+            return weighted_loss(torch, ends, passed)
         if ends.layer.recipe.loss == "chunked" and ends.layer.stack.loss_pieces == "tiles":
             return tiles(torch, ends, passed)
         return head(torch, ends, passed)

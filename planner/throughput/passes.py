@@ -26,13 +26,14 @@ def policy_passes(recipe: Recipe) -> float:
 
 def reference_passes(recipe: Recipe) -> float:
     """Forward passes of the model as it was before, in one micro-step;
-    none where it was asked before training.
+    none where it was asked before training.  A loss of tokens that compares logits asks once.
 
-    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss, trainer/grpo_trainer.py.
+    Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss, trainer/grpo_trainer.py;
+    llamafactory 0.9.5 train/sft/trainer.py compute_loss.
     """
     if recipe.rollout is not None:
         return int(recipe.rollout.has_reference) / recipe.rollout.iterations
-    return _OF_REFERENCE.get(recipe.task, 0) if recipe.has_reference else 0
+    return _OF_REFERENCE.get(recipe.task, 1) if recipe.has_reference else 0
 
 
 def passes_aside(recipe: Recipe) -> float:

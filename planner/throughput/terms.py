@@ -43,11 +43,12 @@ def tower_seconds(job: TimedJob) -> Number:
 
 
 def aside_seconds(job: TimedJob) -> Number:
-    """Forward passes of DPO and KTO that train nothing; seconds per micro-step.
+    """Forward passes beside the trained one that train nothing (DPO, KTO, compared logits); seconds per
+    micro-step.
 
     Formula: all kernels of these passes; those of the model as it was run without adapters.
     Source: trl 1.16.0 trainer/dpo_trainer.py, trainer/kto_trainer.py _compute_loss;
-    :mod:`planner.program.head.preferences`.
+    :mod:`planner.program.head.preferences`, :mod:`planner.program.head.weighted`.
     """
     return kernel_seconds(pass_seconds(job, "aside"))
 

@@ -16,7 +16,8 @@ AUTO = "auto"
 _MOST = TERA
 _STAGE_0 = (
     "DeepSpeed's engine without ZeRO is counted as DDP whose trained weights are in fp32: "
-    "it keeps 16-bit weights, 16-bit gradients and fp32 masters, as many bytes"
+    "it keeps 16-bit weights, 16-bit gradients and fp32 masters, as many bytes, but not DDP's buckets nor "
+    "fp32 logits, so that it needs less"
 )
 _ZERO_HARMLESS = (
     "stage3_gather_16bit_weights_on_model_save",

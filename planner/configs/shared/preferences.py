@@ -20,11 +20,14 @@ _LLAMA_FACTORY_LOSSES: dict[str, Task] = {
     "simpo": "simpo",
 }
 _OTHER_REFERENCE = "a reference that is another model is not modelled"
-_LLAMA_FACTORY_UNMODELLED = {
+OTHER_REFERENCES = {
     "ref_model": _OTHER_REFERENCE,
     "ref_model_adapters": _OTHER_REFERENCE,
     "ref_model_quantization_bit": _OTHER_REFERENCE,
 }
+"""Keys of LLaMA-Factory for a reference that is not the model itself."""
+# A smaller weight of a likelihood leaves it out.
+_LEAST_WEIGHT = 1e-6
 # axolotl 0.19.0 utils/schemas/enums.py RLType.
 _AXOLOTL_TASKS: dict[str, Task] = {
     "dpo": "dpo",
@@ -129,7 +132,7 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
         return "reward"
     if stage not in ("dpo", "kto", "orpo"):
         return None
-    keys.refuse_switched_on(_LLAMA_FACTORY_UNMODELLED)
+    keys.refuse_switched_on(OTHER_REFERENCES)
     if stage != "dpo":
         return "kto" if stage == "kto" else "orpo"
     # Up to 0.7 the key was dpo_loss.
@@ -140,6 +143,25 @@ def llama_factory_task(keys: Keys, stage: str) -> Task | None:
             name, f"the loss '{show(loss)}' is not modelled; {', '.join(_LLAMA_FACTORY_LOSSES)} are"
         )
     return _LLAMA_FACTORY_LOSSES[loss]
+
+
+def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
+    """``dpo_ftx`` and ``kto_ftx``: the likelihood of chosen sequences or good samples,
+    taken anew from their logits.
+
+    Since 0.8 (``pref_ftx``) it is a mean of what is there already.
+    Source: hiyouga/LLaMA-Factory 0.7.1 (and b0d996666~1 of 2024-05) train/dpo/trainer.py and
+    train/kto/trainer.py ``ftx_gamma``.
+
+    Raises:
+        InputFileError: a weight that is no number.
+    """
+    for name in ("dpo_ftx", "kto_ftx"):
+        weight = keys.get(name)
+        if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+            raise keys.wrong(name, "a number", weight)
+        if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
+            reading.switch("pair_logps", "whole_twice", keys.where(name))
 
 
 def axolotl_task(keys: Keys) -> Task | None:

@@ -14,7 +14,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.configs.shared.preferences import llama_factory_task
+from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
@@ -42,7 +42,10 @@ _OLD_KEYS = (
     "video_resolution",
     "image_dir",
     "train_mm_proj_only",
+    "dpo_ftx",
+    "kto_ftx",
 )
+_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
 _GONE = (
     "new_special_tokens",
     "split",
@@ -83,15 +86,11 @@ _UNMODELLED = {
     "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
     "fp8": "training in fp8 is not modelled",
-    "use_asft_loss": "a loss beside that of a second model is not modelled",
-    # Since 0.8 (pref_ftx) it is a mean of what is there already.
-    "dpo_ftx": "the loss of chosen sequences, which 0.7 takes anew from their logits, is not modelled",
-    "kto_ftx": "the loss of good samples, which 0.7 takes anew from their logits, is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
 _SHOWN_STAGES = "pt, sft, rm, dpo and kto"
-_OTHER_STAGES = {"ppo": "reinforcement learning"}
+_OTHER_STAGES = {"ppo": "reinforcement learning by TRL 0.9's PPOTrainer, with a trained value head"}
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 
@@ -131,7 +130,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         if task is not None:
             # model/model_utils/liger_kernel.py: require_logits leaves the fused loss out.
             reading.said.pop("loss")
-    _read_loss_weights(keys, reading)
+    _read_own_losses(keys, reading, stage)
     _read_v1_kernels(keys, reading)
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
@@ -140,7 +139,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_distribution(keys, reading, beside)
     _read_reentrant(reading)
     if old:
-        _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
+        _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
 
@@ -261,7 +260,8 @@ def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
     """Up to 0.9.3 weights load in the compute dtype;
     from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
 
-    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``.
+    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``
+    and whose weights of a likelihood had names of their own.
     """
     place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
     if fp32_in_shards and reading.sharding.gathers_weights and reading.value("quantization") is None:
@@ -298,6 +298,14 @@ def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
     reading.remark(keys.where("use_v1_kernels"), text)
 
 
+def _read_own_losses(keys: Keys, reading: Reading, stage: str) -> None:
+    """What LLaMA-Factory's trainer of a stage makes of the logits by itself."""
+    _read_loss_weights(keys, reading)
+    if keys.flag("use_asft_loss") and stage == "sft":
+        _read_divergence(keys, reading)
+    read_likelihood(keys, reading, stage)
+
+
 def _read_loss_weights(keys: Keys, reading: Reading) -> None:
     """Losses that weigh each token; they need logits,
     which Liger's fused loss does not make (train/sft/trainer.py).
@@ -307,6 +315,28 @@ def _read_loss_weights(keys: Keys, reading: Reading) -> None:
             reading.switch("loss_weights", weights, keys.where(name))
             reading.said.pop("loss", None)
             return
+
+
+def _read_divergence(keys: Keys, reading: Reading) -> None:
+    """``use_asft_loss``: a second model runs first, and its logits are compared with.
+
+    Source: llamafactory 0.9.5 train/sft/trainer.py compute_loss, train/trainer_utils.py create_ref_model,
+    asft_loss_func.
+
+    Raises:
+        NotModelledError: another reference, or a combination that LLaMA-Factory does not train so.
+    """
+    keys.refuse_switched_on(OTHER_REFERENCES)
+    if keys.flag("enable_liger_kernel"):
+        why = "Liger's fused loss leaves no logits to compare, so LLaMA-Factory drops this loss in silence"
+        raise keys.not_modelled("use_asft_loss", f"{why}: leave enable_liger_kernel out")
+    for other in ("use_dft_loss", "use_eaft_loss"):
+        if keys.flag(other):
+            raise keys.not_modelled("use_asft_loss", f"beside {other} it is not what LLaMA-Factory computes")
+    if reading.value("method") == "lora":
+        why = "LLaMA-Factory makes no second model for adapters, so the first step fails"
+        raise keys.not_modelled("use_asft_loss", f"{why}: say finetuning_type: full")
+    reading.switch("loss_weights", "divergence", keys.where("use_asft_loss"))
 
 
 def _remark(keys: Keys, reading: Reading) -> None:

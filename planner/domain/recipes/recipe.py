@@ -226,7 +226,8 @@ class Recipe:
     what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
     that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
-    before is asked once, before training.  ``parallel``: GPUs that share a batch.
+    before is asked once, before training.  ``compares_logits``: the loss of tokens has a part that compares
+    with the logits of the model as it was.  ``parallel``: GPUs that share a batch.
     """
 
     method: Method
@@ -245,6 +246,7 @@ class Recipe:
     batch: Batch
     task: Task
     caches_reference: bool = False
+    compares_logits: bool = False
     frozen: tuple[FrozenPart, ...] = ()
     optimizer_rank: int | None = None
     rollout: Rollout | None = None
@@ -273,7 +275,7 @@ class Recipe:
         """Whether each micro-step runs the model as it was before, too, without gradients."""
         if self.rollout is not None:
             return self.rollout.has_reference
-        return self.task in REFERENCE_TASKS and not self.caches_reference
+        return self.compares_logits or (self.task in REFERENCE_TASKS and not self.caches_reference)
 
     @property
     def has_reference_model(self) -> bool:

@@ -12,6 +12,8 @@ from planner.intake.tasks import scores_by_value, takes_tiles
 _READ: dict[str, frozenset[Task]] = {
     "none": frozenset(),
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
+    "whole_twice": frozenset({"dpo", "kto"}),
+    "whole_with_loss": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "whole_let_go": frozenset({"dpo", "simpo"}),
     "unshifted": frozenset({"dpo", "simpo"}),
     "compiled": frozenset({"dpo", "simpo"}),
@@ -60,9 +62,17 @@ def _divides_reference(case: Case) -> bool:
         and stack.zero_init
         and not recipe.offloads_params
     )
-    second = second and recipe.task == "dpo"
+    second = second and (recipe.task == "dpo" or recipe.compares_logits)
     known = (adapters or second) and recipe.loss == "hf"
     return recipe.has_reference and recipe.rollout is None and recipe.sharding.gathers_weights and not known
+
+
+def _compares_otherwise(case: Case) -> bool:
+    """Whether the second model, which keeps keys and values, or the loss is not one that was read."""
+    recipe = case.recipe
+    reads = recipe.batch.images is None and all(group.block.mixer is None for group in case.model.groups)
+    known = recipe.method == "full" and recipe.loss == "hf" and reads
+    return recipe.compares_logits and not known
 
 
 def _uneven(case: Case) -> bool:
@@ -141,8 +151,8 @@ TASK_RULES = (
         "reference-divided",
         "refuse",
         "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
-        "and for DPO with a second model under ZeRO-3, the last two with whole logits; use --sharding "
-        "zero2, ddp or none, or another task",
+        "and for DPO or compared logits with a second model under ZeRO-3, the last two with whole logits; "
+        "use --sharding zero2, ddp or none, or another task",
         _divides_reference,
         lambda case: f"{case.recipe.task}, {case.recipe.sharding}",
     ),
@@ -188,6 +198,13 @@ TASK_RULES = (
         lambda case: (
             case.model.value_head and (case.recipe.method == "full" or not case.recipe.gradient_checkpointing)
         ),
+    ),
+    Rule(
+        "compared-logits",
+        "refuse",
+        "Logits that are compared with a second model's are modelled in full fine-tunes of text, of layers "
+        "of attention, with all logits at once; use --method full, --loss hf and such a model",
+        _compares_otherwise,
     ),
     Rule(
         "offloaded-with-reference",

@@ -100,7 +100,7 @@ class Zero3(DeepSpeed):
         """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
         prepare_deepspeed).
         """
-        parts = self.after[0]
+        parts = (*self.before, *self.after)[0]
         self._note(self._reference, parts, params_of(reference_job(self.job), parts))
         for param in self._reference.live:
             self.brief(param.n_bytes, _WHOLE)
@@ -202,7 +202,7 @@ class Zero3(DeepSpeed):
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _start_of_forward_hook,
         _end_of_forward_hook.
         """
-        if not self._reference.live or all(parts is not each for each in self.after):
+        if not self._reference.live or all(parts is not each for each in (*self.before, *self.after)):
             return super().run_aside(parts, cached)
         self._now = reference = self._reference
         reference.coordinator.new_pass(reference.live.values())

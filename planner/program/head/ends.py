@@ -12,7 +12,7 @@ from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks, make_tables
-from planner.program.head.losses import cross_entropy, cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.collectives import (
@@ -193,9 +193,7 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     ``passed`` holds the stream, and is emptied.
     """
     view = ends.layer
-    if view.stack.loss_weights != "none":
-        return _weighted(torch, ends, passed)
-    loss, outputs = _forward(torch, ends, passed)
+    loss, outputs = own_loss(torch, ends, passed)
     # The wrapper that widens runs autocast inside of it.
     torch.enter(FORWARD_OUT)
     if view.stack.keeps_outputs:
@@ -203,41 +201,13 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     elif _keeps_logits(view):
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
-    elif _widens(view):
+    elif widens(view):
         while outputs:
             torch.to(outputs.pop(), "fp32")
     return loss
 
 
-def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss of a trainer that weighs tokens,
-    from the logits that the model returns and that are there until it is done.
-
-    All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
-    Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func;
-    transformers 5.23 trainer.py compute_loss.
-    Ignored: the twenty largest logits of each token.
-    """
-    model, view = ends.model, ends.layer
-    hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
-    with torch.inside(model.head.name):
-        outputs = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
-    del hidden
-    torch.enter(FORWARD_OUT)
-    if _widens(view) or (model.fp32_logits and "compute" not in view.stack.loss_forward):
-        outputs.append(torch.to(outputs.pop(), "fp32"))
-    wide = torch.to(outputs[0], "fp32")
-    loss = cross_entropy(torch, view, wide)
-    if view.stack.loss_weights == "entropy":
-        _copy = torch.like(wide, "index")
-        del _copy
-    del wide
-    outputs.clear()
-    return loss
-
-
-def _widens(view: LayerView) -> bool:
+def widens(view: LayerView) -> bool:
     """Whether accelerate's wrapper casts what the model returns to fp32."""
     return view.dtypes.autocast and view.stack.model_code != "own"
 
@@ -247,7 +217,7 @@ def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:
     Backward frees what their graph has saved.
     """
     found = outputs.pop()
-    return (torch.to(found, "fp32") if _widens(view) else found).alias()
+    return (torch.to(found, "fp32") if widens(view) else found).alias()
 
 
 def _keeps_logits(view: LayerView) -> bool:
@@ -258,7 +228,7 @@ def _keeps_logits(view: LayerView) -> bool:
     return "log_softmax" in copies and ("compute" in copies or "float" in copies)
 
 
-def _forward(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Last norm, head and loss, and the logits that the model returns.
     The inner model returns before the head runs.
 

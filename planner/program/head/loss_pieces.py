@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.arrays import ceil_div, ceil_pow2, maximum, minimum, where
 from planner.domain.recipes.recipe import Number
 from planner.program.head.losses import EIGHTHS, cuts_logits
-from planner.program.head.preferences import TILE_TOKENS
+from planner.program.head.tiles import TILE_TOKENS
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit

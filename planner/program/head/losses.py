@@ -42,7 +42,7 @@ def full_loss(
     if "compute" not in copies:
         logits = wide
     # The variable that holds the unshifted logits lives until the loss is there.
-    scored = _shifted(torch, view, wide) if "shifted" in copies else wide
+    scored = shifted(torch, view, wide) if "shifted" in copies else wide
     if "log_softmax" not in copies:
         return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, scored), logits
     return cross_entropy(torch, view, scored), logits
@@ -57,7 +57,7 @@ def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     )
 
 
-def _shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+def shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """``logits[..., :-1, :].contiguous()``: a copy of several samples; a single one is contiguous already."""
     part = torch.part(logits, logits.count)
     return part if view.single else torch.contiguous(part)

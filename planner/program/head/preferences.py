@@ -5,44 +5,43 @@ Passes of the policy come with gradients, those of the model as it was before wi
 for tokens of completions, which is the most; a prompt's are left out by masks.
 Source: trl 0.15.2, 0.24.0 and 1.9.0 trainer/dpo_trainer.py concatenated_forward, _compute_loss and
 trainer/utils.py selective_log_softmax, entropy_from_logits.  trl 0.15.2 trainer/kto_trainer.py forward,
-trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/utils.py
-add_fused_lm_head, kernels/chunked_logprob.py, trainer/kto_trainer.py and reward_trainer.py.
+trainer/orpo_trainer.py and cpo_trainer.py concatenated_forward.  trl 1.16.0 trainer/kto_trainer.py
+and reward_trainer.py.
 hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.py and train/trainer_utils.py
-get_batch_logps.  Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
+get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.
+Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
-Ignored: that logits which are cut by one position are one row in ``--seq`` smaller; that above 4,096 tokens
-the cast rows of two tiles meet.
+Ignored: that logits which are cut by one position are one row in ``--seq`` smaller.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
-from planner.domain.model import LinearSpec
+from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack import PairLogps
-from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
-from planner.program.head.losses import cross_entropy, pay_pieces
+from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
+from planner.program.head.losses import cross_entropy
+from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
-from planner.program.ops.operators import Costs, Operators, shape_of
+from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.template import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
-Role = Literal["policy", "reference", "divergence", "prompt", "token", "score"]
+Role = Literal["policy", "reference", "divergence", "compared", "prompt", "token", "score"]
 """What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
-other completions; or which tokens a generation reads; or the scores of what was generated.
+other completions.  Or logits that are compared with, word by word; or which tokens a generation reads; or the
+scores of what was generated.
 """
-CACHING: tuple[Role, ...] = ("prompt", "token", "score")
-"""Passes that keep keys and values: nobody tells a model that scores not to.
-Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``use_cache``).
-"""
-TILE_TOKENS, TILE_WORDS = 4096, 32768
-"""Tokens and words of one tile of logits.  Source:
-trl 1.16.0 kernels/chunked_logprob.py, trainer/utils.py.
+CACHING: tuple[Role, ...] = ("compared", "prompt", "token", "score")
+"""Passes that keep keys and values: nobody tells a model that scores or is compared with not to.
+Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``use_cache``);
+llamafactory 0.9.5 model/model_utils/kv_cache.py, train/sft/trainer.py compute_loss.
 """
 _ENTROPY_ROWS = 128
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 
@@ -58,20 +57,26 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
             if recipe.loss == "chunked"
             else _completion_rows(torch, ends, passed, role)
         )
-    logits = [_logits(torch, ends, passed)]
+    own, logits = (
+        own_loss(torch, ends, passed)
+        if kernel == "whole_with_loss" and recipe.task in PAIR_TASKS
+        else (None, [_logits(torch, ends, passed)])
+    )
     torch.enter(FORWARD_OUT)
     if recipe.task == "reward":
         return logits.pop()
     # Accelerate's wrapper returns fp32 under FSDP, too.
     widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
-    if widens or kernel in ("whole", *_LET_GO):
+    if widens or kernel in (*_WHOLE, *_LET_GO):
         logits.append(torch.to(logits.pop(), "fp32"))
+    del own
     if kernel in _LET_GO:
         return _let_go(torch, logits, kernel)
     if recipe.task == "kto" and kernel != "shifted_rows":
-        return (_kto_whole if kernel == "whole" else _kto_rows)(torch, logits, role)
-    if kernel == "whole":
-        return _whole(torch, logits, role)
+        of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
+        return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
+    if kernel in _WHOLE:
+        return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if recipe.task in ("orpo", "simpo"):
         return _odds_rows(torch, ends.layer, logits)
     if kernel == "shifted_rows":
@@ -218,9 +223,7 @@ def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     """As :func:`_whole`; after the pass for the divergence those of samples are copied,
     and the copies held in their place.
     """
-    part = torch.part(logits[0], logits[0].count)
-    out = _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
-    del part
+    out = _log_softmax(torch, logits[0])
     if role == "divergence":
         unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
         logits.clear()
@@ -232,6 +235,37 @@ def _kto_whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     torch.enter(FORWARD_LOSS)
     torch.held.clear()
     return out
+
+
+def _kto_twice(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
+    """The pass for the divergence comes first, and its logits are there until the others are copied;
+    all samples count as good ones, whose log-softmax the loss takes anew of the copies.
+    """
+    if role == "divergence":
+        torch.outputs = [logits.pop().alias()]
+        return torch.new(Unit.TOKENS, 1, "fp32", "gather")
+    out = _log_softmax(torch, logits[0])
+    _of_divergence = torch.like(logits[0], "log_softmax")
+    del _of_divergence
+    unit, count, dtype = logits[0].unit, logits[0].count, logits[0].dtype
+    copies = record(
+        torch,
+        torch.like(logits[0], "index"),
+        logits,
+        [],
+        lambda _, each: [torch.new(unit, count, dtype, "index_put", cost=[each, each])],
+    )
+    logits.clear()
+    if role == "reference":
+        return out
+    torch.enter(FORWARD_LOSS)
+    return _sum(torch, [out, _log_softmax(torch, copies)])
+
+
+def _log_softmax(torch: Operators, logits: Tensor) -> Tensor:
+    """``logits[:, :-1].log_softmax(-1)`` of all rows at once, and what is picked of it."""
+    part = torch.part(logits, logits.count)
+    return _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
 
 
 def _rows(torch: Operators, logits: Tensor) -> Tensor:
@@ -357,18 +391,19 @@ def _metrics(torch: Operators, logits: Tensor, parts: int) -> None:
         _completions(torch, logits, parts)
 
 
-def _whole(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
-    """The log-softmax of all logits at once; those of the policy are held until the loss is there."""
-    part = torch.part(logits[0], logits[0].count)
-    scores = torch.kernel(part, "log_softmax", saves="output")
-    del part
-    out = _gathered(torch, scores)
-    del scores
-    if role == "policy":
-        torch.held = [logits[0].alias()]
-    logits.clear()
+def _whole(torch: Operators, logits: list[Tensor], role: Role, *, again: bool) -> Tensor:
+    """The log-softmax of all logits at once; those of the policy are held until the loss is there.
+
+    ``again``: the loss takes that of the chosen half anew.
+    """
+    out = _log_softmax(torch, logits[0])
+    if role != "policy":
+        logits.clear()
     torch.enter(FORWARD_LOSS)
-    torch.held.clear()
+    if again and logits:
+        chosen = torch.part(logits[0], logits[0].count / 2)
+        out = _sum(torch, [out, _log_softmax(torch, chosen)])
+    logits.clear()
     return out
 
 
@@ -399,75 +434,3 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
         return [torch.like(kept[0], "log_softmax_backward", cost=(_zeros,))]
 
     return record(torch, out, [logits], [logits, *_sums], backward)
-
-
-def tiles(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """TRL's fused head: log-probabilities tile by tile, which the backward pass computes again."""
-    model, view = ends.model, ends.layer
-    hidden = last_norm(torch, ends, passed)
-    torch.shared.clear()
-    with torch.inside(model.head.name):
-        rows = _picked(torch, hidden, Unit.TOKENS if view.recipe.rollout is None else Unit.COMPLETION_TOKENS)
-        weight = head_weight(torch, ends)
-        _run_tiles(torch, view, model.head, rows, weight)
-        seen = Tensor(None, rows.unit, rows.count, view.dtypes.compute)
-        costs = Costs(seen, weight, (rows.unit, model.head.out_features))
-        logits = Tensor(None, rows.unit, model.head.out_features, view.dtypes.compute)
-        torch.pay(costs.forward, [logits])
-        torch.pay([logits])
-        del costs
-        backward = partial(_through_tiles, torch, view, model.head, weight)
-        return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "sub"), [rows, weight], [rows], backward)
-
-
-def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
-    """``hidden[:, :-1][mask]``, a copy of all tokens or of those of completions.
-
-    Gradients are written into zeros for each of both indices.
-    """
-    part = torch.part(hidden, hidden.count)
-    unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
-    out = torch.new(picked, count, dtype, "index", cost=[Tensor(None, picked, count, dtype)])
-    return record(
-        torch,
-        out,
-        [part],
-        [],
-        lambda _, each: [torch.new(unit, count, dtype, "index_put", cost=[each, each])],
-    )
-
-
-def _run_tiles(
-    torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor
-) -> list[Tensor]:
-    """One buffer for all tiles, and the operands of one of them in the compute dtype;
-    what a function holds until it ends.
-    """
-    compute = view.dtypes.compute
-    made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty", cost=None)]
-    if rows.dtype != compute:
-        made.append(torch.new(Unit.PIECE_TOKENS, rows.count, compute, "to"))
-    if weight.dtype != compute:
-        words = min(TILE_WORDS, spec.out_features)
-        made.append(torch.new(Unit.ONE, words * spec.in_features, compute, "to", "autocast_copies"))
-    return made
-
-
-def _through_tiles(
-    torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, kept: list[Tensor], _: Tensor
-) -> list[Tensor | None]:
-    """Gradients are summed in fp32 and then cast;
-    the words of a tile are cast while those before it are there.
-    """
-    rows = kept[0]
-    pay_pieces(torch, view, spec, rows, weight)
-    of_rows = torch.like(rows, "zeros", "fp32")
-    of_weight = torch.new(weight.unit, weight.count, "fp32", "zeros") if weight.node is not None else None
-    held = _run_tiles(torch, view, spec, rows, weight)
-    if weight.dtype != view.dtypes.compute and spec.out_features > TILE_WORDS:
-        words = min(TILE_WORDS, spec.out_features - TILE_WORDS)
-        _next = torch.new(Unit.ONE, words * spec.in_features, view.dtypes.compute, "to", "autocast_copies")
-        del _next
-    made = [torch.to(of_rows, rows.dtype), None if of_weight is None else torch.to(of_weight, weight.dtype)]
-    del held
-    return made

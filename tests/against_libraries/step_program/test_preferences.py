@@ -42,11 +42,21 @@ KERNELS: dict[str, dict[str, Any]] = {
     },
     "rows": {"stack": "trl", "switches": ("pair_logps=rows",), "versions": ("trl==1.14.0",)},
     "whole": {"stack": "llama-factory", "checkpoint_reentrant": False},
+    "whole_twice": {
+        "stack": "llama-factory",
+        "checkpoint_reentrant": False,
+        "switches": ("pair_logps=whole_twice",),
+    },
+    "whole_with_loss": {
+        "stack": "llama-factory",
+        "checkpoint_reentrant": False,
+        "switches": ("pair_logps=whole_with_loss",),
+    },
 }
 # Losses of the trainer that weigh each token.
 WEIGHTS: dict[str, dict[str, Any]] = {
     name: {"stack": "llama-factory", "checkpoint_reentrant": False, "switches": (f"loss_weights={name}",)}
-    for name in ("probability", "entropy")
+    for name in ("probability", "entropy", "divergence")
 }
 # Ways of open-instruct, whose reference is asked before training.
 LET_GO = {
@@ -59,12 +69,14 @@ TASKS = [
     *(("kto", kernel) for kernel in KERNELS),
     *(("orpo", kernel) for kernel in ("tiles", "rows", "whole")),
     ("simpo", "whole"),
+    pytest.param("orpo", "whole_with_loss", marks=pytest.mark.slow),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),
     pytest.param("simpo", "compiled", marks=pytest.mark.slow),
     ("reward", "whole"),
     pytest.param("sft", "probability", marks=pytest.mark.slow),
     ("sft", "entropy"),
+    pytest.param("sft", "divergence", marks=pytest.mark.slow),
     ("sft", "tiles"),
 ]
 
@@ -92,7 +104,16 @@ def compare(scenario: Scenario) -> None:
 @pytest.mark.parametrize(("task", "kernel"), TASKS)
 def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
-    compare(scenario_of(task, kernel, tmp_path))
+    method = "full" if kernel == "divergence" else "lora"
+    compare(scenario_of(task, kernel, tmp_path, method=method))
+
+
+@pytest.mark.parametrize(
+    "flags", [{"batch": 1}, pytest.param({"precision": "bf16", "load_dtype": "bf16"}, marks=pytest.mark.slow)]
+)
+def test_logits_that_are_compared(flags: dict[str, Any], tmp_path: Path) -> None:
+    """One sample's logits are cut without a copy; without autocast the second model's have 16 bits."""
+    compare(scenario_of("sft", "divergence", tmp_path, method="full", **flags))
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -147,6 +168,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
         ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
         pytest.param("reward", "whole", {"method": "lora", "sharding": "zero2"}, marks=pytest.mark.slow),
         ("dpo", "whole", {"method": "full", "sharding": "zero3"}),
+        pytest.param("sft", "divergence", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
         pytest.param("dpo", "rows", {"method": "full", "sharding": "zero3"}, marks=pytest.mark.slow),
         pytest.param(
             "dpo",

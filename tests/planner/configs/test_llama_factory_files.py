@@ -14,6 +14,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 
 BASE = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
+FULL = BASE.replace("lora", "full")
 OLD = "llama-factory@0.8"
 
 
@@ -179,9 +180,8 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b"), "vLLM's FlashAttention 3"),
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
-        (BASE + "stage: dpo\ndpo_ftx: 1.0\n", "dpo_ftx: the loss of chosen sequences"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
-        (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning)"),
+        (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning by TRL"),
         (BASE + "do_predict: true\n", "this file does not train"),
         (BASE + "do_train: false\n", "this file does not train"),
         (BASE + "do_eval: true\n", "do_eval: this file does not train"),
@@ -263,6 +263,16 @@ def test_an_unknown_attention_is_refused(tmp_path: Path) -> None:
     """As its parser refuses it."""
     with pytest.raises(InputFileError, match="flash_attn' must be auto, disabled, sdpa, fa2 or fa3"):
         read(tmp_path, BASE + "flash_attn: fa9\n")
+
+
+def test_a_loss_that_compares_logits(tmp_path: Path) -> None:
+    """A second model runs in each micro-step; other stages do not read the key."""
+    config = read(tmp_path, FULL + "use_asft_loss: true\n")
+    recipe = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).recipe
+    assert recipe.has_reference_model
+    assert recipe.compares_logits
+    other = read(tmp_path, FULL + "use_asft_loss: true\nstage: pt\n")
+    assert "loss_weights=divergence" not in (other.request.get("switches") or ())
 
 
 def test_losses_that_weigh_tokens_and_kernels_of_v1(tmp_path: Path) -> None:

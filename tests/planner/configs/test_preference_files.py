@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.errors import UsageError
+from planner.errors import InputFileError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -81,6 +81,29 @@ def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:
     """They are of the time of TRL 0.9."""
     config = read(tmp_path, TRL + "beta: 0.1\ndataset_mixer: {a: 1.0}\n", "dpo/config.yaml")
     assert "pair_logps=whole" in config.request.get("switches")
+
+
+@pytest.mark.parametrize(
+    ("text", "twice"),
+    [
+        ("stage: dpo\ndpo_ftx: 1.0\n", True),
+        ("stage: kto\nkto_ftx: 0.1\n", True),
+        ("stage: dpo\ndpo_ftx: 0.0\n", False),
+        ("stage: dpo\nkto_ftx: 1.0\n", False),
+        ("stage: dpo\npref_ftx: 1.0\n", False),
+    ],
+)
+def test_a_likelihood_beside_the_loss(tmp_path: Path, text: str, twice: bool) -> None:
+    """Old LLaMA-Factory takes it anew from logits; since 0.8 it is a mean of what is there."""
+    scenario = scenario_of(tmp_path, LLAMA_FACTORY + text)
+    assert (scenario.stack.pair_logps == "whole_twice") is twice
+    assert (scenario.stack.id == "llama-factory") is ("pref_ftx" in text)
+
+
+def test_a_weight_that_is_no_number(tmp_path: Path) -> None:
+    """Its parser refuses it, too."""
+    with pytest.raises(InputFileError, match="dpo_ftx' must be a number"):
+        read(tmp_path, LLAMA_FACTORY + "stage: dpo\ndpo_ftx: much\n")
 
 
 def test_axolotl_turns_its_adapter_kernels_on_for_language_modelling_only(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_each_pass_of_a_reference_adds_a_forward_pass(task: str, rows: int, pass
     assert "passes_aside" not in {term.name for term in without.terms}
 
 
+def test_compared_logits_add_a_forward_pass() -> None:
+    """The second model runs once in each micro-step of next tokens."""
+    plain, compared = (
+        step_of(task="sft", method="full", batch=4, padding="longest", switches=switches)
+        for switches in (("loss_weights=none",), ("loss_weights=divergence",))
+    )
+    aside = next(term for term in compared.terms if term.name == "passes_aside")
+    assert aside.seconds == pytest.approx(plain.step_s / 3, rel=0.15)
+    assert compared.model_flop_per_step / plain.model_flop_per_step == pytest.approx(1 + 1 / 3, rel=0.01)
+
+
 def test_four_bit_weights_are_expanded_for_each_pass() -> None:
     """The same job over an nf4 base takes longer in its pass aside, by one expansion of all weights."""
     plain, packed = (

@@ -410,6 +410,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "reward", "stack": "llama-factory", "method": "full"},
         {"task": "reward", "stack": "llama-factory", "method": "lora"},
     ),
+    "compared-logits": (
+        {"stack": "llama-factory", "switches": ("loss_weights=divergence",), "method": "lora"},
+        {"stack": "llama-factory", "switches": ("loss_weights=divergence",), "method": "full"},
+    ),
     "offloaded-with-reference": (
         {"task": "dpo", "offload": "activations", "gradient_checkpointing": True},
         {"task": "orpo", "offload": "activations", "gradient_checkpointing": True},

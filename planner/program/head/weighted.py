@@ -1,0 +1,113 @@
+"""Losses that a trainer takes from the logits: each token's is weighed, and a second model's logits may be
+compared with.
+
+All tokens are taken for trained ones, whose logits are copied where weights follow from entropies.
+Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func, asft_loss_func,
+_kl_divergence; train/sft/trainer.py compute_loss; transformers 5.23 trainer.py compute_loss.
+torch 2.13 ATen/native/Loss.cpp kl_div.
+Ignored: the twenty largest logits of each token; that logits which are cut by one position are one row in
+``--seq`` smaller.
+"""
+
+from __future__ import annotations
+
+from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits, widens
+from planner.program.head.losses import cross_entropy, shifted
+from planner.program.ops.autograd import record
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.template import FORWARD_OUT
+
+
+def weighted_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss that the stack's trainer makes of the logits that the model returns.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    if ends.layer.stack.loss_weights == "divergence":
+        return _compared(torch, ends, passed)
+    return _weighted(torch, ends, passed)
+
+
+def compared_logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The logits of the second model, which are there until the loss is.
+
+    ``passed`` holds the stream, and is emptied.
+    """
+    logits = _logits(torch, ends, passed)
+    torch.enter(FORWARD_OUT)
+    if widens(ends.layer):
+        logits.append(torch.to(logits.pop(), "fp32"))
+    torch.outputs.append(logits.pop().alias())
+    return Tensor(None, Unit.TOKENS, 1, "fp32")
+
+
+def _logits(torch: Operators, ends: EndsView, passed: list[Tensor]) -> list[Tensor]:
+    hidden = last_norm(torch, ends, passed)
+    torch.shared.clear()
+    with torch.inside(ends.model.head.name):
+        return [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
+
+
+def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss of each token, from the logits that the model returns and that are there until it is done."""
+    model, view = ends.model, ends.layer
+    outputs = _logits(torch, ends, passed)
+    torch.enter(FORWARD_OUT)
+    if widens(view) or (model.fp32_logits and "compute" not in view.stack.loss_forward):
+        outputs.append(torch.to(outputs.pop(), "fp32"))
+    wide = torch.to(outputs[0], "fp32")
+    loss = cross_entropy(torch, view, wide)
+    if view.stack.loss_weights == "entropy":
+        _copy = torch.like(wide, "index")
+        del _copy
+    del wide
+    outputs.clear()
+    return loss
+
+
+def _compared(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
+    """The loss of each token and how far its logits are from the second model's;
+    the model's own loss, which nobody uses, is there until then.
+    """
+    view = ends.layer
+    own, outputs = own_loss(torch, ends, passed)
+    torch.enter(FORWARD_OUT)
+    if widens(view):
+        outputs.append(torch.to(outputs.pop(), "fp32"))
+    # Nobody widens the second model's weights.
+    numerics = view.recipe.numerics
+    given = outputs[0].dtype if numerics.mixed else numerics.load_dtype
+    wide = torch.to(outputs[0], "fp32")
+    logits = shifted(torch, view, wide)
+    _copy = None if view.single else torch.new(logits.unit, logits.count, given, "clone", cost=[logits])
+    loss = torch.add(cross_entropy(torch, view, logits), _divergence(torch, logits, given))
+    del own, wide, logits, _copy
+    outputs.clear()
+    return loss
+
+
+def _divergence(torch: Operators, logits: Tensor, given: Dtype) -> Tensor:
+    """``kl_div`` of each word from the second model's probabilities, and its sum over words.
+
+    ``given``: dtype of the second model's logits.
+    """
+    unit, count = logits.unit, logits.count
+    scores = torch.kernel(logits, "log_softmax", saves="output")
+    other = Tensor(None, unit, count, given)
+    before = torch.new(unit, count, given, "softmax", cost=[other])
+    entropy = torch.like(before, "xlogy", cost=(before,))
+    product = torch.mul(scores, before)
+    difference = torch.same(product, "neg")
+    torch.pay([entropy])
+    del entropy, product
+    return _summed(torch, difference)
+
+
+def _summed(torch: Operators, x: Tensor) -> Tensor:
+    """The sum over words, whose gradient is a view."""
+    torch.pay([x])
+    out = torch.new(Unit.TOKENS, 1, x.dtype, "sum")
+    spread = x.alias()
+    spread.storage = None
+    return record(torch, out, [x], [], lambda *_: [spread])
