@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter, Number
+from planner.domain.stack import Stack
 from planner.intake.linears import reaches_experts
 
 
@@ -41,6 +42,16 @@ def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
         if name == linear.name and (not parent or _parent_matches(parent, linear)):
             return True
     return False
+
+
+def is_merged(linear: LinearSpec, targets: tuple[str, ...], stack: Stack) -> bool:
+    """Whether an adapter of experts is added to their weight itself,
+    which PEFT does for tensors that are no module of their own.
+
+    Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
+    """
+    is_bare = linear.kind == "parameter" and linear.group == "expert"
+    return is_bare and stack.skips_experts and is_adapted(linear, targets)
 
 
 def _parent_matches(parent: str, linear: LinearSpec) -> bool:
