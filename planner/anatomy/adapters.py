@@ -141,21 +141,6 @@ def adapted_linear_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
 
 
 @lru_cache(maxsize=256)
-def adapter_shapes(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:
-    """(units of rank, features, how many) of every LoRA matrix: ``A`` has ``in`` features, ``B`` has ``out``.
-
-    The adapters of all experts of a layer are one matrix with a rank for each expert.
-    """
-    counts: dict[tuple[int, int], int] = {}
-    for linear, n_blocks in model.linears():
-        if is_adapted(linear, targets):
-            ranks = linear.copies * linear.rank_factor
-            for width in (linear.in_features, linear.out_features):
-                counts[ranks, width] = counts.get((ranks, width), 0) + n_blocks
-    return tuple((ranks, width, count) for (ranks, width), count in counts.items())
-
-
-@lru_cache(maxsize=256)
 def saved_module_params(model: ModelSpec, modules: tuple[str, ...]) -> int:
     """Parameters of ``modules_to_save``:
     PEFT trains a full copy of each named module beside the frozen original.
