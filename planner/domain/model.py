@@ -439,6 +439,12 @@ class ModelSpec:
         return sum(group.count for group in self.groups)
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows of attention that some layers have, in tokens, from the smallest on."""
+        known = {group.block.attention.window_tokens for group in self.groups}
+        return tuple(sorted(window for window in known if window is not None))
+
+    @property
     def param_count(self) -> int:
         """All distinct parameters, tied tensors once."""
         blocks = sum(group.count * group.block.param_count for group in self.groups)

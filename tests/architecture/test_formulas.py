@@ -23,8 +23,6 @@ NO_FORMULA = {
     "memory/liveness.py:state_bytes": "adds up requests of the step program",
     "memory/outside.py:driver_terms": "lists the terms of other files",
     "memory/over_time.py:timeline_of": "replays",
-    "memory/phases.py:kind_of": "names a kind",
-    "memory/phases.py:make_term": "builds a term",
     "memory/quick.py:predict_quick": (
         "adds up requests of the step program; how its slack was measured stands beside it"
     ),

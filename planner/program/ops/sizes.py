@@ -9,6 +9,7 @@ from planner.domain.hardware import Hardware
 from planner.domain.mixers import SCAN_BLOCK_TOKENS, Mamba2Spec
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Number
+from planner.domain.scenario import Scenario
 from planner.program.head.loss_pieces import completion_tokens, piece_tokens
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
@@ -30,33 +31,38 @@ def _with_batch(job: Job, n_samples: int) -> Job:
 
 
 def _units_of(job: Job) -> dict[Unit, Number]:
-    batch, adapter = job.recipe.batch, job.recipe.adapter
-    tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
-    images = batch.images
-    n_images: Number = batch.rows * images.per_sample if images else 0
+    batch = job.recipe.batch
+    tokens = batch.rows * batch.seq_len
+    units = batch_units(job.scenario, tokens, batch.seq_len, tokens * batch.seq_len)
+    return units | {
+        Unit.PIECE_TOKENS: piece_tokens(job),
+        Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
+        Unit.PIXELS: units[Unit.PIXELS] * batch.grad_accum,
+    }
+
+
+def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Number) -> dict[Unit, Number]:
+    """Units of a micro-batch of ``tokens`` in samples of ``length``, with so many ``pairs`` of query and key;
+    pixels are those of one micro-batch.
+    """
+    recipe, model, hardware = scenario.recipe, scenario.model, scenario.hardware
+    rank, rows, images = recipe.adapter.rank if recipe.adapter else 0, recipe.batch.rows, recipe.batch.images
+    n_images: Number = rows * images.per_sample if images else 0
     patches: Number = n_images * images.patches if images else 0
     return {
         Unit.ONE: 1,
         Unit.TOKENS: tokens,
-        Unit.PAIRS: tokens * batch.seq_len,
-        Unit.LENGTH: batch.seq_len,
+        Unit.PAIRS: pairs,
+        Unit.LENGTH: length,
         Unit.RANK: rank,
         Unit.RANK_TOKENS: rank * tokens,
-        Unit.PIECE_TOKENS: piece_tokens(job),
-        Unit.SINK_PAIRS: tokens * (batch.seq_len + 1),
-        Unit.LENGTH_PAIRS: batch.seq_len * batch.seq_len,
-        Unit.ROWS: batch.rows,
+        Unit.SINK_PAIRS: pairs + tokens,
+        Unit.LENGTH_PAIRS: length * length,
+        Unit.ROWS: rows,
         Unit.PATCHES: patches,
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
-        Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
-        Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
-    } | scan_units(job.model, job.hardware, batch.rows, batch.seq_len)
-
-
-def scan_units(model: ModelSpec, hardware: Hardware, rows: Number, length: Number) -> dict[Unit, Number]:
-    """Units of the kernels of state spaces, of ``rows`` samples of ``length`` tokens."""
-    return {
+        Unit.PIXELS: n_images * images.numbers if images else 0,
         Unit.CHUNK_SPLITS: _chunk_splits(model, hardware, rows, length),
         Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
         Unit.MULTIPROCESSORS: hardware.gpu.counted_multiprocessors,
