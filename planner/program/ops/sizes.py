@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.arrays import ceil_div, maximum, minimum
-from planner.domain.hardware import Hardware
-from planner.domain.mixers import SCAN_BLOCK_TOKENS, Mamba2Spec
-from planner.domain.model import ModelSpec
+from planner.arrays import ceil_div, minimum
+from planner.domain.mixers import SCAN_BLOCK_TOKENS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.program.head.loss_pieces import completion_tokens, piece_tokens
@@ -45,7 +43,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
     """Units of a micro-batch of ``tokens`` in samples of ``length``, with so many ``pairs`` of query and key;
     pixels are those of one micro-batch.
     """
-    recipe, model, hardware = scenario.recipe, scenario.model, scenario.hardware
+    recipe = scenario.recipe
     rank, rows, images = recipe.adapter.rank if recipe.adapter else 0, recipe.batch.rows, recipe.batch.images
     n_images: Number = rows * images.per_sample if images else 0
     patches: Number = n_images * images.patches if images else 0
@@ -63,9 +61,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
         Unit.PIXELS: n_images * images.numbers if images else 0,
-        Unit.CHUNK_SPLITS: _chunk_splits(model, hardware, rows, length),
         Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
-        Unit.MULTIPROCESSORS: hardware.gpu.counted_multiprocessors,
     }
 
 
@@ -94,19 +90,3 @@ def _generated_units(job: Job) -> dict[Unit, Number]:
         Unit.SCORED_PAIRS: rows * batch.seq_len * batch.seq_len,
         Unit.SCORED_SINK_PAIRS: rows * batch.seq_len * (batch.seq_len + 1),
     }
-
-
-def _chunk_splits(model: ModelSpec, hardware: Hardware, rows: Number, length: Number) -> Number:
-    """Chunks times the parts in which the heads of a group are summed:
-    as many as keep all multiprocessors busy.
-
-    Source: mamba-ssm 2.3.2 ops/triton/ssd_chunk_state.py _chunk_state_bwd_db (``nheads_per_program``,
-    ``nsplits``).
-    """
-    specs = {block.mixer for block, _ in model.blocks() if isinstance(block.mixer, Mamba2Spec)}
-    counts: list[Number] = []
-    for spec in specs:
-        in_group, n_chunks = spec.heads // spec.groups, rows * ceil_div(length, spec.chunk)
-        busy = ceil_div(n_chunks * spec.heads, hardware.gpu.counted_multiprocessors)
-        counts.append(n_chunks * ceil_div(in_group, maximum(minimum(busy, in_group), 1)))
-    return maximum(0, *counts) if counts else 0
