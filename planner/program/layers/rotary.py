@@ -7,7 +7,6 @@ models/{llama,olmo2,glm,cohere,gpt_neox,phi3,gptj,gpt_oss}, ``forward`` of model
 
 from __future__ import annotations
 
-from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -113,29 +112,11 @@ def _complex(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> t
     wide_query, wide_key = torch.to(query, "fp32"), torch.to(key, "fp32")
     if view.block.attention.rotary_result == "fp32":
         # Both products are there before one is cast.
-        products = _complex_product(torch, wide_query, table), _complex_product(torch, wide_key, table)
+        products = torch.mul(wide_query, table), torch.mul(wide_key, table)
         narrow = torch.to(products[0], query.dtype)
         return narrow, torch.to(products[1], key.dtype)
-    turned_query = torch.to(_complex_product(torch, wide_query, table), query.dtype)
-    return turned_query, torch.to(_complex_product(torch, wide_key, table), key.dtype)
-
-
-def _complex_product(torch: Operators, x: Tensor, table: Tensor) -> Tensor:
-    """Backward: the gradient copied where heads are not together, the conjugate of the table,
-    and the product.
-    """
-    width = table.count
-    one_head = x.count == width
-
-    def of_numbers(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _conjugate = torch.new(Unit.LENGTH, width, "fp32", "clone")
-        return [torch.like(gradient, "mul")]
-
-    def of_parts(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [gradient if one_head or gradient.head_by_head else torch.like(gradient, "clone")]
-
-    out = record(torch, torch.like(x, "mul"), [x], [table], of_numbers)
-    return record(torch, out.alias(), [out], [], of_parts)
+    turned_query = torch.to(torch.mul(wide_query, table), query.dtype)
+    return turned_query, torch.to(torch.mul(wide_key, table), key.dtype)
 
 
 def _cut(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:
