@@ -76,7 +76,7 @@ def estimate(
     return Prediction(
         memory=memory,
         host=host,
-        time=predict_time(scenario, coefficients, job.regime, explain=explain),
+        time=predict_time(scenario, coefficients, job, explain=explain),
         verdict=verdict,
         reason=reason,
         fits_probability=None,

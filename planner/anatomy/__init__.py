@@ -1,1 +1,1 @@
-"""What a transformer under a recipe is made of: dtypes, parameter groups, adapters, sample lengths, work."""
+"""What a transformer under a recipe is made of: dtypes, parameter groups, adapters, sample lengths."""

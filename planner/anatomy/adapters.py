@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import TARGET_PARAMETER, Adapter, Number
+from planner.domain.stack import Stack
 from planner.intake.linears import reaches_experts
 
 
@@ -41,6 +42,16 @@ def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
         if name == linear.name and (not parent or _parent_matches(parent, linear)):
             return True
     return False
+
+
+def is_merged(linear: LinearSpec, targets: tuple[str, ...], stack: Stack) -> bool:
+    """Whether an adapter of experts is added to their weight itself,
+    which PEFT does for tensors that are no module of their own.
+
+    Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
+    """
+    is_bare = linear.kind == "parameter" and linear.group == "expert"
+    return is_bare and stack.skips_experts and is_adapted(linear, targets)
 
 
 def _parent_matches(parent: str, linear: LinearSpec) -> bool:
@@ -127,21 +138,6 @@ def adapted_linear_count(model: ModelSpec, targets: tuple[str, ...]) -> int:
     """Number of adapted matrices (a fused expert tensor counts once)."""
     blocks = sum(count for linear, count in model.linears() if is_adapted(linear, targets))
     return blocks + int(is_adapted(model.head, targets))
-
-
-@lru_cache(maxsize=256)
-def adapter_shapes(model: ModelSpec, targets: tuple[str, ...]) -> tuple[tuple[int, int, int], ...]:
-    """(units of rank, features, how many) of every LoRA matrix: ``A`` has ``in`` features, ``B`` has ``out``.
-
-    The adapters of all experts of a layer are one matrix with a rank for each expert.
-    """
-    counts: dict[tuple[int, int], int] = {}
-    for linear, n_blocks in model.linears():
-        if is_adapted(linear, targets):
-            ranks = linear.copies * linear.rank_factor
-            for width in (linear.in_features, linear.out_features):
-                counts[ranks, width] = counts.get((ranks, width), 0) + n_blocks
-    return tuple((ranks, width, count) for (ranks, width), count in counts.items())
 
 
 @lru_cache(maxsize=256)

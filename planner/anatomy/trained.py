@@ -1,4 +1,4 @@
-"""What a step does with each layer where only some are trained: which pass runs through it."""
+"""What is trained of a model, and which of its layers run again in backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.stack import ENTERS, Stack
+from planner.domain.stack import Stack
 from planner.domain.vision import FrozenPart, TowerSpec
 from planner.intake.trained import ENDS, End, TrainedParts, trained_parts
 
@@ -97,51 +97,6 @@ def _seeing_tensors(vision: TowerSpec, parts: TrainedParts) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPasses:
-    """Which passes one layer has beside the forward pass.
-
-    ``trained``: gradients of its weights (``mlp_only``: of the matrices of its feed-forward part);
-    ``differentiated``: the gradient of its input; ``rebuilt``: forward once more.
-    """
-
-    trained: bool
-    differentiated: bool
-    rebuilt: bool
-    mlp_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPasses:
-    """The passes of every layer, in order; ``ends``: what is trained around them."""
-
-    layers: tuple[LayerPasses, ...]
-    ends: frozenset[End]
-
-    @property
-    def parts(self) -> TrainedParts:
-        """What is trained."""
-        layers = frozenset(number for number, each in enumerate(self.layers) if each.trained)
-        return TrainedParts(
-            layers, self.ends, frozenset(number for number in layers if self.layers[number].mlp_only)
-        )
-
-    @property
-    def backward_share(self) -> float:
-        """Share of the layers that backward runs through."""
-        return sum(each.differentiated or each.trained for each in self.layers) / len(self.layers)
-
-    @property
-    def trained_share(self) -> float:
-        """Share of the layers whose weights get gradients."""
-        return sum(each.trained for each in self.layers) / len(self.layers)
-
-    @property
-    def rebuilt_share(self) -> float:
-        """Share of the layers that run forward again."""
-        return sum(each.rebuilt for each in self.layers) / len(self.layers)
-
-
 def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool) -> bool:
     """Whether layer ``number`` is called through checkpointing: layers 0, n, 2n, ...,
     of which some stacks spare frozen ones.
@@ -187,21 +142,18 @@ def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     )
 
 
-def passes_of_layers(model: ModelSpec, recipe: Recipe, stack: Stack) -> ModelPasses:
-    """The passes of each layer of a model of which only ``recipe.train_layers`` are trained.
+def rebuilt_share(model: ModelSpec, recipe: Recipe, stack: Stack) -> float:
+    """Share of the layers that run forward again in backward.
 
-    Backward stops below the first layer whose input needs a gradient; a checkpointed layer that nothing needs
-    a gradient of keeps nothing and runs once.  Source: torch 2.13 utils/checkpoint.py;
-    tests/against_libraries/step_program/test_trained_layers.py.
+    A checkpointed layer that nothing needs a gradient of keeps nothing and runs once.  Source: torch 2.13
+    utils/checkpoint.py; tests/against_libraries/step_program/test_trained_layers.py.
     """
-    parts, made = parts_of(model, recipe), list[LayerPasses]()
-    below = {"embed", "tower", "projector"}
-    reached = not below.isdisjoint(parts.ends) or makes_input_require_gradient(recipe, stack)
+    if recipe.method != "full" or not (recipe.train_layers or "language_model" in recipe.frozen):
+        return recipe.rebuilt_share(model.n_layers)
+    parts, rebuilt = parts_of(model, recipe), 0
+    reached = not {"embed", "tower", "projector"}.isdisjoint(parts.ends)
+    reached = reached or makes_input_require_gradient(recipe, stack)
     for number in range(model.n_layers):
-        trained = number in parts.layers
-        again = is_checkpointed(recipe, stack, number, trained=trained)
-        # The input of a layer that is checkpointed by itself requires a gradient.
-        reached = reached or (again and trained and stack.frozen_layers in ENTERS)
-        made.append(LayerPasses(trained, reached, again and (reached or trained), number in parts.mlp_only))
-        reached = reached or trained
-    return ModelPasses(tuple(made), parts.ends)
+        reached = reached or number in parts.layers
+        rebuilt += reached and is_checkpointed(recipe, stack, number, trained=number in parts.layers)
+    return rebuilt / model.n_layers

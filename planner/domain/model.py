@@ -50,9 +50,7 @@ RotaryJoin = Literal["inline", "function", "forward"]
 RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
 EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
-RotaryTables = Literal["cast", "fp32", "half", "layers", "sections", "interleaved"]
 Pieces = Literal["none", "window", "image"]
-EmbeddingDropout = Literal["none", "last", "before_tables"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal[
     "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
@@ -372,15 +370,11 @@ class ModelSpec:
     logits in the compute dtype.  ``remote_code`` marks architectures whose module ships with the checkpoint,
     not with Transformers.  ``logit_softcap`` marks logits that pass ``cap * tanh(logits / cap)`` before the
     loss (Gemma 2): one more tensor of that size is saved for backward.  ``embedding_norm`` marks a norm over
-    the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them, the ``last`` thing
-    before the layers or ``before_tables`` of rotary positions.  ``embedding_scale``: who multiplies
-    embeddings by a number: nobody, the module of the ``table`` (Gemma), or the ``model`` behind it (Granite).
-    ``scales_logits``: logits are multiplied by a number; ``wide_logits``: the model casts them to fp32.
-    ``value_head``: beside the head of words one of a single number, which alone is trained for.
-    ``rotary_tables``: cosines and sines are ``cast`` to the dtype of the stream, stay ``fp32``, or are cast
-    and hold each angle once (``half``); or each of the ``layers`` makes its own.  Those for time, height and
-    width are put together of ``sections``, or ``interleaved`` in place.  ``rotary_by_kind``: layers with a
-    window have tables of their own.  ``vision``: the tower of a model that sees.  ``text_class``: the class
+    the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them.
+    ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma),
+    or the ``model`` behind it (Granite). ``scales_logits``: logits are multiplied by a number;
+    ``wide_logits``: the model casts them to fp32. ``value_head``: beside the head of words one of a single
+    number, which alone is trained for. ``vision``: the tower of a model that sees.  ``text_class``: the class
     by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
     AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
     its matrices where a quantiser packed them.  ``parts``: over how many GPUs its matrices are divided, of
@@ -407,13 +401,11 @@ class ModelSpec:
     remote_code: bool = False
     logit_softcap: bool = False
     embedding_norm: bool = False
-    embedding_dropout: EmbeddingDropout = "none"
+    embedding_dropout: bool = False
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
     wide_logits: bool = False
     value_head: bool = False
-    rotary_tables: RotaryTables = "cast"
-    rotary_by_kind: bool = False
     vision: TowerSpec | None = None
     text_class: str = ""
     loads_whole: bool = False
@@ -439,6 +431,12 @@ class ModelSpec:
     def n_layers(self) -> int:
         """Decoder layers."""
         return sum(group.count for group in self.groups)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Windows of attention that some layers have, in tokens, from the smallest on."""
+        known = {group.block.attention.window_tokens for group in self.groups}
+        return tuple(sorted(window for window in known if window is not None))
 
     @property
     def param_count(self) -> int:

@@ -24,7 +24,7 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
     if scores_by_value(task, stack):
         return replace(model, value_head=True)
     model = replace(
-        model, embedding_dropout="none", groups=tuple(_without_dropout(group) for group in model.groups)
+        model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups)
     )
     return with_score(model, task) if task in ("reward", "prm") else model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.anatomy.packing import stored_bytes
+from planner.anatomy.packing import constants_bytes, stored_bytes
 from planner.arrays import ceil_div, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
@@ -16,13 +16,7 @@ from planner.memory.pinned_tensors import (
     parts_pinned_alone_bytes,
     pinned_bytes,
     trained_tensors,
-)
-from planner.memory.weights import (
-    adapter_bytes,
-    quantization_constant_bytes,
-    quantized_weight_bytes,
-    saved_module_bytes,
-    unquantized_weight_bytes,
+    whole_bytes,
 )
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job
@@ -258,8 +252,7 @@ def saved_copy_bytes(job: Job) -> Number:
     """
     if not job.recipe.sharding.is_zero12 or not job.stack.saves_through_host:
         return 0
-    base = quantized_weight_bytes(job) + quantization_constant_bytes(job) + unquantized_weight_bytes(job)
-    return base + adapter_bytes(job) + saved_module_bytes(job)
+    return whole_bytes(job) + sum(constants_bytes(job.recipe.numerics, job.counts.packed))
 
 
 def _term(

@@ -4,22 +4,23 @@ and the limit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from planner.anatomy.parameters import is_quantizable
-from planner.arrays import where
+from planner.arrays import is_zero, where
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.domain.term import Term
+from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.memory.phases import AFTER_STEP, ALL_PHASES, PASSES, STEPS, kind_of, make_term
 from planner.memory.structures import NO_BATCH
-from planner.program.driver import paged_state_bytes
 from planner.program.job import Job, job_of
-from planner.program.parameters import adapter_weights, model_weights
+from planner.program.ops.sizes import unit_values
+from planner.program.parameters import Weight, adapter_weights, model_weights
+from planner.program.update.states import states_of
 
 # Threads that one multiprocessor can hold, by compute capability; torch prints the same as
 # max_threads_per_multi_processor.
@@ -37,7 +38,11 @@ _THREADS_BY_CAPABILITY |= {"10.3": 2048, "12.0": 1536}
 _USUAL_THREADS = USUAL_MULTIPROCESSORS * 2048
 
 
-_AFTER_LOADING = ALL_PHASES - {"load", "adapters"}
+_ALL: frozenset[Phase] = frozenset(PHASES)
+_AFTER_LOADING = _ALL - {"load", "adapters"}
+_PASSES: frozenset[Phase] = frozenset({"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"})
+_STEPS: frozenset[Phase] = _PASSES | {"optimizer_step"}
+_AFTER_STEP: frozenset[Phase] = (_STEPS - {"forward", "loss", "backward"}) | {"generation_2", "eval", "save"}
 
 
 def resident_threads(job: Job) -> int | None:
@@ -110,13 +115,12 @@ def vllm_bytes(job: Job) -> Number:
 def driver_terms(job: Job) -> tuple[Term, ...]:
     """CUDA context, NCCL's buffers and paged optimizer states."""
     context, nccl, paged = context_bytes(job), nccl_bytes(job), paged_bytes(job)
-    shards = kind_of(job.optimizer_shards)
+    whole = isinstance(job.optimizer_shards, int) and job.optimizer_shards == 1
+    shards: TermKind = "replicated" if whole else "sharded"
     return (
-        *make_term(
-            "context", "CUDA context and kernels", context, ALL_PHASES, "outside:context_bytes", "replicated"
-        ),
-        *make_term("nccl", "NCCL buffers", nccl, ALL_PHASES, "outside:nccl_bytes", "replicated"),
-        *make_term(
+        *_term("context", "CUDA context and kernels", context, _ALL, "outside:context_bytes", "replicated"),
+        *_term("nccl", "NCCL buffers", nccl, _ALL, "outside:nccl_bytes", "replicated"),
+        *_term(
             "vllm_engine",
             "vLLM beside the training",
             vllm_bytes(job),
@@ -124,21 +128,32 @@ def driver_terms(job: Job) -> tuple[Term, ...]:
             "outside:vllm_bytes",
             "replicated",
         ),
-        *make_term(
+        *_term(
             "paged_optimizer_states",
             "paged optimizer states",
             paged,
-            AFTER_STEP,
+            _AFTER_STEP,
             "outside:paged_bytes",
             shards,
         ),
     )
 
 
+def _term(
+    name: TermName, label: str, n_bytes: Number, phases: frozenset[Phase], formula: str, kind: TermKind
+) -> tuple[Term, ...]:
+    """The term, whose ``formula`` is ``module:function`` inside this package,
+    or nothing where a job does not have it.
+    """
+    if is_zero(n_bytes):
+        return ()
+    return (Term(name, label, n_bytes, kind, phases, f"planner.memory.{formula}"),)
+
+
 def paged_bytes(job: Job) -> Number:
     """Paged states of the tensors that bitsandbytes pages; small ones have theirs in the program.
 
-    Source: as of :func:`planner.program.driver.paged_state_bytes`.
+    Source: as of :func:`paged_state_bytes`.
     """
     recipe = job.recipe
     if not OPTIMIZER_FACTS[recipe.optimizer].paged or recipe.offloads_optimizer:
@@ -162,6 +177,16 @@ def _paged_whole(job: Job) -> Number:
     return paged_state_bytes(job, trained)
 
 
+def paged_state_bytes(job: Job, trained: Iterable[Weight]) -> Number:
+    """Bytes of paged optimizer states: managed memory, which is on the card while there is room.
+
+    Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer, functional.py get_paged.
+    """
+    values = unit_values(job)
+    paged = (state for weight in trained for state in states_of(job, weight) if state.paged)
+    return sum(state.unit_bytes * values[state.unit] for state in paged)
+
+
 def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:
     """What a calibration found beside the program's tensors; nothing without one,
     so that the physics stays as it is.
@@ -172,11 +197,16 @@ def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:
     """
     uncounted, outliers = job.coefficients.uncounted_fraction * transient_bytes, outlier_weight_bytes(job)
     return (
-        *make_term(
-            "other_temporaries", "not counted", uncounted, PASSES, "outside:uncounted_terms", "transient"
+        *_term(
+            "other_temporaries", "not counted", uncounted, _PASSES, "outside:uncounted_terms", "transient"
         ),
-        *make_term(
-            "dequantization", "outlier columns", outliers, STEPS, "outside:outlier_weight_bytes", "replicated"
+        *_term(
+            "dequantization",
+            "outlier columns",
+            outliers,
+            _STEPS,
+            "outside:outlier_weight_bytes",
+            "replicated",
         ),
     )
 

@@ -4,18 +4,21 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planner.anatomy.adapters import adapter_shapes
-from planner.anatomy.parameters import is_quantizable
-from planner.anatomy.regime import Regime
+from planner.anatomy.packing import packed_bytes
 from planner.arrays import ceil_div, ceil_pow2, where
-from planner.domain.model import BlockSpec, ModelSpec, NormSpec
 from planner.domain.recipes.recipe import Number
+from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.memory.structures import NO_BATCH
 from planner.program.engines.settings import settings_of
-from planner.program.job import Job
+from planner.program.job import Job, job_of
+from planner.program.ops.tensors import Unit
+from planner.program.parameters import Weight, adapter_weights, model_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,86 +42,81 @@ def pinned_bytes(exact_bytes: Number) -> Number:
 
 
 def trained_tensors(job: Job) -> tuple[Tensors, ...]:
-    """Parameters that the optimizer has: all of them, or adapters and ``modules_to_save`` (counted as one).
-
-    Source: the shapes of the model; :func:`planner.anatomy.adapters.adapter_shapes`; dtypes of
-    :mod:`planner.anatomy.regime`.
-    """
-    adapter, regime = job.recipe.adapter, job.regime
-    if adapter is None:
-        return _base_tensors(job)
-    shapes = adapter_shapes(job.model, adapter.targets)
-    matrices = tuple(
-        Tensors(adapter.rank * ranks * width, count, regime.adapter) for ranks, width, count in shapes
-    )
-    return (*matrices, Tensors(job.saved_params, 1, regime.outside)) if job.saved_params else matrices
+    """Parameters that the optimizer has.  Source: :mod:`planner.program.parameters`."""
+    return _tensors(job, lambda kind: kind.trained)
 
 
 def frozen_tensors(job: Job) -> tuple[Tensors, ...]:
-    """Parameters that no optimizer has and that the engine divides: none of a full fine-tune,
-    and no k-bit ones of bytes.
+    """Parameters that no optimizer has and that the engine divides, which are no k-bit ones of bytes.
 
-    Source: the shapes of the model.
+    Source: :mod:`planner.program.parameters`.
     """
-    return () if job.recipe.adapter is None else _base_tensors(job)
+    divides = job.recipe.divides_base
+    return _tensors(job, lambda kind: not kind.trained and (divides or not kind.packed))
 
 
-def _base_tensors(job: Job) -> tuple[Tensors, ...]:
-    return _equal_together(job.model, _Storage(job.regime, job.stack.skips_experts, job.recipe.divides_base))
+def whole_bytes(job: Job) -> Number:
+    """Bytes of all parameters, adapters and trained copies among them, of a model that is not divided.
+
+    Source: :mod:`planner.program.parameters`.
+    """
+    return sum(each.count * each.elements * each.element_bytes for each in _tensors(job, lambda _: True))
 
 
 @dataclass(frozen=True, slots=True)
-class _Storage:
-    """What decides how a base is stored, whatever the sizes of the recipe."""
+class _Kind:
+    """Parameters that are alike, and how many they are; elements for each of ``unit``."""
 
-    regime: Regime
-    skips_experts: bool
-    divides_base: bool
+    unit: Unit
+    elements: float
+    element_bytes: float
+    trained: bool
+    packed: bool
 
 
-@lru_cache(maxsize=256)
-def _equal_together(model: ModelSpec, storage: _Storage) -> tuple[Tensors, ...]:
-    """The parameters of a base, equal ones counted together; remembered,
-    because a model has many and few that differ.
-    """
-    counts: dict[tuple[int, float], int] = {}
-    for each in _model_tensors(model, storage):
-        key = (int(each.elements), each.element_bytes)
-        counts[key] = counts.get(key, 0) + each.count
+def _tensors(job: Job, chosen: Callable[[_Kind], bool]) -> tuple[Tensors, ...]:
+    rank = job.recipe.adapter.rank if job.recipe.adapter else 0
     return tuple(
-        Tensors(elements, count, element_bytes) for (elements, element_bytes), count in counts.items()
+        Tensors(kind.elements * (rank if kind.unit is Unit.RANK else 1), count, kind.element_bytes)
+        for kind, count in _kinds(_sizeless(job))
+        if chosen(kind)
     )
 
 
-def _model_tensors(model: ModelSpec, storage: _Storage) -> Iterator[Tensors]:
-    regime = storage.regime
-    for group in model.groups:
-        yield from _block_tensors(storage, group.block, group.count)
-    yield from _norm_tensors(model.final_norms, 1, regime.norm_weight)
-    for table in (model.token_embedding, *model.extra_embeddings):
-        yield Tensors(table.param_count, 1, regime.outside)
-    for linear in (*model.extra_linears, *(() if model.tied else (model.head,))):
-        yield Tensors(linear.weight_count, 1, regime.outside)
+def _sizeless(job: Job) -> Scenario:
+    """The scenario without numbers, which no parameter depends on."""
+    recipe, hardware = job.recipe, job.hardware
+    batch = replace(NO_BATCH, images=recipe.batch.images)
+    adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
+    return replace(
+        job.scenario,
+        recipe=replace(recipe, batch=batch, adapter=adapter),
+        hardware=replace(hardware, gpus_per_node=1),
+        assumptions=(),
+        warnings=(),
+    )
 
 
-def _block_tensors(storage: _Storage, block: BlockSpec, count: int) -> Iterator[Tensors]:
-    regime = storage.regime
-    for linear in block.linears:
-        copies = 1 if linear.kind == "parameter" and storage.skips_experts else linear.copies
-        kbit = regime.quantized and is_quantizable(linear, storage.skips_experts)
-        if not kbit or storage.divides_base:
-            yield Tensors(linear.weight_count // copies, copies * count, 0.5 if kbit else regime.base)
-        if linear.bias_count:
-            yield Tensors(linear.bias_count // copies, copies * count, regime.base)
-    if block.extra_params:
-        yield Tensors(block.extra_params, count, regime.base)
-    yield from _norm_tensors(block.norms, count, regime.norm_weight)
+@lru_cache(maxsize=256)
+def _kinds(scenario: Scenario) -> tuple[tuple[_Kind, int], ...]:
+    """The parameters of a model, equal ones counted together; a model has many and few that differ."""
+    job = job_of(scenario, Coefficients())
+    base, adapters = model_weights(job), adapter_weights(job)
+    known, regime = {each.name for each in base}, job.regime
+    kinds = Counter(_kind_of(job, each, regime.outside if each.outside else regime.base) for each in base)
+    # Trained copies of modules have the names of these.
+    kinds += Counter(
+        _kind_of(job, each, regime.outside if each.name in known else regime.adapter) for each in adapters
+    )
+    return tuple(kinds.items())
 
 
-def _norm_tensors(norms: tuple[NormSpec, ...], count: int, element_bytes: int) -> Iterator[Tensors]:
-    for norm in norms:
-        if norm.weight:
-            yield Tensors(norm.width, norm.copies * count * (1 + int(norm.bias)), element_bytes)
+def _kind_of(job: Job, weight: Weight, element_bytes: float) -> _Kind:
+    if weight.packed:
+        element_bytes = packed_bytes(job.recipe.numerics, 1)
+    elif weight.kind == "norm":
+        element_bytes = job.regime.norm_weight
+    return _Kind(weight.unit, weight.count, element_bytes, weight.trained, weight.packed)
 
 
 def parts_pinned_alone_bytes(job: Job, tensors: tuple[Tensors, ...]) -> Number:

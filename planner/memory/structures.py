@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from planner.domain.model import ModelSpec
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Batch, Recipe
 from planner.program.job import Job, job_of
@@ -76,13 +75,7 @@ def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: A
     flags = [(micro_batch == 1) & (not job.recipe.batch.is_paired), accumulation > 1]
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
-    return [*flags, *(length >= window for window in _windows(job.model))]
-
-
-@lru_cache(maxsize=64)
-def _windows(model: ModelSpec) -> tuple[int, ...]:
-    windows = {group.block.attention.window_tokens for group in model.groups}
-    return tuple(sorted(window for window in windows if window is not None))
+    return [*flags, *(length >= window for window in job.model.windows)]
 
 
 def alike(job: Job) -> Iterator[tuple[Mask, Job]]:

@@ -21,7 +21,6 @@ from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.view import LayerView, tower_view
 from planner.program.vision import (
-    TABLES,
     TOKEN_EMBEDS,
     TOKEN_GRADIENT,
     SeeingView,
@@ -40,10 +39,8 @@ Manner = Literal["plain", "kept", "unread"]
 """A layer of a tower: as any other; its input is ``kept`` until the model returns; or its output, too,
 which nothing reads.
 """
-RunLayer = Callable[[LayerView, bool, Shape, Given, Manner], Template]
-"""One layer by its view, whether it is called through checkpointing, its input, and what others share;
-in units of patches.
-"""
+RunLayer = Callable[[LayerView, bool, Shape, Manner], Template]
+"""One layer by its view, whether it is called through checkpointing, and its input; in units of patches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +70,6 @@ def seeing_parts(
     first = _entry(ends, seeing, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
     stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
-    tables = tuple(
-        (name, replace(shares[known], unit=Unit.TOKENS)) for name, known in TABLES.items() if known in shares
-    )
     views = [
         tower_view(job, group.block, trained="tower" in trained)
         for group in tower.groups
@@ -85,7 +79,7 @@ def seeing_parts(
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
         unread = number >= len(views) - tower.n_unread
         manner: Manner = "unread" if unread else "kept" if tower.keeps_states else "plain"
-        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), tables, manner)
+        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner)
         made.append(Part("vision layer", template, 1))
         stream = template.out
         if number in tower.deepstack:
@@ -94,7 +88,7 @@ def seeing_parts(
             made.append(Part(f"stacked {place}", template, 1))
             shares |= {name: shape for name, (_, shape) in template.shares.items()}
             stream = template.out
-    names = ("pixel_values", "position_ids", *TABLES.values())
+    names = ("pixel_values", "position_ids")
     known = tuple(
         (name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in names
     )

@@ -28,7 +28,7 @@ from planner.program.layers.layer import layer
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
 from planner.program.runtime import Generation, Part, Pass, Runtime
-from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
+from planner.program.seeing import Before, Manner, seeing_parts, take_pixels
 from planner.program.stream import Stream
 from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.view import LayerView, layer_view
@@ -141,7 +141,7 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     before = _before_layers(job, ends, mode)
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
     grown = tuple(CACHE.items()) if role == "token" else ()
-    names = {view: names_for(job.model, view).items() for view in ends.kinds}
+    names = {view: names_for(view).items() for view in ends.kinds}
     given = {
         view: (*((name, shares[known]) for name, known in found), *grown) for view, found in names.items()
     }
@@ -168,14 +168,12 @@ def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
 
 
 @lru_cache(maxsize=256)
-def _tower_layer(
-    mode: Mode, view: LayerView, again: bool, entry: Shape, given: Given, manner: Manner
-) -> Template:
+def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, manner: Manner) -> Template:
     """A layer of a vision tower, in units of patches."""
     part = partial(_layer, view, _Call(again, enters=False))
     if manner != "plain":
         part = partial(_passing_layer, part, manner)
-    return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients))
+    return of_patches(run(part, entry, _LAYER, gradients=mode.gradients))
 
 
 def _passing_layer(

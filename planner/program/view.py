@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.anatomy.adapters import is_adapted
+from planner.anatomy.adapters import is_adapted, is_merged
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime, frozen_regime
 from planner.domain.model import BlockSpec, LinearSpec
@@ -101,17 +101,9 @@ class LayerView:
         return self.has_quantized and is_quantizable(linear, self.stack.skips_experts)
 
     def merged(self, linear: LinearSpec) -> bool:
-        """Whether the adapter is added to the weight itself,
-        which PEFT does for tensors that are no module of their own.
-
-        Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
-        """
-        return (
-            linear.kind == "parameter"
-            and linear.group == "expert"
-            and self.stack.skips_experts
-            and self.adapted(linear)
-        )
+        """Whether the adapter is added to the weight itself."""
+        adapter = self.recipe.adapter
+        return adapter is not None and is_merged(linear, adapter.targets, self.stack)
 
     @property
     def wraps_parts(self) -> bool:

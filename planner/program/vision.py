@@ -17,7 +17,7 @@ from planner.domain.model import NormSpec
 from planner.domain.vision import TowerSpec
 from planner.errors import NotModelledError
 from planner.program.head.ends import EndsView, require_gradient, token_rows
-from planner.program.head.inputs import COSINES, SINES, make_masks, make_tables
+from planner.program.head.inputs import make_masks
 from planner.program.layers.activations import activation
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
@@ -30,7 +30,6 @@ from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, linear, weight_copy
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"
-TOWER_COSINES, TOWER_SINES = "tower cosines", "tower sines"
 _UNTIL_TOKENS = ("pixel_values", "position_ids")
 """What the variables of the tower's callers refer to until the projector has run."""
 _OF_PATCHES = {
@@ -95,7 +94,7 @@ def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
 
 
 def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
-    """Pixels in the dtype of the tower, the convolution over patches, and the tables of rotary positions."""
+    """Pixels in the dtype of the tower, and the convolution over patches."""
     view, patch = seeing.entry, seeing.tower.patch
     if seeing.tower.code in ("llava", "gemma3"):
         return _square_patches(torch, seeing)
@@ -109,8 +108,6 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
         stream = _in_order_of_windows(torch, stream)
     if seeing.tower.code == "qwen3_vl":
         stream = torch.add(stream, _positions(torch, view, seeing.tower))
-    with torch.inside("rotary_pos_emb"):
-        _make_tables(torch, seeing.tower)
     return stream
 
 
@@ -215,33 +212,6 @@ def _in_order_of_windows(torch: Operators, x: Tensor) -> Tensor:
         return [torch.new(unit, count, gradient.dtype, "index_backward")]
 
     return record(torch, torch.like(x, "index"), [x], [], backward)
-
-
-def _make_tables(torch: Operators, tower: TowerSpec) -> None:
-    """Cosines and sines of every patch in fp32, each put together of those of height and width."""
-    width = tower.groups[0].block.attention.head_dim
-    angles = torch.new(Unit.PATCHES, width / 2, "fp32", "mul")
-    cosines, sines = (torch.like(torch.like(angles, op), "mul") for op in ("cos", "sin"))
-    whole = [_whole_table(torch, [cosines], width)]
-    del cosines
-    whole.append(_whole_table(torch, [sines], width))
-    del sines, angles
-    if tower.code == "qwen2_5_vl":
-        whole = [torch.like(each, "index") for each in whole]
-    torch.shared[TOWER_COSINES], torch.shared[TOWER_SINES] = whole
-
-
-def _whole_table(torch: Operators, table: list[Tensor], width: float) -> Tensor:
-    """``cat`` of the tables of height and width, and ``cat`` of that with itself; ``table`` is emptied."""
-    half = torch.new(Unit.PATCHES, width / 2, "fp32", "cat")
-    out = torch.new(Unit.PATCHES, width, "fp32", "cat")
-    del half
-    table.clear()
-    return out
-
-
-TABLES = {COSINES: TOWER_COSINES, SINES: TOWER_SINES}
-"""What layers of the tower read, by the names that their code uses."""
 
 
 def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
@@ -395,8 +365,7 @@ def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[T
     torch.shared["image_embeds"] = features
     stream = _join_stacked(torch, seeing, stream)
     torch.shared["inputs_embeds"] = stream
-    make_masks(torch, ends.model, ends.kinds)
-    make_tables(torch, ends.model, ends.kinds, stream.dtype)
+    make_masks(torch, ends.kinds)
     return stream
 
 

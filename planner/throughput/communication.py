@@ -26,10 +26,10 @@ def stored_param_bytes(job: TimedJob) -> Number:
     Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced;
     torch ``fully_shard`` (``param_dtype``).
     """
-    params, regime = job.profile.params, job.regime
+    params, regime = job.own.counts, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
     plain = params.total - (params.quantizable if regime.quantized else 0)
-    moved = job.profile.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
+    moved = job.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
     return plain * width + moved
 
 
@@ -206,7 +206,7 @@ def waiting_hook_seconds(job: TimedJob) -> Number:
     first = job.recipe.uses_fsdp and not job.recipe.sharding.dtensors
     if not (first and job.recipe.adapter is not None and job.scenario.stack.fsdp1_wraps_adapters):
         return 0.0
-    return 2 * job.profile.adapted_matrices * _unit_seconds(job)
+    return 2 * job.adapted_matrices * _unit_seconds(job)
 
 
 def _unit_seconds(job: TimedJob) -> Number:

@@ -22,7 +22,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.head.losses import EIGHTHS
 from planner.program.head.preferences import Role
 from planner.program.job import Job, generation_job, job_of
-from planner.program.ops.sizes import scan_units
+from planner.program.ops.sizes import batch_units
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Direction, Kind, Share
 from planner.program.runtime import Part
@@ -74,7 +74,7 @@ def by_structure(
     scenario: Scenario, micro: MicroStep, passes: Pass, read: Callable[[Counted], dict[str, Number]]
 ) -> dict[str, Number]:
     """What ``read`` makes of the costs, by name; on a grid of the costs that each of its points has."""
-    windows = _windows(scenario.model)
+    windows = scenario.model.windows
     flags: list[Any] = [scenario.recipe.batch.rows == 1, micro.has_mask]
     flags += [micro.length >= window for window in windows]
     code: Any = 0
@@ -97,30 +97,15 @@ def unit_values(scenario: Scenario, micro: MicroStep) -> dict[Unit, Number]:
 
     Source: the variance of ``micro.length``.
     """
-    recipe, tokens, length = scenario.recipe, micro.computed, micro.length
-    rank, rows, images = recipe.adapter.rank if recipe.adapter else 0, recipe.batch.rows, recipe.batch.images
-    patches = rows * images.per_sample * images.patches if images else 0
+    tokens, length = micro.computed, micro.length
     pairs = tokens * length * (1 + micro.spread**2)
-    return {
-        Unit.ONE: 1,
-        Unit.TOKENS: tokens,
-        Unit.PAIRS: pairs,
-        Unit.LENGTH: length,
-        Unit.RANK: rank,
-        Unit.RANK_TOKENS: rank * tokens,
+    return batch_units(scenario, tokens, length, pairs) | {
         Unit.PIECE_TOKENS: tokens / EIGHTHS,
-        Unit.SINK_PAIRS: pairs + tokens,
-        Unit.LENGTH_PAIRS: length * length,
-        Unit.ROWS: rows,
-        Unit.PATCHES: patches,
-        Unit.IMAGE_PATCHES: images.patches if images else 0,
-        Unit.RANK_PATCHES: rank * patches,
-        Unit.PIXELS: rows * images.per_sample * images.numbers if images else 0,
-        Unit.COMPLETION_TOKENS: tokens * scored_share(recipe),
+        Unit.COMPLETION_TOKENS: tokens * scored_share(scenario.recipe),
         # What was cached is counted as a whole, where the passes that generate are.
         Unit.CACHED_TOKENS: 0,
         Unit.WINDOW_TOKENS: 0,
-    } | scan_units(scenario.model, scenario.hardware, rows, length)
+    }
 
 
 def scored_share(recipe: Recipe) -> Number:
@@ -131,12 +116,6 @@ def scored_share(recipe: Recipe) -> Number:
     if recipe.rollout is None:
         return 1.0
     return minimum(recipe.rollout.completion_tokens / recipe.batch.seq_len, 1.0)
-
-
-@lru_cache(maxsize=64)
-def _windows(model: ModelSpec) -> tuple[int, ...]:
-    known = {group.block.attention.window_tokens for group in model.groups}
-    return tuple(sorted(window for window in known if window is not None))
 
 
 def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tuple[int, ...]) -> _Structure:

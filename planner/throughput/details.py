@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.anatomy.work import matmul_flop
 from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes
+from planner.throughput.flop import products_flop
 from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import TimedJob
 from planner.throughput.offload import transfers
@@ -32,9 +32,9 @@ def _moved(job: TimedJob, term: TimeTerm) -> str:
 
 
 def _matmul(job: TimedJob, _: TimeTerm) -> str:
-    macs, rates = job.work.base, job.rates
-    flop = matmul_flop(macs.total, job.micro.computed)
-    passes = 2 * macs.total / macs.forward
+    rates = job.rates
+    flop = products_flop(job, job.micro, "training", ("forward", "again", "backward"))
+    passes = 2 * flop / products_flop(job, job.micro, "training", ("forward",))
     return (
         f"{passes:.1f} N x {job.micro.computed:.0f} tokens = {flop / TERA:.1f} TFLOP per micro-step at "
         f"{rates.matmul_flop_per_s / TERA:.0f} of {rates.peak_flop_per_s / TERA:.0f} TFLOP/s"
@@ -46,7 +46,7 @@ def _attention(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _adapters(job: TimedJob, _: TimeTerm) -> str:
-    return f"{job.profile.adapted_matrices} matrices, at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
+    return f"{job.adapted_matrices} matrices, at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
 
 
 def _logits(job: TimedJob, term: TimeTerm) -> str:
@@ -54,7 +54,7 @@ def _logits(job: TimedJob, term: TimeTerm) -> str:
 
 
 def _quantized(job: TimedJob, _: TimeTerm) -> str:
-    packed, rate = job.profile.params.quantizable / GIGA, job.rates.memory_bytes_per_s / GIGA
+    packed, rate = job.own.counts.quantizable / GIGA, job.rates.memory_bytes_per_s / GIGA
     return f"{packed:.2f} B weights in {job.recipe.numerics.quantization} at {rate:.0f} GB/s"
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
-from planner.anatomy.work import FLOP_PER_MAC, newton_schulz_flop
 from planner.arrays import maximum, minimum
+from planner.domain.model import ModelSpec
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.ops.work import FusedAttention, Product, Unpacking
 from planner.throughput.job import TimedJob
 
+FLOP_PER_MAC = 2
 # Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
 _UNALIGNED = 2.0
 # Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak
@@ -207,3 +209,20 @@ def optimizer_seconds(job: TimedJob) -> Number:
         else 0
     )
     return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue) + products
+
+
+@lru_cache(maxsize=64)
+def newton_schulz_flop(model: ModelSpec) -> int:
+    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square,
+    and a product with ``X``.
+
+    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored:
+    that frozen layers have none.
+    """
+    iterations, total = 5, 0
+    for group in model.groups:
+        for linear in group.block.linears:
+            shorter = min(linear.in_features, linear.out_features)
+            products = 2 * linear.in_features * linear.out_features * shorter + shorter**3
+            total += group.count * linear.copies * iterations * FLOP_PER_MAC * products
+    return total

@@ -50,20 +50,12 @@ def transfers(job: TimedJob) -> Transfers:
 
 
 def activation_bytes(job: TimedJob) -> Number:
-    """Bytes of activations that leave for the host in a micro-step: block inputs with checkpointing,
-    else saved tensors.
+    """Bytes of block inputs that checkpointing sends to the host in a micro-step.
 
-    Without checkpointing a block saves about ``16 h + 4 (q + k) + 8 f`` bytes per token.
-    Source: a Llama block, counted on Transformers 5.23.
+    Source: as of :func:`planner.memory.host.offloaded_activation_bytes`.
     """
-    model, tokens = job.scenario.model, job.micro.computed
-    if job.recipe.gradient_checkpointing:
-        return model.n_layers * model.hidden_size * job.regime.residual * tokens
-    per_token = 16 * model.hidden_size * model.n_layers
-    for group in model.groups:
-        attention, mlp = group.block.attention, group.block.mlp
-        per_token += group.count * (4 * (attention.q_width + attention.k_width) + 8 * mlp.active_width)
-    return per_token * tokens
+    model = job.scenario.model
+    return model.n_layers * model.hidden_size * job.regime.residual * job.micro.computed
 
 
 def cpu_adam_seconds(job: TimedJob) -> Number:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from planner.domain.recipes.recipe import Number
-from planner.program import job as program
 from planner.program.ops.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -35,10 +34,9 @@ def parallel_bytes(job: TimedJob) -> Number:
     parallel = job.recipe.parallel
     if not parallel.divides:
         return 0
-    own = program.job_of(job.scenario, job.coefficients)
-    values, shares = unit_values(own), _shares(parallel.tensor, parallel.context)
+    values, shares = unit_values(job.own), _shares(parallel.tensor, parallel.context)
     total: Number = 0
-    for part in parts_of(own):
+    for part in parts_of(job.own):
         made = zip(part.template.ops, part.template.units, part.template.unit_bytes, strict=True)
         for (_, op), unit, unit_bytes in made:
             if op in shares:

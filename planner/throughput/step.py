@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.anatomy.regime import Regime
-from planner.anatomy.work import forward_flop, model_flop
 from planner.arrays import is_zero, maximum, minimum, sqrt
 from planner.domain.prediction import TimePrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import TimeTerm
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program import job as program
 from planner.throughput.communication import (
     collective_seconds,
     gained_seconds,
@@ -21,14 +20,13 @@ from planner.throughput.communication import (
     waiting_hook_seconds,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
+from planner.throughput.flop import model_flop
 from planner.throughput.generation import generation_seconds
 from planner.throughput.job import TimedJob, job_of
 from planner.throughput.kernels import optimizer_seconds
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.parallel import parallel_seconds
-from planner.throughput.passes import passes_aside
 from planner.throughput.terms import kernel_seconds, pass_seconds
-from planner.throughput.vision import tower_flop
 from planner.units import HOUR_S
 
 # Names of terms, and where the formula of each is.
@@ -51,11 +49,11 @@ _NO_TIME_S = 1e-12
 
 
 def predict_time(
-    scenario: Scenario, coefficients: Coefficients, regime: Regime | None = None, *, explain: bool = False
+    scenario: Scenario, coefficients: Coefficients, known: program.Job | None = None, *, explain: bool = False
 ) -> TimePrediction | None:
     """Time of one optimizer step and what follows from it; ``None`` where the card's rates are unknown.
 
-    ``regime``: that of the scenario, where it is known already;
+    ``known``: the scenario as the step program has it, where that is there already;
     with ``explain`` each term carries the numbers of its formula.
 
     GPU kernels of a micro-step run one after another.  The host issues them ahead, so a micro-step takes the
@@ -65,7 +63,7 @@ def predict_time(
     Ignored: data loading (workers run ahead), logging and saving; evaluation is added to the run,
     where it is asked for.
     """
-    job = job_of(scenario, coefficients, regime)
+    job = job_of(scenario, coefficients, known)
     if job is None:
         return None
     seconds = pass_seconds(job, "training")
@@ -173,11 +171,7 @@ def _prediction(job: TimedJob, terms: tuple[TimeTerm, ...], step_s: Number) -> T
     per_step = job.world * recipe.batch.grad_accum
     batches = per_step / recipe.parallel.gpus
     samples_per_s = batches * recipe.batch.micro_batch / step_s
-    length = micro.real / recipe.batch.rows * recipe.parallel.context
-    needed = per_step * model_flop(job.work, job.rank, micro.real, length)
-    needed = needed + per_step * (
-        passes_aside(recipe) * forward_flop(job.work, micro.real, length) + tower_flop(job)
-    )
+    needed = per_step * model_flop(job)
     run_time_s: Number | None = None
     cost_usd: Number | None = None
     if run.n_samples is not None:

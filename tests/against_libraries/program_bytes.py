@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from planner.domain.term import Phase, TermName
-from planner.program.driver import paged_state_bytes
+from planner.memory.outside import paged_state_bytes
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.sizes import unit_values

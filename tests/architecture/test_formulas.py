@@ -23,8 +23,6 @@ NO_FORMULA = {
     "memory/liveness.py:state_bytes": "adds up requests of the step program",
     "memory/outside.py:driver_terms": "lists the terms of other files",
     "memory/over_time.py:timeline_of": "replays",
-    "memory/phases.py:kind_of": "names a kind",
-    "memory/phases.py:make_term": "builds a term",
     "memory/quick.py:predict_quick": (
         "adds up requests of the step program; how its slack was measured stands beside it"
     ),
@@ -45,7 +43,6 @@ NO_FORMULA = {
     "throughput/counted.py:by_structure": "reads the step program",
     "throughput/details.py:with_time_details": "writes text",
     "throughput/job.py:job_of": "gathers what the formulas read",
-    "throughput/job.py:profile_of": "gathers what the formulas read",
     "throughput/rates.py:pcie_bytes_per_s": "reads the catalog and the table of PCIe rates with its source",
     "throughput/rates.py:peak_flop_per_s": "reads the catalog, which carries its sources",
     "throughput/rates.py:rates_of": "multiplies catalog rates by coefficients, which carry their sources",

@@ -49,7 +49,7 @@ def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
         tied=False,
         max_position_tokens=positions,
         final_norms=(norm,),
-        embedding_dropout="last" if drops else "none",
+        embedding_dropout=drops,
         extra_embeddings=(EmbeddingSpec("pos_emb", positions, hidden, shared=True),),
         checkpoint_dtype="fp32",
         fp32_logits=False,

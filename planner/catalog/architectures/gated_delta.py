@@ -133,8 +133,7 @@ def _hybrid(fields: ConfigFields, fulls: list[BlockSpec], mixer: GatedDeltaSpec)
 def read_qwen3_5_text(fields: ConfigFields) -> ModelSpec:
     """``qwen3_5_text``: gated delta layers, and attention whose output has a gate."""
     full = _dense_block(fields, _gated_attention(fields, kv_default=4))
-    spec = _hybrid(fields, [full] * fields.layers("num_hidden_layers"), _mixer(fields))
-    return replace(spec, rotary_tables="interleaved")
+    return _hybrid(fields, [full] * fields.layers("num_hidden_layers"), _mixer(fields))
 
 
 def read_qwen3_5_moe_text(fields: ConfigFields) -> ModelSpec:
@@ -142,8 +141,7 @@ def read_qwen3_5_moe_text(fields: ConfigFields) -> ModelSpec:
     PEFT 0.21 has no table of these experts.
     """
     full = _sparse_block(fields, _gated_attention(fields, kv_default=2), 256, 8)
-    spec = _hybrid(fields, [full] * fields.layers("num_hidden_layers"), _mixer(fields))
-    return replace(spec, rotary_tables="interleaved")
+    return _hybrid(fields, [full] * fields.layers("num_hidden_layers"), _mixer(fields))
 
 
 def read_qwen3_next(fields: ConfigFields) -> ModelSpec:

@@ -85,7 +85,7 @@ def read_gemma3_text(fields: ConfigFields) -> ModelSpec:
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, period))
     with_vocab = ConfigFields({"vocab_size": _GEMMA3_TEXT_VOCAB, **fields.data}, fields.where)
     spec = with_scaling(decoder(with_vocab, with_windows(block, windows), tied_default=True), "one_plus")
-    spec = replace(spec, embedding_scale="table", rotary_by_kind=True)
+    spec = replace(spec, embedding_scale="table")
     return replace(spec, logit_softcap=_is_capped(fields, "final_logit_softcapping", default=False))
 
 

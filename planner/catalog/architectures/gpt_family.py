@@ -88,7 +88,7 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
     )
     return replace(
         spec,
-        embedding_dropout="last" if fields.is_positive("embd_pdrop", 0.1) else "none",
+        embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
         tied=fields.flag("tie_word_embeddings", True),
         max_position_tokens=positions,
         final_norms=(layer_norm(hidden),),
@@ -130,8 +130,7 @@ def read_gptj(fields: ConfigFields) -> ModelSpec:
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, head)
     return replace(
         spec,
-        rotary_tables="layers",
-        embedding_dropout="last" if fields.is_positive("embd_pdrop", 0.0) else "none",
+        embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("n_positions", "max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
@@ -173,7 +172,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
-        embedding_dropout="last" if fields.is_positive("hidden_dropout", 0.0) else "none",
+        embedding_dropout=fields.is_positive("hidden_dropout", 0.0),
     )
 
 

@@ -50,7 +50,7 @@ def read_gpt_oss(fields: ConfigFields) -> ModelSpec:
         extra_params=attention.n_heads,
     )
     windows = layer_windows(fields, n_layers, window_field(fields, 128), alternating_types(n_layers, 2))
-    return replace(with_scaling(decoder(fields, with_windows(block, windows)), "wide"), rotary_tables="half")
+    return with_scaling(decoder(fields, with_windows(block, windows)), "wide")
 
 
 READERS = {"gpt_oss": read_gpt_oss}

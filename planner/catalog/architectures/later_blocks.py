@@ -83,7 +83,7 @@ def read_olmo(fields: ConfigFields) -> ModelSpec:
         llama_block(fields, attention, qkv_bias=bias, out_bias=bias), norms=(replace(norm, copies=2),)
     )
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
-    return replace(spec, final_norms=(norm,), rotary_tables="fp32")
+    return replace(spec, final_norms=(norm,))
 
 
 def read_ministral3(fields: ConfigFields) -> ModelSpec:
@@ -122,8 +122,7 @@ def read_ernie(fields: ConfigFields) -> ModelSpec:
     attention = attention_of(fields, kv_default=2, head_dim_default=128)
     attention = replace(attention, rotary_form="repeated_pairs", rotary_result="floated")
     block = llama_block(fields, attention, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
-    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
-    return replace(spec, rotary_tables="fp32")
+    return decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
 
 
 READERS = {

@@ -125,7 +125,7 @@ def read_ernie_moe(fields: ConfigFields) -> ModelSpec:
     dense = _dense(fields, attention, projections, bias=bias)
     kinds = _ernie_layers(fields, n_layers)
     spec = decoder(fields, [sparse if kind else dense for kind in kinds], tied_default=True)
-    return replace(spec, rotary_tables="fp32", head=replace(spec.head, bias=bias))
+    return replace(spec, head=replace(spec.head, bias=bias))
 
 
 def _ernie_layers(fields: ConfigFields, n_layers: int) -> list[bool]:

@@ -171,8 +171,7 @@ def read_olmo2(fields: ConfigFields) -> ModelSpec:
     """``olmo2``: both hidden norms come after their branch;
     query and key are normalised over all heads at once.
     """
-    spec = with_scaling(decoder(fields, [_olmo_block(fields)] * fields.layers("num_hidden_layers")), "wide")
-    return replace(spec, rotary_tables="fp32")
+    return with_scaling(decoder(fields, [_olmo_block(fields)] * fields.layers("num_hidden_layers")), "wide")
 
 
 def read_olmo3(fields: ConfigFields) -> ModelSpec:
@@ -181,8 +180,7 @@ def read_olmo3(fields: ConfigFields) -> ModelSpec:
     """
     n_layers = fields.layers("num_hidden_layers")
     windows = layer_windows(fields, n_layers, window_field(fields, 4096), alternating_types(n_layers, 4))
-    spec = with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
-    return replace(spec, rotary_tables="fp32", rotary_by_kind=True)
+    return with_scaling(decoder(fields, with_windows(_olmo_block(fields), windows)), "wide")
 
 
 def _olmo_block(fields: ConfigFields) -> BlockSpec:

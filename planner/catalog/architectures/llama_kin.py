@@ -36,9 +36,7 @@ def read_starcoder2(fields: ConfigFields) -> ModelSpec:
     )
     spec = decoder(fields, [block] * fields.layers("num_hidden_layers"), tied_default=True)
     drops = fields.is_positive("embedding_dropout", 0.0)
-    return replace(
-        spec, final_norms=(layer_norm(hidden),), embedding_dropout="before_tables" if drops else "none"
-    )
+    return replace(spec, final_norms=(layer_norm(hidden),), embedding_dropout=drops)
 
 
 def read_seed_oss(fields: ConfigFields) -> ModelSpec:

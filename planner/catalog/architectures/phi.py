@@ -63,7 +63,7 @@ def read_phi(fields: ConfigFields) -> ModelSpec:
         tied=fields.flag("tie_word_embeddings", False),
         max_position_tokens=fields.integer("max_position_embeddings", default=2048),
         final_norms=(layer_norm(hidden),),
-        embedding_dropout="last" if fields.is_positive("embd_pdrop", 0.0) else "none",
+        embedding_dropout=fields.is_positive("embd_pdrop", 0.0),
     )
 
 

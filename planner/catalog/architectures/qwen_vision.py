@@ -59,7 +59,7 @@ def _language_model(fields: ConfigFields) -> ModelSpec:
     text = text_fields(fields)
     block = llama_block(text, replace(attention_of(text, kv_default=8), heads_last=True), qkv_bias=True)
     spec = decoder(text, with_windows(block, qwen_windows(text, text.layers("num_hidden_layers"))))
-    return replace(spec, rotary_tables="sections", architecture=fields.text("model_type", ""))
+    return replace(spec, architecture=fields.text("model_type", ""))
 
 
 def _rule(vision: ConfigFields, *, min_pixels: int, max_pixels: int, patch: int) -> ImageRule:
@@ -223,9 +223,7 @@ def read_qwen3_vl_moe(fields: ConfigFields) -> ModelSpec:
 
 def _seeing(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     tower = qwen3_tower(fields.section("vision_config"))
-    return replace(
-        spec, rotary_tables="interleaved", architecture=fields.text("model_type", ""), vision=tower
-    )
+    return replace(spec, architecture=fields.text("model_type", ""), vision=tower)
 
 
 READERS = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
-from planner.program.head.inputs import make_masks, make_tables
+from planner.program.head.inputs import make_masks
 from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
@@ -95,16 +95,13 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     if model.embedding_norm:
         with torch.inside("word_embeddings_layernorm"):
             stream = norm(torch, view, model.final_norms[0], stream)
-    make_masks(torch, model, ends.kinds)
-    if model.embedding_dropout == "before_tables":
-        stream = dropout(torch, stream)
-    make_tables(torch, model, ends.kinds, stream.dtype)
+    make_masks(torch, ends.kinds)
     if view.recipe.offload == "activations" and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         torch.outputs = [
             torch.like(stream, "staged", cost=None) for _ in range(view.stack.offloaded_inputs_kept)
         ]
-    return dropout(torch, stream) if model.embedding_dropout == "last" else stream
+    return dropout(torch, stream) if model.embedding_dropout else stream
 
 
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:

@@ -26,7 +26,7 @@ def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
     they go into ``torch.returned``.
     """
     spec = view.block.attention
-    written = {"fp32": _gptj, "fp32_biased": _mpt, "compute": _gpt2, "fp32_softmax": _llama}[
+    written = {"fp32": _gptj, "fp32_biased": _mpt, "compute": _llama, "fp32_softmax": _llama}[
         spec.eager_scores
     ]
     if spec.sinks:
@@ -39,9 +39,10 @@ def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
 
 
 def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """Most models.  A soft cap (Gemma 2) divides, takes ``tanh`` and multiplies.
+    """Most models.  A soft cap (Gemma 2) divides, takes ``tanh`` and multiplies; a softmax without a stated
+    dtype (GPT-2) is run in fp32 by autocast.
 
-    Source: models/llama/modeling_llama.py and models/gemma2/modeling_gemma2.py eager_attention_forward.
+    Source: models/{llama,gemma2,gpt2}/modeling_*.py eager_attention_forward.
     """
     keys, values = repeated(torch, view, key), repeated(torch, view, value)
     scores = torch.same(product(torch, view, query, keys), "mul")
@@ -50,7 +51,13 @@ def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
         scores = torch.kernel(scores, "tanh", saves="output")
         scores = torch.same(scores, "mul")
     scores = torch.add(scores, _mask(view))
-    scores = torch.to(softmax(torch, scores, "fp32"), query.dtype)
+    if view.block.attention.position_bias:
+        # Cast, and added in place: BTLMAttention._attn of modeling_btlm.py.
+        _bias = torch.new(Unit.LENGTH_PAIRS, view.block.attention.n_heads, scores.dtype, "type_as")
+        del _bias
+    stated = view.block.attention.eager_scores == "fp32_softmax"
+    wide: Dtype = "fp32" if stated else _unstated(view, scores)
+    scores = torch.to(softmax(torch, scores, wide), query.dtype)
     scores = _dropped(torch, view, scores)
     return _rows(torch, view, _heads(torch, view, scores, values)), []
 
@@ -71,23 +78,6 @@ def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     kept = _without_sink(torch, probabilities)
     scores = torch.to(_dropped(torch, view, kept), values.dtype)
     return _rows(torch, view, _heads(torch, view, scores, values)), []
-
-
-def _gpt2(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """A softmax without a stated dtype, which autocast runs in fp32.  A position bias is cast, and added
-    in place.
-
-    Source: models/gpt2/modeling_gpt2.py eager_attention_forward; BTLMAttention._attn of modeling_btlm.py.
-    """
-    scores = torch.same(product(torch, view, query, key), "mul")
-    scores = torch.add(scores, _mask(view))
-    if view.block.attention.position_bias:
-        _bias = torch.new(Unit.LENGTH_PAIRS, view.block.attention.n_heads, scores.dtype, "type_as")
-        del _bias
-    scores = softmax(torch, scores, _unstated(view, scores))
-    scores = torch.to(scores, value.dtype)
-    scores = _dropped(torch, view, scores)
-    return _rows(torch, view, _heads(torch, view, scores, value)), []
 
 
 def _gptj(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:

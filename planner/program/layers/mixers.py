@@ -16,7 +16,7 @@ from planner.program.head.heads import split
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2
 from planner.program.ops.autograd import record
-from planner.program.ops.convolution import by_features, convolved
+from planner.program.ops.convolution import convolved
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
@@ -42,7 +42,7 @@ def _short_conv(torch: Operators, view: LayerView, spec: ShortConvSpec, x: Tenso
     with torch.inside("conv"):
         if view.masked:
             x = torch.same(x, "mul")
-        joined = by_features(torch, view, linear(torch, view, view.linears("attn_in")[0], x))
+        joined = linear(torch, view, view.linears("attn_in")[0], x)
         before, behind, values = split(torch, joined, (spec.width,) * 3)
         x = torch.mul(before, values)
         x = convolved(torch, view, x, spec.kernel, "conv", bias=spec.bias)

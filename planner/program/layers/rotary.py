@@ -7,8 +7,6 @@ models/{llama,olmo2,glm,cohere,gpt_neox,phi3,gptj,gpt_oss}, ``forward`` of model
 
 from __future__ import annotations
 
-from planner.program.head.inputs import COSINES, SINES
-from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -25,13 +23,13 @@ def rotated(
         return *turned(torch, view, query, key), []
     query_parts, key_parts = _cut(torch, view, query), _cut(torch, view, key)
     if spec.rotary_join == "inline":
-        tables = _tables(torch, view)
+        table = _table(torch, view)
         query = _joined(
-            torch, _turned(torch, query_parts[0], tables), query_parts[1], by_heads=spec.joined_rotary
+            torch, _turned(torch, query_parts[0], table), query_parts[1], by_heads=spec.joined_rotary
         )
         return (
             query,
-            _joined(torch, _turned(torch, key_parts[0], tables), key_parts[1], by_heads=spec.joined_rotary),
+            _joined(torch, _turned(torch, key_parts[0], table), key_parts[1], by_heads=spec.joined_rotary),
             [],
         )
     turned_query, turned_key = turned(torch, view, query_parts[0], key_parts[0])
@@ -44,21 +42,19 @@ def rotated(
     return joined_query, _joined(torch, turned_key, key_parts[1], by_heads=spec.joined_rotary), []
 
 
-def _tables(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, mostly in the dtype of the embeddings.
-
-    They are the model's own, or made in each layer by repeating them for both of each pair.
+def _table(torch: Operators, view: LayerView) -> Tensor:
+    """Cosines or sines, mostly in the dtype of the embeddings: the model's own, which are too small to count,
+    or made in each layer by repeating them for both of each pair.
     """
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
     if spec.rotary_form == "repeated_pairs":
         repeated: Dtype = "fp32" if spec.rotary_result == "floated" else view.dtypes.table
-        made = [torch.new(Unit.LENGTH, width, repeated, "repeat_interleave") for _ in range(2)]
-        return made[0], made[1]
+        _sines = torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
+        return torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
     # Code that casts results back leaves its tables in fp32.
     dtype: Dtype = "fp32" if spec.rotary_result == "input" else view.dtypes.table
-    plain = Tensor(None, Unit.LENGTH, width / 2 if spec.rotary_form == "crossed" else width, dtype)
-    return torch.shared.get(COSINES, plain), torch.shared.get(SINES, plain)
+    return Tensor(None, Unit.LENGTH, width / 2 if spec.rotary_form == "crossed" else width, dtype)
 
 
 def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,46 +62,44 @@ def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tup
     spec = view.block.attention
     if spec.rotary_form == "complex":
         return _complex(torch, view, query, key)
-    given, tables = (query.dtype, key.dtype), _tables(torch, view)
+    given, table = (query.dtype, key.dtype), _table(torch, view)
     if spec.rotary_result == "fp32":
         query, key = torch.to(query, "fp32"), torch.to(key, "fp32")
     if spec.rotary_form == "crossed":
-        turned_query, turned_key = _crossed(torch, query, key, tables)
+        turned_query, turned_key = _crossed(torch, query, key, table)
     else:
         floated = spec.rotary_result == "floated"
-        turned_query = _turned(torch, query, tables, floated=floated)
-        turned_key = _turned(torch, key, tables, floated=floated)
+        turned_query = _turned(torch, query, table, floated=floated)
+        turned_key = _turned(torch, key, table, floated=floated)
     if spec.rotary_result == "wider":
         return turned_query, turned_key
     narrow = torch.to(turned_query, given[0])
     return narrow, torch.to(turned_key, given[1])
 
 
-def _turned(torch: Operators, x: Tensor, tables: tuple[Tensor, Tensor], *, floated: bool = False) -> Tensor:
+def _turned(torch: Operators, x: Tensor, table: Tensor, *, floated: bool = False) -> Tensor:
     """``x * cos + rotate_half(x) * sin``; it makes no difference whether halves or pairs are swapped.
 
     ``floated``: both factors are cast to fp32 for their products.
     """
-    straight = torch.mul(torch.to(x, "fp32") if floated else x, tables[0])
+    straight = torch.mul(torch.to(x, "fp32") if floated else x, table)
     first, second = torch.part(x, x.count / 2), torch.part(x, x.count / 2)
     half = torch.cat([torch.same(second, "neg"), first])
     del first, second
     if floated:
         half = torch.to(half, "fp32")
-    crossed = torch.mul(half, tables[1])
+    crossed = torch.mul(half, table)
     del half
     return torch.add(straight, crossed)
 
 
-def _crossed(
-    torch: Operators, query: Tensor, key: Tensor, tables: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+def _crossed(torch: Operators, query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """``cat([first * cos - second * sin, second * cos + first * sin])``."""
     halves = [(torch.part(x, x.count / 2), torch.part(x, x.count / 2)) for x in (query, key)]
     made = []
     for first, second in halves:
-        one = torch.sub(torch.mul(first, tables[0]), torch.mul(second, tables[1]))
-        other = torch.add(torch.mul(second, tables[0]), torch.mul(first, tables[1]))
+        one = torch.sub(torch.mul(first, table), torch.mul(second, table))
+        other = torch.add(torch.mul(second, table), torch.mul(first, table))
         made.append(_joined(torch, one, other, by_heads=True))
         del one, other
     return made[0], made[1]
@@ -114,33 +108,15 @@ def _crossed(
 def _complex(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """``view_as_real(view_as_complex(x.float()) * table).type_as(x)``."""
     width = view.block.attention.rotary_width or view.block.attention.head_dim
-    table = torch.shared.get(COSINES, Tensor(None, Unit.LENGTH, width, "fp32"))
+    table = Tensor(None, Unit.LENGTH, width, "fp32")
     wide_query, wide_key = torch.to(query, "fp32"), torch.to(key, "fp32")
     if view.block.attention.rotary_result == "fp32":
         # Both products are there before one is cast.
-        products = _complex_product(torch, wide_query, table), _complex_product(torch, wide_key, table)
+        products = torch.mul(wide_query, table), torch.mul(wide_key, table)
         narrow = torch.to(products[0], query.dtype)
         return narrow, torch.to(products[1], key.dtype)
-    turned_query = torch.to(_complex_product(torch, wide_query, table), query.dtype)
-    return turned_query, torch.to(_complex_product(torch, wide_key, table), key.dtype)
-
-
-def _complex_product(torch: Operators, x: Tensor, table: Tensor) -> Tensor:
-    """Backward: the gradient copied where heads are not together, the conjugate of the table,
-    and the product.
-    """
-    width = table.count
-    one_head = x.count == width
-
-    def of_numbers(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _conjugate = torch.new(Unit.LENGTH, width, "fp32", "clone")
-        return [torch.like(gradient, "mul")]
-
-    def of_parts(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [gradient if one_head or gradient.head_by_head else torch.like(gradient, "clone")]
-
-    out = record(torch, torch.like(x, "mul"), [x], [table], of_numbers)
-    return record(torch, out.alias(), [out], [], of_parts)
+    turned_query = torch.to(torch.mul(wide_query, table), query.dtype)
+    return turned_query, torch.to(torch.mul(wide_key, table), key.dtype)
 
 
 def _cut(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,8 @@ and a scan in one kernel of mamba-ssm.
 
 Source: transformers 5.23 models/jamba/modeling_jamba.py JambaMambaMixer.forward; mamba-ssm 2.3.2
 mamba_ssm/ops/selective_scan_interface.py SelectiveScanFn, csrc/selective_scan/selective_scan.cpp.
-Ignored: an adapter of ``dt_proj``, whose weight is read past it where the base has 16 bits; a copy of several
-samples that the adapter of ``out_proj`` makes of its input, one operator long.
+Ignored: an adapter of ``dt_proj``, whose weight is read past it where the base has 16 bits; copies of several
+samples in another layout, one operator long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.program.head.heads import split
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast
-from planner.program.ops.convolution import by_features, convolved
+from planner.program.ops.convolution import convolved
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
@@ -30,7 +30,7 @@ def mamba1(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
         if view.masked:
             x = torch.same(x, "mul")
         inner, outer = view.linears("mixer_in")[0], view.linears("mixer_out")[0]
-        joined = by_features(torch, view, linear(torch, view, inner, x))
+        joined = linear(torch, view, inner, x)
         decay = _decay(torch, view, spec)
         values, gate = split(torch, joined, (spec.width, spec.width))
         del joined
@@ -43,7 +43,7 @@ def mamba1(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
         steps, into, out_of = (_normed(torch, view, each) for each in (steps, into, out_of))
         steps = _steps(torch, view, spec, steps)
         out = _scan(torch, view, (values, steps, gate), (into, out_of), decay)
-        return linear(torch, view, outer, _by_tokens(torch, view, out))
+        return linear(torch, view, outer, out)
 
 
 def _normed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -68,23 +68,7 @@ def _steps(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
         weight = torch.parameter(Unit.ONE, matrix.weight_count, view.dtypes.base, trained=view.trains_base)
         steps = torch.mm(autocast(torch, view, x), weight_copy(torch, view, weight), spec.width)
         # A trained matrix times a batch is one product of rows, transposed and copied behind it.
-        return _turned(torch, view, steps) if view.trains_base else steps
-
-
-def _turned(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """A copy in another layout; the gradient of several samples is copied, too."""
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [gradient if view.single else torch.like(gradient, "clone")]
-
-    return record(torch, torch.like(x, "clone"), [x], [], backward)
-
-
-def _by_tokens(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``x.transpose(1, 2)``, which a product of several samples with a trained weight copies."""
-    if view.single or not view.trains_base:
-        return x
-    return torch.contiguous(x)
+        return torch.contiguous(steps) if view.trains_base else steps
 
 
 def _widened(torch: Operators, view: LayerView, count: float) -> Tensor:
@@ -127,8 +111,6 @@ def _scan(
     saved = [copies[0], moved, decay, copies[1], copies[2], skip, copies[3], bias, states, before]
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        # That of one sample has the layout of the product's input.
-        _gradient = gradient if view.single else torch.like(gradient, "clone")
         of_gate, of_values, of_steps, of_decay = (torch.like(kept[index], "empty") for index in (6, 0, 1, 2))
         of_values.is_view = True  # of the transposed values
         # States are updated again, and each product has two gradients; the kernel reads the gradient once.

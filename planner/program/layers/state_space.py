@@ -7,8 +7,8 @@ Source: transformers 5.23 models/{bamba,granitemoehybrid,falcon_h1,nemotron_h}/m
 forward; mamba-ssm 2.3.2 mamba_ssm/ops/triton/ssd_combined.py (MambaSplitConv1dScanCombinedFn),
 ssd_chunk_state.py, ssd_chunk_scan.py, ssd_state_passing.py, layernorm_gated.py; causal-conv1d 1.6
 cpp_functions.py.
-Ignored: the rest of a last chunk that is not full;
-what Triton allocates while it tries configurations in the first step.
+Ignored: the rest of a last chunk that is not full; what Triton allocates while it tries configurations in the
+first step; between the kernels all but states: scores of positions, numbers of heads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from planner.domain.mixers import Mamba2Spec
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast
 from planner.program.ops.operators import Costs, Operators
-from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Tensor, Unit
+from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
 from planner.program.view import LayerView
 from planner.program.weights.matrices import linear
 
-# Blocks that a chunk and a state are divided into, at least.
-_CHUNK_BLOCK, _STATE_BLOCK = 32, 64
+# Kernels whose results are too small to count: scores, sums of decays,
+# and backward the gradients of decays, B and C.
+_SMALL_FORWARD, _SMALL_BACKWARD = 4, 24
 
 
 def mamba2(torch: Operators, view: LayerView, spec: Mamba2Spec, x: Tensor) -> Tensor:
@@ -91,57 +92,29 @@ def _scan(torch: Operators, view: LayerView, spec: Mamba2Spec, joined: Tensor) -
     )
 
 
-def _convolved(torch: Operators, spec: Mamba2Spec, joined: Tensor) -> Tensor:
-    """The convolution reads rows that begin at multiples of eight elements, others are copied before."""
-    if spec.joined_width % 8:
-        _aligned = _between(torch, Unit.TOKENS, spec.conv_width, joined.dtype, "clone")
-    return _between(torch, Unit.TOKENS, spec.conv_width, joined.dtype, "causal_conv1d")
-
-
-def _between(torch: Operators, unit: Unit, count: float, dtype: Dtype, op: str) -> Tensor:
-    """A tensor that one kernel writes and the next one reads."""
-    return torch.new(unit, count, dtype, op, cost=[Tensor(None, unit, count, dtype)])
-
-
-def _numbers(torch: Operators, spec: Mamba2Spec, *, blocks: int = 1) -> Tensor:
-    """One fp32 number for each head and position, of each of ``blocks``."""
-    return _between(torch, Unit.TOKENS, blocks * spec.heads, "fp32", "empty")
-
-
 def _states(torch: Operators, spec: Mamba2Spec, dtype: Dtype) -> Tensor:
     """The state of each head before each chunk."""
-    return _between(torch, Unit.TOKENS, spec.width * spec.state / spec.chunk, dtype, "empty")
+    count = spec.width * spec.state / spec.chunk
+    return torch.new(Unit.TOKENS, count, dtype, "empty", cost=[Tensor(None, Unit.TOKENS, count, dtype)])
 
 
-def _last_states(torch: Operators, spec: Mamba2Spec) -> Tensor:
-    return torch.new(Unit.ROWS, spec.width * spec.state, "fp32", "empty")
-
-
-def _scores(torch: Operators, spec: Mamba2Spec) -> Tensor:
-    """C times B for each pair of positions of a chunk."""
-    return _between(torch, Unit.TOKENS, spec.groups * spec.chunk, "fp32", "empty")
-
-
-def _scanned(torch: Operators, spec: Mamba2Spec, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The output, that before the gate where the kernel has one,
-    and what else variables of the kernel refer to.
+def _scanned(torch: Operators, spec: Mamba2Spec, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, that before the gate where the kernel has one, and the states,
+    which are passed from chunk to chunk.
     """
-    kept = [_numbers(torch, spec), _numbers(torch, spec)]
+    torch.spend("launches", Unit.ONE, _SMALL_FORWARD)
     states = _states(torch, spec, "fp32")
-    states = _passed(torch, spec, x.dtype, kept)
-    _products = _scores(torch, spec)
+    states = _states(torch, spec, x.dtype)
     # The scan reads the gate or writes for it what stands before the norm.
     reads = [Tensor(None, Unit.TOKENS, spec.width, x.dtype)]
     products = Multiplies(Product(x.dtype), Unit.TOKENS, spec.macs_per_token, reads)
     out = torch.new(Unit.TOKENS, spec.width, x.dtype, "chunk_scan", cost=products)
-    return out, out if spec.normed else torch.like(out, "chunk_scan"), [*kept, states]
+    return out, out if spec.normed else torch.like(out, "chunk_scan"), states
 
 
-def _passed(torch: Operators, spec: Mamba2Spec, dtype: Dtype, kept: list[Tensor]) -> Tensor:
-    """States passed from chunk to chunk; the last ones go to ``kept``."""
-    states = _states(torch, spec, dtype)
-    kept.append(_last_states(torch, spec))
-    return states
+def _convolved(torch: Operators, spec: Mamba2Spec, joined: Tensor) -> Tensor:
+    parts = Tensor(None, Unit.TOKENS, spec.conv_width, joined.dtype)
+    return torch.new(Unit.TOKENS, spec.conv_width, joined.dtype, "causal_conv1d", cost=[parts])
 
 
 def _gradients(
@@ -165,7 +138,6 @@ def _gradients(
     _of_out = torch.like(scanned, "mm", gradient.dtype, cost=costs.of_x)
     if spec.normed:
         _of_scan = torch.like(scanned, "layer_norm_gated_backward")
-        _norm_sums(torch, spec, scanned.dtype)
     again = _scan_gradients(torch, spec, x)
     n_out = 2 if len(shapes) > 4 + spec.conv_bias + spec.normed + 1 else 1
     made = [
@@ -182,83 +154,13 @@ def _gradients(
     return [of_joined, *conv, *others, *made]
 
 
-def _norm_sums(torch: Operators, spec: Mamba2Spec, dtype: Dtype) -> None:
-    """The gradient of the norm's weight, first as one sum for each program that runs at once."""
-    group = spec.width // spec.groups
-    block = min(65536 // ELEMENT_BYTES[dtype], 1 << (group - 1).bit_length())
-    programs = -(-4 // min(max(block // 256, 1), 8))
-    torch.new(Unit.MULTIPROCESSORS, programs * spec.width / spec.groups, "fp32", "empty")
-
-
 def _scan_gradients(torch: Operators, spec: Mamba2Spec, x: Tensor) -> list[Tensor]:
-    """What the scan's backward pass makes on the way; the gated output, where it has a gate,
-    is computed again.
-
-    Variables live until the function returns, as there.
-    """
-    kept = [
-        torch.new(Unit.TOKENS, spec.heads, x.dtype, "clone"),
-        _numbers(torch, spec),
-        _numbers(torch, spec),
-    ]
-    kept.append(_scores(torch, spec))
+    """States and their gradients; the gated output, where the kernel has a gate, is computed again."""
+    torch.spend("launches", Unit.ONE, _SMALL_BACKWARD)
     states = _states(torch, spec, "fp32")
-    states = _passed(torch, spec, "fp32", kept)
-    again: list[Tensor] = []
-    if not spec.normed:
-        of_skip = _of_skip(torch, spec)
-        again = [torch.new(Unit.TOKENS, spec.width, x.dtype, "empty") for _ in range(2)]
-        del of_skip
-    given = [states]
-    del states
-    kept += _passed_back(torch, spec, given, x.dtype)
-    of_skip = _of_skip(torch, spec)
-    kept.append(_numbers(torch, spec))
-    del of_skip
-    kept += _of_shared(torch, spec)
-    kept += _of_shared(torch, spec)
-    parts = _between(torch, Unit.CHUNK_SPLITS, spec.groups * spec.chunk**2, "fp32", "empty")
-    kept.append(torch.new(Unit.TOKENS, spec.groups * spec.chunk, "fp32", "sum"))
-    del parts
-    _of_decays(torch, spec)
-    return again[1:]
-
-
-def _of_skip(torch: Operators, spec: Mamba2Spec) -> Tensor:
-    """A number for each head, chunk and block of it, before they are summed."""
-    return torch.new(Unit.TOKENS, spec.heads * -(-spec.chunk // _CHUNK_BLOCK) / spec.chunk, "fp32", "zeros")
-
-
-def _passed_back(torch: Operators, spec: Mamba2Spec, states: list[Tensor], dtype: Dtype) -> list[Tensor]:
-    """Gradients of states and of decays between chunks,
-    and the states in the dtype of the products; ``states`` is emptied.
-    """
+    states = _states(torch, spec, "fp32")
+    again = [] if spec.normed else [torch.new(Unit.TOKENS, spec.width, x.dtype, "empty") for _ in range(2)]
     of_states = _states(torch, spec, "fp32")
-    narrow = [_states(torch, spec, dtype)]
-    narrow.append(states[0] if dtype == "fp32" else _states(torch, spec, dtype))
-    blocks = -(-spec.head_dim * spec.state // _STATE_BLOCK)
-    between = _between(torch, Unit.TOKENS, spec.heads * blocks / spec.chunk, "fp32", "empty")
-    summed = torch.new(Unit.TOKENS, spec.heads / spec.chunk, "fp32", "sum")
-    states.clear()
-    del of_states, between
-    return [*narrow, summed]
-
-
-def _of_decays(torch: Operators, spec: Mamba2Spec) -> None:
-    """Sums over positions from behind, and of the blocks of each chunk, and of both."""
-    flipped = _numbers(torch, spec)
-    summed = _numbers(torch, spec)
-    del flipped
-    _back = _numbers(torch, spec)
-    del summed
-    parts = _numbers(torch, spec, blocks=-(-spec.chunk // _CHUNK_BLOCK))
-    _whole = _numbers(torch, spec)
-    del parts
-    _both = _numbers(torch, spec)
-
-
-def _of_shared(torch: Operators, spec: Mamba2Spec) -> list[Tensor]:
-    """Gradients of decays, and of B or C, summed over the parts of each group."""
-    decays = _numbers(torch, spec)
-    _parts = _between(torch, Unit.CHUNK_SPLITS, spec.chunk * spec.groups * spec.state, "fp32", "empty")
-    return [decays, torch.new(Unit.TOKENS, spec.groups * spec.state, "fp32", "sum")]
+    _narrow = [_states(torch, spec, x.dtype) for _ in range(2 if x.dtype != "fp32" else 1)]
+    del states, of_states
+    return again[1:]

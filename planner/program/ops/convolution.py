@@ -28,14 +28,3 @@ def convolved(
         return [of_x, *(torch.to(each, dtype) for each in wide)]
 
     return record(torch, torch.like(x, "causal_conv1d"), [x, *weights], [x], backward)
-
-
-def by_features(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``x.transpose(1, 2)``, in whose order gradients of its parts are joined:
-    of several samples these are no rows.
-
-    The product copies them; with an adapter it is the adapter's that does, one operator later.
-    """
-    if view.single:
-        return x
-    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.arrays import ceil_div, maximum, minimum
-from planner.domain.hardware import Hardware
-from planner.domain.mixers import SCAN_BLOCK_TOKENS, Mamba2Spec
-from planner.domain.model import ModelSpec
+from planner.arrays import ceil_div, minimum
+from planner.domain.mixers import SCAN_BLOCK_TOKENS
 from planner.domain.recipes.recipe import Number
+from planner.domain.scenario import Scenario
 from planner.program.head.loss_pieces import completion_tokens, piece_tokens
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
@@ -30,36 +29,39 @@ def _with_batch(job: Job, n_samples: int) -> Job:
 
 
 def _units_of(job: Job) -> dict[Unit, Number]:
-    batch, adapter = job.recipe.batch, job.recipe.adapter
-    tokens, rank = batch.rows * batch.seq_len, adapter.rank if adapter else 0
-    images = batch.images
-    n_images: Number = batch.rows * images.per_sample if images else 0
+    batch = job.recipe.batch
+    tokens = batch.rows * batch.seq_len
+    units = batch_units(job.scenario, tokens, batch.seq_len, tokens * batch.seq_len)
+    return units | {
+        Unit.PIECE_TOKENS: piece_tokens(job),
+        Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
+        Unit.PIXELS: units[Unit.PIXELS] * batch.grad_accum,
+    }
+
+
+def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Number) -> dict[Unit, Number]:
+    """Units of a micro-batch of ``tokens`` in samples of ``length``, with so many ``pairs`` of query and key;
+    pixels are those of one micro-batch.
+    """
+    recipe = scenario.recipe
+    rank, rows, images = recipe.adapter.rank if recipe.adapter else 0, recipe.batch.rows, recipe.batch.images
+    n_images: Number = rows * images.per_sample if images else 0
     patches: Number = n_images * images.patches if images else 0
     return {
         Unit.ONE: 1,
         Unit.TOKENS: tokens,
-        Unit.PAIRS: tokens * batch.seq_len,
-        Unit.LENGTH: batch.seq_len,
+        Unit.PAIRS: pairs,
+        Unit.LENGTH: length,
         Unit.RANK: rank,
         Unit.RANK_TOKENS: rank * tokens,
-        Unit.PIECE_TOKENS: piece_tokens(job),
-        Unit.SINK_PAIRS: tokens * (batch.seq_len + 1),
-        Unit.LENGTH_PAIRS: batch.seq_len * batch.seq_len,
-        Unit.ROWS: batch.rows,
+        Unit.SINK_PAIRS: pairs + tokens,
+        Unit.LENGTH_PAIRS: length * length,
+        Unit.ROWS: rows,
         Unit.PATCHES: patches,
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
-        Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
-        Unit.PIXELS: n_images * images.numbers * batch.grad_accum if images else 0,
-    } | scan_units(job.model, job.hardware, batch.rows, batch.seq_len)
-
-
-def scan_units(model: ModelSpec, hardware: Hardware, rows: Number, length: Number) -> dict[Unit, Number]:
-    """Units of the kernels of state spaces, of ``rows`` samples of ``length`` tokens."""
-    return {
-        Unit.CHUNK_SPLITS: _chunk_splits(model, hardware, rows, length),
+        Unit.PIXELS: n_images * images.numbers if images else 0,
         Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
-        Unit.MULTIPROCESSORS: hardware.gpu.counted_multiprocessors,
     }
 
 
@@ -88,19 +90,3 @@ def _generated_units(job: Job) -> dict[Unit, Number]:
         Unit.SCORED_PAIRS: rows * batch.seq_len * batch.seq_len,
         Unit.SCORED_SINK_PAIRS: rows * batch.seq_len * (batch.seq_len + 1),
     }
-
-
-def _chunk_splits(model: ModelSpec, hardware: Hardware, rows: Number, length: Number) -> Number:
-    """Chunks times the parts in which the heads of a group are summed:
-    as many as keep all multiprocessors busy.
-
-    Source: mamba-ssm 2.3.2 ops/triton/ssd_chunk_state.py _chunk_state_bwd_db (``nheads_per_program``,
-    ``nsplits``).
-    """
-    specs = {block.mixer for block, _ in model.blocks() if isinstance(block.mixer, Mamba2Spec)}
-    counts: list[Number] = []
-    for spec in specs:
-        in_group, n_chunks = spec.heads // spec.groups, rows * ceil_div(length, spec.chunk)
-        busy = ceil_div(n_chunks * spec.heads, hardware.gpu.counted_multiprocessors)
-        counts.append(n_chunks * ceil_div(in_group, maximum(minimum(busy, in_group), 1)))
-    return maximum(0, *counts) if counts else 0

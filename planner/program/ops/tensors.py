@@ -56,42 +56,38 @@ class Unit(IntEnum):
     RANK_PATCHES = 12
     PIXELS = 13
     """Numbers in ``pixel_values`` of all micro-batches of a step."""
-    CHUNK_SPLITS = 14
-    """Chunks of all samples times the parts in which a kernel of Mamba 2 sums the heads of a group."""
-    MULTIPROCESSORS = 15
-    """Those of the card, each of which a kernel gives a sum of its own."""
-    SCAN_BLOCKS = 16
+    SCAN_BLOCKS = 14
     """Blocks of positions of all samples, whose last states the kernel of Mamba 1 keeps."""
-    EVAL_TOKENS = 17
+    EVAL_TOKENS = 15
     """From here on: as those above, of a batch that is evaluated."""
-    EVAL_PAIRS = 18
-    EVAL_RANK_TOKENS = 19
-    EVAL_PIECE_TOKENS = 20
-    EVAL_SINK_PAIRS = 21
-    EVAL_ROWS = 22
-    EVAL_PATCHES = 23
-    EVAL_RANK_PATCHES = 24
-    EVAL_COMPLETION_TOKENS = 25
-    COMPLETION_TOKENS = 26
+    EVAL_PAIRS = 16
+    EVAL_RANK_TOKENS = 17
+    EVAL_PIECE_TOKENS = 18
+    EVAL_SINK_PAIRS = 19
+    EVAL_ROWS = 20
+    EVAL_PATCHES = 21
+    EVAL_RANK_PATCHES = 22
+    EVAL_COMPLETION_TOKENS = 23
+    COMPLETION_TOKENS = 24
     """Tokens of a micro-batch that were generated."""
-    PROMPT_TOKENS = 27
+    PROMPT_TOKENS = 25
     """From here on: of the batch that is generated at once.  Its prompts come first."""
-    PROMPT_PAIRS = 28
-    PROMPT_LENGTH = 29
-    PROMPT_LENGTH_PAIRS = 30
-    PROMPT_RANK_TOKENS = 31
-    GENERATED_ROWS = 32
+    PROMPT_PAIRS = 26
+    PROMPT_LENGTH = 27
+    PROMPT_LENGTH_PAIRS = 28
+    PROMPT_RANK_TOKENS = 29
+    GENERATED_ROWS = 30
     """Sequences, each of which is one token longer after every step."""
-    GENERATED_RANK_ROWS = 33
-    CACHED_TOKENS = 34
+    GENERATED_RANK_ROWS = 31
+    CACHED_TOKENS = 32
     """Tokens that are cached when the last one is generated."""
-    CACHED_SINK_TOKENS = 35
-    WINDOW_TOKENS = 36
+    CACHED_SINK_TOKENS = 33
+    WINDOW_TOKENS = 34
     """Those of them that a layer with a window keeps."""
-    SCORED_TOKENS = 37
+    SCORED_TOKENS = 35
     """Tokens of the whole sequences that were generated at once."""
-    SCORED_PAIRS = 38
-    SCORED_SINK_PAIRS = 39
+    SCORED_PAIRS = 36
+    SCORED_SINK_PAIRS = 37
 
 
 EVALUATED = {

@@ -1,9 +1,9 @@
 """The requests of the step program and of a trace, side by side.
 
 A request is one allocation, with the sizes of what is freed before the next one; the order of those frees
-does not matter. Left out on both sides: requests below 2 KiB, and tensors of one number for each token, which
-the program does not count; the workspace of cuBLAS, which the first product of a process asks for and nothing
-frees.
+does not matter. Left out on both sides: requests below 2 KiB, tensors of one number for each token, and
+tables of rotary positions, which the program does not count; the workspace of cuBLAS, which the first product
+of a process asks for and nothing frees.
 """
 
 from __future__ import annotations
@@ -126,11 +126,16 @@ class _Requests:
 
 
 def ignored_sizes(scenario: Scenario) -> set[int]:
-    """Sizes of one number for each token or position, which the program leaves out."""
+    """Sizes of one number for each token or position and of rotary tables, which the program leaves out."""
     batch = scenario.recipe.batch
     tokens, length = int(batch.rows * batch.seq_len), int(batch.seq_len)
-    return {
+    sizes = {
         n_bytes * count for n_bytes in (1, 2, 4, 8) for count in (tokens, length, tokens + int(batch.rows))
+    }
+    # Angles of pairs in fp32, and tables in two or four bytes.
+    heads = [block.attention for block, _ in scenario.model.blocks()]
+    return sizes | {
+        n_bytes * length * (each.rotary_width or each.head_dim) for each in heads for n_bytes in (2, 4)
     }
 
 

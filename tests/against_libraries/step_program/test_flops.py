@@ -1,4 +1,4 @@
-"""Work counts against torch's own FLOP counter on real Transformers and PEFT modules (CPU,
+"""Products of the step program against torch's own FLOP counter on real Transformers and PEFT modules (CPU,
 no weights downloaded).
 """
 
@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from planner.anatomy.trained import passes_of_layers
-from planner.anatomy.work import WorkKey, attention_forward_flop, matmul_flop, work_of
 from planner.catalog.hf_config import model_from_config
 from planner.domain.model import ModelSpec
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.program.job import job_of
+from planner.program.job import Job, job_of
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Product
 from planner.program.step import parts_of
@@ -54,8 +52,8 @@ FROZEN_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0}
 class Counted:
     """FLOP that torch counted: products of matrices, and batched products (attention)."""
 
-    matmul: int
-    attention: int
+    matmul: float
+    attention: float
 
 
 def build(name: str, *, attention: str = "eager") -> tuple[Any, ModelSpec]:
@@ -103,17 +101,28 @@ def count(model: Any, *, checkpointing: str = "off") -> Counted:
     return Counted(sum(total.values()) - batched, batched)
 
 
-def key_of(
-    targets: tuple[str, ...] | None, checkpointing: str, modules_to_save: tuple[str, ...] = ()
-) -> WorkKey:
-    """The work key that describes the same run."""
-    return WorkKey(targets, modules_to_save, checkpointing != "off", checkpointing == "reentrant")
+def job_like(spec: ModelSpec, checkpointing: str, **said: Any) -> Job:
+    """The job that describes the same run."""
+    setup = Setup(
+        attention="eager",
+        dtype="fp32",
+        checkpointing=checkpointing != "off",
+        reentrant=checkpointing == "reentrant",
+        **said,
+    )
+    return job_of(scenario({}, setup, spec), Coefficients())
 
 
-def predicted_matmul(spec: ModelSpec, key: WorkKey) -> float:
-    """FLOP of all matrix products, adapters included."""
-    work = work_of(spec, key)
-    return matmul_flop(work.base.total, TOKENS) + matmul_flop(work.adapters.total, TOKENS) * RANK
+def products(job: Job) -> Counted:
+    """FLOP of the products of the step program, adapters included."""
+    values = {Unit.TOKENS: TOKENS, Unit.RANK_TOKENS: RANK * TOKENS, Unit.PAIRS: TOKENS * LENGTH}
+    found = {True: 0.0, False: 0.0}
+    for part in parts_of(job):
+        for (_, _, kind), counts in part.template.work.items():
+            for unit, amount in counts.items():
+                if isinstance(kind, Product):
+                    found[unit is Unit.PAIRS] += 2 * part.count * amount * values[unit]
+    return Counted(found[False], found[True])
 
 
 # The rotary table is a product of (features / 2) x 1 by 1 x positions per sequence;
@@ -133,9 +142,8 @@ def test_full_fine_tune_matches_the_counter_exactly(name: str, checkpointing: st
     model, spec = build(name)
     if checkpointing == "reentrant":
         model.enable_input_require_grads()
-    assert count(model, checkpointing=checkpointing).matmul == predicted_matmul(
-        spec, key_of(None, checkpointing)
-    )
+    counted = count(model, checkpointing=checkpointing)
+    assert counted.matmul == products(job_like(spec, checkpointing)).matmul
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -147,7 +155,7 @@ def test_lora_on_all_linears_matches_the_counter_exactly(name: str, checkpointin
     model, spec = build(name)
     adapted = add_lora(model, ("all-linear",), checkpointed=checkpointing != "off")
     counted = count(adapted, checkpointing=checkpointing)
-    assert counted.matmul == predicted_matmul(spec, key_of(("all-linear",), checkpointing))
+    assert counted.matmul == products(job_like(spec, checkpointing, rank=RANK)).matmul
 
 
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
@@ -158,7 +166,8 @@ def test_lora_on_two_projections_matches_the_counter_exactly(checkpointing: str)
     model, spec = build("llama")
     adapted = add_lora(model, ATTENTION_TARGETS, checkpointed=checkpointing != "off")
     counted = count(adapted, checkpointing=checkpointing)
-    assert counted.matmul == predicted_matmul(spec, key_of(ATTENTION_TARGETS, checkpointing))
+    job = job_like(spec, checkpointing, rank=RANK, targets=ATTENTION_TARGETS)
+    assert counted.matmul == products(job).matmul
 
 
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
@@ -173,12 +182,11 @@ def test_trained_layers_match_the_counter_exactly(
     and where backward does not reach them nothing but the forward pass.
     """
     spec = build(name)[1]
-    said = Setup(checkpointing=checkpointing != "off", reentrant=checkpointing == "reentrant")
-    job = scenario({}, said, spec)
-    job = replace(job, recipe=replace(job.recipe, train_layers=layers))
-    model = freeze(build(name)[0], job)
-    key = replace(key_of(None, checkpointing), passes=passes_of_layers(spec, job.recipe, job.stack))
-    assert count(model, checkpointing=checkpointing).matmul == predicted_matmul(spec, key)
+    said = job_like(spec, checkpointing).scenario
+    said = replace(said, recipe=replace(said.recipe, train_layers=layers))
+    model = freeze(build(name)[0], said)
+    counted = count(model, checkpointing=checkpointing)
+    assert counted.matmul == products(job_of(said, Coefficients())).matmul
 
 
 def test_saved_modules_are_trained_whole() -> None:
@@ -188,7 +196,8 @@ def test_saved_modules_are_trained_whole() -> None:
     modules = ("lm_head", "embed_tokens")
     model, spec = build("llama")
     adapted = add_lora(model, ("all-linear",), checkpointed=False, modules_to_save=modules)
-    assert count(adapted).matmul == predicted_matmul(spec, key_of(("all-linear",), "off", modules))
+    job = job_like(spec, "off", rank=RANK, modules_to_save=modules)
+    assert count(adapted).matmul == products(job).matmul
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -200,9 +209,7 @@ def test_eager_attention_matches_the_counter(name: str, checkpointing: str) -> N
     model, spec = build(name)
     if checkpointing == "reentrant":
         model.enable_input_require_grads()
-    work = work_of(spec, key_of(None, checkpointing))
-    passes = 4 if checkpointing == "reentrant" else 3
-    expected = passes * attention_forward_flop(work, TOKENS, LENGTH, "square") + rotary_flop(spec)
+    expected = products(job_like(spec, checkpointing)).attention + rotary_flop(spec)
     assert count(model, checkpointing=checkpointing).attention == pytest.approx(expected, rel=0.01)
 
 
@@ -215,42 +222,7 @@ def test_routed_experts_count_active_copies_only() -> None:
     # The default grouped product is a kernel that torch's counter does not know.
     config._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config)
-    spec = model_from_config(config.to_dict(), "mixtral")
     counted = count(model.train())
-    total = (
-        counted.matmul
-        + counted.attention
-        - 3 * attention_forward_flop(work_of(spec, key_of(None, "off")), TOKENS, LENGTH, "square")
-    )
-    assert total == pytest.approx(predicted_matmul(spec, key_of(None, "off")), rel=0.01)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_products_of_the_step_program_match_the_counter_exactly(
-    name: str, checkpointing: str, method: str
-) -> None:
-    """The operators that time is read from multiply as often as torch does, in every pass."""
-    model, spec = build(name)
-    if method == "lora":
-        model = add_lora(model, ("all-linear",), checkpointed=checkpointing != "off")
-    elif checkpointing == "reentrant":
-        model.enable_input_require_grads()
-    said = Setup(
-        rank=0 if method == "full" else RANK,
-        attention="eager",
-        dtype="fp32",
-        checkpointing=checkpointing != "off",
-        reentrant=checkpointing == "reentrant",
-    )
-    job = job_of(scenario({}, said, spec), Coefficients())
-    values = {Unit.TOKENS: TOKENS, Unit.RANK_TOKENS: RANK * TOKENS}
-    macs = sum(
-        part.count * amount * values[unit]
-        for part in parts_of(job)
-        for (_, _, kind), counts in part.template.work.items()
-        for unit, amount in counts.items()
-        if isinstance(kind, Product) and unit is not Unit.PAIRS
-    )
-    assert count(model, checkpointing=checkpointing).matmul == 2 * macs
+    planned = products(job_like(model_from_config(config.to_dict(), "mixtral"), "off"))
+    total = planned.matmul + planned.attention
+    assert counted.matmul + counted.attention == pytest.approx(total, rel=0.01)

@@ -90,7 +90,7 @@ def test_adapters_that_are_units_of_fsdp1_make_the_host_wait() -> None:
     assert hook_seconds(job) == pytest.approx((2 * 7 * 32 + 32) * unit)
     assert waiting_hook_seconds(_job(sharding="fsdp", gpus=2, method="lora", stack="hf-trainer@5")) == 0
     hooks = next(term for term in _time(job).terms if term.name == "sharding_hooks")
-    assert hooks.seconds - hooks.overlapped_s >= waiting_hook_seconds(job)
+    assert hooks.seconds - hooks.overlapped_s >= waiting_hook_seconds(job) * (1 - 1e-9)
 
 
 def test_experts_one_after_another_issue_their_own_products() -> None:

@@ -8,15 +8,6 @@ import numpy as np
 import pytest
 
 from planner.anatomy.natural_lengths import longest_sample
-from planner.anatomy.work import (
-    AttentionWork,
-    WorkKey,
-    attention_forward_flop,
-    matmul_flop,
-    mean_keys,
-    model_flop,
-    work_of,
-)
 from planner.catalog.gpus import load_gpu
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
@@ -29,6 +20,7 @@ from planner.domain.recipes.sharding import NONE, sharding_named
 from planner.domain.scenario import RunPlan, Scenario
 from planner.domain.term import TimeTerm
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program.ops.work import FusedAttention
 from planner.throughput.communication import (
     gathered_bytes,
     reduced_bytes,
@@ -37,7 +29,9 @@ from planner.throughput.communication import (
     stored_param_bytes,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
+from planner.throughput.flop import attention_forward_macs, model_flop, products_flop
 from planner.throughput.job import TimedJob, job_of
+from planner.throughput.kernels import mean_keys
 from planner.throughput.offload import cpu_adam_seconds, nvme_seconds, transfers
 from planner.throughput.rates import accumulates_at_half_rate, intra_node_bytes_per_s, peak_flop_per_s
 from planner.throughput.step import predict_time
@@ -120,78 +114,70 @@ def job(the_scenario: Scenario) -> TimedJob:
 
 
 class TestWork:
-    """Multiply-accumulates of Llama-2-7B against a pocket calculator."""
+    """FLOP of Llama-2-7B for each token against a pocket calculator."""
 
-    def test_full_fine_tune_is_6n(self, llama: ModelSpec) -> None:
+    @pytest.mark.parametrize(
+        ("method", "changes", "expected"),
+        [
+            ("full", {"gradient_checkpointing": False}, 6 * N),
+            # Re-entrant checkpointing repeats the forward of the blocks; the head is outside.
+            ("full", {}, 6 * N + 2 * BLOCK_WEIGHTS),
+            # The down projection's output is needed by nothing, so it is not computed again.
+            (
+                "full",
+                {"checkpoint_reentrant": False},
+                6 * N + 2 * (BLOCK_WEIGHTS - 32 * 11008 * 4096),
+            ),
+            # No weight gradient of the base, and the first q, k and v return none.  An adapter costs
+            # r (in + out) in each pass, but its first factor there returns none, too.
+            (
+                "lora",
+                {"gradient_checkpointing": False},
+                4 * N - 2 * FIRST_QKV + 2 * 8 * (3 * LORA_WIDTHS - 3 * 4096),
+            ),
+            # Recomputation adds one forward, and the first layer returns an input gradient.
+            ("lora", {}, 4 * N + 2 * BLOCK_WEIGHTS + 2 * 8 * 4 * LORA_WIDTHS),
+        ],
+    )
+    def test_products(self, llama: ModelSpec, method: str, changes: dict[str, bool], expected: int) -> None:
         """Forward 2N, input gradient 2N, weight gradient 2N."""
-        work = work_of(llama, WorkKey(None, (), False, False))
-        assert matmul_flop(work.base.total, 1) == 6 * N
-
-    def test_full_fine_tune_with_checkpointing_is_8n_less_the_head(self, llama: ModelSpec) -> None:
-        """Re-entrant checkpointing repeats the forward of the blocks; the head is outside."""
-        work = work_of(llama, WorkKey(None, (), True, True))
-        assert matmul_flop(work.base.total, 1) == 6 * N + 2 * BLOCK_WEIGHTS
-
-    def test_non_reentrant_checkpointing_stops_before_the_last_matrix(self, llama: ModelSpec) -> None:
-        """The down projection's output is needed by nothing, so it is not computed again."""
-        work = work_of(llama, WorkKey(None, (), True, False))
-        assert work.base.recompute == BLOCK_WEIGHTS - 32 * 11008 * 4096
-
-    def test_lora_is_4n_less_the_first_inputs(self, llama: ModelSpec) -> None:
-        """No weight gradient of the base, and the first q, k and v return none."""
-        work = work_of(llama, WorkKey(("all-linear",), (), False, False))
-        assert matmul_flop(work.base.total, 1) == 4 * N - 2 * FIRST_QKV
-
-    def test_lora_with_checkpointing_is_6n_less_the_head(self, llama: ModelSpec) -> None:
-        """Recomputation adds one forward of the blocks, and the first layer returns an input gradient."""
-        work = work_of(llama, WorkKey(("all-linear",), (), True, True))
-        assert matmul_flop(work.base.total, 1) == 4 * N + 2 * BLOCK_WEIGHTS
-
-    def test_adapters_cost_rank_times_in_plus_out(self, llama: ModelSpec) -> None:
-        """Each pass over an adapter is ``r (in + out)`` MACs: forward, recompute and both gradients."""
-        work = work_of(llama, WorkKey(("all-linear",), (), True, True))
-        assert work.adapters.forward == LORA_WIDTHS
-        assert work.adapters.total == 4 * LORA_WIDTHS
+        assert all_flop(job(scenario(llama, recipe(method, **changes)))) == pytest.approx(4096 * expected)
 
     def test_attention_is_four_s_squared_d_over_two(self, llama: ModelSpec) -> None:
         """FlashAttention's count, halved by causality: 4 x s^2 x 4096 / 2 per layer, with the diagonal."""
-        work = work_of(llama, WorkKey(None, (), False, False))
-        s = 2048
-        assert attention_forward_flop(work, s, s, "triangle") == 32 * 4 * 4096 * s * (s + 1) / 2
-        assert attention_forward_flop(work, s, s, "square") == 32 * 4 * 4096 * s * s
+        assert 2 * attention_forward_macs(llama, 2048) == 32 * 4 * 4096 * (2048 + 1) / 2
 
     def test_model_flop_counts_no_recomputation(self, llama: ModelSpec) -> None:
         """Utilisation is the same numerator with and without checkpointing: 6N and three attention passes."""
-        plain = work_of(llama, WorkKey(None, (), False, False))
-        again = work_of(llama, WorkKey(None, (), True, True))
-        expected = 6 * N * 1000 + 3 * attention_forward_flop(plain, 1000, 500, "triangle")
-        assert model_flop(plain, 0, 1000, 500) == model_flop(again, 0, 1000, 500) == expected
+        plain, again = (job(scenario(llama, recipe(gradient_checkpointing=each))) for each in (False, True))
+        expected = 4096 * (6 * N + 3 * 2 * attention_forward_macs(llama, 1024))
+        assert model_flop(plain) == pytest.approx(expected)
+        assert model_flop(again) == pytest.approx(expected)
 
     def test_window_counts_the_band(self) -> None:
-        """Five tokens with a window of three meet 1, 2, 3, 3 and 3 keys;
-        a kernel that takes a mask computes all 25.
-        """
-        part = AttentionWork(1, 1, 1, 3, biased=False)
-        assert mean_keys(part, 5, "band") == pytest.approx((1 + 2 + 3 + 3 + 3) / 5)
-        assert mean_keys(part, 5, "triangle") == 5
-        assert mean_keys(part, 2, "band") == pytest.approx((1 + 2) / 2)
-
-    def test_position_bias_makes_generic_kernels_compute_the_square(self) -> None:
-        """ALiBi reaches scaled-dot-product attention as an explicit mask."""
-        assert mean_keys(AttentionWork(1, 1, 1, None, biased=True), 8, "triangle") == 8
+        """Five tokens with a window of three meet 1, 2, 3, 3 and 3 keys."""
+        kind = FusedAttention("flash", 1, "band", 3)
+        assert mean_keys(kind, 5) == pytest.approx((1 + 2 + 3 + 3 + 3) / 5)
+        assert mean_keys(kind, 2) == pytest.approx((1 + 2) / 2)
 
     def test_experts_count_what_a_token_passes(self) -> None:
         """Mixtral: two of eight experts of 3 x 4096 x 14336 weights per layer."""
         config = {
             **LLAMA_2_7B,
             "model_type": "mixtral",
+            "num_key_value_heads": 32,
             "intermediate_size": 14336,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         }
-        work = work_of(model_from_config(config, "mixtral"), WorkKey(None, (), False, False))
-        assert work.experts.forward == 32 * 2 * 3 * 4096 * 14336
-        assert work.expert_share == 0.25
+        one = job(scenario(model_from_config(config, "mixtral"), recipe(gradient_checkpointing=False)))
+        others = N - 32 * 3 * 4096 * 11008 + 32 * 4096 * 8
+        assert all_flop(one) == pytest.approx(4096 * 6 * (others + 32 * 2 * 3 * 4096 * 14336))
+
+
+def all_flop(held: TimedJob) -> float:
+    """Products of a micro-step, recomputed ones too."""
+    return float(products_flop(held, held.micro, "training", ("forward", "again", "backward")))
 
 
 def longest_of(mean: float, cap: int, draws: int, variation: float) -> Longest:
@@ -598,7 +584,7 @@ class TestStackKernels:
         forward, backward = 5 * 4096 + 2 * 11008, 6 * 4096 + 11008
         of_head, of_weights = 32000 + 4096, BLOCK_WEIGHTS + HEAD_WEIGHTS
         moved = 2 * ((32 * (forward + backward) + of_head) * held.micro.computed + of_weights)
-        flop = matmul_flop(held.work.base.total, held.micro.computed)
+        flop = all_flop(held)
         written = pass_seconds(held, "training")["matmul"] - flop / held.rates.matmul_flop_per_s * (
             1 + PRIORS.tile_rows / held.micro.computed
         )
@@ -610,10 +596,7 @@ class TestStackKernels:
         shares = []
         for model in (llama, narrow):
             held = job(scenario(model, recipe()))
-            shares.append(
-                matmul_flop(held.work.base.total, held.micro.computed)
-                / pass_seconds(held, "training")["matmul"]
-            )
+            shares.append(all_flop(held) / pass_seconds(held, "training")["matmul"])
         assert shares[1] < 0.95 * shares[0]
 
     def test_the_first_flash_attention_is_slower(self, llama: ModelSpec) -> None:

@@ -11,9 +11,9 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.throughput.flop import model_flop
 from planner.throughput.job import TimedJob, job_of
 from planner.throughput.terms import pass_seconds, tower_seconds
-from planner.throughput.vision import tower_flop
 
 PATCHES = 24 * 36
 VISION = {
@@ -47,6 +47,12 @@ def job(model: str, **said: object) -> TimedJob:
     return made
 
 
+def tower_flop(model: str, **said: object) -> float:
+    """What an image adds to the arithmetic of a job."""
+    seen, text = (job(model, **said, images_per_sample=number) for number in (1, 0))
+    return float(model_flop(seen) - model_flop(text))
+
+
 def test_the_forward_pass_of_a_frozen_tower_is_counted_by_hand(model: str) -> None:
     """Patches, three layers of six matrices, a merger over four patches at once;
     windows of 64 patches and the whole image.
@@ -54,23 +60,19 @@ def test_the_forward_pass_of_a_frozen_tower_is_counted_by_hand(model: str) -> No
     layer = 4 * 160 * 160 + 3 * 160 * 400
     products = 3 * 2 * 14 * 14 * 160 + 3 * layer + (640 * 640 + 640 * 128) / 4
     keys = 2 * 64 + PATCHES
-    assert tower_flop(job(model)) == pytest.approx(2 * PATCHES * (products + 2 * 160 * keys))
+    assert tower_flop(model) == pytest.approx(2 * PATCHES * (products + 2 * 160 * keys))
 
 
 def test_a_tower_that_is_trained_takes_longer(model: str) -> None:
     """Backward is twice the forward pass in products, and its launches add."""
     frozen = job(model)
-    trained = job(model, method="full", freeze="projector", stack="hf-trainer@5")
-    assert 2.5 * tower_flop(frozen) < tower_flop(trained) < 3.1 * tower_flop(frozen)
+    said = {"method": "full", "freeze": "projector", "stack": "hf-trainer@5"}
+    trained = job(model, **said)
+    assert 2.5 * tower_flop(model) < tower_flop(model, **said) < 3.1 * tower_flop(model)
     assert tower_seconds(trained) > 2 * tower_seconds(frozen)
     assert pass_seconds(trained, "training")["launches"] > pass_seconds(frozen, "training")["launches"]
 
 
 def test_no_image_no_time(model: str) -> None:
     """Text alone leaves the tower where it is."""
-    text = job_of(
-        resolve(from_flags({**JOB, "model": model, "images_per_sample": 0, "image_size": "504x336"})),
-        Coefficients(),
-    )
-    assert text is not None
-    assert tower_seconds(text) == tower_flop(text) == 0
+    assert tower_seconds(job(model, images_per_sample=0)) == 0

@@ -55,9 +55,9 @@ def test_dropouts_are_those_of_the_file() -> None:
     seed, silent = _spec("seed_oss", num_key_value_heads=2), _spec("starcoder2", num_key_value_heads=2)
     assert (seed.groups[0].block.dropouts, seed.groups[0].block.attention.dropout) == (2, True)
     assert _spec("seed_oss", num_key_value_heads=2, residual_dropout=0.0).groups[0].block.dropouts == 0
-    assert (silent.groups[0].block.dropouts, silent.embedding_dropout) == (0, "none")
+    assert (silent.groups[0].block.dropouts, silent.embedding_dropout) == (0, False)
     drops = _spec("starcoder2", num_key_value_heads=2, residual_dropout=0.1, embedding_dropout=0.1)
-    assert (drops.groups[0].block.drops_inside, drops.embedding_dropout) == (True, "before_tables")
+    assert (drops.groups[0].block.drops_inside, drops.embedding_dropout) == (True, True)
 
 
 def test_olmo_has_no_trained_norms() -> None:

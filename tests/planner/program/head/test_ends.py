@@ -56,12 +56,6 @@ def test_inputs_of_layers_on_their_way_to_the_host_have_two_buffers() -> None:
     assert lives(asked, "", "staged") == [(BATCH * SEQ * 4096 * 2, "backward_2")] * 2
 
 
-def test_rotary_tables_go_with_the_backward_of_the_first_layer() -> None:
-    """Cosines and sines of one sample, in bf16."""
-    asked = job(method="full", precision="bf16", gradient_checkpointing=False)
-    assert lives(asked, "rotary_emb", "to") == [(SEQ * 128 * 2, "backward_2")] * 2
-
-
 def test_an_added_mask_outlives_the_forward_as_an_argument_of_checkpointed_layers_only() -> None:
     """Adding it saves nothing."""
     eager = {"method": "lora", "attention": "eager"}

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-
 from planner.domain.mixers import Mamba1Spec, Mamba2Spec
 from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.program.job import job_of
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2
-from planner.program.ops.sizes import unit_values
-from planner.program.ops.tensors import Unit
 from planner.program.view import LayerView
 from tests.planner.program.layer_views import HIDDEN, layer_of
 from tests.planner.program.matrix_runs import Run
@@ -90,28 +82,3 @@ def test_mamba_1_saves_copies_in_which_positions_lie_together() -> None:
     assert kept["clone", "TOKENS", 2 * 16] == 2
     assert kept["selective_scan", "TOKENS", 2 * 128] == 2
     assert kept["selective_scan", "SCAN_BLOCKS", 4 * 2 * 16 * 128] == 1
-
-
-@pytest.mark.parametrize(
-    ("gpu", "seq", "expected"),
-    [
-        # 32 chunks of 128 heads on 108 multiprocessors: 38 of the 16 heads of a group,
-        # so all of them in one part.
-        ("a100-80-sxm", 4096, 32),
-        # 4 chunks: 5 heads each, 4 parts of 16 heads.
-        ("a100-80-sxm", 512, 4 * 4),
-        # 132 multiprocessors: 4 heads each, 4 parts.
-        ("h100-sxm", 512, 4 * 4),
-    ],
-)
-def test_heads_are_summed_in_as_many_parts_as_keep_the_card_busy(gpu: str, seq: int, expected: int) -> None:
-    """Nemotron-H 8B: 128 heads in 8 groups, chunks of 128 positions."""
-    flags = {
-        "model": "nemotron-h-8b",
-        "method": "lora",
-        "lora_targets": "in_proj",
-        "gpu": gpu,
-        "seq": seq,
-        "batch": 1,
-    }
-    assert unit_values(job_of(resolve(from_flags(flags)), Coefficients()))[Unit.CHUNK_SPLITS] == expected

@@ -13,7 +13,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.driver import paged_state_bytes
+from planner.memory.outside import paged_state_bytes
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Dtype, Unit

@@ -1,0 +1,72 @@
+"""Parameters one by one, by hand for Qwen2.5-7B, and beside what the program loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.term import TermName
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.pinned_tensors import frozen_tensors, trained_tensors, whole_bytes
+from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.step import step_of
+
+# Width 3,584, keys and values 512 wide, feed-forward 18,944, 28 layers, 152,064 tokens; biases on q, k and v.
+LAYERS, TABLE = 28, 152_064 * 3_584
+MATRICES = LAYERS * (2 * 3_584 * 3_584 + 2 * 3_584 * 512 + 3 * 3_584 * 18_944)
+FLOATS = LAYERS * ((3_584 + 512 + 512) + 2 * 3_584) + 3_584
+# In and out features of q, k, v, o, gate, up and down, at rank 8.
+ADAPTERS = LAYERS * 8 * (2 * (3_584 + 3_584) + 2 * (3_584 + 512) + 3 * (3_584 + 18_944))
+
+
+def job(**flags: object) -> Job:
+    """Qwen2.5-7B with adapters, on one card unless told otherwise."""
+    base = {"model": "qwen2.5-7b", "gpu": "a100-80gb", "seq": 1024, "batch": 1, "stack": "hf-trainer@5"}
+    adapters = {"method": "lora", "load_dtype": "bf16", "lora_rank": 8, "lora_targets": "all-linear"}
+    return job_of(resolve(from_flags({**base, **adapters, **flags})), Coefficients())
+
+
+def standing(subject: Job, *terms: TermName) -> float:
+    """Bytes of terms that are there when the step ends."""
+    stream, values = step_of(subject), unit_values(subject)
+    slots = (slot for slot in stream.state_slots() if stream.term(slot) in terms)
+    return sum(stream.unit_bytes[slot] * float(values[stream.units[slot]]) for slot in slots)
+
+
+@pytest.mark.parametrize(
+    ("method", "matrix_bytes", "scales"),
+    [
+        ("lora", 2, 0),
+        ("qlora", 1 / 2, MATRICES * (1 / 64 + 4 / (64 * 256))),
+        ("int8", 1, LAYERS * 4 * (2 * 3_584 + 2 * 512 + 2 * 18_944 + 3_584)),
+    ],
+)
+def test_all_parameters_are_those_that_are_loaded(method: str, matrix_bytes: float, scales: float) -> None:
+    """Matrices as they are stored, two or four bytes of all else, fp32 adapters; the scales of packed ones
+    stand beside them.
+    """
+    subject = job(method=method)
+    assert standing(subject, "quantization_constants") == pytest.approx(scales)
+    assert whole_bytes(subject) == pytest.approx(standing(subject, "weights", "adapters"))
+    assert whole_bytes(subject) >= matrix_bytes * MATRICES + 2 * (FLOATS + 2 * TABLE) + 4 * ADAPTERS
+
+
+def test_trained_and_frozen() -> None:
+    """Adapters, with a trained copy of the head beside the frozen one."""
+    subject = job(modules_to_save="lm_head")
+    trained, frozen = trained_tensors(subject), frozen_tensors(subject)
+    assert sum(each.count * each.elements for each in trained) == ADAPTERS + TABLE
+    assert sum(each.count * each.elements for each in frozen) == MATRICES + FLOATS + 2 * TABLE
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
+@pytest.mark.parametrize("offload", ["none", "optimizer+params"])
+def test_scales_of_divided_matrices_stay_whole_on_the_card(sharding: str, offload: str) -> None:
+    """A byte for 64 elements and four for 64 x 256, on every card and with offload too:
+    they are no parameters.
+    """
+    subject = job(method="qlora", gpus=4, sharding=sharding, quant_storage="bf16", offload=offload)
+    whole = MATRICES * (1 / 64 + 4 / (64 * 256))
+    assert standing(subject, "quantization_constants") == pytest.approx(whole)
