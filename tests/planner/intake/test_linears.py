@@ -40,10 +40,10 @@ def test_nobody_is_assumed_to_adapt_what_fails(model: str, fails: str) -> None:
 
 
 def test_where_no_module_is_named_peft_adapts_few() -> None:
-    """The names of PEFT's own table, which adapt less than every linear layer; without an entry PEFT stops."""
+    """The names of PEFT's own table; where it has none, PEFT stops."""
     job = {"model": "qwen2.5-7b", "method": "lora", "gpu": "h100-sxm", "seq": 512}
     few = resolve(from_flags({**job, "lora_targets": "peft-default"}))
     assert few.recipe.adapter is not None
     assert few.recipe.adapter.targets == ("q_proj", "v_proj")
-    with pytest.raises(UsageError, match="PEFT stops.*qwen3_moe.*lora_targets"):
+    with pytest.raises(UsageError, match=r"PEFT stops.*qwen3_moe.*lora_targets"):
         resolve(from_flags({**job, "model": "qwen3-30b-a3b", "lora_targets": "peft-default"}))
