@@ -16,7 +16,7 @@ from planner.intake.rules.rules_tasks import TASK_RULES
 from planner.intake.rules.rules_trained import TRAINED_LAYER_RULES
 from planner.intake.rules.rules_vision import VISION_RULES
 
-__all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
+__all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_table"]
 
 FORCE_HINT = " (--force goes on anyway)"
 """How a refusal ends; a command without that flag leaves it out."""
@@ -60,11 +60,3 @@ def refusals(case: Case) -> dict[str, str]:
 def rules_table() -> tuple[tuple[str, Level, str], ...]:
     """Id, level and sentence of every rule."""
     return tuple((rule.id, rule.level, rule.sentence) for rule in RULES)
-
-
-def rules_markdown() -> str:
-    """The table as markdown, refusals first."""
-    rows = sorted(rules_table(), key=lambda row: row[1] != "refuse")
-    lines = ["| rule | level | what it says |", "|---|---|---|"]
-    lines += [f"| `{rule_id}` | {level} | {sentence} |" for rule_id, level, sentence in rows]
-    return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.intake.rules.all_rules import RULES, Rule, rules_markdown, rules_table
+from planner.intake.rules.all_rules import RULES, Rule
 
 BASE = {"model": "llama-2-7b", "method": "lora", "gpu": "4090", "seq": 1024}
 WIDE_HEADS = {
@@ -512,14 +512,3 @@ def test_unquantised_experts_are_counted() -> None:
     """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
     scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
     assert any("84.00 GiB of experts" in warning for warning in scenario.warnings)
-
-
-def test_the_table_prints_every_rule_once() -> None:
-    """The markdown has one line per rule, refusals first, none of which breaks the table."""
-    lines = rules_markdown().splitlines()[2:]
-    assert len(lines) == len(rules_table()) == len(RULES)
-    assert all(line.count("|") == 4 for line in lines)
-    levels = [line.split("|")[2].strip() for line in lines]
-    assert levels == sorted(levels)
-    for rule_id, _, sentence in rules_table():
-        assert any(f"`{rule_id}`" in line and sentence in line for line in lines)
