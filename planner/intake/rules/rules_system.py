@@ -125,7 +125,7 @@ SYSTEM_RULES = (
     ),
     Rule(
         "gpu-optimizer-offloaded",
-        "refuse",
+        "not-modelled",
         "8-bit and paged optimizers in host RAM are not modelled (bitsandbytes before 0.50 cannot step "
         "there): say adamw_torch, which DeepSpeed takes for its own CPU Adam",
         lambda case: case.recipe.offloads_optimizer and case.recipe.optimizer in GPU_ONLY_OPTIMIZERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.errors import RefusedCombinationError
+from planner.errors import ExitCode, RefusedCombinationError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.intake.rules.all_rules import RULES, Rule
@@ -456,10 +456,10 @@ def test_a_rule_answers_its_example_only(rule: Rule, tmp_path: Path) -> None:
     assert not any(f"[{rule_id}]" in warning for warning in forced(quiet, tmp_path).warnings)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "refuse"], ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level != "warn"], ids=lambda rule: rule.id)
 def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None:
     """Without --force the example is refused by the rule's id;
-    with it the first warnings say that they were forced.
+    with it the first warnings say that they were forced.  What is only not modelled has another exit code.
     """
     rule_id = rule.id
     scenario = forced(EXAMPLES[rule_id][0], tmp_path)
@@ -470,6 +470,9 @@ def test_a_refusal_is_an_error_unless_forced(rule: Rule, tmp_path: Path) -> None
     with pytest.raises(RefusedCombinationError, match=re.escape(f"[{rule_id}]")) as caught:
         resolve(from_flags(said))
     assert "--force" in str(caught.value)
+    alone = f"[{rule_id}]" == " ".join(re.findall(r"\[[a-z0-9-]+\]", str(caught.value)))
+    code = ExitCode.USAGE if rule.level == "refuse" else ExitCode.NOT_MODELLED
+    assert caught.value.exit_code is code or not alone
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level == "warn"], ids=lambda rule: rule.id)
