@@ -611,6 +611,5 @@ def test_where_no_recipe_is_modelled_the_exit_code_says_so(capsys: Captured) -> 
     """Every recipe breaks a rule of what may run: that is no mistake of who asked."""
     flags = "--model qwen2.5-vl-7b --method lora --gpu a100-80-sxm:8 --seq 512 --sharding fsdp"
     assert "[vision-fsdp]" in refused(capsys, flags, 6)
-    assert "[offload-without-engine]" in refused(
-        capsys, "--model 8b --gpu 4090 --seq 512 --offload optimizer --sharding none"
-    )
+    flags = "--model 8b --gpu 4090 --seq 512 --offload optimizer --sharding none"
+    assert "[offload-without-engine]" in refused(capsys, flags)
