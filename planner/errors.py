@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
@@ -67,6 +68,17 @@ def how_to_install(extra: str) -> str:
     return f"install the {extra} extra: pip install '.[{extra}]' in the project's folder"
 
 
+def name_pattern(name: str) -> re.Pattern[str]:
+    """Finds ``name`` in other names, whatever separates its parts: ``qwen3`` is in ``Qwen3-8B``,
+    and not in ``qwen-32b``, where its number goes on.  Nothing matches where no letter or digit is left.
+    """
+    letters = [re.escape(letter) for letter in name if letter.isalnum()]
+    if not 0 < len(letters) <= _MAX_ECHO_CHARS:
+        return re.compile(r"(?!)")
+    ends = r"(?!\d)" if letters[-1].isdigit() else ""
+    return re.compile(r"[^a-z0-9]*".join(letters) + ends, re.IGNORECASE)
+
+
 class PlannerError(Exception):
     """Base of all expected failures: one sentence, no traceback."""
 
@@ -91,8 +103,9 @@ class UnknownNameError(UsageError):
     ) -> None:
         self.kind, self.name = kind, name
         meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
+        begin = sorted(filter(name_pattern(name).match, meant), key=lambda known: (len(known), known))
         near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
-        self.nearest = tuple(dict.fromkeys(meant[candidate] for candidate in near))[:_MAX_NEAREST]
+        self.nearest = tuple(dict.fromkeys(meant[known] for known in (*begin, *near)))[:_MAX_NEAREST]
         advice = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
         super().__init__(f"unknown {kind} '{name}'{advice}{f' ({hint})' if hint else ''}")
 

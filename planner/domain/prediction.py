@@ -23,6 +23,9 @@ class PhasePeak:
     driver_bytes: Number
 
 
+_PARTS_LIKE_PHASES = frozenset({"load", "optimizer"})
+
+
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
     """The first allocation that the card cannot serve: in which phase, part of the model,
@@ -48,8 +51,9 @@ class FailedRequest:
 
     @property
     def where(self) -> str:
-        """Part of the model and module."""
-        return ", ".join(name for name in (self.part, self.module) if name)
+        """Part of the model and module; a part that only repeats the phase is left out."""
+        part = "" if self.module and self.part in _PARTS_LIKE_PHASES else self.part
+        return ", ".join(name for name in (part, self.module) if name)
 
 
 @dataclass(frozen=True, slots=True)

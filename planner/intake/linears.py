@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from planner.catalog.peft_targets import default_targets
 from planner.domain.model import LinearSpec, ModelSpec
 from planner.domain.recipes.recipe import TARGET_PARAMETER
+from planner.errors import UsageError
 
 GROUP_TARGETS = ("all-linear", "attention")
 _SEPARATE_BEFORE_5 = frozenset({
@@ -38,6 +40,22 @@ def reaches_experts(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
         target if target.startswith(TARGET_PARAMETER) else target.rpartition(".")[2] for target in targets
     }
     return bool(linear.legacy_names) and ("all-linear" in names or names.issuperset(linear.legacy_names))
+
+
+def peft_targets(model: ModelSpec) -> tuple[str, ...]:
+    """What PEFT adapts where a configuration names no module.
+
+    Source: peft 0.21.2 tuners/tuners_utils.py (``target_modules is None``).
+
+    Raises:
+        UsageError: PEFT has no default for this architecture, so that the job would not start.
+    """
+    if targets := default_targets(model.architecture):
+        return targets
+    raise UsageError(
+        f"PEFT stops: it has no default modules for {model.architecture} models; "
+        "name them with lora_targets (lora_target_modules)"
+    )
 
 
 def unmatched_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:

@@ -211,7 +211,10 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"
     elif recipe.sharding.name not in ("fsdp", "hsdp"):
-        yield f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone"
+        yield (
+            f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone: "
+            "say --sharding fsdp or hsdp"
+        )
 
 
 def _of_exchange(scenario: Scenario) -> Iterator[str]:

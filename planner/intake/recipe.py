@@ -18,6 +18,7 @@ from planner.domain.recipes.recipe import (
     PAIR_TASKS,
     TARGET_PARAMETER,
     TARGET_PATTERN,
+    TARGETS_OF_PEFT,
     Adapter,
     Batch,
     CheckpointPolicy,
@@ -52,7 +53,7 @@ from planner.intake.kernels import (
     lacks_flash2,
     widest_head,
 )
-from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft
+from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
 from planner.intake.parallel import resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.rollout import resolve_rollout
@@ -302,6 +303,8 @@ def _resolve_targets(ledger: Ledger, setting: RecipeContext) -> tuple[str, ...]:
     """Names of modules; an expression becomes the names that it matches."""
     default, origin, note = _default_targets(setting)
     targets: tuple[str, ...] = ledger.choose("lora_targets", default, origin, note)
+    if targets == (TARGETS_OF_PEFT,):
+        return _entered(ledger, peft_targets(setting.model), "what PEFT adapts where no module is named")
     patterns = [target for target in targets if target.startswith(TARGET_PATTERN)]
     if not patterns:
         return targets
@@ -309,13 +312,13 @@ def _resolve_targets(ledger: Ledger, setting: RecipeContext) -> tuple[str, ...]:
     if len(patterns) > 1 or not all(other.startswith(TARGET_PARAMETER) for other in others):
         raise UsageError(f"lora_targets: say '{show(patterns[0])}' alone, without other names")
     found = (*matched_targets(setting.model, patterns[0].removeprefix(TARGET_PATTERN)), *others)
-    ledger.enter(
-        "lora_targets",
-        found,
-        ledger.request.values["lora_targets"].origin,
-        "the modules that the expression matches",
-    )
-    return found
+    return _entered(ledger, found, "the modules that the expression matches")
+
+
+def _entered(ledger: Ledger, targets: tuple[str, ...], note: str) -> tuple[str, ...]:
+    """``targets`` in place of what was given for them."""
+    ledger.enter("lora_targets", targets, ledger.request.values["lora_targets"].origin, note)
+    return targets
 
 
 def _resolve_adapter(

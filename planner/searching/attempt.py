@@ -116,7 +116,7 @@ def attempt(
     try:
         scenario = complete(space.request(flags), option.found)
     except RefusedCombinationError as error:
-        return RefusedCombinationError(str(error).removesuffix(FORCE_HINT))
+        return type(error)(str(error).removesuffix(FORCE_HINT))
     offloads = "offload" in option.flags and not space.said("offload")
     prediction = predict_with(scenario, model, quick=quick)
     return Tried(flags, scenario, prediction, option.n_changes, model, option, space.config_file, offloads)

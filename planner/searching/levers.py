@@ -293,8 +293,10 @@ def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
     """What fits of two changes together, of the cheapest kinds among which no single one is enough.
 
     Three are tried where all of them are free or cost time: a full fine-tune wants checkpointing,
-    sharding and a fused loss.
+    sharding and a fused loss.  Where another stack alone is enough, there is an answer for who stays, too.
     """
+    if any(trial.lever.fits for trial in singles if trial.move.topic == "stack"):
+        singles = [trial for trial in singles if trial.move.topic != "stack"]
     for n_kinds in range(2, len(KINDS) + 1):
         kinds = KINDS[:n_kinds]
         cheap = [trial for trial in singles if trial.lever.kind in kinds]

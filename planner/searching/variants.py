@@ -96,7 +96,7 @@ def with_rank(scenario: Scenario, rank: Number) -> Scenario:
 def refusals(scenario: Scenario) -> dict[str, str]:
     """Message of every rule that refuses the scenario, by the rule's id."""
     case = Case(scenario, request_of(scenario).values)
-    return {rule.id: rule.message(case) for rule in RULES if rule.level == "refuse" and rule.applies(case)}
+    return {rule.id: rule.message(case) for rule in RULES if rule.level != "warn" and rule.applies(case)}
 
 
 def warnings_about(scenario: Scenario) -> frozenset[str]:

@@ -562,7 +562,7 @@ def test_rules_prints_the_table_of_combinations(capsys: Captured) -> None:
     """Both kinds of rule are listed, each with its sentence."""
     assert main(["rules", "--json"]) == 0
     rules = json.loads(capsys.readouterr().out)["rules"]
-    assert {each["level"] for each in rules} == {"refuse", "warn"}
+    assert {each["level"] for each in rules} == {"refuse", "not-modelled", "warn"}
     assert all(each["sentence"] for each in rules)
     assert main(["rules"]) == 0
     out = capsys.readouterr().out

@@ -4,7 +4,7 @@ what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown
 (``plan ... | sections A; B``), ``code above`` (the output of the Python block before it), or the name of a
 table (``accuracy``, ``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``aims``,
-``verdicts``, ``misses``, ``rules``...).
+``verdicts``, ``misses``...).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import Any, get_args
 
 from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.intake.rules.all_rules import rules_markdown
 from planner.units import GIB
 from tests.accuracy.goals import percent_text
 from tests.accuracy.longest import longest_table, stored_answers
@@ -193,7 +192,6 @@ def generated(key: str, before: str = "") -> str:
         "misses": misses_table,
         "other-tools": other_tools_table,
         "differential": differential_table,
-        "rules": rules_markdown,
     }
     if key in tables:
         return f"\n{tables[key]()}\n"
@@ -308,9 +306,8 @@ def held_out_tables() -> str:
 
 
 def aims_table() -> str:
-    """What is aimed at and missed, as ``data/accuracy.json`` has it."""
-    goals = stored_accuracy()["goals"]
-    return f"{_missed(goals)}\n\n{_goals(goals)}\n"
+    """The aims that are missed, as ``data/accuracy.json`` has them."""
+    return f"{_missed(stored_accuracy()['goals'])}\n"
 
 
 def verdicts_table() -> str:
@@ -402,7 +399,7 @@ def _scale(scale: dict[str, float]) -> str:
 
 
 def _missed(stored: list[dict[str, Any]]) -> str:
-    """In words, how many aims are met, and which are not in the order of the table."""
+    """In words, how many aims are met, and which are not."""
     judged = [goal for goal in stored if "met" in goal]
     missed = [goal for goal in judged if not goal["met"]]
     head = f"**{len(judged) - len(missed)} of {len(judged)} aims are met.** Not met:"
@@ -411,32 +408,6 @@ def _missed(stored: list[dict[str, Any]]) -> str:
         for goal in missed
     ]
     return "\n".join([head, "", *lines])
-
-
-def _goals(stored: list[dict[str, Any]]) -> str:
-    """What is aimed at beside what is reached: one line for a figure, in-sample beside held out."""
-    lines = ["| what | rows | in-sample | aim | **held out** | aim | |", "|---|--:|--:|--:|--:|--:|---|"]
-    by_title: dict[str, dict[str, dict[str, Any]]] = {}
-    for goal in stored:
-        by_title.setdefault(_title(goal), {})["in" if goal["fit"] == "in-sample" else "out"] = goal
-    for title, found in by_title.items():
-        cells = [
-            cell
-            for fit in ("in", "out")
-            for cell in (_reached(found.get(fit)), found.get(fit, {}).get("target", ""))
-        ]
-        judged = {name: goal["met"] for name, goal in found.items() if "met" in goal}
-        words = {"in": "in-sample", "out": "held out"}
-        missed = [words[name] for name, met in judged.items() if not met]
-        mark = f"**missed** {' and '.join(missed)}" if missed else "met" if judged else ""
-        rows = max(goal["n"] for goal in found.values())
-        lines.append(f"| {title} | {rows:,} | {' | '.join(cells)} | {mark} |")
-    return "\n".join(lines)
-
-
-def _title(goal: dict[str, Any]) -> str:
-    """What a line is about; a figure with one row known is a line of its own."""
-    return f"{_named(goal)}, one row known" if goal["fit"].endswith("anchor row") else _named(goal)
 
 
 def _named(goal: dict[str, Any]) -> str:

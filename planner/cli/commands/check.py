@@ -43,7 +43,7 @@ def check_configs(
         InputFileError: a changed file cannot be written.
     """
     said, allowed = from_flags(flags), allowed_codes(run.allow)
-    if not configs and not run.commands:
+    if not configs and not any(text.strip() for text in run.commands):
         raise UsageError("no config is given: plan check CONFIG..., or plan check --command 'COMMAND'")
     asked = [*check_jobs(configs, options, run.accelerate), *_command_jobs(options, run)]
     jobs = [replace(job, typed=_typed(flags)) for job in asked]

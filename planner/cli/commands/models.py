@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.catalog.index import fold_name
 from planner.catalog.models import ModelEntry, model_entry, model_ids, model_sizes, spec_of
 from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
 from planner.domain.model import ModelSpec
+from planner.errors import name_pattern
 from planner.report.render.layout import Column
 from planner.units import format_count
 
-_COLUMNS = (Column("id"), Column("Hub id"), Column("parameters", "right"), Column("count"))
 _NOTE = (
-    "count: how closely the count from shapes agrees with the published one.  published-exact: equal; "
-    "published-bytes: equal after named buffers; meta-device: equal to Transformers' own module; "
-    "published-rounded: within rounding."
+    "A part of a name lists those models alone, with their Hub ids: plan models qwen3.  --model takes any "
+    "other Hub id, too.  count, on wide terminals: how closely the count from shapes agrees with the "
+    "published one.  published-exact: equal; published-bytes: equal after named buffers; meta-device: equal "
+    "to Transformers' own module; published-rounded: within rounding."
 )
+
+
+def _columns(*, of_all: bool) -> tuple[Column, ...]:
+    """Hub ids are long: of all models they stand on wide terminals only."""
+    return (
+        Column("id", whole=True),
+        Column("parameters", "right"),
+        Column("Hub id", wide_only=of_all),
+        Column("count", wide_only=True),
+    )
 
 
 _SIZE_COLUMNS = (Column("size"), Column("model"), Column("reason"))
@@ -34,7 +44,9 @@ def list_models(name: str | None, output_format: str) -> Outcome:
     if name is not None:
         entries = [each for each in entries if _is_named(each, name)] or [model_entry(name)]
     models = [(entry, spec_of(entry)) for entry in entries]
-    rows = [(spec.id, spec.hub_id, format_count(spec.param_count), spec.params_origin) for _, spec in models]
+    rows = [
+        (spec.id, format_count(spec.param_count), spec.hub_id or "", spec.params_origin) for _, spec in models
+    ]
     sizes = [
         (size, each.model, each.reason)
         for size, each in model_sizes().items()
@@ -45,16 +57,14 @@ def list_models(name: str | None, output_format: str) -> Outcome:
         "sizes": [dict(zip(("size", "model", "reason"), each, strict=True)) for each in sizes],
     }
     sections = (
-        table("Models", _COLUMNS, rows, _NOTE),
+        table("Models", _columns(of_all=name is None), rows, _NOTE),
         table("What a size alone stands for", _SIZE_COLUMNS, sizes),
     )
     return listing("models", document, sections, output_format)
 
 
 def _is_named(entry: ModelEntry, name: str) -> bool:
-    return any(
-        fold_name(name) in fold_name(spelling) for spelling in (entry.id, entry.hub_id or "", *entry.aliases)
-    )
+    return any(map(name_pattern(name).search, (entry.id, entry.hub_id or "", *entry.aliases)))
 
 
 def _document(entry: ModelEntry, spec: ModelSpec) -> dict[str, Any]:

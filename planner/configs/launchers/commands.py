@@ -120,7 +120,7 @@ def started(path: Path, text: str) -> Started:
         )
         ways = (
             "accelerate launch, torchrun, deepspeed, python and trl sft with arguments of "
-            "Transformers are known"
+            "Transformers are known; for another script say the job by flags: plan --model ..."
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words = found[0]
@@ -375,11 +375,18 @@ def _scalar(value: Any) -> Any:
 
 
 def _named(path: Path, file: Any) -> Path:
-    """A file of the command; a variable in its name is not expanded.
+    """A file of the command, from here or else from the folder of the script ``path``;
+    a variable in its name is not expanded.
 
     Raises:
         UsageError: it has one.
+        InputFileError: the file is in neither folder.
     """
     if "$" in str(file):
         raise UsageError(f"{path}: the file '{show(str(file))}' has a variable in its name: write it out")
-    return Path(str(file))
+    for found in (Path(str(file)), path.parent / str(file)):
+        if found.exists():
+            return found
+    raise InputFileError(
+        path, f"no such file: {show(str(file))}; check the job from the folder in which it is launched"
+    )

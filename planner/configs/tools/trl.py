@@ -30,7 +30,7 @@ from planner.configs.shared.trainer import (
     read_precision,
     read_trainer,
 )
-from planner.domain.recipes.recipe import TARGET_PATTERN
+from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
 
 TOOL = "TRL 1.16.0"
@@ -253,11 +253,8 @@ def _read_method(keys: Keys, reading: Reading) -> None:
     if targets:
         reading.say("lora_targets", (*targets, *parameters), keys.where("lora_target_modules"))
     else:
-        text = (
-            "left out: PEFT then adapts few matrices, such as q_proj and v_proj; all linear ones are "
-            "counted, which is more"
-        )
-        reading.remark(keys.where("lora_target_modules"), text)
+        source = "trl 1.16.0 trainer/model_config.py: lora_target_modules"
+        reading.default("lora_targets", (TARGETS_OF_PEFT,), source)
     if extra:
         reading.say("modules_to_save", extra, keys.where("lora_modules_to_save"))
     _read_quantisation(keys, reading)

@@ -78,14 +78,15 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     """What people call the method: ``full``, ``full of last:8``, ``lora r=16``,
     ``qlora nf4+dq r=16``, ``lora on int8 r=16``.
 
-    ``doubled``: whether double quantisation is named.
+    ``doubled``: whether double quantisation is named; without, ``qlora nf4`` has it and ``lora on nf4`` not,
+    as ``--method`` means them.
     """
     if recipe.adapter is None:
         return f"{recipe.method} of {'+'.join(recipe.train_layers)}" if recipe.train_layers else recipe.method
     numerics, rank = recipe.numerics, _adapter(recipe.adapter)
     if numerics.quantization == "none":
         return f"lora {rank}"
-    if numerics.quantization in ("nf4", "fp4"):
+    if numerics.quantization in ("nf4", "fp4") and (doubled or numerics.double_quant):
         return f"qlora {numerics.quantization}{'+dq' if doubled and numerics.double_quant else ''} {rank}"
     return f"lora on {numerics.quantization} {rank}"
 

@@ -79,6 +79,8 @@ TARGET_PATTERN = "regex:"
 """Begins a LoRA target that is a regular expression over the paths of modules."""
 TARGET_PARAMETER = "param:"
 """Begins a LoRA target that is the name of a parameter: PEFT's ``target_parameters``."""
+TARGETS_OF_PEFT = "peft-default"
+"""The LoRA target that stands for what PEFT adapts by itself where no module is named."""
 
 # What people call a method -> (method, quantisation, double quantisation).
 METHOD_ALIASES: dict[str, tuple[Method, Quantization | None, bool | None]] = {

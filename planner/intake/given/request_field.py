@@ -69,9 +69,9 @@ class RequestField:
     def range_text(self) -> str:
         """The allowed range in words."""
         low, high = (self._limit(limit) for limit in (self.low, self.high))
-        return (
-            f"{'above' if self.above_low else 'from'} {low} {'to below' if self.below_high else 'to'} {high}"
-        )
+        if not self.above_low:
+            return f"from {low} {'to below' if self.below_high else 'to'} {high}"
+        return f"above {low} and {'below' if self.below_high else 'at most'} {high}"
 
     def parse(self, value: object) -> Any:
         """``value`` (text, or what TOML and records hold) in the type that the rest of the program uses.

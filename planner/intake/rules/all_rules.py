@@ -4,7 +4,7 @@ the code reads it and documentation prints it.
 
 from __future__ import annotations
 
-from planner.errors import RefusedCombinationError
+from planner.errors import RefusedCombinationError, UnreadCombinationError
 from planner.intake.rules.rule import Case, Level, Rule
 from planner.intake.rules.rules_adapters import ADAPTER_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
@@ -16,7 +16,7 @@ from planner.intake.rules.rules_tasks import TASK_RULES
 from planner.intake.rules.rules_trained import TRAINED_LAYER_RULES
 from planner.intake.rules.rules_vision import VISION_RULES
 
-__all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_markdown", "rules_table"]
+__all__ = ["FORCE_HINT", "RULES", "Case", "Level", "Rule", "check", "rules_table"]
 
 FORCE_HINT = " (--force goes on anyway)"
 """How a refusal ends; a command without that flag leaves it out."""
@@ -39,11 +39,14 @@ def check(case: Case, *, force: bool = False) -> tuple[str, ...]:
 
     Raises:
         RefusedCombinationError: something is refused and ``force`` is not set; names every rule that says so.
+        UnreadCombinationError: the same, where all of it may run and is only not modelled.
     """
     broken = [rule for rule in RULES if rule.applies(case)]
     refused = list(refusals(case).values())
     if refused and not force:
-        raise RefusedCombinationError(f"{'; also: '.join(refused)}{FORCE_HINT}")
+        runs_nowhere = any(rule.level == "refuse" for rule in broken)
+        error = RefusedCombinationError if runs_nowhere else UnreadCombinationError
+        raise error(f"{'; also: '.join(refused)}{FORCE_HINT}")
     warned = [f"{rule.message(case)} [{rule.id}]" for rule in broken if rule.level == "warn"]
     return (*(f"forced: {message}" for message in refused), *warned)
 
@@ -53,18 +56,10 @@ def refusals(case: Case) -> dict[str, str]:
     return {
         rule.id: f"{rule.message(case)} [{rule.id}]"
         for rule in RULES
-        if rule.level == "refuse" and rule.applies(case)
+        if rule.level != "warn" and rule.applies(case)
     }
 
 
 def rules_table() -> tuple[tuple[str, Level, str], ...]:
     """Id, level and sentence of every rule."""
     return tuple((rule.id, rule.level, rule.sentence) for rule in RULES)
-
-
-def rules_markdown() -> str:
-    """The table as markdown, refusals first."""
-    rows = sorted(rules_table(), key=lambda row: row[1] != "refuse")
-    lines = ["| rule | level | what it says |", "|---|---|---|"]
-    lines += [f"| `{rule_id}` | {level} | {sentence} |" for rule_id, level, sentence in rows]
-    return "\n".join(lines) + "\n"

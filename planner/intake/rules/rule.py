@@ -13,7 +13,8 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.intake.given.request import Given
 
-Level = Literal["refuse", "warn"]
+Level = Literal["refuse", "not-modelled", "warn"]
+"""``refuse``: it does not run.  ``not-modelled``: it may, and no formula covers it.  ``warn``: answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def _twice_without_autocast(case: Case) -> bool:
 ADAPTER_RULES = (
     Rule(
         "dora-unread",
-        "refuse",
+        "not-modelled",
         "Nobody read how this stack computes DoRA; use --stack hf-trainer@5, or LoRA without --dora",
         lambda case: (
             _has_dora(case) and (case.stack.dora == "unread" or case.stack.adapter_kernels != "eager")
@@ -66,14 +66,14 @@ ADAPTER_RULES = (
     ),
     Rule(
         "dora-of-kernels",
-        "refuse",
+        "not-modelled",
         "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
         "use --method lora or qlora, and --sharding ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
     ),
     Rule(
         "relora-elsewhere",
-        "refuse",
+        "not-modelled",
         "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds "
         "everything; use --sharding ddp or none, without --dora",
         lambda case: (
@@ -82,14 +82,14 @@ ADAPTER_RULES = (
     ),
     Rule(
         "oft-unread",
-        "refuse",
+        "not-modelled",
         "Nobody read how this stack computes OFT; use --stack hf-trainer@5, or LoRA without --oft-block-size",
         lambda case: _rotates(case) and (case.stack.oft == "unread" or case.stack.adapter_kernels != "eager"),
         lambda case: case.stack.id,
     ),
     Rule(
         "oft-elsewhere",
-        "refuse",
+        "not-modelled",
         "OFT is modelled over unquantised, bitsandbytes, GPTQ and AWQ matrices of models without experts, "
         "where every GPU holds everything and layers are checkpointed whole; use --sharding ddp or none, "
         "or LoRA without --oft-block-size",
@@ -97,7 +97,7 @@ ADAPTER_RULES = (
     ),
     Rule(
         "oft-without-autocast",
-        "refuse",
+        "not-modelled",
         "PEFT 0.18 hands GPTQ's kernel an input in the adapters' dtype where there is no autocast, which "
         "nobody read; use --precision bf16-mixed, or --versions peft==0.21.2",
         lambda case: _rotates(case) and _twice_without_autocast(case),

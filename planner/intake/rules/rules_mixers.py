@@ -43,7 +43,7 @@ MIXER_RULES = (
     ),
     Rule(
         "recurrent-layers-elsewhere",
-        "refuse",
+        "not-modelled",
         "Layers without attention are read in the modules of Transformers 5, not in those of this stack",
         lambda case: _mixes(case) and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,

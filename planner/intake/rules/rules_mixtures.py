@@ -29,7 +29,7 @@ MIXTURE_RULES = (
     ),
     Rule(
         "every-expert-elsewhere",
-        "refuse",
+        "not-modelled",
         "A mixture that computes all experts for all tokens is read in the modules of Transformers 5 and "
         "what its quantisers leave of them, not in those of this stack; use --stack hf-trainer",
         lambda case: (

@@ -219,7 +219,7 @@ RECIPE_RULES = (
     ),
     Rule(
         "optimizer-of-whole-matrices",
-        "refuse",
+        "not-modelled",
         "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use "
         "--method full with --sharding ddp or none, or --optimizer adamw_torch",
         lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
@@ -394,14 +394,14 @@ RECIPE_RULES = (
     ),
     Rule(
         "checkpoint-every-with-offload",
-        "refuse",
+        "not-modelled",
         "Activations in host RAM are not modelled where only some layers are checkpointed; use "
         "--checkpoint-every 1",
         lambda case: case.recipe.rebuilds_some and case.recipe.offload == "activations",
     ),
     Rule(
         "activations-offload-without-checkpointing",
-        "refuse",
+        "not-modelled",
         "Activations in host RAM are modelled with gradient checkpointing only; add --gradient-checkpointing",
         # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no
         # other kind.  TRL 1.16 runs it, but what is saved again within five tensors stays on the GPU
@@ -420,7 +420,7 @@ RECIPE_RULES = (
     ),
     Rule(
         "selective-of-kernels",
-        "refuse",
+        "not-modelled",
         "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, "
         "over unquantised or 4-bit weights; use --checkpoint-policy full",
         lambda case: _selects(case) and _has_unknown_operators(case),

@@ -58,7 +58,7 @@ STORED_RULES = (
     ),
     Rule(
         "stored-computes-otherwise",
-        "refuse",
+        "not-modelled",
         "The checkpoint's bnb_4bit_compute_dtype decides in which dtype its matrices compute; another one "
         "than the recipe's is not modelled: use that precision",
         _computes_otherwise,
@@ -66,7 +66,7 @@ STORED_RULES = (
     ),
     Rule(
         "packed-kernels-unread",
-        "refuse",
+        "not-modelled",
         "Nobody read how this stack computes over a GPTQ, AWQ or AQLM base: use --stack hf-trainer@5 "
         "or trl, or nf4",
         lambda case: _is_prepacked(case) and case.stack.packed_kernels == "unread",
@@ -75,7 +75,7 @@ STORED_RULES = (
     Rule(
         # transformers 5.23: fused expert tensors are no nn.Linear, which is all that quantisers replace.
         "packed-fused-experts",
-        "refuse",
+        "not-modelled",
         "The experts of this stack are tensors of their own, in which nobody read how packed ones are "
         "held: use a stack of Transformers 4, or the model before it was quantised",
         _packs_fused_experts,
@@ -107,7 +107,7 @@ STORED_RULES = (
     ),
     Rule(
         "aqlm-sharded",
-        "refuse",
+        "not-modelled",
         "Nobody read what ZeRO-3 and FSDP do with the codes of an AQLM base: use ddp or ZeRO-1/2",
         lambda case: case.shards_weights and case.numerics.quantization == "aqlm",
     ),

@@ -166,14 +166,14 @@ SYSTEM_RULES = (
     ),
     Rule(
         "fsdp-units-elsewhere",
-        "refuse",
+        "not-modelled",
         "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "
         "checkpointing of weights that are trained whole; use --switches fsdp_units=layer",
         lambda case: case.recipe.uses_fsdp and case.stack.fsdp_units != "layer" and _units_unread(case),
     ),
     Rule(
         "gpu-optimizer-offloaded",
-        "refuse",
+        "not-modelled",
         "8-bit and paged optimizers in host RAM are not modelled: say adamw_torch, which DeepSpeed takes for "
         "its own CPU Adam",
         lambda case: (

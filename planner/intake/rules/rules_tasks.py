@@ -109,14 +109,14 @@ TASK_RULES = (
     ),
     Rule(
         "generation-divided",
-        "refuse",
+        "not-modelled",
         "Generation is modelled where every GPU has whole weights; use --sharding zero2, ddp or none",
         lambda case: case.recipe.rollout is not None and case.recipe.sharding.gathers_weights,
         lambda case: f"{case.recipe.sharding}",
     ),
     Rule(
         "generation-of-other-layers",
-        "refuse",
+        "not-modelled",
         "Generation is modelled of text with layers of attention, not of images, nor of layers that keep a "
         "state instead of keys; use another model",
         lambda case: (
@@ -129,7 +129,7 @@ TASK_RULES = (
     ),
     Rule(
         "reward-model-packed",
-        "refuse",
+        "not-modelled",
         "TRL 0.29 to 1.13 packs a reward model as it packs the policy, which is not modelled; use "
         "--versions trl==1.16.0, or a policy that is not packed",
         lambda case: (
@@ -141,7 +141,7 @@ TASK_RULES = (
     ),
     Rule(
         "task-not-in-stack",
-        "refuse",
+        "not-modelled",
         "The stack has no trainer for this task that was read; use --stack trl, axolotl or llama-factory, "
         "whichever has it",
         _unread,
@@ -149,7 +149,7 @@ TASK_RULES = (
     ),
     Rule(
         "reference-divided",
-        "refuse",
+        "not-modelled",
         "The pass of a reference is modelled where every GPU has whole weights, under FSDP2 with adapters, "
         "and for DPO or compared logits with a second model under ZeRO-3, the last two with whole logits; "
         "use --sharding zero2, ddp or none, or another task",
@@ -164,7 +164,7 @@ TASK_RULES = (
     ),
     Rule(
         "preference-loss-kernel",
-        "refuse",
+        "not-modelled",
         "Trainers of preferences take log-probabilities in their own way, and fused losses of preferences "
         "are not modelled; leave --loss out",
         lambda case: case.recipe.is_preference and case.recipe.loss != _loss_of_trainer(case),
@@ -172,14 +172,14 @@ TASK_RULES = (
     ),
     Rule(
         "labels-elsewhere",
-        "refuse",
+        "not-modelled",
         "Labels of steps (task prm) are modelled of text in Transformers' modules, with a plain head and "
         "samples that are not packed; use --stack axolotl, --loss hf, --padding longest",
         lambda case: case.recipe.task == "prm" and _labels_unread(case),
     ),
     Rule(
         "reward-in-two-passes",
-        "refuse",
+        "not-modelled",
         "Before 0.20 TRL's reward trainer runs the chosen and the rejected sequences one after the other, "
         "each with casts of its own of fp32 weights, which are not modelled; use --load-dtype bf16",
         lambda case: (
@@ -191,7 +191,7 @@ TASK_RULES = (
     ),
     Rule(
         "value-head",
-        "refuse",
+        "not-modelled",
         "A value head beside the head of words is modelled with adapters and gradient checkpointing: a "
         "full fine-tune leaves the head of words without a gradient, and without checkpoints all hidden "
         "states wait for the head; use --method lora",
@@ -201,20 +201,20 @@ TASK_RULES = (
     ),
     Rule(
         "compared-logits",
-        "refuse",
+        "not-modelled",
         "Logits that are compared with a second model's are modelled in full fine-tunes of text, of layers "
         "of attention, with all logits at once; use --method full, --loss hf and such a model",
         _compares_otherwise,
     ),
     Rule(
         "offloaded-with-reference",
-        "refuse",
+        "not-modelled",
         "Activations in host RAM are not modelled beside the pass of a reference; use --offload none",
         lambda case: case.recipe.has_reference and case.recipe.offload == "activations",
     ),
     Rule(
         "head-in-tiles",
-        "refuse",
+        "not-modelled",
         "Log-probabilities in tiles are modelled of a plain head: without a bias, scaled or capped logits, "
         "and without an adapter of its own; use an older TRL, such as --versions trl==1.14.0",
         lambda case: case.recipe.is_preference and case.recipe.loss == "chunked" and _has_other_head(case),

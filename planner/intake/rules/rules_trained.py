@@ -62,14 +62,14 @@ TRAINED_LAYER_RULES = (
     ),
     Rule(
         "train-layers-divided",
-        "refuse",
+        "not-modelled",
         "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is "
         "FSDP2, ZeRO or ddp",
         lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.name == "fsdp1",
     ),
     Rule(
         "train-layers-checkpointing-unread",
-        "refuse",
+        "not-modelled",
         "Nobody read what the checkpointing of this stack makes of frozen layers; use "
         "--no-gradient-checkpointing, or --switches frozen_layers=skipped where the inputs of frozen "
         "layers require no gradients",
@@ -94,7 +94,7 @@ TRAINED_LAYER_RULES = (
     ),
     Rule(
         "train-layers-with-offload",
-        "refuse",
+        "not-modelled",
         "Training some layers only is not modelled with activations in host RAM, nor where the model has "
         "projections around its layers",
         lambda case: (
@@ -104,7 +104,7 @@ TRAINED_LAYER_RULES = (
     ),
     Rule(
         "train-layers-ends-in-pieces",
-        "refuse",
+        "not-modelled",
         "A loss that multiplies by the head in pieces is modelled over trained layers or "
         "tables; use --loss hf",
         lambda case: (
@@ -123,7 +123,7 @@ TRAINED_LAYER_RULES = (
     ),
     Rule(
         "drawn-layers-elsewhere",
-        "refuse",
+        "not-modelled",
         "Layers that are drawn anew are modelled on one process, with tables that are trained, and an "
         "optimizer of torch or 8-bit AdamW; use --sharding none, --optimizer adamw_torch",
         lambda case: (

@@ -52,14 +52,14 @@ VISION_RULES = (
     ),
     Rule(
         "vision-fsdp",
-        "refuse",
+        "not-modelled",
         "FSDP of a vision-language model is not modelled: nobody read how its tower is "
         "wrapped; use DDP or ZeRO",
         lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp",
     ),
     Rule(
         "vision-deepspeed-text",
-        "refuse",
+        "not-modelled",
         "DeepSpeed of a vision-language model is modelled with images only: say --images-per-sample and "
         "--image-size",
         lambda case: _sees(case) and case.recipe.sharding.engine == "deepspeed" and not _has_images(case),
@@ -73,20 +73,20 @@ VISION_RULES = (
     ),
     Rule(
         "vision-code",
-        "refuse",
+        "not-modelled",
         "Vision towers are modelled as Transformers 5 runs them, frozen ones in Transformers 4, too: use "
         "--stack hf-trainer",
         lambda case: _has_images(case) and _runs_other_code(case),
     ),
     Rule(
         "vision-eager",
-        "refuse",
+        "not-modelled",
         "Eager attention of a vision tower is not modelled: use --attention sdpa or flash2",
         lambda case: _has_images(case) and case.recipe.attention == "eager",
     ),
     Rule(
         "vision-checkpointing",
-        "refuse",
+        "not-modelled",
         "Checkpointing of some layers or operators of a vision-language model is not modelled: layers of "
         "its tower count, too",
         lambda case: (
@@ -95,13 +95,13 @@ VISION_RULES = (
     ),
     Rule(
         "vision-offloaded-activations",
-        "refuse",
+        "not-modelled",
         "Activations of a vision tower in host RAM are not modelled: use --offload none",
         lambda case: _has_images(case) and case.recipe.offload == "activations",
     ),
     Rule(
         "vision-train-layers",
-        "refuse",
+        "not-modelled",
         "Training some layers of a vision-language model is not modelled: use --freeze for its parts",
         lambda case: _sees(case) and bool(case.recipe.train_layers),
     ),

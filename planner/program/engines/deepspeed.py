@@ -128,7 +128,7 @@ class DeepSpeed(Runtime):
 
     def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
         """Allocate; the caller frees it or keeps it."""
-        place = param.place if param else ("engine", "")
+        place = param.place if param else ("buffers of DeepSpeed", "")
         return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), what.stream)
 
     def free(self, *slots: int | None) -> None:

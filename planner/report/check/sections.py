@@ -323,7 +323,8 @@ def _details(each: Checked, subject: Subject, names: dict[str, str], *, defaults
         told = {entry.setting for entry in each.assumed}
         for assumption in scenario.assumptions:
             if assumption.is_tool_default and assumption.name not in told:
-                taken.setdefault(assumption.origin, []).append(f"{assumption.name}={assumption.value}")
+                name = "" if assumption.name == "switches" else f"{assumption.name}="
+                taken.setdefault(assumption.origin, []).append(f"{name}{assumption.value}")
         yield from (
             Note(f"Not in the file, {origin}: {', '.join(settings)}", "dim")
             for origin, settings in taken.items()

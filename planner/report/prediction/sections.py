@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from planner.domain.hardware import Hardware
 from planner.domain.prediction import HostPrediction, Prediction, TimePrediction
 from planner.domain.recipes.job_line import job_line
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption
-from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Term, TimeTerm
+from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Phase, Term, TimeTerm
 from planner.report.prediction.advice import lever_section, sensitivity_section, stack_section
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
 from planner.report.prediction.over_time import failed_section, timeline_section
@@ -129,6 +129,8 @@ _TERM_COLUMNS = (
     Column("kind"),
     Column("written in", wide_only=True),
 )
+# Ends the name of a phase in later micro-steps.
+_LATER = "_2"
 _ELSEWHERE_COLUMNS = (Column("not at the peak"), Column("GiB", "right"), Column("kind"), Column("when"))
 _PHASE_COLUMNS = (
     Column("phase"),
@@ -276,8 +278,17 @@ def _share_of_limit(size: Number, limit_bytes: int | None) -> str:
 
 
 def _elsewhere_row(term: Term) -> Row:
-    phases = "; ".join(PHASE_WORDS[phase] for phase in sorted(term.phases, key=PHASES.index))
-    return Row((term.label, gib(term.n_bytes), term.kind, phases), "dim")
+    return Row((term.label, gib(term.n_bytes), term.kind, _when(term.phases)), "dim")
+
+
+def _when(phases: Collection[Phase]) -> str:
+    """Phases in their order; one that is there in every micro-step is named once."""
+    words: dict[str, None] = {}
+    for phase in sorted(phases, key=PHASES.index):
+        name = phase.removesuffix(_LATER)
+        both = {name, name + _LATER} <= set(phases)
+        words[name if both else PHASE_WORDS[phase]] = None
+    return "; ".join(words)
 
 
 def _host_row(term: HostTerm) -> Row:

@@ -125,7 +125,12 @@ def test_lookup_reads_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("lama-2-7b", "llama-2-7b"), ("qwen2.5-14", "qwen2.5-14b"), ("gema-2-9b", "gemma-2-9b")],
+    [
+        ("lama-2-7b", "llama-2-7b"),
+        ("qwen2.5-14", "qwen2.5-14b"),
+        ("gema-2-9b", "gemma-2-9b"),
+        ("llama3", "llama-3-8b"),
+    ],
 )
 def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
     """A name that nothing knows is refused with what could have been meant."""

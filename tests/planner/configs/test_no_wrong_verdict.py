@@ -453,3 +453,11 @@ def test_units_of_fsdp_are_layers_or_mixtures(tmp_path: Path, settings: str) -> 
     mixture = "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock}\n"
     switches = read_config_file(written(tmp_path, AXOLOTL + mixture)).request.get("switches")
     assert "fsdp_units=feed_forward" in switches
+
+
+def test_a_file_of_trl_without_modules_adapts_what_peft_does(tmp_path: Path) -> None:
+    """TRL hands PEFT nothing, and PEFT then adapts two matrices of each layer."""
+    path = written(tmp_path, TRL + TRAINER + "max_length: 512\n")
+    adapter = resolve(with_flags(read_config_file(path), from_flags({"gpu": "4090"}))).recipe.adapter
+    assert adapter is not None
+    assert adapter.targets == ("q_proj", "v_proj")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.errors import RefusedCombinationError
+from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.linears import linear_names
 from planner.intake.resolve import resolve
@@ -37,3 +37,13 @@ def test_nobody_is_assumed_to_adapt_what_fails(model: str, fails: str) -> None:
         resolve(from_flags({**job, "lora_targets": "all-linear"}))
     with pytest.raises(RefusedCombinationError, match="adapter-on-"):
         resolve(from_flags({**job, "stack": "llama-factory"}))
+
+
+def test_where_no_module_is_named_peft_adapts_few() -> None:
+    """The names of PEFT's own table; where it has none, PEFT stops."""
+    job = {"model": "qwen2.5-7b", "method": "lora", "gpu": "h100-sxm", "seq": 512}
+    few = resolve(from_flags({**job, "lora_targets": "peft-default"}))
+    assert few.recipe.adapter is not None
+    assert few.recipe.adapter.targets == ("q_proj", "v_proj")
+    with pytest.raises(UsageError, match=r"PEFT stops.*qwen3_moe.*lora_targets"):
+        resolve(from_flags({**job, "model": "qwen3-30b-a3b", "lora_targets": "peft-default"}))

@@ -67,7 +67,7 @@ def test_a_job_is_the_part_of_one_gpu() -> None:
         ({"stack": "hf-trainer@5"}, "hf-trainer@5"),
         ({"stack": "axolotl", "padding": "packed", "attention": "flash2", "batch": 1}, "axolotl"),
         ({"stack": "axolotl@0.8", "padding": "packed"}, "axolotl@0.8"),
-        ({"sharding": "zero3"}, "zero3"),
+        ({"sharding": "zero3"}, "FSDP2 alone: say --sharding fsdp"),
         ({"tensor_parallel": 8, "context_parallel": 1, "model": "qwen3-0.6b"}, "head is their token table"),
         ({"seq": 4098}, "4098"),
     ],

@@ -343,6 +343,14 @@ def test_pairs_are_tried_only_where_no_single_change_is_enough() -> None:
     assert {lever.kind for lever in pairs} == {"money"}
 
 
+def test_who_keeps_the_stack_gets_an_answer_too() -> None:
+    """Another stack alone is enough here, and so are two changes on this one."""
+    job = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4060", "seq": "8192"}
+    enough = [lever.flags for lever in levers(scenario(job)) if lever.fits]
+    assert {"stack": "unsloth"} in enough
+    assert {"gradient-checkpointing": True, "loss": "liger"} in enough
+
+
 def test_three_changes_that_cost_time_come_before_two_that_cost_host_ram() -> None:
     """An 8B full fine-tune under DDP on eight cards: checkpointing,
     a fused loss and sharding are the usual way, not offload.

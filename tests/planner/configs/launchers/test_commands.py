@@ -237,6 +237,15 @@ def test_a_command_is_answered_as_its_files_would_be(tmp_path: Path) -> None:
     assert again.launch == f"bash {script}"
 
 
+def test_a_launch_file_may_lie_beside_its_script(tmp_path: Path) -> None:
+    """It is looked for here, then beside the script; else the answer says where to ask."""
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 4\n", encoding="utf-8")
+    line = "accelerate launch --config_file {} train.py --max_steps 1"
+    assert started(tmp_path / "run.sh", line.format("fsdp.yaml")).launch["num_processes"] == 4
+    with pytest.raises(InputFileError, match=r"no such file: other\.yaml; check the job from the folder"):
+        started(tmp_path / "run.sh", line.format("other.yaml"))
+
+
 def test_a_variable_is_refused_where_its_value_matters() -> None:
     """And not where it is the place of the output."""
     checked = check_job(command_job(f"{JOB} $BATCH", CheckOptions()), GIVEN)

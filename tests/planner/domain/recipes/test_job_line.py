@@ -44,6 +44,12 @@ def test_a_plain_job_names_nothing_that_it_does_not_have() -> None:
     assert job_cell(job) == "full rtx4090 1x1024"
 
 
+def test_the_short_line_tells_qlora_from_a_base_without_double_quantisation() -> None:
+    """``qlora`` means it, as on the command line; what is measured against it has other words."""
+    assert "7b, qlora nf4 r=8," in short_job_line(scenario())
+    assert "7b, lora on nf4 r=8," in short_job_line(scenario(method="lora", quantization="nf4"))
+
+
 def test_what_is_recomputed_has_words() -> None:
     """None, plain, the reentrant variant, every few layers."""
     said = [

@@ -59,7 +59,9 @@ def test_counts_out_of_range_are_refused_with_the_range(name: str, value: object
 @pytest.mark.parametrize("name", [name for name, field in REQUEST_FIELDS.items() if field.kind == "number"])
 def test_numbers_out_of_range_are_refused_with_the_range(name: str, value: object) -> None:
     """The same for numbers with a fraction."""
-    with pytest.raises(UsageError, match=rf"^{name} must be a number (above|from) 0 to "):
+    with pytest.raises(
+        UsageError, match=rf"^{name} must be a number (above 0 and (at most|below)|from 0 to) "
+    ):
         REQUEST_FIELDS[name].parse(value)
 
 

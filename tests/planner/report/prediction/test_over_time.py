@@ -83,3 +83,11 @@ def test_the_chart_has_the_limit_where_it_is_near() -> None:
     assert "; the card leaves 40.00 GiB" in far
     assert "- the card leaves" not in far
     assert "Memory over the step" not in draw(subject())
+
+
+def test_a_part_that_repeats_the_phase_is_not_named() -> None:
+    """What loads says the module alone; a layer keeps its number."""
+    loading = replace(FAILED, phase="load", part="load", module="head")
+    assert loading.where == "head"
+    assert replace(FAILED, part="layer 3", module="up_proj").where == "layer 3, up_proj"
+    assert replace(FAILED, part="buffers of DeepSpeed", module="").where == "buffers of DeepSpeed"

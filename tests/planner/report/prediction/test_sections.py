@@ -201,3 +201,20 @@ def test_explain_shows_formula_numbers_and_what_is_counted() -> None:
     assert re.search(r"base weights in nf4 +3\.26 GiB = 6738415616 x 0\.52 B", text)
     assert re.search(r"^function +planner\.units:format_gib$", text, re.MULTILINE)
     assert "function " not in draw(subject())
+
+
+def test_a_phase_of_every_micro_step_is_named_once() -> None:
+    """Off the peak: by its plain name where the first and the later ones have the term."""
+    made = prediction()
+    both = Term(
+        "dequantization",
+        "expanded weights",
+        GIB,
+        "transient",
+        frozenset({"backward_2", "forward", "backward", "optimizer_step"}),
+        "planner.units:format_bytes",
+    )
+    memory = replace(made.memory, terms=(*made.memory.terms, both), limiting_phase="loss")
+    text = draw(Subject(scenario(), replace(made, memory=memory)))
+    row = next(line for line in text.splitlines() if line.startswith("expanded weights"))
+    assert row.split("transient")[1].strip().startswith("forward, 1st micro-step; backward;")
