@@ -5,7 +5,9 @@
 axolotl``: the folder has ``jobs.json`` with pairs of folder and file.  Files come in the order of the SHA-256
 of their paths; those that the tool's own parser refuses are passed over, because they are for another version
 of it.  The first 20 of each tool are the sample.  A file that asks for FSDP runs as the first of two cards,
-because the tools refuse it on one.  ``plan`` is asked about the newest version of the tool, as is run here.
+because the tools refuse it on one.  ``plan`` is asked about the newest version of the tool, as is run here;
+files of alignment-handbook run beside libraries of their own age (``make env-trl-handbook``), which ``plan``
+tells by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import shlex
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from planner.configs.document import read_document
@@ -105,9 +108,10 @@ def _planned(file: str, folder: Path, gpu: str) -> dict[str, str]:
     if answer is None:
         return {}
     flags = shlex.split(answer["flags"])
-    # The newest stack of a tool has the name without an age.
-    newest = flags.index("--stack") + 1
-    flags[newest] = flags[newest].partition("@")[0]
+    if find_spec("alignment") is None:
+        # The newest stack of a tool has the name without an age.
+        newest = flags.index("--stack") + 1
+        flags[newest] = flags[newest].partition("@")[0]
     done = _run("planner.cli.main", (*flags, "--gpu", gpu, "--json"), folder)
     memory = json.loads(done.stdout).get("memory")
     if memory is None:

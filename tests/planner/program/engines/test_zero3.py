@@ -231,3 +231,13 @@ def test_marks_stay_out_of_the_stream() -> None:
             sharding=sharding, gpus="1" if sharding == "none" else "2", gradient_checkpointing="true"
         )
         assert max(stream.events) < MARK
+
+
+def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
+    """All that a rank has: absolute values with a mark of each, then marks alone."""
+    name = "isinf, isnan(grad_partitions_flat_buffer)"
+    stream, sizes = stream_of(sharding="zero3", precision="fp16-mixed")
+    own = sum(allocated(stream, sizes, "grad_partitions_flat_buffer")) // 2
+    steps = [phase for _, phase in stream.phases].count("optimizer_step")
+    assert allocated(stream, sizes, name) == steps * [2 * own, own, own]
+    assert not allocated(*stream_of(sharding="zero3", precision="bf16-mixed"), name)
