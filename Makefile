@@ -43,6 +43,8 @@ env: $(VENV)/.installed
 # A GPU installation has Triton by way of torch; files of all three may ask for the rest.
 BESIDE := bitsandbytes deepspeed liger_kernel peft triton
 TOOLS := tests/against_libraries/programs/environments
+# What files of LLaMA-Factory ask for beside it: an optimizer, and the layers of Qwen3.5.
+env-llamafactory: BESIDE += badam flash-linear-attention
 env-axolotl env-llamafactory env-trl: env-%:
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"

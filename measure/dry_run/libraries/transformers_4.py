@@ -97,7 +97,7 @@ def _allow(assume: Callable[[str], None], module: ModuleType) -> None:
     base: Any = module.PreTrainedModel
     enable = base._check_and_enable_flash_attn_2.__func__
 
-    def enable_and_say(cls: Any, *args: Any, hard_check_only: bool = False, **kwargs: Any) -> Any:
+    def enable_and_say(cls: Any, /, *args: Any, hard_check_only: bool = False, **kwargs: Any) -> Any:
         if not hard_check_only:
             assume("transformers")
         return enable(cls, *args, hard_check_only=hard_check_only, **kwargs)

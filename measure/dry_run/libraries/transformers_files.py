@@ -83,7 +83,11 @@ class Checkpoints:
         return str(folder)
 
     def _note_dtype(self, name: str, fields: dict[str, Any]) -> None:
-        said = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
+        # Models of several parts say it for each part alone.
+        inner = fields.get("text_config")
+        parts = (fields, inner if isinstance(inner, dict) else {})
+        named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
+        said = str(next(filter(None, named), "float32")).removeprefix("torch.")
         found = getattr(torch, said, None)
         self._dtypes[name] = found if isinstance(found, torch.dtype) else torch.float32
 

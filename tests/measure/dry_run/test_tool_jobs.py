@@ -143,3 +143,29 @@ def test_what_generates_text_is_refused(tmp_path: Path) -> None:
                 tmp_path, "c.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\nepochs: 1\n"
             )
         )
+
+
+HANDBOOK = (
+    "model_name_or_path: m\ndataset_mixer: {d: 1.0}\ndataset_splits: [train_prefs]\nlearning_rate: 5.0e-7\n"
+    "max_length: 64\nmax_prompt_length: 24\nper_device_train_batch_size: 2\noptim: adamw_torch\n"
+)
+
+
+def test_files_of_the_handbook_run_by_its_own_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dialogues in place of its mixture, with prompts as long as they may be; small numbers stay numbers."""
+    file = written(tmp_path, "dpo_full.yaml", HANDBOOK)
+    with pytest.raises(UsageError, match="install its repository"):
+        tool_job(file)
+    for name in ("src/alignment/__init__.py", "scripts/run_dpo.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    job = tool_job(file)
+    assert job.command == ("python", str(tmp_path / "scripts/run_dpo.py"), f"{FOLDER}/train.yaml")
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
+    assert (fields["learning_rate"], list(fields["dataset_mixer"])) == (5e-7, [f"{FOLDER}/rows"])
+    assert (fields["dataset_splits"], fields["max_length"]) == (["train", "test"], 64)
+    row = json.loads(job.files[f"{FOLDER}/rows/train.jsonl"].splitlines()[0])
+    question, answer = row["chosen"]
+    assert (question["role"], len(question["content"].split())) == ("user", 24)
+    assert (answer["role"], len(answer["content"].split())) == ("assistant", 40)
