@@ -11,10 +11,11 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-axolotl env-llamafactory env-trl style lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook style lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
+	@echo "make env-trl-handbook   the same for alignment-handbook's files, with its repository in HANDBOOK=DIR"
 	@echo "make lint    style, types and import contracts only"
 	@echo "make env-axolotl, env-llamafactory, env-trl   environments of other tools, for dry runs of their own command lines"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
@@ -42,11 +43,21 @@ env: $(VENV)/.installed
 # A GPU installation has Triton by way of torch; files of all three may ask for the rest.
 BESIDE := bitsandbytes deepspeed liger_kernel peft triton
 TOOLS := tests/against_libraries/programs/environments
+# What files of LLaMA-Factory ask for beside it: an optimizer, and the layers of Qwen3.5.
+env-llamafactory: BESIDE += badam flash-linear-attention
 env-axolotl env-llamafactory env-trl: env-%:
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	.venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint $(TOOLS)/$*.txt $* $(BESIDE)
 	.venv-$*/bin/python -m pip install --quiet --constraint $(TOOLS)/$*.txt --editable .
+
+# Files of alignment-handbook up to 2025-03, with libraries of 2024-11.  HANDBOOK: its repository at ae3f44f, whose scripts run.
+HANDBOOK_NEEDS := trl bitsandbytes deepspeed peft triton scipy sentencepiece evaluate setuptools
+env-trl-handbook:
+	$(PYTHON) -m venv .venv-trl-handbook
+	.venv-trl-handbook/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	.venv-trl-handbook/bin/python -m pip install --quiet --constraint $(TOOLS)/trl-handbook.txt $(HANDBOOK_NEEDS) --editable .
+	.venv-trl-handbook/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable $(HANDBOOK)
 
 style: env
 	$(BIN)/ruff check .

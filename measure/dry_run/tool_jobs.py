@@ -6,8 +6,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from planner.configs.document import read_document
 from planner.configs.read import recognise
@@ -38,7 +41,7 @@ _LEFT_OUT = {
                       "streaming", "mix_strategy"),
     "trl": (*_EVALUATION, *_COPIES, "dataset_config", "dataset_name", "dataset_train_split",
     "dataset_test_split", "datasets",
-            "dataset_mixture"),
+            "dataset_mixture", "dataset_mixer", "dataset_splits", "dataset_configs"),
     "axolotl": (*_EVALUATION, *_COPIES, "evals_per_epoch", "val_set_size", "test_datasets",
     "early_stopping_patience",
                 "dataset_prepared_path", "push_dataset_to_hub", "hub_strategy", "do_bench_eval",
@@ -61,6 +64,7 @@ _LIMITS = {
     "trl": ("max_length", 1024),
     "axolotl": ("sequence_len", 2048),
 }
+_OLDER_LIMITS = {"llama-factory": (), "trl": ("max_seq_length",), "axolotl": ()}
 _TRL_TASKS = ("sft", "dpo", "kto", "reward")
 _PAIRS, _MARKED = ("dpo", "rm", "reward"), ("kto",)
 # Keys of images that --check has no rows for.
@@ -100,6 +104,7 @@ class _Asked:
     n_rows: int
     n_held_out: int
     n_micro_steps: int
+    of_handbook: bool
 
     def rows(self, count: int, columns: tuple[str, ...], prompt_share: int = 2, spared: int = 0) -> str:
         """Rows of words, of which the tool cuts off what is too much.
@@ -143,6 +148,7 @@ def _asked(path: Path, table: dict[str, Any], tool: str, n_tokens: int | None, n
         if key not in _LEFT_OUT[tool] and not key.startswith(_REPORTS)
     }
     key, default = _LIMITS[tool]
+    key = next((each for each in _OLDER_LIMITS[tool] if each in fields), key)
     length = n_tokens or _whole(fields.get(key), default)
     if n_tokens is not None and key in fields:
         fields[key] = max(n_tokens, _whole(fields[key], default))
@@ -161,7 +167,10 @@ def _asked(path: Path, table: dict[str, Any], tool: str, n_tokens: int | None, n
         fields[_ACCUMULATION], left_out, accumulated = MICRO_STEPS, accumulated, MICRO_STEPS
     count = batch * accumulated * _ROWS_PER_STEP * 2
     held_out = max(2 * evaluated, 8) * n_cards if _evaluates(table, tool) else 0
-    return _Asked(path, fields, length, max(_FEWEST_ROWS, count) * n_cards, held_out, left_out)
+    rows = max(_FEWEST_ROWS, count) * n_cards
+    return _Asked(
+        path, fields, length, rows, held_out, left_out, isinstance(table.get("dataset_mixer"), dict)
+    )
 
 
 def _evaluates(table: Mapping[str, Any], tool: str) -> bool:
@@ -232,9 +241,15 @@ def _side_of_images(fields: Mapping[str, Any]) -> int:
     return 0
 
 
+def _tasks_named(path: Path, tasks: tuple[str, ...]) -> list[str]:
+    where = "/".join(path.resolve().parts[-2:]).lower()
+    return [task for task in tasks if task in where]
+
+
 def _trl(asked: _Asked) -> ToolJob:
-    where = "/".join(asked.path.resolve().parts[-2:]).lower()
-    named = [task for task in _TRL_TASKS if task in where]
+    if asked.of_handbook:
+        return _handbook(asked)
+    named = _tasks_named(asked.path, _TRL_TASKS)
     if len(named) != 1:
         said = " or ".join(f"-- trl {task} --config {asked.path}" for task in _TRL_TASKS[:2])
         raise UsageError(
@@ -251,6 +266,67 @@ def _trl(asked: _Asked) -> ToolJob:
         changed |= _EVERY_STEP
         files[f"{FOLDER}/{_ROWS}/test.jsonl"] = asked.rows(asked.n_held_out, columns)
     return _job(("trl", named[0], "--config"), asked, {**changed, "max_length": asked.n_tokens}, files)
+
+
+def _handbook(asked: _Asked) -> ToolJob:
+    """A file of alignment-handbook by the script of its own that its name says.
+
+    Rows are dialogues.  The prompt is as long as the file lets it be; ORPO's script leaves longer ones out.
+    Source: alignment-handbook at ae3f44f scripts/run_sft.py, run_cpt.py, run_dpo.py, run_orpo.py,
+    src/alignment/decontaminate.py; trl 0.12.1 trainer/dpo_trainer.py, orpo_trainer.py (``tokenize_row``).
+    """
+    named = _tasks_named(asked.path, tuple(_HANDBOOK_KINDS))
+    if len(named) != 1:
+        raise UsageError(
+            f"the file does not say which script of alignment-handbook it is for: give the whole command, "
+            f"-- python scripts/run_sft.py {asked.path}"
+        )
+    script = _handbook_script(f"run_{named[0]}.py")
+    half = asked.n_tokens // 2
+    prompt, spared = _whole(asked.fields.get("max_prompt_length"), half), 0
+    if named[0] == "orpo":
+        prompt, spared = min(prompt, half) - _TOKENS_OF_TURNS, _TOKENS_OF_TURNS
+    kind, length = _HANDBOOK_KINDS[named[0]], asked.n_tokens - spared
+    changed: dict[str, Any] = {
+        "dataset_mixer": {f"{FOLDER}/{_ROWS}": 1.0},
+        "dataset_splits": ["train", "test"],
+        "preprocessing_num_workers": 1,
+        "output_dir": "dry_run_output",
+        "report_to": "none",
+        **(_EVERY_STEP if asked.n_held_out else {}),
+    }
+    files = {
+        f"{FOLDER}/{_ROWS}/{name}.jsonl": _dialogues(_rows(length, count, kind, prompt))
+        for name, count in (("train", asked.n_rows), ("test", asked.n_held_out or _FEWEST_ROWS))
+    }
+    files["openai_humaneval/test.jsonl"] = json.dumps(_NO_ROW)
+    return _job(("python", script), asked, changed, files)
+
+
+def _handbook_script(name: str) -> str:
+    """Where a script of the handbook lies, which is installed from its repository."""
+    found = find_spec("alignment")
+    folder = Path(found.origin).parents[2] if found and found.origin else Path()
+    if not (folder / "scripts" / name).is_file():
+        raise UsageError(
+            f"{name} of alignment-handbook is not here: install its repository with pip install --editable, "
+            f"or give the whole command, -- python scripts/{name} FILE"
+        )
+    return str(folder / "scripts" / name)
+
+
+def _dialogues(rows: str) -> str:
+    """The same rows with each pair of prompt and answer as the messages of a dialogue."""
+    lines = []
+    for line in rows.splitlines():
+        row = json.loads(line)
+        said = {key: row.pop(key) for key in ("completion", "chosen", "rejected") if key in row}
+        question = {"role": "user", "content": row.get("prompt", "")}
+        turns = {key: [question, {"role": "assistant", "content": text}] for key, text in said.items()}
+        lines.append({**row, **turns})
+        if "completion" in turns:
+            lines[-1] = {"messages": turns["completion"]}
+    return "".join(json.dumps(each) + "\n" for each in lines)
 
 
 def _axolotl(asked: _Asked) -> ToolJob:
@@ -301,7 +377,8 @@ def _job(
     name = f"{FOLDER}/train.yaml"
     return ToolJob(
         (*command, name),
-        {**files, name: json.dumps({**asked.fields, **changed}, default=str)},
+        # Not as JSON: readers of YAML 1.1 take its 5e-07 for a text.
+        {**files, name: yaml.safe_dump({**asked.fields, **changed}, sort_keys=False, width=math.inf)},
         asked.n_tokens,
         asked.n_micro_steps,
     )
@@ -312,6 +389,16 @@ _MAKERS: dict[str, Callable[[_Asked], ToolJob]] = {
     "trl": _trl,
     "axolotl": _axolotl,
 }
+_HANDBOOK_KINDS = {
+    "sft": ("prompt", "completion"),
+    "cpt": ("text",),
+    "dpo": ("prompt", "chosen", "rejected"),
+    "orpo": ("prompt", "chosen", "rejected"),
+}
+# The role and the marks around both turns of a dialogue, in words.
+_TOKENS_OF_TURNS = 64
+# A problem of HumanEval that is like no row: rows like one are left out.
+_NO_ROW = {"prompt": 'def f():\n    """like no row"""', "canonical_solution": "return nothing"}
 _AXOLOTL_COLUMNS = {
     "": ("text",),
     **dict.fromkeys(("dpo", "ipo", "simpo", "orpo"), ("prompt", "chosen", "rejected")),

@@ -6,11 +6,13 @@ torch has a copy of the kernel.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.importing import Change, OnImport
 from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 
@@ -24,7 +26,11 @@ def install(imports: OnImport, guesses: Guesses) -> None:
     """Change Transformers and the package kernels when the program imports them,
     and only what is asked for by name.
     """
-    if find_spec("flash_attn") is None:
+    if find_spec("flash_attn") is not None:
+        return
+    if transformers_4.is_installed():
+        transformers_4.install_flash_attention(imports, partial(_assume, guesses))
+    else:
         imports.add("kernels", _from_hub(guesses))
         imports.add("transformers.modeling_flash_attention_utils", _as_package(guesses))
         imports.add("transformers.modeling_utils", _allow)

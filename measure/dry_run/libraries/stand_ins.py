@@ -10,9 +10,12 @@ from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import Change, OnImport
 from measure.dry_run.libraries.processors import image_tokens
 from measure.dry_run.libraries.words import N_WORDS, tokenizer_of_words
+from planner.catalog.models import ModelEntry, entry_named_in, model_entry
+from planner.errors import UnknownNameError
 
 # One of bytes has so many.
 _FEWEST_WORDS = 256
+_FILES_OF_MODEL = ("config.json", "model.safetensors")
 
 
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
@@ -29,6 +32,8 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
         "transformers.tokenization_utils_base",
         _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
     )
+    if allowed:
+        imports.add("huggingface_hub.hf_api", _list_files(guesses))
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
 
@@ -54,9 +59,38 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
                 )
                 raise OSError(f"there is no tokenizer of {name} here")
             guesses.assume("tokenizer", f"one of {N_WORDS:,} words, each a token", str(name))
-            return tokenizer_of_words(kwargs.get("padding_side", "right"), image_tokens(name))
+            side = kwargs.get("padding_side", "right")
+            return tokenizer_of_words(side, image_tokens(name), _n_tokens(str(name)))
 
         base.from_pretrained = classmethod(from_pretrained)
+
+    return change
+
+
+def _n_tokens(name: str) -> int:
+    """Rows of the embedding of a model that the catalog has; 0 for another."""
+    try:
+        found: ModelEntry | None = model_entry(name)
+    except UnknownNameError:
+        found = entry_named_in(name)
+    return 0 if found is None else int(found.config_fields().get("vocab_size") or 0)
+
+
+def _list_files(guesses: Guesses) -> Change:
+    """A repository of the Hub that nobody can ask holds a whole model, and no adapter."""
+
+    def change(module: ModuleType) -> None:
+        listed = module.HfApi.list_repo_files
+
+        def list_repo_files(self: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return listed(self, repo_id, *args, **kwargs)
+            except OSError:
+                guesses.assume("files of a repository", " and ".join(_FILES_OF_MODEL), repo_id)
+                return list(_FILES_OF_MODEL)
+
+        module.HfApi.list_repo_files = list_repo_files
+        vars(module)["list_repo_files"] = module.api.list_repo_files
 
     return change
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries import transformers_4
 from measure.dry_run.libraries.importing import OnImport
 from planner.catalog.models import entry_named_in, model_entry
 from planner.errors import UnknownNameError
@@ -41,7 +42,8 @@ class Checkpoints:
         imports.add("transformers.generation.utils", _without_generation_files)
 
     def _read_configurations(self, module: ModuleType) -> None:
-        base: Any = module.PreTrainedConfig
+        # Transformers 5 changed the name.
+        base: Any = getattr(module, "PreTrainedConfig", None) or module.PretrainedConfig
         read = base._get_config_dict.__func__
 
         def from_catalog(cls: Any, name: Any, /, **kwargs: Any) -> Any:
@@ -81,11 +83,26 @@ class Checkpoints:
         return str(folder)
 
     def _note_dtype(self, name: str, fields: dict[str, Any]) -> None:
-        said = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
+        # Models of several parts say it for each part alone.
+        inner = fields.get("text_config")
+        parts = (fields, inner if isinstance(inner, dict) else {})
+        named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
+        said = str(next(filter(None, named), "float32")).removeprefix("torch.")
         found = getattr(torch, said, None)
         self._dtypes[name] = found if isinstance(found, torch.dtype) else torch.float32
 
+    def _content(self, model: Any, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of a checkpoint, which are listed as assumed."""
+        dtype = self._dtype_of(name)
+        said = f"none, in {str(dtype).removeprefix('torch.')}"
+        self._guesses.assume("weights of a checkpoint", said, name)
+        return _content_free(model, dtype)
+
     def _load_models(self, module: ModuleType) -> None:
+        if transformers_4.is_installed():
+            transformers_4.load_models(module, self._dtype_of, self._content)
+            return
+
         def no_files(pretrained_model_name_or_path: Any, *_: Any, **__: Any) -> tuple[list[str], None]:
             return [str(PurePath(str(pretrained_model_name_or_path), _WEIGHTS))], None
 
@@ -96,26 +113,26 @@ class Checkpoints:
             # Asked for the dtype of the whole.
             if not str(checkpoint_file).endswith(_WEIGHTS):
                 return read(checkpoint_file, *args, **kwargs)
-            return {"weight": torch.empty(1, dtype=self._dtype_of(checkpoint_file), device="meta")}
+            return {
+                "weight": torch.empty(
+                    1, dtype=self._dtype_of(str(PurePath(checkpoint_file).parent)), device="meta"
+                )
+            }
 
         def without_files(
             model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if state_dict is None and checkpoint_files and checkpoint_files[0].endswith(_WEIGHTS):
-                dtype = self._dtype_of(checkpoint_files[0])
-                said = f"none, in {str(dtype).removeprefix('torch.')}"
-                self._guesses.assume(
-                    "weights of a checkpoint", said, str(PurePath(checkpoint_files[0]).parent)
-                )
-                state_dict, checkpoint_files = _content_free(model, dtype), None
+                name = str(PurePath(checkpoint_files[0]).parent)
+                state_dict, checkpoint_files = self._content(model, name), None
             return load(model, state_dict, checkpoint_files, *args, **kwargs)
 
         module.load_state_dict = one_tensor  # type: ignore[attr-defined]
         module._get_resolved_checkpoint_files = no_files  # type: ignore[attr-defined]
         base._load_pretrained_model = staticmethod(without_files)
 
-    def _dtype_of(self, file: str) -> torch.dtype:
-        return self._dtypes.get(str(PurePath(file).parent), torch.float32)
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return self._dtypes.get(name, torch.float32)
 
 
 def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -134,6 +151,9 @@ def _without_generation_files(module: ModuleType) -> None:
     change nothing of a training step.
     """
     base: Any = module.GenerationMixin
+    if not hasattr(base, "adjust_generation_fn"):
+        # Transformers before 4.53 goes on without them by itself.
+        return
     adjust = base.adjust_generation_fn
 
     def where_there(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -151,7 +171,9 @@ def _content_free(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         name: getattr(each, "ds_shape", each.shape)
         for name, each in model.named_parameters(remove_duplicate=False)
     }
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    # Transformers 5 knows them by itself.
+    known = getattr(model, "all_tied_weights_keys", None)
+    tied = transformers_4.tied_names(model) if known is None else set(known)
     return {
         name: torch.empty(
             whole.get(name, tensor.shape),

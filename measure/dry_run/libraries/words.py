@@ -1,4 +1,4 @@
-"""A tokenizer of a thousand words, which stands in for one that is not there."""
+"""A tokenizer of words, which stands in for one that is not there."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 N_WORDS = 1000
+# For tokens that the program adds: those of the real tokenizer are among its rows already.
+_ROOM = 64
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
 
 
-def tokenizer_of_words(padding_side: str, numbers: Mapping[str, int] | None = None) -> Any:
+def tokenizer_of_words(padding_side: str, numbers: Mapping[str, int] | None = None, n_tokens: int = 0) -> Any:
     """Made of the classes that the program itself has loaded; known words are w0, w1, ...
 
-    ``numbers``: of tokens with a meaning of their own.
+    ``numbers``: of tokens with a meaning of their own.  ``n_tokens``: rows of the model's embedding; the
+    tokenizer has almost as many, because some programs cut the embedding to its size.
     """
     transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
     words = [*_SPECIAL.values(), *(f"w{number}" for number in range(N_WORDS))]
     # Without holes, which Transformers warns of one by one.
     taken = set((numbers or {}).values())
-    words += [f"unused{number}" for number in range(len(words), max(taken, default=0) + 1)]
+    n_words = max(max(taken, default=0) + 1, n_tokens - _ROOM)
+    words += [f"unused{number}" for number in range(len(words), n_words)]
     vocabulary = {word: number for number, word in enumerate(words) if number not in taken} | dict(
         numbers or {}
     )

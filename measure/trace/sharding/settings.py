@@ -38,7 +38,8 @@ class HostSettings:
 class ZeroSettings:
     """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
     ``world`` the number of processes.  ``waits_for_copies``: stage 3 waits for each gradient's copy to an
-    offloaded optimizer.
+    offloaded optimizer.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before
+    each step.
 
     ``rank`` is the process that is traced.
     """
@@ -54,6 +55,7 @@ class ZeroSettings:
     host: HostSettings
     quantized: bool
     waits_for_copies: bool
+    checks_overflow: bool
     prefetch_elements: int
     persistence_elements: int
     rank: int
@@ -162,6 +164,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         offloads_params=recipe.offloads_params,
         quantized=recipe.numerics.quantization != "none",
         waits_for_copies=recipe.offloads_optimizer and stack.zero3_waits_for_copies,
+        checks_overflow=recipe.numerics.precision == "fp16-mixed",
         host=HostSettings(
             stack.pins_offload,
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),

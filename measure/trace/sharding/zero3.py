@@ -26,6 +26,7 @@ _GRADIENTS = TracedPurpose("grad_partitions_flat_buffer", "gradients")
 _SENT = TracedPurpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
 _PART = TracedPurpose("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
 _HOST_COPY = TracedPurpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
+_OVERFLOW = TracedPurpose("isinf, isnan(grad_partitions_flat_buffer)", "optimizer_temporaries", REDUCE_STREAM)
 _NORM = TracedPurpose("norm in fp64", "optimizer_temporaries")
 _FLAT = TracedPurpose("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = TracedPurpose("flat gradients in fp32", "optimizer_temporaries")
@@ -221,6 +222,8 @@ class TracedZero3:
         settings, stream = self._settings, self._stream
         self._coordinator.release_all(self._live.values())
         if not settings.offloads_optimizer:
+            if settings.checks_overflow:
+                self._check_overflow()
             for each in (each for group in self._groups for each in group):
                 stream.brief(self._part(each) * _FP64, _NORM)
             for index, group in enumerate(self._groups):
@@ -235,6 +238,16 @@ class TracedZero3:
             for records in self._steps[number]:
                 stream.splice(records)
         self._coordinator.gather_now(live for live in self._live.values() if live.persists)
+
+    def _check_overflow(self) -> None:
+        """``has_overflow``: ``isinf`` compares absolute values of all gradients,
+        and ``isnan`` the gradients themselves.
+        """
+        elements = sum(self._elements(group) for group in self._groups)
+        absolute = self._stream.take(elements * self._settings.element_bytes, _OVERFLOW)
+        self._stream.brief(elements, _OVERFLOW)
+        self._stream.free(absolute)
+        self._stream.brief(elements, _OVERFLOW)
 
     def _reduce(self, *, boundary: bool) -> None:
         """``__avg_scatter_grads`` and ``partition_grads``: several gradients, or one that needs padding,

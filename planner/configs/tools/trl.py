@@ -128,8 +128,9 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     """What trainers of preferences have of their own.
 
-    Recipes with a mixer are of the time of TRL 0.9, which took the log-softmax of all logits
-    (alignment-handbook setup.py).
+    Recipes with a mixer are for TRL 0.9 to 0.12 (alignment-handbook setup.py), which took the log-softmax of
+    all logits.  Those of DPO go with the function that made them in 0.12, which is installed for such files
+    (trl 0.12.1 trainer/dpo_trainer.py concatenated_forward: means of logits are returned, not logits).
 
     Raises:
         NotModelledError: Liger's kernels where they bring a loss of their own.
@@ -140,7 +141,8 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
                 raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
             reading.said.pop("loss", None)
     if keys.has("dataset_mixer"):
-        reading.switch("pair_logps", "whole", keys.where("dataset_mixer"))
+        held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
+        reading.switch("pair_logps", held, keys.where("dataset_mixer"))
     reading.said.pop("padding", None)
     keys.skip(PREFERENCE_HARMLESS)
 

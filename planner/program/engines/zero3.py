@@ -34,6 +34,7 @@ _SENT = Purpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
 _PART = Purpose("gradient partition on its way to the host", "gradient_buckets", REDUCE_STREAM)
 _NORM_ON_WAY = Purpose("norm in fp64", "optimizer_temporaries", REDUCE_STREAM)
 _HOST_COPY = Purpose("gradient partition in fp32", "gradient_buckets", REDUCE_STREAM)
+_OVERFLOW = Purpose("isinf, isnan(grad_partitions_flat_buffer)", "optimizer_temporaries", REDUCE_STREAM)
 _NORM = Purpose("norm in fp64", "optimizer_temporaries")
 _FLAT = Purpose("flatten(averaged_gradients)", "optimizer_temporaries")
 _WIDE = Purpose("flat gradients in fp32", "optimizer_temporaries")
@@ -260,6 +261,8 @@ class Zero3(DeepSpeed):
         settings = self.settings
         self._own.coordinator.release_all(self._own.live.values())
         if not settings.offloads_optimizer:
+            if self.job.recipe.numerics.precision == "fp16-mixed":
+                self._check_overflow()
             for each in (each for group in self._groups for each in group):
                 self.brief(self._part(each) * FP64, _NORM)
             for group in self._groups:
@@ -271,6 +274,16 @@ class Zero3(DeepSpeed):
                 self.update(elements)
                 self.free(wide)
         self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)
+
+    def _check_overflow(self) -> None:
+        """``has_overflow``, in fp16 alone: ``isinf`` compares absolute values of all gradients,
+        and ``isnan`` the gradients themselves.
+        """
+        elements = sum(self._elements(group) for group in self._groups)
+        absolute = self.take(elements * self.settings.element_bytes, _OVERFLOW)
+        self.brief(elements, _OVERFLOW)
+        self.free(absolute)
+        self.brief(elements, _OVERFLOW)
 
     def _reduce(self) -> None:
         """``__avg_scatter_grads``, ``partition_grads``: several gradients, or one that needs padding,

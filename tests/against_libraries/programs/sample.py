@@ -3,9 +3,11 @@
 
 ``.venv-axolotl/bin/python -m tests.against_libraries.programs.sample CORPUS
 axolotl``: the folder has ``jobs.json`` with pairs of folder and file.  Files come in the order of the SHA-256
-of their paths; those that the tool's own parser refuses are passed over, because they are for another version
+of their paths; those that the tool itself refuses are passed over, because they are for another version
 of it.  The first 20 of each tool are the sample.  A file that asks for FSDP runs as the first of two cards,
-because the tools refuse it on one.  ``plan`` is asked about the newest version of the tool, as is run here.
+because the tools refuse it on one.  ``plan`` is asked about the versions that run here, which are the newest
+but for files of alignment-handbook: those run beside libraries of their own age (``make env-trl-handbook``).
+With ``--plan`` behind it, ``plan`` is asked again about the rows that are there, and nothing is run.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import shlex
 import subprocess
 import sys
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from planner.configs.document import read_document
@@ -28,19 +32,36 @@ PATH = Path(__file__).resolve().parent / "sample.csv"
 COLUMNS = ("tool", "file", "cards", "exit_code", "seconds", "allocated_bytes", "reserved_bytes",
     "plan_allocated_bytes",
            "plan_reserved_bytes", "says")  # fmt: skip
+PLANNED = ("plan_allocated_bytes", "plan_reserved_bytes", "says")
+# Libraries that decide about memory; TRL's version is a word of its own stack alone.
+VERSIONS = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed")
 N_FILES, LIMIT_S = 20, 600
-# How the parsers of the tools say that a file is not for them: pydantic's, HfArgumentParser's and argparse's.
+# How the tools say that a file is not for them: the parsers of pydantic, HfArgumentParser and argparse, an
+# optimizer that LLaMA-Factory's own code no longer knows, a class that Transformers dropped, and TRL of a
+# template that is given twice.
 REFUSED = (
     "ValidationError:",
     "Some keys are not used",
     "Some specified arguments are not used",
     "ended with exit code 2",
+    "Unknown optim: OptimizerNames",
+    "Transformers does not recognize this architecture",
+    "Chat template is already added",
 )
 
 
-def main(corpus: Path, tool: str) -> None:
-    """Run what has no row yet, and write after each."""
-    rows = list(csv.DictReader(PATH.open(encoding="utf-8"))) if PATH.exists() else []
+def main(corpus: Path, tool: str, *, plans: bool) -> None:
+    """Run what has no row yet, and write after each.  ``plans``: ask ``plan`` again instead."""
+    rows: list[dict[str, str]] = list(csv.DictReader(PATH.open(encoding="utf-8"))) if PATH.exists() else []
+    if plans:
+        for number, row in enumerate(rows):
+            if row["tool"] != tool or not row["allocated_bytes"]:
+                continue
+            folder, _, file = row["file"].partition("/")
+            planned = _planned(file, corpus / folder, _card(int(row["cards"])))
+            rows[number] = row | dict.fromkeys(PLANNED, "") | planned
+            _write(rows)
+        return
     for name in drawn(corpus, tool):
         of_tool = [row for row in rows if row["tool"] == tool]
         if len([row for row in of_tool if not refused(row)]) >= N_FILES:
@@ -48,10 +69,14 @@ def main(corpus: Path, tool: str) -> None:
         if name in [row["file"] for row in of_tool]:
             continue
         rows.append(_row(corpus, tool, name))
-        with PATH.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        _write(rows)
+
+
+def _write(rows: list[dict[str, str]]) -> None:
+    with PATH.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def drawn(corpus: Path, tool: str) -> list[str]:
@@ -62,7 +87,7 @@ def drawn(corpus: Path, tool: str) -> list[str]:
 
 
 def refused(row: dict[str, str]) -> bool:
-    """Whether the tool's own parser refused the file."""
+    """Whether the tool itself refused the file."""
     return any(each in row["says"] for each in REFUSED)
 
 
@@ -77,7 +102,7 @@ def _row(corpus: Path, tool: str, name: str) -> dict[str, str]:
     folder, _, file = name.partition("/")
     begun = time.monotonic()
     n_cards = _n_cards(corpus / name)
-    gpu = CARD if n_cards == 1 else f"{CARD}:{n_cards}"
+    gpu = _card(n_cards)
     words = ("trace", "--gpu", gpu, "--json", "--timeout", str(LIMIT_S), "--check", file)
     done = _run("measure", words, corpus / folder)
     row = {
@@ -94,6 +119,10 @@ def _row(corpus: Path, tool: str, name: str) -> dict[str, str]:
     return row | {"says": ""} | _planned(file, corpus / folder, gpu)
 
 
+def _card(n_cards: int) -> str:
+    return CARD if n_cards == 1 else f"{CARD}:{n_cards}"
+
+
 def _n_cards(path: Path) -> int:
     table = read_document(path).table
     return 2 if table.get("fsdp") or table.get("fsdp_config") else 1
@@ -105,14 +134,36 @@ def _planned(file: str, folder: Path, gpu: str) -> dict[str, str]:
     if answer is None:
         return {}
     flags = shlex.split(answer["flags"])
-    # The newest stack of a tool has the name without an age.
-    newest = flags.index("--stack") + 1
-    flags[newest] = flags[newest].partition("@")[0]
+    if find_spec("alignment") is None:
+        _make_newest(flags)
+    flags += ["--versions", _versions(flags[flags.index("--stack") + 1])]
     done = _run("planner.cli.main", (*flags, "--gpu", gpu, "--json"), folder)
     memory = json.loads(done.stdout).get("memory")
     if memory is None:
         return {"says": f"plan: {done.stderr.strip()}"[:200]}
     return {f"plan_{each}_bytes": memory[f"{each}_peak_bytes"] for each in ("allocated", "reserved")}
+
+
+def _make_newest(flags: list[str]) -> None:
+    """Without what the reader says of an older version of the tool: the age of the stack;
+    LLaMA-Factory's dtype of loading, which came from the precision up to 0.9.3;
+    token table and head in fp32, as Axolotl had them before 0.4.
+    """
+    place = flags.index("--stack") + 1
+    name, _, age = flags[place].partition("@")
+    flags[place] = name
+    if name == "llama-factory" and age and "--load-dtype" in flags:
+        place = flags.index("--load-dtype")
+        del flags[place : place + 2]
+    if "--switches" in flags:
+        place = flags.index("--switches") + 1
+        flags[place] = ";".join(each for each in flags[place].split(";") if each != "widens_ends=true")
+
+
+def _versions(stack: str) -> str:
+    """As they are installed here."""
+    names = (*VERSIONS, "trl") if stack.startswith("trl") else VERSIONS
+    return ",".join(f"{name}=={version(name)}" for name in names if find_spec(name) is not None)
 
 
 def _run(module: str, words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -121,4 +172,4 @@ def _run(module: str, words: tuple[str, ...], folder: Path) -> subprocess.Comple
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2])
+    main(Path(sys.argv[1]).resolve(), sys.argv[2], plans="--plan" in sys.argv[3:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from sharded_streams import lines
 from sharded_table import JOBS, Apart, compared, key_of, read
 
 WORST_PERCENT, MEDIAN_PERCENT = 5.0, 1.0
@@ -34,3 +35,12 @@ def test_every_peak_is_within_the_limit_or_has_a_mechanism(
 def test_the_median_is_within_the_limit(apart: dict[tuple[str, ...], Apart]) -> None:
     """Half of the jobs are closer than one percent."""
     assert statistics.median(abs(each.allocated) for each in apart.values()) <= MEDIAN_PERCENT
+
+
+def test_rows_are_compared_request_by_request_where_words_choose_them() -> None:
+    """The script takes the rows that have all the words; without requests it says how far both are apart."""
+    said = list(lines(("ddp", "full"), (), 0))
+    assert len(said) == len(
+        [row for row in ROWS.values() if (row["sharding"], row["method"]) == ("ddp", "full")]
+    )
+    assert all("allocated" in line for line in said)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from measure.dry_run.tool_jobs import FOLDER, tool_job
 from planner.errors import NotModelledError, UsageError
@@ -32,7 +33,7 @@ def test_rows_are_as_long_as_the_file_lets_through(tmp_path: Path) -> None:
     job = tool_job(path)
     assert job.command == ("llamafactory-cli", "train", f"{FOLDER}/train.yaml")
     assert job.n_tokens == 64
-    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
     assert fields["template"] == "llama3"
     assert (fields["dataset"], fields["dataset_dir"]) == ("rows", FOLDER)
     rows = [json.loads(line) for line in job.files[f"{FOLDER}/rows.jsonl"].splitlines()]
@@ -45,7 +46,7 @@ def test_another_length_moves_the_limit(tmp_path: Path) -> None:
     """Rows that are longer than the file's limit are wanted whole."""
     job = tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: dpo\n"), 100)
     assert job.n_tokens == 100
-    assert json.loads(job.files[f"{FOLDER}/train.yaml"])["cutoff_len"] == 100
+    assert yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])["cutoff_len"] == 100
     assert json.loads(job.files[f"{FOLDER}/dataset_info.json"])["rows"]["ranking"] is True
 
 
@@ -79,7 +80,7 @@ def test_axolotl_gets_rows_for_what_it_trains(tmp_path: Path) -> None:
         n_cards=4,
     )
     assert job.command == ("axolotl", "train", f"{FOLDER}/train.yaml")
-    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
     assert [each["type"] for each in fields["datasets"]] == ["completion"]
     assert (fields["adapter"], fields["val_set_size"], "wandb_project" in fields) == ("lora", 0, False)
     assert len(job.files[f"{FOLDER}/rows.jsonl"].splitlines()) >= 2 * 2 * 2 * 4
@@ -99,11 +100,11 @@ def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
     job = tool_job(
         written(tmp_path, "a.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\nevals_per_epoch: 4\n")
     )
-    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
     assert (fields["eval_steps"], "evals_per_epoch" in fields) == (1, False)
     assert fields["test_datasets"][0]["path"] == f"{FOLDER}/held_out.jsonl"
     job = tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}datasets: []\nval_set_size: 0.1\n"))
-    assert "eval_steps" not in json.loads(job.files[f"{FOLDER}/train.yaml"])
+    assert "eval_steps" not in yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
     job = tool_job(
         written(
             tmp_path,
@@ -111,7 +112,7 @@ def test_a_file_that_evaluates_does_so_after_each_step(tmp_path: Path) -> None:
             f"{LLAMA_FACTORY}stage: sft\nval_size: 0.1\neval_strategy: steps\neval_steps: 500\n",
         )
     )
-    fields = json.loads(job.files[f"{FOLDER}/train.yaml"])
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
     assert (fields["eval_dataset"], fields["eval_steps"], "val_size" in fields) == ("held_out", 1, False)
 
 
@@ -142,3 +143,29 @@ def test_what_generates_text_is_refused(tmp_path: Path) -> None:
                 tmp_path, "c.yaml", "model:\n  _component_: torchtune.models.llama3.llama3_8b\nepochs: 1\n"
             )
         )
+
+
+HANDBOOK = (
+    "model_name_or_path: m\ndataset_mixer: {d: 1.0}\ndataset_splits: [train_prefs]\nlearning_rate: 5.0e-7\n"
+    "max_length: 64\nmax_prompt_length: 24\nper_device_train_batch_size: 2\noptim: adamw_torch\n"
+)
+
+
+def test_files_of_the_handbook_run_by_its_own_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dialogues in place of its mixture, with prompts as long as they may be; small numbers stay numbers."""
+    file = written(tmp_path, "dpo_full.yaml", HANDBOOK)
+    with pytest.raises(UsageError, match="install its repository"):
+        tool_job(file)
+    for name in ("src/alignment/__init__.py", "scripts/run_dpo.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    job = tool_job(file)
+    assert job.command == ("python", str(tmp_path / "scripts/run_dpo.py"), f"{FOLDER}/train.yaml")
+    fields = yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])
+    assert (fields["learning_rate"], list(fields["dataset_mixer"])) == (5e-7, [f"{FOLDER}/rows"])
+    assert (fields["dataset_splits"], fields["max_length"]) == (["train", "test"], 64)
+    row = json.loads(job.files[f"{FOLDER}/rows/train.jsonl"].splitlines()[0])
+    question, answer = row["chosen"]
+    assert (question["role"], len(question["content"].split())) == ("user", 24)
+    assert (answer["role"], len(answer["content"].split())) == ("assistant", 40)

@@ -222,3 +222,13 @@ def test_gathered_parameters_and_gradients_come_back_late() -> None:
         stream, _ = stream_of(sharding="zero3", **flags)
         late = {stream.term(slot) for slot, lag in stream.lags.items() if lag == 3}
         assert late == {"gathered_parameters"} | ({"gradients"} if gradients else set())
+
+
+def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
+    """All that a rank has: absolute values with a mark of each, then marks alone."""
+    name = "isinf, isnan(grad_partitions_flat_buffer)"
+    stream, sizes = stream_of(sharding="zero3", precision="fp16-mixed")
+    own = sum(allocated(stream, sizes, "grad_partitions_flat_buffer")) // 2
+    steps = [phase for _, phase in stream.phases].count("optimizer_step")
+    assert allocated(stream, sizes, name) == steps * [2 * own, own, own]
+    assert not allocated(*stream_of(sharding="zero3", precision="bf16-mixed"), name)

@@ -1,0 +1,71 @@
+"""Checkpoints without files: their dtype, and where old and new versions of Transformers load them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries import transformers_4
+from measure.dry_run.libraries.transformers_files import Checkpoints
+from measure.dry_run.libraries.words import tokenizer_of_words
+from tests.extras import import_or_skip
+
+torch = import_or_skip("torch")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+        ({"text_config": {}}, "float32"),
+    ],
+)
+def test_models_of_several_parts_say_their_dtype_for_the_text(fields: dict[str, Any], name: str) -> None:
+    """Qwen3.5 says it there alone; one that says nothing holds fp32."""
+    checkpoints = Checkpoints(Guesses())
+    checkpoints._note_dtype("m", fields)
+    assert checkpoints._dtype_of("m") == getattr(torch, name)
+
+
+def old_transformers(loaded: list[Any]) -> ModuleType:
+    """What Transformers 4.46 loads by: it notes what it is given."""
+
+    class PreTrainedModel:
+        @classmethod
+        def _load_pretrained_model(cls, model: Any, state_dict: Any, loaded_keys: Any, file: Any) -> None:
+            loaded.append((state_dict or module.load_state_dict(file), loaded_keys))
+
+    module: Any = ModuleType("modeling_utils")
+    module.PreTrainedModel = PreTrainedModel
+    module.cached_file = lambda name, filename: f"{name}/{filename}"
+    module.load_state_dict = lambda file: file
+    return module  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_old_transformers_load_what_the_model_has(*, low_memory: bool) -> None:
+    """Asked before the model is there, it gets the dtype alone; then all names, at once or from the file."""
+    loaded: list[Any] = []
+    module: Any = old_transformers(loaded)
+    content = {"a": torch.empty(2), "b": torch.empty(3)}
+    transformers_4.load_models(module, lambda _: torch.bfloat16, lambda *_: content)
+    assert module.cached_file("m", "config.json") == "m/config.json"
+    file = module.cached_file("m", "model.safetensors")
+    first = module.load_state_dict(file)
+    assert first["weight"].dtype == torch.bfloat16
+    module.PreTrainedModel._load_pretrained_model(None, None if low_memory else first, ["weight"], file)
+    assert loaded == [(content, ["a", "b"])]
+    assert list(module.load_state_dict(file)) == ["weight"]
+
+
+def test_the_tokenizer_that_stands_in_has_almost_as_many_words_as_the_embedding() -> None:
+    """A program that cuts the embedding to its size takes little off; one that adds some adds none."""
+    import_or_skip("tokenizers")
+    import_or_skip("transformers")
+    assert 2000 - 100 < len(tokenizer_of_words("right", n_tokens=2000)) < 2000
+    assert 1000 < len(tokenizer_of_words("right")) < 1100
