@@ -356,6 +356,16 @@ def newton_schulz_flop(model: ModelSpec) -> int:
     return total
 
 
+@lru_cache(maxsize=64)
+def orthogonalized_params(model: ModelSpec) -> int:
+    """Elements of the matrices that Muon orthogonalises: all of the layers."""
+    return sum(
+        group.count * linear.copies * linear.in_features * linear.out_features
+        for group in model.groups
+        for linear in group.block.linears
+    )
+
+
 def mean_keys(part: AttentionWork, seq_len: Number, pairs: Pairs) -> Number:
     """Keys that a token meets on average, in tokens.
 

@@ -171,7 +171,8 @@ class Stack:
     hyperbolic tangent is torch's kernel also where Transformers spells it out (``gelu_new``).
     ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every
     GPU before.  ``keeps_outputs``: the training loop refers to what the model returned, with the logits,
-    until the model returns again.  ``versions``: packages and versions whose facts these are
+    until the model returns again.  ``muon_gathers``: its Muon gathers each gradient that FSDP2 divides, and
+    divides the update.  ``versions``: packages and versions whose facts these are
     (``data/packages``), sorted by name.  ``unread``: a phrase for each version that was asked for and
     lies outside those that were read.  ``settled``: for every switch (and every default, as
     ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
@@ -248,6 +249,7 @@ class Stack:
     zero_init: bool
     one_gelu_kernel: bool
     keeps_outputs: bool
+    muon_gathers: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
     settled: tuple[tuple[str, SettledBy, str], ...]

@@ -18,9 +18,9 @@ GPU_ONLY_OPTIMIZERS = frozenset(
 # Those of torch itself, and torchao's, which makes DTensors of its states (torchao 0.17 optim/adam.py
 # _new_buffer).  The kernels of bitsandbytes and the plain sums of Transformers' Adafactor refuse the DTensors
 # of FSDP2 (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py):
-# tests/against_libraries/test_optimizers_of_fsdp2.py.
+# tests/against_libraries/test_optimizers_of_fsdp2.py.  Whose Muon gathers them a rule says.
 _DTENSOR_OPTIMIZERS = frozenset(
-    {"adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_torch_4bit", "sgd", "rmsprop"}
+    {"adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "adamw_torch_4bit", "sgd", "rmsprop", "muon"}
 )
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 

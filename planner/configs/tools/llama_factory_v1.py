@@ -44,7 +44,6 @@ _TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "n
 _DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
 _UNMODELLED = {
     "quant_config": "quantised bases of LLaMA-Factory v1 are not modelled",
-    "optim_config": "Muon, the optimizer of this key, is not modelled",
 }
 _DEGREES = {
     "cp_size": "a context-parallel degree",
@@ -111,6 +110,7 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("gradient_checkpointing", again, keys.where("enable_activation_checkpointing"))
     _read_attention(keys, reading)
     _read_method(keys, reading)
+    _read_optimizer(keys, reading)
     _read_batches(keys, reading)
     _read_kernels(keys, reading)
     _read_init(keys, reading)
@@ -211,6 +211,28 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
         reading.switch("trainable_fp32", False, part.where("cast_trainable_params_to_fp32"))
     kind = "differentiated" if dist.get("name") == "fsdp2" else "skipped"
     reading.switch("frozen_layers", kind, part.where("name"))
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    """``optim_config``: Muon, for matrices; AdamW of separate operators for the rest.
+
+    Source: plugins/trainer_plugins/optimizers/optimizer.py create_muon_optimizer.
+
+    Raises:
+        InputFileError: another one, which v1 does not have.
+        NotModelledError: another number of iterations, or no gradient ahead of the momentum.
+    """
+    part = keys.part("optim_config")
+    if part is None:
+        return
+    if part.text("name") != "muon":
+        raise part.wrong("name", "muon", part.text("name"))
+    if part.flag("nesterov") is False:
+        raise part.not_modelled("nesterov", "Muon without Nesterov's momentum is not modelled")
+    if part.count("ns_steps") not in (None, 5):
+        raise part.not_modelled("ns_steps", "Muon is modelled with 5 iterations, its default")
+    reading.say("optimizer", "muon", part.where("name"))
+    part.skip(("lr", "wd", "momentum", "adamw_betas", "adamw_eps"))
 
 
 def _read_batches(keys: Keys, reading: Reading) -> None:

@@ -163,8 +163,15 @@ def _length_text(case: Case) -> str:
 
 
 def _divides_matrices(case: Case) -> bool:
-    """Whether the optimizer meets factors of adapters, or parts of parameters."""
-    return case.recipe.method != "full" or case.recipe.sharding.engine != "native"
+    """Whether the optimizer meets factors of adapters, or parts of parameters that it does not gather."""
+    recipe, sharding = case.recipe, case.recipe.sharding
+    gathers = (
+        recipe.optimizer == "muon"
+        and case.stack.muon_gathers
+        and sharding.dtensors
+        and not recipe.offloads_something
+    )
+    return recipe.method != "full" or not (sharding.engine == "native" or gathers)
 
 
 def _selects(case: Case) -> bool:

@@ -44,7 +44,8 @@ def read(
     ("added", "text"),
     [
         ({"quant_config": {"name": "bnb", "quantization_bit": 4}}, "quantised bases of LLaMA-Factory v1"),
-        ({"optim_config": {"name": "muon"}}, "Muon"),
+        ({"optim_config": {"name": "muon", "ns_steps": 6}}, "5 iterations"),
+        ({"optim_config": {"name": "muon", "nesterov": False}}, "without Nesterov's momentum"),
         ({"cp_size": 2}, "a context-parallel degree of 2"),
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
@@ -74,6 +75,7 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], 
 @pytest.mark.parametrize(
     ("added", "error", "text"),
     [
+        ({"optim_config": {"name": "lion"}}, InputFileError, "must be muon"),
         ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
         ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
         ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
@@ -203,3 +205,9 @@ def test_freeze_trains_some_layers_in_fp32(tmp_path: Path) -> None:
     assert "trainable_fp32=false" in read(tmp_path, BASE | FSDP2 | narrow).value("switches")
     with pytest.raises(UsageError, match="which torch refuses"):
         read(tmp_path, BASE | {"peft_config": {"name": "freeze"}})
+
+
+def test_muon_is_the_optimizer_that_v1_brings_along(tmp_path: Path) -> None:
+    """With its own words for the rate and the momentum, which change no memory."""
+    muon = {"optim_config": {"name": "muon", "wd": 0.1, "momentum": 0.9, "adamw_betas": [0.9, 0.95]}}
+    assert read(tmp_path, BASE | FSDP2 | muon).value("optimizer") == "muon"
