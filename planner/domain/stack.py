@@ -26,6 +26,7 @@ ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
+Fsdp2Units = Literal["ends_apart", "ends_in_root"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -48,6 +49,7 @@ PairLogps = Literal[
     "rows",
     "rows_and_hidden",
     "shifted_rows",
+    "joined",
     "tiles",
 ]
 
@@ -120,11 +122,13 @@ class Stack:
     reduces gradients in the last micro-step only, and they stay whole until then.  ``fsdp_loads_whole``:
     every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
     reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
-    else they lie in one flat parameter with frozen weights.  ``zero12_flattens_on_gpu``: trained weights of
-    these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
-    stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
-    that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT
-    made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
+    else they lie in one flat parameter with frozen weights.  ``fsdp2_units``: ``ends_apart``: last norm and
+    head are a unit that stays whole.  ``ends_in_root``: they are the root's, which is divided again when the
+    model returns, and every matrix of an adapter is a unit of its own.  ``zero12_flattens_on_gpu``: trained
+    weights of these stages become one flat buffer on the GPU where it has room, not on the host; what they
+    lay in before stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the
+    loss begins, so that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16
+    bits that PEFT made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
     gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
     of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
@@ -141,7 +145,8 @@ class Stack:
     are held until the loss is there; or not (``whole_let_go``), and not even cut by one position
     (``unshifted``).  ``compiled``: the log-softmax and what is picked of it are one compiled kernel, which
     saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
-    layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``tiles``: of tiles
+    layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``joined``: both
+    sequences of a pair are one row, of half its length each.  ``tiles``: of tiles
     of the head's product, without logits.  ``none``: it has no such trainer.  ``completion_logps``: how its
     trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are divided
     by the temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
@@ -216,6 +221,7 @@ class Stack:
     fsdp_loads_whole: bool
     fsdp_reduces_fp32: bool
     fsdp1_wraps_adapters: bool
+    fsdp2_units: Fsdp2Units
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
     zero3_casts_adapters: bool

@@ -211,8 +211,10 @@ def hook_seconds(job: Job) -> Number:
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:
-        layers = job.scenario.model.n_layers * _unit_seconds(job)
-        return layers + waiting_hook_seconds(job)
+        units = job.scenario.model.n_layers
+        if recipe.sharding.dtensors and recipe.adapter and job.scenario.stack.fsdp2_units == "ends_in_root":
+            units = units + 2 * job.profile.adapted_matrices
+        return units * _unit_seconds(job) + waiting_hook_seconds(job)
     return 0.0
 
 

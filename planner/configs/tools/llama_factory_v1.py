@@ -8,6 +8,7 @@ the parameters of its plugins (peft.py, distributed/interface.py, kernels/interf
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from planner.configs.document import read_document
 from planner.configs.launchers.deepspeed import read_deepspeed
@@ -16,6 +17,7 @@ from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import ATTENTIONS, ends_by_steps
+from planner.domain.recipes.recipe import Task
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
@@ -75,13 +77,13 @@ _HARMLESS = (
     "max_new_tokens",
 )
 # What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
-_PREFERENCE_DATA = re.compile(
-    r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE
-)
+_PAIRS = re.compile(r"(?:^|[/_.-])(dpo|orpo|simpo|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE)
+_OTHER_PREFERENCES = re.compile(r"(?:^|[/_.-])(kto|rm|reward)(?=$|[/_.-])", re.IGNORECASE)
 _QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 _QWEN_3 = re.compile(r"qwen3-\d")
 _PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
-_PREFERENCE = "preference training and reward models are not modelled; supervised fine-tuning is"
+_LOSSES: dict[str, Task] = {"sigmoid": "dpo", "orpo": "orpo", "simpo": "simpo"}
+_HALVED = "chosen and rejected share a row of cutoff_len tokens: half of it each"
 
 
 def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -91,12 +93,12 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    _refuse_preference(keys, reading)
+    _read_task(keys, reading)
     keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     if keys.text("model_class") not in (None, "llm"):
         raise keys.not_modelled("model_class", "models other than language models are not modelled")
-    reading.take(keys, _TABLE)
+    reading.take(keys, {name: field for name, field in _TABLE.items() if reading.value(field) is None})
     for name, value in _DEFAULTS.items():
         reading.default(name, value, _PLACE)
     ends_by_steps(keys, reading)
@@ -118,19 +120,73 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.skip(_HARMLESS)
 
 
-def _refuse_preference(keys: Keys, reading: Reading) -> None:
-    for name in _PREFERENCE_KEYS:
-        if keys.has(name):
-            raise keys.not_modelled(name, _PREFERENCE)
+def _read_task(keys: Keys, reading: Reading) -> None:
+    """``llamafactory-cli dpo`` where the data or a key say so, else ``sft``.
+
+    Source: trainers/dpo_trainer.py run_dpo; core/rendering/rendering.py process_samples.
+
+    Raises:
+        NotModelledError: reward models and images.
+    """
     data = keys.text("train_dataset") or ""
-    if _PREFERENCE_DATA.search(data):
-        raise keys.not_modelled("train_dataset", f"{show(data)} sounds like preference data: {_PREFERENCE}")
+    if _OTHER_PREFERENCES.search(data):
+        raise keys.not_modelled(
+            "train_dataset",
+            f"{show(data)} sounds like data of reward models, which v1 trains with a head "
+            "for each token that is not modelled",
+        )
     if "multimodal" in data.lower():
         raise keys.not_modelled(
             "train_dataset",
             f"{show(data)} sounds like data with images, training on which is not modelled in v1",
         )
-    reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
+    if not is_pair_table({name: keys.get(name) for name in (*_PREFERENCE_KEYS, "train_dataset")}):
+        reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
+        return
+    loss = keys.text("pref_loss") or "sigmoid"
+    if loss not in _LOSSES:
+        raise keys.wrong("pref_loss", "sigmoid, orpo or simpo", loss)
+    where = keys.where("pref_loss" if keys.has("pref_loss") else "train_dataset")
+    reading.say("task", _LOSSES[loss], where)
+    reading.remark(where, "counted as started by llamafactory-cli dpo")
+    reading.say("seq", (keys.count("cutoff_len") or _DEFAULTS["seq"]) // 2, keys.where("cutoff_len"))
+    reading.remark(keys.where("cutoff_len"), _HALVED)
+    _refuse_copied(keys, loss)
+    keys.skip(("cutoff_len", *_PREFERENCE_KEYS))
+
+
+def is_pair_table(table: Mapping[str, object]) -> bool:
+    """Whether a file trains on pairs, which lie in one row each."""
+    data = table.get("train_dataset")
+    named = isinstance(data, str) and bool(_PAIRS.search(data))
+    return named or any(table.get(name) is not None for name in _PREFERENCE_KEYS)
+
+
+def _refuse_copied(keys: Keys, loss: str) -> None:
+    """A full fine-tune copies the model for its reference when an engine has divided it.
+
+    Source: trainers/dpo_trainer.py _init_ref_model; torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py
+    _unimplemented_deepcopy.
+
+    Raises:
+        UsageError: FSDP2 refuses that.
+        NotModelledError: DeepSpeed's engine is copied.
+    """
+    dist, peft = keys.get("dist_config"), keys.get("peft_config")
+    if (
+        loss != "sigmoid"
+        or not isinstance(dist, dict)
+        or (isinstance(peft, dict) and peft.get("name") == "lora")
+    ):
+        return
+    if dist.get("name") == "fsdp2":
+        raise UsageError(
+            f"{keys.where('dist_config')}: LLaMA-Factory v1 copies the model as a reference, "
+            "which FSDP2 refuses: say peft_config with lora, or pref_loss orpo or simpo"
+        )
+    raise keys.not_modelled(
+        "dist_config", "a reference of DPO that copies a model of DeepSpeed is not modelled"
+    )
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:

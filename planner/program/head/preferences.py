@@ -22,6 +22,7 @@ from typing import Literal
 from planner.domain.model import LinearSpec
 from planner.domain.stack import PairLogps
 from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
+from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, pay_pieces
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Costs, Operators, shape_of
@@ -60,8 +61,8 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         )
     logits = [_logits(torch, ends, passed)]
     torch.enter(FORWARD_OUT)
-    if recipe.task == "reward":
-        return logits.pop()
+    if recipe.task == "reward" or kernel == "joined":
+        return logits.pop() if recipe.task == "reward" else joined_pairs(torch, ends.layer, logits, role)
     # Accelerate's wrapper returns fp32 under FSDP, too.
     widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
     if widens or kernel in ("whole", *_LET_GO):

@@ -11,6 +11,7 @@ import yaml
 from planner.configs.launchers.sharding import Beside
 from planner.configs.read import read_config
 from planner.configs.reading import Reading
+from planner.configs.writing.tools import RULES
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -58,10 +59,13 @@ def read(
         ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
         ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
-        ({"train_dataset": "data/v1_dpo_demo.yaml"}, "sounds like preference data"),
+        ({"train_dataset": "data/v1_rm_demo.yaml"}, "sounds like data of reward models"),
         ({"train_dataset": "data/v1_multimodal_demo.yaml"}, "images"),
         ({"model": "Qwen/Qwen3.5-0.8B", "dist_config": {"name": "fsdp2"}}, "gathers all of it at once"),
-        ({"pref_beta": 0.1}, "preference training"),
+        (
+            {"pref_beta": 0.1, "dist_config": {"name": "deepspeed", "config_file": "z3.json"}},
+            "copies a model of DeepSpeed",
+        ),
         ({"expert_parallel": 2}, "unknown key"),
         ({"dist_config": {"name": "fsdp2", "shard_experts": True}}, "unknown key"),
     ],
@@ -76,6 +80,8 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], 
     ("added", "error", "text"),
     [
         ({"optim_config": {"name": "lion"}}, InputFileError, "must be muon"),
+        ({"pref_beta": 0.1}, UsageError, "which FSDP2 refuses"),
+        ({"pref_loss": "kto_pair"}, InputFileError, "sigmoid, orpo or simpo"),
         ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
         ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
         ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
@@ -211,3 +217,15 @@ def test_muon_is_the_optimizer_that_v1_brings_along(tmp_path: Path) -> None:
     """With its own words for the rate and the momentum, which change no memory."""
     muon = {"optim_config": {"name": "muon", "wd": 0.1, "momentum": 0.9, "adamw_betas": [0.9, 0.95]}}
     assert read(tmp_path, BASE | FSDP2 | muon).value("optimizer") == "muon"
+
+
+def test_a_pair_is_one_row_of_two_halves(tmp_path: Path) -> None:
+    """The data, or a key of the loss, says that pairs are trained on; a fix of the length is doubled."""
+    named = read(tmp_path, BASE | FSDP2 | LORA | {"train_dataset": "data/v1_dpo_demo.yaml"})
+    assert (named.value("task"), named.value("seq"), named.value("batch")) == ("dpo", 1_024, 1)
+    said = read(tmp_path, BASE | FSDP2 | {"pref_loss": "simpo", "simpo_gamma": 0.5, "cutoff_len": 300})
+    assert (said.value("task"), said.value("seq")) == ("simpo", 150)
+    assert read(tmp_path, BASE | FSDP2).value("task") is None
+    rule = RULES["llama-factory-v1"]["seq"]
+    assert rule({"pref_beta": 0.1}, 512) == {("cutoff_len",): 1_024}
+    assert rule(BASE, 512) == {("cutoff_len",): 512}

@@ -234,6 +234,18 @@ def test_a_model_that_is_whole_before_it_is_divided() -> None:
     assert most["false"] < whole
 
 
+def test_ends_that_the_root_has_are_divided_again_when_the_model_returns() -> None:
+    """The root gathers last norm and head first, and once more in backward; a table of its own is a unit."""
+    subject = job(stack="llama-factory-v1")
+    assert [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"] == [
+        2 * TAIL,
+        2 * TABLE,
+        *[2 * LAYER] * LAYERS,
+    ]
+    again = [n_bytes for op, n_bytes, _ in rows(subject, "loss_2") if op == "all_gather_output"]
+    assert again[:2] == [2 * TAIL, 2 * LAYER]
+
+
 def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> None:
     """Four bytes of each are sent, and what is received is kept."""
     found = rows(job(switches="fsdp_reduces_fp32=true"), "backward_2")
