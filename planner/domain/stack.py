@@ -27,6 +27,7 @@ LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
 Fsdp2Units = Literal["ends_apart", "ends_in_root"]
+Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -106,7 +107,8 @@ class Stack:
     product itself.  ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``)
     instead of DeepSpeed's defaults.  ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's
     template sets it (0: hidden squared, Hugging Face ``auto``). ``linear4bit_keeps_input``: 4-bit linears
-    save the input they computed with, although nothing needs it.  ``int8_keeps_outlier_weights``: int8
+    save the input they computed with, although nothing needs it.  ``linear4bit_dtype``: what they compute in:
+    the dtype of the job, or fp16.  ``int8_keeps_outlier_weights``: int8
     linears hold the weights of outlier columns in the input's dtype from one step to the next.
     ``int8_keeps_quantized_input``: they also keep their input quantised by columns until backward.
     ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their
@@ -128,8 +130,8 @@ class Stack:
     weights of these stages become one flat buffer on the GPU where it has room, not on the host; what they
     lay in before stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the
     loss begins, so that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16
-    bits that PEFT made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
-    gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
+    bits that PEFT made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits
+    for each gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
     of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
@@ -207,6 +209,7 @@ class Stack:
     pins_if_room: bool
     zero12_bucket_elements: int
     linear4bit_keeps_input: bool
+    linear4bit_dtype: Linear4bitDtype
     int8_keeps_outlier_weights: bool
     int8_keeps_quantized_input: bool
     prepares_unquantized: bool

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from planner.configs.document import read_document
 from planner.configs.launchers.deepspeed import read_deepspeed
 from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, referred
-from planner.configs.reading import Reading
+from planner.configs.reading import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import ATTENTIONS, ends_by_steps
@@ -44,9 +44,6 @@ MARKS = frozenset(
 _PLACE = "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/config/training_args.py"
 _TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "num_train_epochs": "epochs"}
 _DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
-_UNMODELLED = {
-    "quant_config": "quantised bases of LLaMA-Factory v1 are not modelled",
-}
 _DEGREES = {
     "cp_size": "a context-parallel degree",
     "mp_replicate_size": "replicas of FSDP's shards, a degree",
@@ -79,7 +76,7 @@ _HARMLESS = (
 # What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
 _PAIRS = re.compile(r"(?:^|[/_.-])(dpo|orpo|simpo|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE)
 _OTHER_PREFERENCES = re.compile(r"(?:^|[/_.-])(kto|rm|reward)(?=$|[/_.-])", re.IGNORECASE)
-_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
+_OF_IMAGES = re.compile(r"mllm|image|vision|visual|multimodal", re.IGNORECASE)
 _QWEN_3 = re.compile(r"qwen3-\d")
 _PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
 _LOSSES: dict[str, Task] = {"sigmoid": "dpo", "orpo": "orpo", "simpo": "simpo"}
@@ -94,7 +91,6 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     _read_task(keys, reading)
-    keys.refuse_switched_on(_UNMODELLED)
     keys.refuse_above_one(_DEGREES)
     if keys.text("model_class") not in (None, "llm"):
         raise keys.not_modelled("model_class", "models other than language models are not modelled")
@@ -112,6 +108,7 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("gradient_checkpointing", again, keys.where("enable_activation_checkpointing"))
     _read_attention(keys, reading)
     _read_method(keys, reading)
+    _read_quantization(keys, reading)
     _read_optimizer(keys, reading)
     _read_batches(keys, reading)
     _read_kernels(keys, reading)
@@ -126,7 +123,7 @@ def _read_task(keys: Keys, reading: Reading) -> None:
     Source: trainers/dpo_trainer.py run_dpo; core/rendering/rendering.py process_samples.
 
     Raises:
-        NotModelledError: reward models and images.
+        NotModelledError: reward models.
     """
     data = keys.text("train_dataset") or ""
     if _OTHER_PREFERENCES.search(data):
@@ -135,11 +132,8 @@ def _read_task(keys: Keys, reading: Reading) -> None:
             f"{show(data)} sounds like data of reward models, which v1 trains with a head "
             "for each token that is not modelled",
         )
-    if "multimodal" in data.lower():
-        raise keys.not_modelled(
-            "train_dataset",
-            f"{show(data)} sounds like data with images, training on which is not modelled in v1",
-        )
+    if _OF_IMAGES.search(data):
+        reading.say("images_per_sample", 1, keys.where("train_dataset"), IMAGES_UNSAID)
     if not is_pair_table({name: keys.get(name) for name in (*_PREFERENCE_KEYS, "train_dataset")}):
         reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
         return
@@ -269,6 +263,63 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
     reading.switch("frozen_layers", kind, part.where("name"))
 
 
+def _read_quantization(keys: Keys, reading: Reading) -> None:
+    """``quant_config``: bitsandbytes, packed on the card of each process,
+    in 4 bits that ``compute_dtype`` holds, float16 unless said.
+
+    Source: plugins/model_plugins/quantization.py BnbParams, quantization_with_bnb; core/model_engine.py.
+
+    Raises:
+        UsageError: what v1 or the libraries refuse.
+    """
+    part = keys.part("quant_config")
+    if part is None:
+        return
+    name, bits = part.text("name") or "bnb", part.count("quantization_bit")
+    if name not in ("auto", "bnb") or bits not in (None, 4, 8):
+        raise part.wrong("quantization_bit", "4 or 8, by name auto or bnb", f"{name}: {bits}")
+    if name == "auto" and bits is None:
+        reading.remark(part.where("name"), "nothing is quantised: auto wants quantization_bit")
+        part.skip(("compute_dtype", "double_quantization", "quantization_type"))
+        return
+    if reading.value("method") != "lora":
+        raise UsageError(
+            f"{part.where('name')}: a quantised base is trained with adapters: say peft_config lora"
+        )
+    reading.say(
+        "quantization", "int8" if bits == 8 else part.text("quantization_type") or "nf4", part.where("name")
+    )
+    if bits == 8:
+        part.skip(("compute_dtype", "double_quantization", "quantization_type"))
+        return
+    reading.say(
+        "double_quant", part.flag("double_quantization") is not False, part.where("double_quantization")
+    )
+    _read_held_dtype(part, reading, keys)
+
+
+def _read_held_dtype(part: Keys, reading: Reading, keys: Keys) -> None:
+    """The dtype that holds 4-bit values and that their products compute in.
+
+    What FSDP2 makes of it: torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs.
+
+    Raises:
+        NotModelledError: neither of 16 bits.
+    """
+    where, said = part.where("compute_dtype"), part.text("compute_dtype") or "float16"
+    if said not in ("float16", "bfloat16"):
+        raise part.not_modelled("compute_dtype", f"4-bit products in {show(said)} are not modelled")
+    reading.say("quant_storage", said, where)
+    if said == "float16":
+        reading.switch("linear4bit_dtype", "fp16", where)
+    dist = keys.get("dist_config")
+    divided = isinstance(dist, dict) and dist.get("name") == "fsdp2"
+    if said == "float16" and divided and keys.flag("bf16") is not False:
+        reading.remark(
+            where, "FSDP2 casts float16 that holds 4-bit values to bfloat16, which changes them: say bfloat16"
+        )
+
+
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """``optim_config``: Muon, for matrices; AdamW of separate operators for the rest.
 
@@ -394,7 +445,6 @@ def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     if part is None:
         _read_alone(keys, reading)
     elif kind == "fsdp2":
-        _refuse_one_unit(keys, part)
         _read_fsdp(part, reading)
         if bf16 is False:
             reading.say("precision", "fp32", keys.where("bf16"))
@@ -417,20 +467,6 @@ def _read_alone(keys: Keys, reading: Reading) -> None:
         "such as --precision bf16"
     )
     reading.needs["precision"] = f"{keys.path}: {text}"
-
-
-def _refuse_one_unit(keys: Keys, part: Keys) -> None:
-    """A model that sees becomes one unit of FSDP2; those with a tower in the catalog are refused by a rule.
-
-    Source: distributed/fsdp2.py get_transformer_layer_cls: it reads ``_no_split_modules`` as a list, which
-    Transformers 5 makes a set, and else looks for layers where a model of text has them.
-
-    Raises:
-        NotModelledError: Qwen3.5.
-    """
-    if _QWEN_3_5.search(str(keys.get("model") or "").lower()):
-        what = "FSDP2 of LLaMA-Factory v1 finds no layers in a model that sees and gathers all of it at once"
-        raise part.not_modelled("name", f"{what}, which is not modelled; deepspeed is")
 
 
 def _read_fsdp(part: Keys, reading: Reading) -> None:

@@ -44,7 +44,7 @@ def read(
 @pytest.mark.parametrize(
     ("added", "text"),
     [
-        ({"quant_config": {"name": "bnb", "quantization_bit": 4}}, "quantised bases of LLaMA-Factory v1"),
+        (LORA | {"quant_config": {"name": "bnb", "compute_dtype": "float32"}}, "4-bit products in float32"),
         ({"optim_config": {"name": "muon", "ns_steps": 6}}, "5 iterations"),
         ({"optim_config": {"name": "muon", "nesterov": False}}, "without Nesterov's momentum"),
         ({"cp_size": 2}, "a context-parallel degree of 2"),
@@ -60,8 +60,6 @@ def read(
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
         ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
         ({"train_dataset": "data/v1_rm_demo.yaml"}, "sounds like data of reward models"),
-        ({"train_dataset": "data/v1_multimodal_demo.yaml"}, "images"),
-        ({"model": "Qwen/Qwen3.5-0.8B", "dist_config": {"name": "fsdp2"}}, "gathers all of it at once"),
         (
             {"pref_beta": 0.1, "dist_config": {"name": "deepspeed", "config_file": "z3.json"}},
             "copies a model of DeepSpeed",
@@ -82,6 +80,8 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], 
         ({"optim_config": {"name": "lion"}}, InputFileError, "must be muon"),
         ({"pref_beta": 0.1}, UsageError, "which FSDP2 refuses"),
         ({"pref_loss": "kto_pair"}, InputFileError, "sigmoid, orpo or simpo"),
+        ({"quant_config": {"name": "bnb"}}, UsageError, "trained with adapters"),
+        (LORA | {"quant_config": {"name": "bnb", "quantization_bit": 3}}, InputFileError, "4 or 8"),
         ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
         ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
         ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
@@ -229,3 +229,30 @@ def test_a_pair_is_one_row_of_two_halves(tmp_path: Path) -> None:
     rule = RULES["llama-factory-v1"]["seq"]
     assert rule({"pref_beta": 0.1}, 512) == {("cutoff_len",): 1_024}
     assert rule(BASE, 512) == {("cutoff_len",): 512}
+
+
+def test_a_quantised_base_is_packed_in_float16_unless_said(tmp_path: Path) -> None:
+    """As v1 hands it to bitsandbytes; FSDP2 would cast what holds the values."""
+
+    def found(**quant: Any) -> Reading:
+        return read(tmp_path, BASE | FSDP2 | LORA | {"quant_config": {"name": "bnb", **quant}})
+
+    plain = found()
+    names = ("quantization", "double_quant", "quant_storage")
+    assert [plain.value(name) for name in names] == ["nf4", True, "float16"]
+    assert "linear4bit_dtype=fp16" in plain.value("switches")
+    assert "which changes them" in "; ".join(remark.text for remark in plain.remarks)
+    kept = found(compute_dtype="bfloat16", double_quantization=False, quantization_type="fp4")
+    assert [kept.value(name) for name in names] == ["fp4", False, "bfloat16"]
+    assert kept.value("switches") is None
+    assert found(quantization_bit=8).value("quantization") == "int8"
+    nothing = read(tmp_path, BASE | FSDP2 | {"quant_config": {"name": "auto"}})
+    assert nothing.value("quantization") is None
+
+
+def test_data_with_images_have_one_in_each_sample(tmp_path: Path) -> None:
+    """As the name of the data says; its size is left to what the processor allows."""
+    seeing = {"model": "Qwen/Qwen3.5-0.8B", "train_dataset": "data/v1_multimodal_demo.yaml"}
+    found = read(tmp_path, BASE | FSDP2 | seeing)
+    assert (found.value("images_per_sample"), found.value("image_size")) == (1, None)
+    assert read(tmp_path, BASE | FSDP2 | {"model": "Qwen/Qwen3.5-0.8B"}).value("images_per_sample") is None
