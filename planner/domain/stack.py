@@ -37,7 +37,7 @@ LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
-ModelParallel = Literal["unread", "features", "tokens"]
+ModelParallel = Literal["unread", "features", "tokens", "heads"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
@@ -156,7 +156,8 @@ class Stack:
     ``caches_reference``:
     log-probabilities of the reference are computed once, before training.  ``model_parallel``: what GPUs that
     divide a model's matrices have of the stream between them: all ``features`` of each token, or their own
-    ``tokens`` (sequence parallel).  ``reward_head``: what scores in a
+    ``tokens`` (sequence parallel); ``heads``: they divide sequences alone, and
+    exchange tokens for heads around attention.  ``reward_head``: what scores in a
     reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
     trainer takes the loss of each token from the logits that the model returns, and weighs it by the
     probability of the token, or by the entropy of a copy of its logits.  ``none``: the loss is the model's

@@ -103,18 +103,20 @@ def _of_job(scenario: Scenario) -> Iterator[str]:
         yield f"with offload {recipe.offload}"
     if recipe.optimizer not in _OPTIMIZERS:
         yield f"with optimizer {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"
-    if recipe.method == "lora":
+    exchanges = scenario.stack.model_parallel == "heads"
+    if recipe.method == "lora" and not exchanges:
         yield "with adapters"
     if recipe.train_layers:
         yield "where only a part of the model is trained"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
         yield "for samples of their own lengths; packed ones are (--padding packed)"
-    if recipe.parallel.context > 1 and recipe.attention != "sdpa":
-        yield f"with attention {recipe.attention}; sdpa is"
-    if recipe.batch.seq_len % (2 * recipe.parallel.context):
+    kernel, parts = ("flash2", 1) if exchanges else ("sdpa", 2)
+    if recipe.parallel.context > 1 and recipe.attention != kernel:
+        yield f"with attention {recipe.attention}; {kernel} is"
+    if recipe.batch.seq_len % (parts * recipe.parallel.context):
         yield (
             f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
-            f"{2 * recipe.parallel.context}"
+            f"{parts * recipe.parallel.context}"
         )
 
 
@@ -132,6 +134,8 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         )
     elif parallel.tensor > 1 and model.tied:
         yield "for models whose head is their token table"
+    if scenario.stack.model_parallel == "heads" and not _divides_heads(model, parallel.context):
+        yield f"for '{model.id}': its heads do not divide by {parallel.context}"
     windows = any(group.block.attention.window_tokens for group in model.groups)
     if parallel.context > 1 and windows:
         yield "for layers with a window, which Accelerate refuses, too"
@@ -151,6 +155,8 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
             )
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"
+    elif stack.model_parallel == "heads" and recipe.parallel.tensor > 1:
+        yield f"on stack '{stack.id}', which divides sequences alone"
     elif recipe.sharding.name not in ("fsdp", "hsdp"):
         yield f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone"
 
@@ -162,3 +168,9 @@ def _divides(model: ModelSpec, parts: int) -> bool:
         n for block in blocks for n in (block.attention.n_heads, block.attention.n_kv_heads, block.mlp.width)
     ]
     return all(n % parts == 0 for n in counts)
+
+
+def _divides_heads(model: ModelSpec, parts: int) -> bool:
+    """Whether every GPU gets as many heads of queries and of keys."""
+    attentions = [group.block.attention for group in model.groups]
+    return all(n % parts == 0 for spec in attentions for n in (spec.n_heads, spec.n_kv_heads))

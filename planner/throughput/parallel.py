@@ -9,6 +9,7 @@ from planner.program import job as program
 from planner.program.ops.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     GATHERED_KEYS,
     REDUCE_SCATTER,
     SCATTERED_KEYS,
@@ -24,7 +25,8 @@ def parallel_bytes(job: Job) -> Number:
     """Bytes that each GPU receives in one micro-step from those that share its batch.
 
     Formula: of every collective of the step program, the size of what it makes times (n - 1) / n for an
-    all-gather, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which makes one part of ``n``.
+    all-gather or an all-to-all, twice that for an all-reduce, and (n - 1) for a reduce-scatter, which
+    makes one part of ``n``.
     Source: :mod:`planner.program.ops.collectives`; nccl-tests ``doc/PERFORMANCE.md``.
     Ignored: sums for each token that a loss over a divided vocabulary takes.
     """
@@ -50,6 +52,7 @@ def _shares(tensor: int, context: int) -> Mapping[str, Number]:
         REDUCE_SCATTER: tensor - 1,
         GATHERED_KEYS: ring_fraction(context),
         SCATTERED_KEYS: context - 1,
+        ALL_TO_ALL: ring_fraction(context),
     }
 
 

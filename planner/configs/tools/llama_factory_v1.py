@@ -45,7 +45,6 @@ _PLACE = "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/config/training_ar
 _TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "num_train_epochs": "epochs"}
 _DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
 _DEGREES = {
-    "cp_size": "a context-parallel degree",
     "mp_replicate_size": "replicas of FSDP's shards, a degree",
 }
 _HARMLESS = (
@@ -56,7 +55,6 @@ _HARMLESS = (
     "max_grad_norm",
     "batching_workers",
     "dp_size",
-    "cp_mode",
     "mp_shard_size",
     "dist_timeout",
     "lr_scheduler_config",
@@ -107,6 +105,7 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
     if again is not None:
         reading.say("gradient_checkpointing", again, keys.where("enable_activation_checkpointing"))
     _read_attention(keys, reading)
+    _read_context(keys, reading)
     _read_method(keys, reading)
     _read_quantization(keys, reading)
     _read_optimizer(keys, reading)
@@ -190,6 +189,27 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
     if said not in ("eager", "sdpa", "flash_attention_2"):
         raise keys.wrong("flash_attn", "eager, sdpa or flash_attention_2", said)
     reading.say("attention", ATTENTIONS[said], keys.where("flash_attn"))
+
+
+def _read_context(keys: Keys, reading: Reading) -> None:
+    """``cp_size``: GPUs that divide each sequence; their loss reads the logits as they lie.
+
+    Source: core/base_trainer.py; plugins/model_plugins/parallelization/sequence_parallel.py
+    sequence_parallel_loss.
+
+    Raises:
+        UsageError: another kernel or engine, which v1 refuses.
+    """
+    degree, mode = keys.count("cp_size") or 1, keys.text("cp_mode") or "ulysses"
+    if degree == 1:
+        return
+    if mode != "ulysses":
+        raise keys.wrong("cp_mode", "ulysses", mode)
+    dist, where = keys.get("dist_config"), keys.where("cp_size")
+    if reading.value("attention") != "flash2" or not isinstance(dist, dict) or dist.get("name") != "fsdp2":
+        raise UsageError(f"{where}: v1 divides sequences with flash_attn flash_attention_2 under fsdp2 alone")
+    reading.say("context_parallel", degree, where)
+    reading.switch("loss_forward", "compute+model_loss+float+log_softmax", where)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:

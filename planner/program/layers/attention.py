@@ -12,7 +12,7 @@ from planner.program.layers.activations import clamped
 from planner.program.layers.eager import eager
 from planner.program.layers.latent import latent_heads
 from planner.program.layers.rotary import rotated
-from planner.program.ops.collectives import gathered, gathered_keys
+from planner.program.ops.collectives import exchanged, exchanges_heads, gathered, gathered_keys
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
@@ -24,7 +24,7 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What attention adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("self_attn"):
         query, key, value, held = heads(torch, view, gathered(torch, view, x))
-        if view.recipe.parallel.context > 1:
+        if view.recipe.parallel.context > 1 and not exchanges_heads(view):
             held += [key, value]
             key, value = (gathered_keys(torch, view, each) for each in (key, value))
         if torch.caches:
@@ -32,6 +32,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
+        elif exchanges_heads(view):
+            out = _of_all_tokens(torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
             if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
@@ -42,6 +44,13 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
+
+
+def _of_all_tokens(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of a part of the heads over the whole sequence; what was exchanged goes when it returns."""
+    query, key, value = (exchanged(torch, view, each, to_heads=True) for each in (query, key, value))
+    out = fused_attention(torch, view, query, key, value)
+    return exchanged(torch, view, out, to_heads=False)
 
 
 def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:

@@ -19,7 +19,8 @@ from planner.program.view import LayerView
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 GATHERED_KEYS, SCATTERED_KEYS = "all_gather of keys", "reduce_scatter of keys"
-"""Names of collectives as operators; the last two are among GPUs that divide a sequence."""
+ALL_TO_ALL = "all_to_all"
+"""Names of collectives as operators; the last three are among GPUs that divide a sequence."""
 
 
 def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -74,6 +75,37 @@ def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
     whole = _gathered_tokens(torch, view, keys, view.recipe.parallel.context, (GATHERED_KEYS, SCATTERED_KEYS))
     whole.head_by_head = keys.head_by_head
     return whole
+
+
+def exchanges_heads(view: LayerView) -> bool:
+    """Whether GPUs that divide a sequence exchange tokens for heads around attention (Ulysses)."""
+    return view.recipe.parallel.context > 1 and view.stack.model_parallel == "heads"
+
+
+def exchanged(torch: Operators, view: LayerView, x: Tensor, *, to_heads: bool) -> Tensor:
+    """All tokens of this GPU's heads for its own tokens of all heads, or back;
+    the gradient goes the other way.
+
+    Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/model_plugins/parallelization/
+    seq_comm.py SeqAllToAll4D, ulysses.py UlyssesAttention.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [_exchange(torch, view, gradient, cuts_heads=not to_heads)]
+
+    return record(torch, _exchange(torch, view, x, cuts_heads=to_heads), [x], [], backward)
+
+
+def _exchange(torch: Operators, view: LayerView, x: Tensor, *, cuts_heads: bool) -> Tensor:
+    """What is sent is a copy where its parts do not lie together: heads, or tokens of several samples."""
+    parts = view.recipe.parallel.context
+    piece = Tensor(None, x.unit, x.count / parts, x.dtype)
+    copies = cuts_heads or not view.single
+    sent = [torch.like(piece, "clone") for _ in range(parts)] if copies else []
+    received = [torch.like(piece, ALL_TO_ALL, cost=None) for _ in range(parts)]
+    out = torch.like(x, "cat")
+    del sent, received
+    return out
 
 
 def _gathered_tokens(

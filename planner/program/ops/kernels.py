@@ -12,6 +12,7 @@ from typing import Literal
 
 from planner.program.head.inputs import MASK
 from planner.program.ops.autograd import record
+from planner.program.ops.collectives import exchanges_heads
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import FusedAttention, Multiplies, Product
@@ -214,7 +215,7 @@ def _flash_gradients(
     torch.pay(_cost(view, "flash", _BACKWARD_PRODUCTS))
     _work = [torch.new(unit, rows * spec.n_heads * count, "fp32", op, cost=None) for count in (1, rounded)]
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
-        n_keys = view.recipe.parallel.context
+        n_keys = 1 if exchanges_heads(view) else view.recipe.parallel.context
         _work += [
             torch.new(Unit.TOKENS, n_keys * spec.n_heads * width, shapes[0].dtype, op, cost=None)
             for _ in range(2)

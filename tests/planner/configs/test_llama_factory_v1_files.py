@@ -22,6 +22,7 @@ BASE = {
     "train_dataset": "data/v1_sft_demo.yaml",
 }
 FSDP2 = {"dist_config": {"name": "fsdp2"}}
+FLASH = {"flash_attn": "flash_attention_2"}
 LORA = {
     "peft_config": {
         "name": "lora",
@@ -47,7 +48,6 @@ def read(
         (LORA | {"quant_config": {"name": "bnb", "compute_dtype": "float32"}}, "4-bit products in float32"),
         ({"optim_config": {"name": "muon", "ns_steps": 6}}, "5 iterations"),
         ({"optim_config": {"name": "muon", "nesterov": False}}, "without Nesterov's momentum"),
-        ({"cp_size": 2}, "a context-parallel degree of 2"),
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
         ({"kernel_config": {"name": "auto, flash-linear-attention"}}, "kernels 'flash-linear-attention'"),
@@ -82,6 +82,8 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], 
         ({"pref_loss": "kto_pair"}, InputFileError, "sigmoid, orpo or simpo"),
         ({"quant_config": {"name": "bnb"}}, UsageError, "trained with adapters"),
         (LORA | {"quant_config": {"name": "bnb", "quantization_bit": 3}}, InputFileError, "4 or 8"),
+        ({"cp_size": 2}, UsageError, "with flash_attn flash_attention_2 under fsdp2 alone"),
+        (FLASH | {"cp_size": 2, "cp_mode": "ring"}, InputFileError, "must be ulysses"),
         ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
         ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
         ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
@@ -256,3 +258,11 @@ def test_data_with_images_have_one_in_each_sample(tmp_path: Path) -> None:
     found = read(tmp_path, BASE | FSDP2 | seeing)
     assert (found.value("images_per_sample"), found.value("image_size")) == (1, None)
     assert read(tmp_path, BASE | FSDP2 | {"model": "Qwen/Qwen3.5-0.8B"}).value("images_per_sample") is None
+
+
+def test_gpus_divide_sequences_by_ulysses(tmp_path: Path) -> None:
+    """The loss reads logits as they lie: each GPU has a part of them, and nothing is shifted."""
+    found = read(tmp_path, BASE | FSDP2 | FLASH | {"cp_size": 2, "cp_mode": "ulysses"})
+    assert found.value("context_parallel") == 2
+    assert "loss_forward=compute+model_loss+float+log_softmax" in found.value("switches")
+    assert read(tmp_path, BASE | FSDP2 | {"cp_size": 1}).value("context_parallel") is None
