@@ -80,9 +80,7 @@ _UNMODELLED = {
     ),
     "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
     "shift_attn": "shifted sparse attention is not modelled",
-    "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-    "fp8": "training in fp8 is not modelled",
     "use_asft_loss": "a loss beside that of a second model is not modelled",
     # Since 0.8 (pref_ftx) it is a mean of what is there already.
     "dpo_ftx": "the loss of chosen sequences, which 0.7 takes anew from their logits, is not modelled",
@@ -111,6 +109,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
     old = _old_place(keys)
+    _refuse_depths(keys, old=bool(old))
     if old:
         reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
@@ -133,6 +132,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.said.pop("loss")
     _read_loss_weights(keys, reading)
     _read_v1_kernels(keys, reading)
+    _read_fp8(keys, reading)
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
@@ -143,6 +143,28 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
+
+
+def _read_fp8(keys: Keys, reading: Reading) -> None:
+    """``fp8``: an environment variable that Transformers 5 does not ask, as it hands Accelerate its own
+    precision; only for Transformer Engine is Accelerate patched.
+
+    Source: llamafactory 0.9.5 train/fp8_utils.py configure_fp8_environment, train/sft/trainer.py;
+    transformers 5.6.0 trainer.py create_accelerator_and_postprocess (``mixed_precision``), training_args.py;
+    accelerate 1.15 state.py AcceleratorState.
+
+    Raises:
+        NotModelledError: Transformer Engine computes in fp8.
+    """
+    if not keys.flag("fp8"):
+        return
+    if keys.text("fp8_backend") == "te":
+        raise keys.not_modelled("fp8_backend", "training in fp8 by Transformer Engine is not modelled")
+    reading.remark(
+        keys.where("fp8"),
+        "has no effect with Transformers 5, which hands Accelerate its own precision; with Transformers 4 "
+        "torchao computes in fp8, which is not counted",
+    )
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
@@ -192,6 +214,26 @@ def _refuse_without_training(keys: Keys) -> None:
         raise keys.not_modelled(
             other[0], "this file does not train, because do_train is not true; training is what is predicted"
         )
+
+
+def _refuse_depths(keys: Keys, *, old: bool) -> None:
+    """Mixture of depths: a router for every other layer.
+
+    Source: astramind-ai/Mixture-of-depths aff9e74 (1.1.8, its last) MoD/modeling/automodeling.py, which
+    imports TRANSFORMERS_CACHE, and MoD/MoD.py, whose layers take positions of Transformers 4.
+
+    Raises:
+        UsageError: with the Transformers of LLaMA-Factory 0.9.5.
+        NotModelledError: with an older one.
+    """
+    if keys.get("mixture_of_depths") in (None, False):
+        return
+    if old:
+        raise keys.not_modelled("mixture_of_depths", "mixture of depths is not modelled")
+    raise UsageError(
+        f"{keys.where('mixture_of_depths')}: mixture-of-depth 1.1.8 cannot be imported beside Transformers "
+        "5, which LLaMA-Factory 0.9.5 runs; with Transformers 4 it is not modelled: leave it out"
+    )
 
 
 def _old_place(keys: Keys) -> str:
