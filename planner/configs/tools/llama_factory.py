@@ -18,6 +18,7 @@ from planner.configs.shared.preferences import llama_factory_task
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
+from planner.configs.tools.llama_factory_outdated import read_fp8, refuse_depths
 from planner.configs.tools.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, read_vision
 from planner.errors import UsageError, show
@@ -109,7 +110,6 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
     old = _old_place(keys)
-    _refuse_depths(keys, old=bool(old))
     if old:
         reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
@@ -132,7 +132,6 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.said.pop("loss")
     _read_loss_weights(keys, reading)
     _read_v1_kernels(keys, reading)
-    _read_fp8(keys, reading)
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
@@ -143,28 +142,6 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_old_load_dtype(reading, fp32_in_shards=not keys.has("evaluation_strategy"))
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
-
-
-def _read_fp8(keys: Keys, reading: Reading) -> None:
-    """``fp8``: an environment variable that Transformers 5 does not ask, as it hands Accelerate its own
-    precision; only for Transformer Engine is Accelerate patched.
-
-    Source: llamafactory 0.9.5 train/fp8_utils.py configure_fp8_environment, train/sft/trainer.py;
-    transformers 5.6.0 trainer.py create_accelerator_and_postprocess (``mixed_precision``), training_args.py;
-    accelerate 1.15 state.py AcceleratorState.
-
-    Raises:
-        NotModelledError: Transformer Engine computes in fp8.
-    """
-    if not keys.flag("fp8"):
-        return
-    if keys.text("fp8_backend") == "te":
-        raise keys.not_modelled("fp8_backend", "training in fp8 by Transformer Engine is not modelled")
-    reading.remark(
-        keys.where("fp8"),
-        "has no effect with Transformers 5, which hands Accelerate its own precision; with Transformers 4 "
-        "torchao computes in fp8, which is not counted",
-    )
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
@@ -186,6 +163,7 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
+    refuse_depths(keys, old=bool(_old_place(keys)))
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
@@ -214,26 +192,6 @@ def _refuse_without_training(keys: Keys) -> None:
         raise keys.not_modelled(
             other[0], "this file does not train, because do_train is not true; training is what is predicted"
         )
-
-
-def _refuse_depths(keys: Keys, *, old: bool) -> None:
-    """Mixture of depths: a router for every other layer.
-
-    Source: astramind-ai/Mixture-of-depths aff9e74 (1.1.8, its last) MoD/modeling/automodeling.py, which
-    imports TRANSFORMERS_CACHE, and MoD/MoD.py, whose layers take positions of Transformers 4.
-
-    Raises:
-        UsageError: with the Transformers of LLaMA-Factory 0.9.5.
-        NotModelledError: with an older one.
-    """
-    if keys.get("mixture_of_depths") in (None, False):
-        return
-    if old:
-        raise keys.not_modelled("mixture_of_depths", "mixture of depths is not modelled")
-    raise UsageError(
-        f"{keys.where('mixture_of_depths')}: mixture-of-depth 1.1.8 cannot be imported beside Transformers "
-        "5, which LLaMA-Factory 0.9.5 runs; with Transformers 4 it is not modelled: leave it out"
-    )
 
 
 def _old_place(keys: Keys) -> str:
@@ -367,6 +325,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
     ):
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
+    read_fp8(keys, reading)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:

@@ -226,8 +226,9 @@ RECIPE_RULES = (
     Rule(
         "optimizer-of-whole-matrices",
         "refuse",
-        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use "
-        "--method full with --sharding ddp or none, or --optimizer adamw_torch",
+        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states, and Muon "
+        "under FSDP2 of LLaMA-Factory v1; use --method full with --sharding ddp or none, or --optimizer "
+        "adamw_torch",
         lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
     ),
