@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from measure.recipe.joined_pairs import joined_loss
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import PairLogps
 
@@ -116,6 +117,8 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
         return -nn.functional.logsigmoid(torch.sub(*rewards.chunk(2))).mean()
     if task == "kto":
         return (_kto_tiles if in_tiles else _KTO_LOSSES[passes.kernel])(passes, inputs)
+    if passes.kernel == "joined":
+        return joined_loss(passes.model, inputs, passes.as_before if passes.recipe.has_reference else None)
     if passes.kernel in _LET_GO:
         return _let_go(passes, inputs)
     if task in ("orpo", "simpo"):

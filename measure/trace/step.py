@@ -90,7 +90,12 @@ def prepare(model: Any, scenario: Scenario) -> None:
         install_loss(model, recipe)
     if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
         _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
-    elif recipe.is_preference and recipe.uses_fsdp and recipe.numerics.mixed:
+    elif (
+        recipe.is_preference
+        and recipe.uses_fsdp
+        and recipe.numerics.mixed
+        and scenario.stack.pair_logps != "joined"
+    ):
         # Autocast finds nothing left to cast.
         model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
 

@@ -26,6 +26,8 @@ ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
+Fsdp2Units = Literal["ends_apart", "ends_in_root"]
+Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -36,7 +38,7 @@ WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
-ModelParallel = Literal["unread", "features", "tokens", "heads"]
+ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
@@ -51,6 +53,7 @@ PairLogps = Literal[
     "rows",
     "rows_and_hidden",
     "shifted_rows",
+    "joined",
     "tiles",
 ]
 
@@ -108,7 +111,8 @@ class Stack:
     product itself.  ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``)
     instead of DeepSpeed's defaults.  ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's
     template sets it (0: hidden squared, Hugging Face ``auto``). ``linear4bit_keeps_input``: 4-bit linears
-    save the input they computed with, although nothing needs it.  ``int8_keeps_outlier_weights``: int8
+    save the input they computed with, although nothing needs it.  ``linear4bit_dtype``: what they compute in:
+    the dtype of the job, or fp16.  ``int8_keeps_outlier_weights``: int8
     linears hold the weights of outlier columns in the input's dtype from one step to the next.
     ``int8_keeps_quantized_input``: they also keep their input quantised by columns until backward.
     ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their
@@ -126,6 +130,9 @@ class Stack:
     reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
     else they lie in one flat parameter with frozen weights.  ``fsdp_units``: what is gathered at a time: a
     layer, or its feed-forward part, beside which the root has the rest.
+    ``fsdp2_units``: ``ends_apart``: last norm and
+    head are a unit that stays whole.  ``ends_in_root``: they are the root's, which is divided again when the
+    model returns, and every matrix of an adapter is a unit of its own.
     ``zero12_flattens_on_gpu``: trained weights of
     these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
     stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
@@ -150,7 +157,8 @@ class Stack:
     not even cut by one position.
     ``compiled``: the log-softmax and what is picked of it are one compiled kernel,
     which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
-    layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``tiles``: of tiles
+    layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``joined``: both
+    sequences of a pair are one row, of half its length each.  ``tiles``: of tiles
     of the head's product, without logits.  ``none``: it has no such trainer.  ``completion_logps``: how its
     trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are divided
     by the temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
@@ -158,8 +166,8 @@ class Stack:
     ``caches_reference``:
     log-probabilities of the reference are computed once, before training.  ``model_parallel``: what GPUs that
     divide a model's matrices have of the stream between them: all ``features`` of each token, or their own
-    ``tokens`` (sequence parallel); ``heads``: only sequences are divided, and keys gathered one head at a
-    time.  ``reward_head``: what scores in a
+    ``tokens`` (sequence parallel).  Where only sequences are divided: ``gathered_heads``, keys one head at a
+    time; ``exchanged_heads``: tokens for heads around attention.  ``reward_head``: what scores in a
     reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
     trainer takes the loss of each token from the logits that the model returns, and weighs it by the
     probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the probability,
@@ -183,7 +191,8 @@ class Stack:
     hyperbolic tangent is torch's kernel also where Transformers spells it out (``gelu_new``).
     ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every
     GPU before.  ``keeps_outputs``: the training loop refers to what the model returned, with the logits,
-    until the model returns again.  ``versions``: packages and versions whose facts these are
+    until the model returns again.  ``muon_gathers``: its Muon gathers each gradient that FSDP2 divides, and
+    divides the update.  ``versions``: packages and versions whose facts these are
     (``data/packages``), sorted by name.  ``unread``: a phrase for each version that was asked for and
     lies outside those that were read.  ``settled``: for every switch (and every default, as
     ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
@@ -213,6 +222,7 @@ class Stack:
     pins_if_room: bool
     zero12_bucket_elements: int
     linear4bit_keeps_input: bool
+    linear4bit_dtype: Linear4bitDtype
     int8_keeps_outlier_weights: bool
     int8_keeps_quantized_input: bool
     prepares_unquantized: bool
@@ -228,6 +238,7 @@ class Stack:
     fsdp_reduces_fp32: bool
     fsdp1_wraps_adapters: bool
     fsdp_units: FsdpUnits
+    fsdp2_units: Fsdp2Units
     zero12_early_buckets: bool
     zero12_flattens_on_gpu: bool
     zero3_casts_adapters: bool
@@ -262,6 +273,7 @@ class Stack:
     zero_init: bool
     one_gelu_kernel: bool
     keeps_outputs: bool
+    muon_gathers: bool
     versions: tuple[tuple[str, str], ...]
     unread: tuple[str, ...]
     settled: tuple[tuple[str, SettledBy, str], ...]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.domain.hardware import Hardware
-from planner.domain.model import BlockSpec, ModelSpec
+from planner.domain.model import AttentionSpec, BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
@@ -93,14 +93,14 @@ def _asked(parallel: Parallel) -> str:
     return " x ".join(f"{name} of {degree}" for name, degree in parts.items() if degree > 1)
 
 
-def _exchanges(scenario: Scenario) -> bool:
-    """Whether sequences are divided by exchange of heads (Ulysses), which the Trainer has by DeepSpeed."""
+def _by_deepspeed(scenario: Scenario) -> bool:
+    """Whether sequences are divided by DeepSpeed's exchange of heads (Ulysses), which the Trainer has."""
     return scenario.stack.model_parallel == "features" and scenario.recipe.parallel.context > 1
 
 
 def _divides_sequences_alone(scenario: Scenario) -> bool:
     """Whether only attention knows that a batch has several GPUs, so that whatever else the job is may be."""
-    return scenario.stack.model_parallel == "heads" or _exchanges(scenario)
+    return scenario.stack.model_parallel in ("gathered_heads", "exchanged_heads") or _by_deepspeed(scenario)
 
 
 def _of_job(scenario: Scenario) -> Iterator[str]:
@@ -109,14 +109,14 @@ def _of_job(scenario: Scenario) -> Iterator[str]:
 
 def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
-    taken = ("flash2", "sdpa") if _exchanges(scenario) else ("flash2",)
+    taken = ("flash2", "sdpa") if _by_deepspeed(scenario) else ("flash2",)
     if recipe.task != "sft":
         yield f"for task {recipe.task}"
     if recipe.attention not in taken:
-        yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)}"
+        yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)} is"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
         yield "for samples of their own lengths; packed ones are (--padding packed)"
-    elif recipe.batch.rows > 1:
+    elif recipe.batch.rows > 1 and scenario.stack.model_parallel != "exchanged_heads":
         yield "for several packed rows of one GPU; one is (--batch 1)"
     if recipe.batch.seq_len % recipe.parallel.context:
         yield (
@@ -156,9 +156,11 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
         blocks = [group.block for group in model.groups]
         if model.vision is not None or not all(_has_plain_heads(each) for each in blocks):
             yield "for models that see, and layers other than attention with rotary positions"
-        elif _exchanges(scenario) and not all(_heads_divide(each, parallel.context) for each in blocks):
+        elif scenario.stack.model_parallel != "gathered_heads" and not all(
+            _heads_divide(scenario, each.attention) for each in blocks
+        ):
             yield (
-                f"for '{model.id}': its heads do not divide by {parallel.context}, which DeepSpeed "
+                f"for '{model.id}': its heads do not divide by {parallel.context}, which the library "
                 "refuses, too"
             )
         return
@@ -187,20 +189,23 @@ def _has_plain_heads(block: BlockSpec) -> bool:
     return block.mixer is None and plain and not (latent or spec.softcap or spec.sinks)
 
 
-def _heads_divide(block: BlockSpec, parts: int) -> bool:
-    """Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.__init__."""
-    queries, keys = block.attention.n_heads, block.attention.n_kv_heads
-    return not queries % parts and not (keys % parts and parts % keys)
+def _heads_divide(scenario: Scenario, spec: AttentionSpec) -> bool:
+    """Whether every GPU gets as many heads; DeepSpeed copies those of keys where there are fewer than GPUs.
+
+    Source: deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.__init__.
+    """
+    parts = scenario.recipe.parallel.context
+    copies = _by_deepspeed(scenario) and parts % spec.n_kv_heads == 0
+    return not spec.n_heads % parts and (copies or not spec.n_kv_heads % parts)
 
 
 def _of_stack(scenario: Scenario) -> Iterator[str]:
     recipe, stack, hardware = scenario.recipe, scenario.stack, scenario.hardware
     if stack.model_parallel == "unread":
         yield f"on stack '{stack.id}', of which nobody read how it divides a model"
-    elif stack.model_parallel == "heads":
-        if recipe.parallel.tensor > 1:
-            yield f"on stack '{stack.id}'; without --stack the answer is for one that has it"
-    elif _exchanges(scenario):
+    elif stack.model_parallel in ("gathered_heads", "exchanged_heads") and recipe.parallel.tensor > 1:
+        yield f"on stack '{stack.id}', which divides sequences alone"
+    elif _by_deepspeed(scenario):
         yield from _of_exchange(scenario)
     elif stack.model_parallel == "features":
         if hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates:
@@ -210,7 +215,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
             )
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"
-    elif recipe.sharding.name not in ("fsdp", "hsdp"):
+    elif stack.model_parallel != "gathered_heads" and recipe.sharding.name not in ("fsdp", "hsdp"):
         yield (
             f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone: "
             "say --sharding fsdp or hsdp"

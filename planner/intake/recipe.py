@@ -175,7 +175,7 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
 
 
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:
-    divides_model = parallel.divides and setting.stack.model_parallel != "heads"
+    divides_model = parallel.divides and setting.stack.model_parallel != "gathered_heads"
     if divides_model and setting.hardware.world_size > parallel.tensor:
         note = "beside GPUs that share a batch the libraries have FSDP2 alone"
         return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))

@@ -79,8 +79,9 @@ class Job:
 
     @property
     def single(self) -> bool:
-        """Whether a micro-batch is one sample; in a grid: whether it is in all of it."""
-        one: Any = self.recipe.batch.rows == 1
+        """Whether a micro-batch is one row: a sample, or a joined pair; in a grid: in all of it."""
+        joined = self.recipe.batch.is_paired and self.stack.pair_logps == "joined"
+        one: Any = self.recipe.batch.rows == (2 if joined else 1)
         return one if isinstance(one, bool) else bool(one.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.arrays import minimum
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import TimedJob
+from planner.throughput.kernels import orthogonalized_params
 from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 from planner.throughput.terms import modules_called
@@ -94,6 +95,28 @@ def replica_bytes(job: TimedJob) -> Number:
     hardware = job.scenario.hardware
     shard = job.trained_params * job.regime.gradient / hardware.gpus_per_node
     return 2 * shard * ring_fraction(hardware.nodes)
+
+
+def update_bytes(job: TimedJob) -> Number:
+    """Bytes that each GPU receives per step because Muon orthogonalises whole matrices:
+    gradients with momentum in fp32, and its part of the updates in bf16 from the first GPU, which sends all.
+
+    Formula: ``(4 + 2) M (n - 1) / n`` over the elements ``M`` of the matrices of the layers.
+    Source: switch ``muon_gathers``; :func:`planner.program.update.step_kernels.muon_of_parts`.
+    """
+    recipe = job.recipe
+    if recipe.optimizer != "muon" or not recipe.sharding.dtensors:
+        return 0
+    elements = orthogonalized_params(job.scenario.model)
+    return (4 + 2) * elements * ring_fraction(recipe.shards(job.scenario.hardware))
+
+
+def update_collective_seconds(job: TimedJob) -> Number:
+    """What GPUs send for the update itself, one matrix after the other with nothing beside it; seconds.
+
+    Source: torch 2.13 distributed/tensor/_redistribute.py (``full_tensor`` waits).
+    """
+    return update_bytes(job) / job.rates.collective_bytes_per_s
 
 
 def collective_seconds(job: TimedJob) -> Number:
@@ -188,8 +211,10 @@ def hook_seconds(job: TimedJob) -> Number:
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
     if recipe.uses_fsdp:
-        layers = job.scenario.model.n_layers * _unit_seconds(job)
-        return layers + waiting_hook_seconds(job)
+        units = job.scenario.model.n_layers
+        if recipe.sharding.dtensors and recipe.adapter and job.scenario.stack.fsdp2_units == "ends_in_root":
+            units = units + 2 * job.adapted_matrices
+        return units * _unit_seconds(job) + waiting_hook_seconds(job)
     return 0.0
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import gathered_bytes, reduced_bytes
+from planner.throughput.communication import gathered_bytes, reduced_bytes, update_bytes
 from planner.throughput.flop import products_flop
 from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import TimedJob
@@ -123,6 +123,10 @@ def _parallel(job: TimedJob, _: TimeTerm) -> str:
     return f"{parallel_bytes(job) / GIGA:,.2f} GB among {parallel.tensor} x {parallel.context} GPUs"
 
 
+def _update_collectives(job: TimedJob, _: TimeTerm) -> str:
+    return f"{update_bytes(job) / GIGA:.2f} GB at {job.rates.collective_bytes_per_s / GIGA:.0f} GB/s"
+
+
 _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "matmul": _matmul,
     "attention": _attention,
@@ -138,6 +142,7 @@ _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {
     "launch": _launch,
     "sharding_hooks": _hooks,
     "optimizer_step": _optimizer,
+    "update_collectives": _update_collectives,
     "generation": _generation,
     "collectives": _collectives,
     "host_transfers": _transfers,

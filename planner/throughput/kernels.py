@@ -212,6 +212,19 @@ def optimizer_seconds(job: TimedJob) -> Number:
 
 
 @lru_cache(maxsize=64)
+def orthogonalized_params(model: ModelSpec) -> int:
+    """Elements of the matrices that Muon orthogonalises: all of the layers.
+
+    Source: as of :func:`newton_schulz_flop`.
+    """
+    return sum(
+        group.count * linear.copies * linear.in_features * linear.out_features
+        for group in model.groups
+        for linear in group.block.linears
+    )
+
+
+@lru_cache(maxsize=64)
 def newton_schulz_flop(model: ModelSpec) -> int:
     """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square,
     and a product with ``X``.

@@ -17,6 +17,7 @@ from planner.throughput.communication import (
     hook_seconds,
     overlapping_share,
     sharding_copy_seconds,
+    update_collective_seconds,
     waiting_hook_seconds,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
@@ -146,6 +147,9 @@ def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
     terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    terms += _term(
+        "update_collectives", update_collective_seconds(job), "communication:update_collective_seconds"
+    )
     terms += _term("generation", generation_seconds(job), "generation:generation_seconds")
     hidden: Number = 0.0
     if recipe.sharding.communicates:

@@ -229,3 +229,41 @@ def _fake(tensor: Any, recorder: Recorder) -> Any:
     return (
         nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
     )
+
+
+class _Exchanged(torch.autograd.Function):
+    """What Ulysses makes on one of ``size`` GPUs to exchange tokens for heads, which are sent nowhere.
+
+    Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/model_plugins/parallelization/
+    seq_comm.py all_to_all_tensor, SeqAllToAll4D.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: int, scatter: int, gather: int) -> torch.Tensor:
+        """Parts of ``x`` along ``scatter``, joined along ``gather``."""
+        ctx.places = size, gather, scatter
+        parts = [each.contiguous() for each in torch.tensor_split(x, size, scatter)]
+        received = [torch.empty_like(parts[0]) for _ in parts]
+        return torch.cat(received, dim=gather).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The other way."""
+        forward: Any = _Exchanged.forward
+        return forward(ctx, gradients[0], *ctx.places), None, None, None
+
+
+@contextmanager
+def exchanging_heads(size: int) -> Iterator[None]:
+    """Attention of Transformers runs over all tokens of a part of the heads."""
+    flash_attention: Any = importlib.import_module("transformers.integrations.flash_attention")
+    inner: Any = flash_attention._flash_attention_forward
+    exchange: Any = _Exchanged.apply
+
+    def forward(query: Any, key: Any, value: Any, mask: Any, query_length: int, **options: Any) -> Any:
+        whole = [exchange(each, size, 2, 1) for each in (query, key, value)]
+        out = inner(*whole, mask, query_length=query_length * size, **options)
+        return exchange(out, size, 1, 2)
+
+    with mock.patch.object(flash_attention, "_flash_attention_forward", forward):
+        yield

@@ -13,6 +13,7 @@ from torch import nn
 
 from measure.trace.sharding.marks import put_mark
 from measure.trace.tracer import Recorder
+from planner.domain.stack import Fsdp2Units
 
 ROOT = "(root)"
 _State = Literal["idle", "forward", "before_backward", "after_backward"]
@@ -32,12 +33,14 @@ class TracedUnit:
     to_run: set[str] = field(default_factory=set)
 
 
-def make_units(model: Any, layer_list: str) -> list[TracedUnit]:
+def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> list[TracedUnit]:
     """Each decoder layer; the token table; the last norm with the head; and the root with what is left.
 
     A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm,
-    which then stays with the root.
-    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``.
+    which then stays with the root.  ``ends_in_root``: the root has all of these, and is not kept whole.
+    Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``;
+    hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
+    prepare_model, of whose units those of adapters are left out.
     """
     names = {module: name for name, module in model.named_modules()}
     layers = [
@@ -47,6 +50,8 @@ def make_units(model: Any, layer_list: str) -> list[TracedUnit]:
     table, head, norm = model.get_input_embeddings(), model.get_output_embeddings(), _final_norm(model)
     tied = table is not None and head is not None and table.weight is head.weight
     own = [] if tied or table is None else [TracedUnit(names[table], (names[table],))]
+    if kind == "ends_in_root":
+        return [TracedUnit(ROOT, ("",)), *own, *layers]
     tail = tuple(
         names[module] for module in ((norm, table, head) if tied else (norm, head)) if module is not None
     )

@@ -57,7 +57,7 @@ def run_sharded_step(
         prepare(reference, scenario)
         note_parameters(reference, recorder, [])
         hook_modules(reference, recorder)
-    units = make_units(model, layer_list) if recipe.uses_fsdp else []
+    units = make_units(model, layer_list, scenario.stack.fsdp2_units) if recipe.uses_fsdp else []
     note_parameters(model, recorder, units)
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding.is_zero3:

@@ -72,6 +72,9 @@ def _llama_factory(launch: Launch) -> str:
     return f"{alone}llamafactory-cli train {launch.file}{beside}"
 
 
+_V1_PAIRS = ("dpo", "orpo", "simpo")
+
+
 def _llama_factory_v1(launch: Launch) -> str:
     """v1/launcher.py; the engine is that of ``dist_config``,
     so neither a launch file nor a DeepSpeed file is handed over.
@@ -80,7 +83,8 @@ def _llama_factory_v1(launch: Launch) -> str:
         return ""
     # Without torchrun one process has no mesh that FSDP2 could divide it over.
     alone = "FORCE_TORCHRUN=1 " if launch.engine and launch.gpus == 1 else ""
-    return f"USE_V1=1 {alone}llamafactory-cli sft {launch.file}"
+    command = "dpo" if launch.task in _V1_PAIRS else "sft"
+    return f"USE_V1=1 {alone}llamafactory-cli {command} {launch.file}"
 
 
 def _axolotl(launch: Launch) -> str:

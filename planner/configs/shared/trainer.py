@@ -47,7 +47,6 @@ _UNMODELLED = {
     "use_mps_device": "Apple devices are not modelled",
     "use_cpu": "take the key out and say --gpu cpu",
     "no_cuda": "take the key out and say --gpu cpu",
-    "fp8": "training in fp8 is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
     # The model then returns its logits and the Trainer takes a second softmax (transformers 5.23.0
     # trainer.py:2155-2189).

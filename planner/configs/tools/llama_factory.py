@@ -18,6 +18,7 @@ from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_t
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
+from planner.configs.tools.llama_factory_outdated import read_fp8, refuse_depths
 from planner.configs.tools.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, read_vision
 from planner.errors import UsageError, show
@@ -83,9 +84,7 @@ _UNMODELLED = {
     ),
     "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
     "shift_attn": "shifted sparse attention is not modelled",
-    "mixture_of_depths": "mixture of depths is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
-    "fp8": "training in fp8 is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
 _STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
@@ -163,6 +162,7 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
+    refuse_depths(keys, old=bool(_old_place(keys)))
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
@@ -355,6 +355,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
     ):
         if keys.get(name) not in (None, False):
             reading.remark(keys.where(name), text)
+    read_fp8(keys, reading)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:

@@ -16,6 +16,7 @@ from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import ATTENTIONS, ends_by_steps
+from planner.configs.tools.llama_factory_v1_task import read_quantization, read_task
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
@@ -42,12 +43,7 @@ MARKS = frozenset(
 _PLACE = "hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/config/training_args.py"
 _TABLE = {"model": "model", "micro_batch_size": "batch", "cutoff_len": "seq", "num_train_epochs": "epochs"}
 _DEFAULTS = {"batch": 1, "seq": 2048, "epochs": 3}
-_UNMODELLED = {
-    "quant_config": "quantised bases of LLaMA-Factory v1 are not modelled",
-    "optim_config": "Muon, the optimizer of this key, is not modelled",
-}
 _DEGREES = {
-    "cp_size": "a context-parallel degree",
     "mp_replicate_size": "replicas of FSDP's shards, a degree",
 }
 _HARMLESS = (
@@ -58,7 +54,6 @@ _HARMLESS = (
     "max_grad_norm",
     "batching_workers",
     "dp_size",
-    "cp_mode",
     "mp_shard_size",
     "dist_timeout",
     "lr_scheduler_config",
@@ -75,14 +70,7 @@ _HARMLESS = (
     "sample_backend",
     "max_new_tokens",
 )
-# What a file's data is made for decides between ``llamafactory-cli sft``, ``dpo`` and ``rm``: no key does.
-_PREFERENCE_DATA = re.compile(
-    r"(?:^|[/_.-])(dpo|orpo|simpo|kto|rm|reward|prefs?|preference)(?=$|[/_.-])", re.IGNORECASE
-)
-_QWEN_3_5 = re.compile(r"qwen3\.[5-9]")
 _QWEN_3 = re.compile(r"qwen3-\d")
-_PREFERENCE_KEYS = ("pref_loss", "pref_beta", "pref_ftx", "simpo_gamma", "dpo_label_smoothing", "ld_alpha")
-_PREFERENCE = "preference training and reward models are not modelled; supervised fine-tuning is"
 
 
 def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -92,12 +80,11 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    _refuse_preference(keys, reading)
-    keys.refuse_switched_on(_UNMODELLED)
+    read_task(keys, reading, _DEFAULTS["seq"])
     keys.refuse_above_one(_DEGREES)
     if keys.text("model_class") not in (None, "llm"):
         raise keys.not_modelled("model_class", "models other than language models are not modelled")
-    reading.take(keys, _TABLE)
+    reading.take(keys, {name: field for name, field in _TABLE.items() if reading.value(field) is None})
     for name, value in _DEFAULTS.items():
         reading.default(name, value, _PLACE)
     ends_by_steps(keys, reading)
@@ -110,27 +97,15 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
     if again is not None:
         reading.say("gradient_checkpointing", again, keys.where("enable_activation_checkpointing"))
     _read_attention(keys, reading)
+    _read_context(keys, reading)
     _read_method(keys, reading)
+    read_quantization(keys, reading)
+    _read_optimizer(keys, reading)
     _read_batches(keys, reading)
     _read_kernels(keys, reading)
     _read_init(keys, reading)
     _read_distribution(keys, reading, beside)
     keys.skip(_HARMLESS)
-
-
-def _refuse_preference(keys: Keys, reading: Reading) -> None:
-    for name in _PREFERENCE_KEYS:
-        if keys.has(name):
-            raise keys.not_modelled(name, _PREFERENCE)
-    data = keys.text("train_dataset") or ""
-    if _PREFERENCE_DATA.search(data):
-        raise keys.not_modelled("train_dataset", f"{show(data)} sounds like preference data: {_PREFERENCE}")
-    if "multimodal" in data.lower():
-        raise keys.not_modelled(
-            "train_dataset",
-            f"{show(data)} sounds like data with images, training on which is not modelled in v1",
-        )
-    reading.remark(str(keys.path), "counted as started by llamafactory-cli sft: no key of v1 says so")
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:
@@ -140,6 +115,27 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
     if said not in ("eager", "sdpa", "flash_attention_2"):
         raise keys.wrong("flash_attn", "eager, sdpa or flash_attention_2", said)
     reading.say("attention", ATTENTIONS[said], keys.where("flash_attn"))
+
+
+def _read_context(keys: Keys, reading: Reading) -> None:
+    """``cp_size``: GPUs that divide each sequence; their loss reads the logits as they lie.
+
+    Source: core/base_trainer.py; plugins/model_plugins/parallelization/sequence_parallel.py
+    sequence_parallel_loss.
+
+    Raises:
+        UsageError: another kernel or engine, which v1 refuses.
+    """
+    degree, mode = keys.count("cp_size") or 1, keys.text("cp_mode") or "ulysses"
+    if degree == 1:
+        return
+    if mode != "ulysses":
+        raise keys.wrong("cp_mode", "ulysses", mode)
+    dist, where = keys.get("dist_config"), keys.where("cp_size")
+    if reading.value("attention") != "flash2" or not isinstance(dist, dict) or dist.get("name") != "fsdp2":
+        raise UsageError(f"{where}: v1 divides sequences with flash_attn flash_attention_2 under fsdp2 alone")
+    reading.say("context_parallel", degree, where)
+    reading.switch("loss_forward", "compute+model_loss+float+log_softmax", where)
 
 
 def _read_method(keys: Keys, reading: Reading) -> None:
@@ -211,6 +207,28 @@ def _read_freeze(keys: Keys, reading: Reading, part: Keys) -> None:
         reading.switch("trainable_fp32", False, part.where("cast_trainable_params_to_fp32"))
     kind = "differentiated" if dist.get("name") == "fsdp2" else "skipped"
     reading.switch("frozen_layers", kind, part.where("name"))
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    """``optim_config``: Muon, for matrices; AdamW of separate operators for the rest.
+
+    Source: plugins/trainer_plugins/optimizers/optimizer.py create_muon_optimizer.
+
+    Raises:
+        InputFileError: another one, which v1 does not have.
+        NotModelledError: another number of iterations, or no gradient ahead of the momentum.
+    """
+    part = keys.part("optim_config")
+    if part is None:
+        return
+    if part.text("name") != "muon":
+        raise part.wrong("name", "muon", part.text("name"))
+    if part.flag("nesterov") is False:
+        raise part.not_modelled("nesterov", "Muon without Nesterov's momentum is not modelled")
+    if part.count("ns_steps") not in (None, 5):
+        raise part.not_modelled("ns_steps", "Muon is modelled with 5 iterations, its default")
+    reading.say("optimizer", "muon", part.where("name"))
+    part.skip(("lr", "wd", "momentum", "adamw_betas", "adamw_eps"))
 
 
 def _read_batches(keys: Keys, reading: Reading) -> None:
@@ -316,7 +334,6 @@ def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     if part is None:
         _read_alone(keys, reading)
     elif kind == "fsdp2":
-        _refuse_one_unit(keys, part)
         _read_fsdp(part, reading)
         if bf16 is False:
             reading.say("precision", "fp32", keys.where("bf16"))
@@ -339,20 +356,6 @@ def _read_alone(keys: Keys, reading: Reading) -> None:
         "such as --precision bf16"
     )
     reading.needs["precision"] = f"{keys.path}: {text}"
-
-
-def _refuse_one_unit(keys: Keys, part: Keys) -> None:
-    """A model that sees becomes one unit of FSDP2; those with a tower in the catalog are refused by a rule.
-
-    Source: distributed/fsdp2.py get_transformer_layer_cls: it reads ``_no_split_modules`` as a list, which
-    Transformers 5 makes a set, and else looks for layers where a model of text has them.
-
-    Raises:
-        NotModelledError: Qwen3.5.
-    """
-    if _QWEN_3_5.search(str(keys.get("model") or "").lower()):
-        what = "FSDP2 of LLaMA-Factory v1 finds no layers in a model that sees and gathers all of it at once"
-        raise part.not_modelled("name", f"{what}, which is not modelled; deepspeed is")
 
 
 def _read_fsdp(part: Keys, reading: Reading) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.configs.shared.trainer import OPTIMIZERS
+from planner.configs.tools.llama_factory_v1_task import is_pair_table
 from planner.configs.tools.open_instruct import OLD_KEYS
 from planner.configs.tools.open_instruct_dpo import is_dpo_table
 from planner.configs.writing.edits import REMOVED, Settings
@@ -142,12 +143,17 @@ def _v1_padding(_: Table, value: Any) -> Settings | None:
     return {("batching_strategy",): "normal"} if value == "longest" else None
 
 
+def _v1_length(table: Table, value: Any) -> Settings | None:
+    """A pair is one row."""
+    return {("cutoff_len",): 2 * value if is_pair_table(table) else value}
+
+
 _LLAMA_FACTORY_V1: Mapping[str, Rule] = {
     "batch": _key("micro_batch_size"),
     "eval_batch": _key("eval_batch_size"),
     # The accumulation is what the global batch leaves, where the file says one.
     "grad_accum": lambda table, _: {} if table.get("global_batch_size") else None,
-    "seq": _key("cutoff_len"),
+    "seq": _v1_length,
     "epochs": _key("num_train_epochs"),
     "precision": _v1_precision,
     "gradient_checkpointing": _key("enable_activation_checkpointing"),

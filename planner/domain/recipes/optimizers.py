@@ -36,7 +36,8 @@ class OptimizerFacts:
     ``on_host``: who steps it where an engine has its states in host RAM: a kernel of DeepSpeed, the library
     itself, or nobody that was read.  ``bits``: of an element of its states, where these are large.
     ``paged``: large states are managed memory.  ``state_elements``: elements of each of its state tensors for
-    one of the parameter, where the library is torch or bitsandbytes.
+    one of the parameter, where the library is torch or bitsandbytes.  ``gathers``: it may step FSDP2's
+    DTensors whole, which a rule asks of the stack.
     """
 
     library: Literal["torch", "torchao", "bitsandbytes", "transformers", "tool"]
@@ -45,6 +46,7 @@ class OptimizerFacts:
     bits: Literal[32, 8, 4] = 32
     paged: bool = False
     state_elements: tuple[int, ...] = (1, 1)
+    gathers: bool = False
 
     @property
     def takes_dtensors(self) -> bool:
@@ -55,7 +57,7 @@ class OptimizerFacts:
         (bitsandbytes 0.50.2, issue 1633; transformers 5.23.0 optimization.py):
         tests/against_libraries/parameters/test_optimizers_of_fsdp2.py.
         """
-        return self.library in ("torch", "torchao")
+        return self.library in ("torch", "torchao") or self.gathers
 
     @property
     def depends_on_size(self) -> bool:
@@ -83,7 +85,7 @@ OPTIMIZER_FACTS: Mapping[Optimizer, OptimizerFacts] = {
     "rmsprop": OptimizerFacts("torch", ("rmsprop",), "library", state_elements=(1,)),
     "lion": OptimizerFacts("bitsandbytes", ("lion_32bit",), "deepspeed", state_elements=(1,)),
     "adam_mini": _of_tool(),
-    "muon": _of_tool(),
+    "muon": OptimizerFacts("tool", (), "unread", gathers=True),
     "apollo_adamw": _of_tool(),
     "apollo_adamw_layerwise": _of_tool(),
     "badam": _of_tool(),

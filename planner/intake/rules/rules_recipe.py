@@ -164,8 +164,15 @@ def _length_text(case: Case) -> str:
 
 
 def _divides_matrices(case: Case) -> bool:
-    """Whether the optimizer meets factors of adapters, or parts of parameters."""
-    return case.recipe.method != "full" or case.recipe.sharding.engine != "native"
+    """Whether the optimizer meets factors of adapters, or parts of parameters that it does not gather."""
+    recipe, sharding = case.recipe, case.recipe.sharding
+    gathers = (
+        recipe.optimizer == "muon"
+        and case.stack.muon_gathers
+        and sharding.dtensors
+        and not recipe.offloads_something
+    )
+    return recipe.method != "full" or not (sharding.engine == "native" or gathers)
 
 
 def _selects(case: Case) -> bool:
@@ -220,8 +227,9 @@ RECIPE_RULES = (
     Rule(
         "optimizer-of-whole-matrices",
         "not-modelled",
-        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states; use "
-        "--method full with --sharding ddp or none, or --optimizer adamw_torch",
+        "This optimizer is modelled in a full fine-tune where every GPU holds all of its states, and Muon "
+        "under FSDP2 of LLaMA-Factory v1; use --method full with --sharding ddp or none, or --optimizer "
+        "adamw_torch",
         lambda case: case.recipe.optimizer in _WHOLE and _divides_matrices(case),
         lambda case: f"{case.recipe.optimizer}, {case.recipe.method}, {case.recipe.sharding.name}",
     ),

@@ -29,6 +29,15 @@ def _runs_other_code(case: Case) -> bool:
     )
 
 
+def _wraps_tower(case: Case) -> bool:
+    """Whether layers of the tower are units of FSDP2, as those of the language model.
+
+    Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
+    get_transformer_layer_cls: what is first in any list of ``layers`` or ``blocks``.
+    """
+    return case.recipe.sharding.dtensors and case.stack.fsdp2_units == "ends_in_root"
+
+
 def _leaves_tower_out(case: Case) -> bool:
     whole = case.stack.loads_tower or (case.model.loads_whole and case.stack.model_code == "transformers-5")
     return bool(case.model.text_class) and not _sees(case) and whole
@@ -53,9 +62,9 @@ VISION_RULES = (
     Rule(
         "vision-fsdp",
         "not-modelled",
-        "FSDP of a vision-language model is not modelled: nobody read how its tower is "
-        "wrapped; use DDP or ZeRO",
-        lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp",
+        "FSDP of a vision-language model is modelled for FSDP2 of LLaMA-Factory v1 alone: nobody read how "
+        "others wrap its tower; use DDP or ZeRO",
+        lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp" and not _wraps_tower(case),
     ),
     Rule(
         "vision-deepspeed-text",

@@ -163,11 +163,20 @@ class Fsdp(Runtime):
                 self._after_forward(name, again=recomputes)
 
     def _backward_of_head(self, part: Instance, events: array[int]) -> None:
-        """A table that is tied to the head waits for the end: token numbers have no gradient to hook into."""
+        """A table that is tied to the head waits for the end: token numbers have no gradient to hook into.
+
+        The hook of the root is on what the model returns: its loss, or the logits of a loop's own loss, in
+        stacks whose root is not whole any more then.
+        """
         stream = self.stream
         before, inside, after = around(stream, events, self.job.model.head.name)
-        self._before_backward(ROOT)
-        stream.events += before
+        root = self.groups.get(ROOT)
+        if root is None or root.stays:
+            self._before_backward(ROOT)
+            stream.events += before
+        else:
+            stream.events += before
+            self._before_backward(ROOT)
         self._before_backward(TAIL)
         stream.events += inside
         if not self._head_alone:

@@ -35,11 +35,14 @@ class Fsdp2(Fsdp):
         """Each layer; the token table; the last norm with the head, and a table that is tied to it;
         the root with what is left.
 
+        Where the root has these ends (``fsdp2_units``), its weights are divided again like those of others.
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the
         norm behind PEFT's wrapper in vain, so the root has it.
+        Ignored: that adapters may be units of their own, which are small.
         """
         model, peft = self.job.model, self.job.recipe.adapter is not None
-        groups = {ROOT: Group([], stays=True), TABLE: Group([])}
+        apart = self.job.stack.fsdp2_units == "ends_apart"
+        groups = {ROOT: Group([], stays=apart), TABLE: Group([])}
         groups |= {part: Group([]) for part in map(part_of, weights) if part}
         groups[TAIL] = Group([], stays=True)
         tail = [] if peft else [each for each in weights if each.name.startswith("norm ")]
@@ -49,7 +52,7 @@ class Fsdp2(Fsdp):
                 name = TAIL if model.tied else TABLE
             elif each.name.startswith("head") or each in tail:
                 name = TAIL
-            groups[name].weights.append(each)
+            groups[name if apart or name != TAIL else ROOT].weights.append(each)
         groups[TAIL].weights.sort(key=lambda each: each.kind != "norm")
         return groups
 

@@ -119,8 +119,10 @@ class Sizes:
 
 
 def part_of(weight: Weight) -> str:
-    """The layer of a parameter; empty for those around the layers."""
+    """The layer of a parameter, or that of a vision tower; empty for those around the layers."""
     name = weight.name
+    if name.startswith("tower layer "):
+        return f"vision {' '.join(name.split(maxsplit=3)[1:3])}"
     return " ".join(name.split(maxsplit=2)[:2]) if name.startswith("layer ") else ""
 
 

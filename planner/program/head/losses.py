@@ -17,6 +17,7 @@ from planner.program.checkpoint import checkpointed
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Costs, Operators
 from planner.program.ops.tensors import Tensor, Unit
+from planner.program.template import FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, weight_copy
 
@@ -38,6 +39,8 @@ def full_loss(
     logits = passed.pop()
     # Alive until this function returns, and the loop's with it.
     _own = _own_loss(torch, view, torch.to(logits, "fp32")) if "model_loss" in copies else None
+    if _own is not None:
+        torch.enter(FORWARD_OUT)  # the model has returned
     wide = torch.to(logits, "fp32") if upcast and "float" in copies else logits
     if "compute" not in copies:
         logits = wide

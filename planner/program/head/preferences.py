@@ -21,6 +21,7 @@ from typing import Literal
 from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack import PairLogps
 from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
+from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
@@ -63,8 +64,8 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
         else (None, [_logits(torch, ends, passed)])
     )
     torch.enter(FORWARD_OUT)
-    if recipe.task == "reward":
-        return logits.pop()
+    if recipe.task == "reward" or kernel == "joined":
+        return logits.pop() if recipe.task == "reward" else joined_pairs(torch, ends.layer, logits, role)
     # Accelerate's wrapper returns fp32 under FSDP, too.
     widens = ends.layer.dtypes.autocast or (recipe.uses_fsdp and recipe.numerics.mixed)
     if widens or kernel in (*_WHOLE, *_LET_GO):

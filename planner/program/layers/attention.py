@@ -10,7 +10,7 @@ from planner.program.head.generation import cached
 from planner.program.head.heads import by_heads, fused_projection, head_norm, split
 from planner.program.layers.activations import clamped
 from planner.program.layers.eager import eager
-from planner.program.layers.exchanged_heads import by_exchanged_heads
+from planner.program.layers.exchanged_heads import by_exchanged_heads, by_exchanged_parts
 from planner.program.layers.gathered_heads import by_gathered_heads
 from planner.program.layers.latent import latent_heads
 from planner.program.layers.rotary import rotated
@@ -20,6 +20,13 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.matrices import dropout, linear
+
+_DIVIDED = {
+    "features": by_exchanged_heads,
+    "exchanged_heads": by_exchanged_parts,
+    "gathered_heads": by_gathered_heads,
+}
+"""Attention over a sequence that GPUs divide, by how their stack does it."""
 
 
 def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -36,8 +43,7 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
         elif divided and view.stack.model_parallel != "tokens":
-            by_heads = by_gathered_heads if view.stack.model_parallel == "heads" else by_exchanged_heads
-            out = by_heads(torch, view, query, key, value)
+            out = _DIVIDED[view.stack.model_parallel](torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
             if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":

@@ -44,6 +44,15 @@ def by_exchanged_heads(
     return torch.contiguous(received)
 
 
+def by_exchanged_parts(
+    torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """The same as LLaMA-Factory v1 does it, with a tensor for each GPU, which goes when this returns."""
+    query, key, value = (_exchanged(torch, view, each, to_heads=True) for each in (query, key, value))
+    out = fused_attention(torch, _one_of_many(view, view.block.attention.n_kv_heads), query, key, value)
+    return _exchanged(torch, view, out, to_heads=False)
+
+
 def _copied(torch: Operators, x: Tensor, copies: int) -> Tensor:
     return repeat_kv(torch, x, copies) if copies > 1 else x
 
@@ -85,3 +94,29 @@ def _all_to_all(torch: Operators, x: Tensor, *, is_ordered: bool = False) -> Ten
         return [returned]
 
     return record(torch, torch.like(x, ALL_TO_ALL, cost=None), [x], [], backward)
+
+
+def _exchanged(torch: Operators, view: LayerView, x: Tensor, *, to_heads: bool) -> Tensor:
+    """All tokens of this GPU's heads for its own tokens of all heads, or back;
+    the gradient goes the other way.
+
+    Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/model_plugins/parallelization/
+    seq_comm.py SeqAllToAll4D, ulysses.py UlyssesAttention.
+    """
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [_exchange(torch, view, gradient, cuts_heads=not to_heads)]
+
+    return record(torch, _exchange(torch, view, x, cuts_heads=to_heads), [x], [], backward)
+
+
+def _exchange(torch: Operators, view: LayerView, x: Tensor, *, cuts_heads: bool) -> Tensor:
+    """What is sent is a copy where its parts do not lie together: heads, or tokens of several samples."""
+    parts = view.recipe.parallel.context
+    piece = Tensor(None, x.unit, x.count / parts, x.dtype)
+    copies = cuts_heads or not view.single
+    sent = [torch.like(piece, "clone") for _ in range(parts)] if copies else []
+    received = [torch.like(piece, ALL_TO_ALL, cost=None) for _ in range(parts)]
+    out = torch.like(x, "cat")
+    del sent, received
+    return out

@@ -8,17 +8,17 @@ so do fp16's ``GradScaler.unscale_`` and weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.program.job import Job
 from planner.program.layers.projected import APOLLO, apollo
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.stream import Stream
 from planner.program.update.states import BLOCK, is_in_blocks, states_of, sums_of
-from planner.program.update.step_kernels import Make, States, adam_mini, muon
+from planner.program.update.step_kernels import Make, States, adam_mini, muon, muon_of_parts
 
 
 def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
@@ -38,8 +38,9 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
     if job.recipe.optimizer_rank and job.recipe.optimizer in APOLLO:
         apollo(partial(_temporary, stream), made, trained, job.recipe.optimizer_rank, first=first)
         return states
-    if job.recipe.optimizer in ONE_BY_ONE:
-        ONE_BY_ONE[job.recipe.optimizer](partial(_temporary, stream), made, trained)
+    one_by_one = _one_by_one(job)
+    if one_by_one is not None:
+        one_by_one(partial(_temporary, stream), made, trained)
         return states
     by_group = {"adafactor": _adafactor, "adamw_torch_8bit": _torchao, "adamw_torch_4bit": _torchao}.get(
         job.recipe.optimizer
@@ -67,11 +68,12 @@ def make_states(stream: Stream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
-ONE_BY_ONE: Mapping[Optimizer, Callable[[Make, States, Sequence[Weight]], None]] = {
-    "adam_mini": adam_mini,
-    "muon": muon,
-}
-"""Optimizers without groups of parameters, which LLaMA-Factory makes in the place of the Trainer's."""
+def _one_by_one(job: Job) -> Callable[[Make, States, Sequence[Weight]], None] | None:
+    """Optimizers without groups of parameters, which LLaMA-Factory makes in the place of the Trainer's."""
+    optimizer = job.recipe.optimizer
+    if optimizer == "muon" and job.recipe.sharding.dtensors:
+        return partial(muon_of_parts, n_parts=int(job.recipe.shards(job.hardware)))
+    return {"adam_mini": adam_mini, "muon": muon}.get(optimizer)
 
 
 class Temporary:

@@ -2,13 +2,17 @@
 
 Variables of a step keep what they refer to until they are bound again, in the step of the next parameter.
 Source: adam_mini 1.1.1 (zyushun/Adam-mini at 402aadf) adam_mini/adam_mini.py Adam_mini.step; llamafactory
-0.9.5 third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5.
-Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases.
+0.9.5 third_party/muon/muon.py Muon.step, zeropower_via_newtonschulz5; of matrices that FSDP2 divides,
+hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/optimizers/muon_optimizer.py, and
+torch 2.13 distributed/tensor/placement_types.py Shard._to_replicate_tensor, _shard_tensor.
+Ignored: tensors of one number for each row or head; in Adam-mini the second moments of biases; copies of
+rows that do not divide by the number of GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from planner.program.ops.tensors import Unit
@@ -57,22 +61,49 @@ def muon(make: Make, states: States, trained: Sequence[Weight]) -> None:
             states(each)
             gradient = make(each.unit, each.unit_bytes, each.name, "add")
             update = _orthogonalized(make, each)
+    del gradient  # ``g = p.grad`` of the first that Adam steps.
+    _stepped_by_adam(make, states, trained)
+    del update
+
+
+def muon_of_parts(make: Make, states: States, trained: Sequence[Weight], n_parts: int) -> None:
+    """Of rows that ``n_parts`` GPUs divide: each gathers the whole gradient,
+    and gets its part of the update from the first.
+    """
+    gradient = gathered = update = part = None
+    for each in trained:
+        if not is_orthogonalized(each):
+            continue
+        (unit, rows), columns = each.shape
+        whole = replace(each, shape=((unit, rows * n_parts), columns))
+        states(each)
+        gradient = make(each.unit, each.unit_bytes, each.name, "add")
+        gathered = make(each.unit, whole.unit_bytes, each.name, "all_gather")
+        update = _orthogonalized(make, whole)
+        part = make(each.unit, 2 * each.count, each.name, "scatter")
+    _stepped_by_adam(make, states, trained)
+    del gradient, gathered, update, part
+
+
+def _stepped_by_adam(make: Make, states: States, trained: Sequence[Weight]) -> None:
+    """What Muon does not orthogonalise: the last quotient stays until the next parameter's turn."""
+    quotient = None
     for each in trained:
         if not is_orthogonalized(each):
 
             def new(op: str, weight: Weight = each) -> Any:
                 return make(weight.unit, weight.unit_bytes, weight.name, op)
 
-            gradient = None
+            quotient = None
             states(each)
             square = new("square")
             del square
             root = new("sqrt")
             divisor = new("add")
             del root
-            gradient = new("div")
+            quotient = new("div")
             del divisor
-    del gradient, update
+    del quotient
 
 
 def _orthogonalized(make: Make, weight: Weight) -> Any:

@@ -22,7 +22,8 @@ _SCALED = 64
 
 def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """The input and the bias in the compute dtype, the product, and its result in the dtype of the input."""
-    given, compute = x.dtype, view.recipe.numerics.compute_dtype
+    given = x.dtype
+    compute = "fp16" if view.stack.linear4bit_dtype == "fp16" else view.recipe.numerics.compute_dtype
     x = torch.to(x, compute)
     bias = (
         torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False) if spec.bias else None

@@ -53,6 +53,8 @@ KERNELS: dict[str, dict[str, Any]] = {
         "switches": ("pair_logps=whole_with_loss",),
     },
 }
+# Pairs in one row, by a loop of its own that casts nothing.
+JOINED = {"joined": {"stack": "llama-factory-v1", "precision": "bf16"}}
 # Losses of the trainer that weigh each token.
 WEIGHTS: dict[str, dict[str, Any]] = {
     name: {"stack": "llama-factory", "checkpoint_reentrant": False, "switches": (f"loss_weights={name}",)}
@@ -74,6 +76,8 @@ TASKS = [
     *(("dpo", kernel) for kernel in LET_GO),
     pytest.param("simpo", "compiled", marks=pytest.mark.slow),
     ("reward", "whole"),
+    ("dpo", "joined"),
+    pytest.param("orpo", "joined", marks=pytest.mark.slow),
     pytest.param("sft", "probability", marks=pytest.mark.slow),
     ("sft", "entropy"),
     pytest.param("sft", "divergence", marks=pytest.mark.slow),
@@ -88,7 +92,9 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
     path.write_text(json.dumps(fields), encoding="utf-8")
     said = {"model": str(path), "gpu": "a100-80gb", "seq": 512, "batch": 2, "method": "lora", "task": task}
     return resolve(
-        from_flags({**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS)[kernel], **flags})
+        from_flags(
+            {**said, "gradient_checkpointing": True, **(KERNELS | LET_GO | WEIGHTS | JOINED)[kernel], **flags}
+        )
     )
 
 
@@ -164,6 +170,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     [
         ("dpo", "whole", {"method": "lora", "sharding": "zero2"}),
         ("dpo", "whole", {"method": "lora", "sharding": "fsdp"}),
+        ("dpo", "joined", {"method": "lora", "sharding": "fsdp", "precision": "bf16-mixed"}),
         ("dpo", "tiles", {"method": "lora", "sharding": "ddp"}),
         ("orpo", "tiles", {"method": "full", "sharding": "zero3"}),
         pytest.param("reward", "whole", {"method": "lora", "sharding": "zero2"}, marks=pytest.mark.slow),

@@ -75,6 +75,32 @@ def test_the_stream_divided_over_tokens(batch: int) -> None:
     assert differences(program, trace) == []
 
 
+@pytest.mark.parametrize(
+    ("batch", "checkpointing"), [(1, True), pytest.param(4, False, marks=pytest.mark.slow)]
+)
+def test_heads_exchanged_for_tokens(batch: int, checkpointing: bool) -> None:
+    """Ulysses over two GPUs: all layers, with what is sent and received around attention."""
+    import_or_skip("torch")
+    from parallel_trace import exchanging_heads
+
+    from measure.trace.program import trace_events
+
+    alone = scenario_of(Cell(0, "small", "llama-3.1-8b", "full", checkpointing, "flash2", batch, 512))
+    whole = replace(alone.recipe, batch=replace(alone.recipe.batch, seq_len=1_024, tokens_per_sample=1_024))
+    shared = replace(
+        alone,
+        recipe=replace(whole, parallel=Parallel(context=2)),
+        hardware=replace(alone.hardware, gpus_per_node=2),
+        stack=replace(alone.stack, model_parallel="exchanged_heads"),
+    )
+    phases, ignored = ("forward_2", "backward_2"), ignored_sizes(alone)
+    with exchanging_heads(2):
+        trace = _inside(of_trace(trace_events(alone), ignored, phases))
+    program = _inside(of_program(job_of(shared, Coefficients()), ignored, phases))
+    assert sum("all_to_all" in each.op for each in program) > 0
+    assert differences(program, trace) == []
+
+
 def test_the_dry_run_says_that_it_does_not_divide() -> None:
     """It would trace the whole model on each GPU."""
     import_or_skip("torch")

@@ -281,3 +281,20 @@ def test_losses_that_weigh_tokens_and_kernels_of_v1(tmp_path: Path) -> None:
     assert "loss_weights=entropy" in config.request.get("switches")
     assert config.request.get("loss") is None
     assert any(remark.origin.endswith("use_v1_kernels") for remark in config.remarks)
+
+
+def test_fp8_by_torchao_has_no_effect_with_transformers_5(tmp_path: Path) -> None:
+    """A remark; Transformer Engine, for which Accelerate is patched, is refused."""
+    found = read(tmp_path, BASE + "fp8: true\nfp8_backend: torchao\n")
+    assert "has no effect with Transformers 5" in "; ".join(each.text for each in found.remarks)
+    with pytest.raises(NotModelledError, match="fp8 by Transformer Engine"):
+        read(tmp_path, BASE + "fp8: true\nfp8_backend: te\n")
+
+
+def test_mixture_of_depths_cannot_be_imported_beside_transformers_5(tmp_path: Path) -> None:
+    """A file of an older age is not modelled instead."""
+    with pytest.raises(UsageError, match="beside Transformers 5"):
+        read(tmp_path, BASE + "mixture_of_depths: convert\n")
+    with pytest.raises(NotModelledError, match="mixture of depths is not modelled"):
+        read(tmp_path, BASE + "mixture_of_depths: load\nevaluation_strategy: steps\n")
+    assert read(tmp_path, BASE + "mixture_of_depths: null\n").request.get("method") == "lora"

@@ -11,6 +11,7 @@ import yaml
 from planner.configs.launchers.sharding import Beside
 from planner.configs.read import read_config
 from planner.configs.reading import Reading
+from planner.configs.writing.tools import RULES
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -21,6 +22,7 @@ BASE = {
     "train_dataset": "data/v1_sft_demo.yaml",
 }
 FSDP2 = {"dist_config": {"name": "fsdp2"}}
+FLASH = {"flash_attn": "flash_attention_2"}
 LORA = {
     "peft_config": {
         "name": "lora",
@@ -43,9 +45,9 @@ def read(
 @pytest.mark.parametrize(
     ("added", "text"),
     [
-        ({"quant_config": {"name": "bnb", "quantization_bit": 4}}, "quantised bases of LLaMA-Factory v1"),
-        ({"optim_config": {"name": "muon"}}, "Muon"),
-        ({"cp_size": 2}, "a context-parallel degree of 2"),
+        (LORA | {"quant_config": {"name": "bnb", "compute_dtype": "float32"}}, "4-bit products in float32"),
+        ({"optim_config": {"name": "muon", "ns_steps": 6}}, "5 iterations"),
+        ({"optim_config": {"name": "muon", "nesterov": False}}, "without Nesterov's momentum"),
         ({"mp_replicate_size": 2}, "replicas of FSDP's shards, a degree of 2"),
         ({"model_class": "cls"}, "models other than language models"),
         ({"kernel_config": {"name": "auto, flash-linear-attention"}}, "kernels 'flash-linear-attention'"),
@@ -57,10 +59,11 @@ def read(
         ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
         ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
-        ({"train_dataset": "data/v1_dpo_demo.yaml"}, "sounds like preference data"),
-        ({"train_dataset": "data/v1_multimodal_demo.yaml"}, "images"),
-        ({"model": "Qwen/Qwen3.5-0.8B", "dist_config": {"name": "fsdp2"}}, "gathers all of it at once"),
-        ({"pref_beta": 0.1}, "preference training"),
+        ({"train_dataset": "data/v1_rm_demo.yaml"}, "sounds like data of reward models"),
+        (
+            {"pref_beta": 0.1, "dist_config": {"name": "deepspeed", "config_file": "z3.json"}},
+            "copies a model of DeepSpeed",
+        ),
         ({"expert_parallel": 2}, "unknown key"),
         ({"dist_config": {"name": "fsdp2", "shard_experts": True}}, "unknown key"),
     ],
@@ -74,6 +77,13 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, added: dict[str, Any], 
 @pytest.mark.parametrize(
     ("added", "error", "text"),
     [
+        ({"optim_config": {"name": "lion"}}, InputFileError, "must be muon"),
+        ({"pref_beta": 0.1}, UsageError, "which FSDP2 refuses"),
+        ({"pref_loss": "kto_pair"}, InputFileError, "sigmoid, orpo or simpo"),
+        ({"quant_config": {"name": "bnb"}}, UsageError, "trained with adapters"),
+        (LORA | {"quant_config": {"name": "bnb", "quantization_bit": 3}}, InputFileError, "4 or 8"),
+        ({"cp_size": 2}, UsageError, "with flash_attn flash_attention_2 under fsdp2 alone"),
+        (FLASH | {"cp_size": 2, "cp_mode": "ring"}, InputFileError, "must be ulysses"),
         ({"flash_attn": "fa2"}, InputFileError, "eager, sdpa or flash_attention_2"),
         ({"batching_strategy": "best"}, InputFileError, "dynamic_padding_free"),
         ({"init_config": {"name": "somewhere"}}, InputFileError, "init_on_rank0"),
@@ -203,3 +213,56 @@ def test_freeze_trains_some_layers_in_fp32(tmp_path: Path) -> None:
     assert "trainable_fp32=false" in read(tmp_path, BASE | FSDP2 | narrow).value("switches")
     with pytest.raises(UsageError, match="which torch refuses"):
         read(tmp_path, BASE | {"peft_config": {"name": "freeze"}})
+
+
+def test_muon_is_the_optimizer_that_v1_brings_along(tmp_path: Path) -> None:
+    """With its own words for the rate and the momentum, which change no memory."""
+    muon = {"optim_config": {"name": "muon", "wd": 0.1, "momentum": 0.9, "adamw_betas": [0.9, 0.95]}}
+    assert read(tmp_path, BASE | FSDP2 | muon).value("optimizer") == "muon"
+
+
+def test_a_pair_is_one_row_of_two_halves(tmp_path: Path) -> None:
+    """The data, or a key of the loss, says that pairs are trained on; a fix of the length is doubled."""
+    named = read(tmp_path, BASE | FSDP2 | LORA | {"train_dataset": "data/v1_dpo_demo.yaml"})
+    assert (named.value("task"), named.value("seq"), named.value("batch")) == ("dpo", 1_024, 1)
+    said = read(tmp_path, BASE | FSDP2 | {"pref_loss": "simpo", "simpo_gamma": 0.5, "cutoff_len": 300})
+    assert (said.value("task"), said.value("seq")) == ("simpo", 150)
+    assert read(tmp_path, BASE | FSDP2).value("task") is None
+    rule = RULES["llama-factory-v1"]["seq"]
+    assert rule({"pref_beta": 0.1}, 512) == {("cutoff_len",): 1_024}
+    assert rule(BASE, 512) == {("cutoff_len",): 512}
+
+
+def test_a_quantised_base_is_packed_in_float16_unless_said(tmp_path: Path) -> None:
+    """As v1 hands it to bitsandbytes; FSDP2 would cast what holds the values."""
+
+    def found(**quant: Any) -> Reading:
+        return read(tmp_path, BASE | FSDP2 | LORA | {"quant_config": {"name": "bnb", **quant}})
+
+    plain = found()
+    names = ("quantization", "double_quant", "quant_storage")
+    assert [plain.value(name) for name in names] == ["nf4", True, "float16"]
+    assert "linear4bit_dtype=fp16" in plain.value("switches")
+    assert "which changes them" in "; ".join(remark.text for remark in plain.remarks)
+    kept = found(compute_dtype="bfloat16", double_quantization=False, quantization_type="fp4")
+    assert [kept.value(name) for name in names] == ["fp4", False, "bfloat16"]
+    assert kept.value("switches") is None
+    assert found(quantization_bit=8).value("quantization") == "int8"
+    nothing = read(tmp_path, BASE | FSDP2 | {"quant_config": {"name": "auto"}})
+    assert nothing.value("quantization") is None
+
+
+def test_data_with_images_have_one_in_each_sample(tmp_path: Path) -> None:
+    """As the name of the data says; its size is left to what the processor allows."""
+    seeing = {"model": "Qwen/Qwen3.5-0.8B", "train_dataset": "data/v1_multimodal_demo.yaml"}
+    found = read(tmp_path, BASE | FSDP2 | seeing)
+    assert (found.value("images_per_sample"), found.value("image_size")) == (1, None)
+    assert read(tmp_path, BASE | FSDP2 | {"model": "Qwen/Qwen3.5-0.8B"}).value("images_per_sample") is None
+
+
+def test_gpus_divide_sequences_by_ulysses(tmp_path: Path) -> None:
+    """The loss reads logits as they lie: each GPU has a part of them, and nothing is shifted."""
+    found = read(tmp_path, BASE | FSDP2 | FLASH | {"cp_size": 2, "cp_mode": "ulysses"})
+    assert found.value("context_parallel") == 2
+    assert "loss_forward=compute+model_loss+float+log_softmax" in found.value("switches")
+    assert read(tmp_path, BASE | FSDP2 | {"cp_size": 1}).value("context_parallel") is None

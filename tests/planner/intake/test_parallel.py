@@ -153,6 +153,27 @@ def test_what_gathered_heads_do_not_take(flags: dict[str, object], words: str) -
         scenario_of(**{**HEADS, **flags})
 
 
+ULYSSES = {
+    "stack": "llama-factory-v1",
+    "tensor_parallel": 1,
+    "attention": "flash2",
+    "sharding": "fsdp",
+    "precision": "bf16-mixed",
+}
+
+
+def test_a_stack_that_exchanges_heads_divides_sequences_alone() -> None:
+    """Adapters, too; eight heads of keys do not divide by three or sixteen."""
+    assert scenario_of(**ULYSSES, context_parallel=4, method="lora").recipe.parallel == Parallel(1, 4)
+    for changed, words in (
+        ({"tensor_parallel": 2, "context_parallel": 2}, "divides sequences alone"),
+        ({"attention": "sdpa", "context_parallel": 2}, "flash2 is"),
+        ({"gpu": "h100-sxm:6", "context_parallel": 3, "seq": 3_072}, "do not divide by 3"),
+    ):
+        with pytest.raises(NotModelledError, match=words):
+            scenario_of(**(ULYSSES | changed))
+
+
 def test_groups_divide_the_gpus() -> None:
     """Six GPUs have no groups of four."""
     with pytest.raises(UsageError, match="6 GPUs cannot be divided into groups of 4"):

@@ -67,6 +67,14 @@ def test_exchanged_heads() -> None:
     assert parallel_bytes(found) == pytest.approx(LAYERS * 2 * each_way)
 
 
+def test_tokens_exchanged_for_heads() -> None:
+    """LLaMA-Factory v1: query, key, value and output, each way; half comes from the other."""
+    said = {"stack": "llama-factory-v1", "attention": "flash2", "sharding": "fsdp", "precision": "bf16-mixed"}
+    found = job(gpu="h100-sxm:2", context_parallel=2, **said)
+    exchanged = TOKENS // 2 * (2 * HIDDEN + 2 * KEYS) * 2
+    assert parallel_bytes(found) == pytest.approx(LAYERS * 2 * exchanged / 2)
+
+
 def test_their_time_is_that_of_the_links() -> None:
     """Nothing hides it; jobs whose GPUs have batches of their own have none of it."""
     found = job(gpu="h100-sxm:2", tensor_parallel=2)

@@ -234,6 +234,34 @@ def test_a_model_that_is_whole_before_it_is_divided() -> None:
     assert most["false"] < whole
 
 
+def test_ends_that_the_root_has_are_divided_again_when_the_model_returns() -> None:
+    """The root gathers last norm and head first, and once more in backward; a table of its own is a unit."""
+    subject = job(stack="llama-factory-v1")
+    assert [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"] == [
+        2 * TAIL,
+        2 * TABLE,
+        *[2 * LAYER] * LAYERS,
+    ]
+    again = [n_bytes for op, n_bytes, _ in rows(subject, "loss_2") if op == "all_gather_output"]
+    assert again[:2] == [2 * TAIL, 2 * LAYER]
+
+
+def test_layers_of_a_tower_are_units_of_fsdp2_where_the_root_has_the_ends() -> None:
+    """Qwen3.5 0.8B with an image: twelve layers of the tower arrive between the root and the first layer,
+    and each is reduced.
+
+    A layer of the tower: 768 features, 3,072 between; matrices and biases of attention and of both others,
+    two norms of two vectors.
+    """
+    seeing = {"images_per_sample": 1, "image_size": "448x448", "padding": "longest"}
+    subject = job(model="qwen3.5-0.8b", stack="llama-factory-v1", **seeing)
+    tower = 4 * 768**2 + 4 * 768 + 2 * 768 * 3_072 + 768 + 3_072 + 4 * 768
+    arrived = [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"]
+    assert arrived[1:13] == [2 * tower] * 12
+    sent = [n_bytes for op, n_bytes, _ in rows(subject, "backward_2") if op == "reduce_scatter_input"]
+    assert sent.count(4 * tower) == 12
+
+
 def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> None:
     """Four bytes of each are sent, and what is received is kept."""
     found = rows(job(switches="fsdp_reduces_fp32=true"), "backward_2")

@@ -241,3 +241,25 @@ def test_the_most_that_muon_holds_is_worked_out_from_its_source() -> None:
     two = stepped(full("muon"), [BIG, BIG], first=False)
     assert most(two) == 800_000 + 5 * whole + 2 * square
     assert sum(two) == 0
+
+
+def test_muon_gathers_matrices_that_fsdp2_divides() -> None:
+    """Three matrices on eight GPUs: what the last iteration of the third holds,
+    worked out from a run with counted bytes.
+
+    Run on a CPU with torch's fake process group of eight: LLaMA-Factory ff6d4d12e muon_optimizer.py over
+    1,024 x 512, 512 x 1,024 and 1,024 x 512 in fp32: 2 MiB gathered, 4 of 1 MiB in bf16 and two squares of
+    512 in the first, and the update and its part of the one before in the others.  Beside them lies the
+    part's own gradient with momentum.
+    """
+    flags = {"model": "qwen3-0.6b", "method": "full", "gpu": "h100-sxm:8", "seq": 512, "optimizer": "muon"}
+    subject = job_of(
+        resolve(from_flags({**flags, "stack": "llama-factory-v1", "sharding": "fsdp"})), Coefficients()
+    )
+    parts = [matrix(128, 512), matrix(64, 1_024), matrix(128, 512)]
+    counted, part = 7_340_032, 128 * 512
+    assert most(stepped(subject, parts[:1], first=False)) == counted + 4 * part
+    requests = stepped(subject, parts, first=False)
+    assert (sum(requests), most(requests)) == (0, counted + 4 * part + 2 * 8 * part + 2 * part)
+    first = stepped(subject, [*parts, SMALL])
+    assert sum(first) == 3 * 4 * part + 800
