@@ -45,15 +45,15 @@ def recipe_of(**flags: object) -> Recipe:
 def leaves(value: object) -> int:
     """Fields of a recipe and of its parts that have columns in records; a sharding is one.
 
-    The task says what is a pair, the model how it is packed, the stack whether it caches a reference; what
+    The task says what is a pair, the model how it is packed, the stack whether it caches a reference or
+    compares logits; what
     was read of data and what is said of images has no column.  Parts of a sequence are those of the
     context-parallel degree.
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
-    without_column = {"is_paired", "packing", "caches_reference", "lengths", "images", "frozen", "parts"} | {
-        "rollout"
-    }
+    without_column = {"is_paired", "packing", "caches_reference", "compares_logits"}
+    without_column |= {"lengths", "images", "frozen", "parts", "rollout"}
     return sum(
         leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column
     )
