@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from planner.anatomy.adapters import is_adapted, is_merged
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime, frozen_regime
+from planner.anatomy.trained import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipes.recipe import Batch, Offload, Recipe
 from planner.domain.stack import Stack
@@ -65,7 +66,8 @@ class LayerView:
     ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a
     micro-batch is one sample, so that heads are batches of products without a copy.  ``trains_base``: whether
     the layer's own weights are trained; ``trains_mlp_only``: of those, only the matrices of the feed-forward
-    part.  ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
+    part.  ``embedded``: dtype of embeddings, and with them of tables of rotary positions.
+    ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
 
@@ -77,6 +79,7 @@ class LayerView:
     masked: bool
     single: bool
     trains_base: bool
+    embedded: Dtype
     trains_mlp_only: bool = False
 
     def __hash__(self) -> int:
@@ -127,15 +130,22 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
     those of its feed-forward part.
     """
     full = job.recipe.method == "full"
+
+    def dtypes(*, trained: bool) -> Dtypes:
+        return dtypes_of(
+            job.regime if trained or not full else frozen_regime(job.regime, job.recipe), job.recipe
+        )
+
     return LayerView(
         block,
-        dtypes_of(job.regime if trained or not full else frozen_regime(job.regime, job.recipe), job.recipe),
+        dtypes(trained=trained),
         _of_layers(job.recipe),
         job.stack,
         job.regime.quantized,
         job.recipe.batch.is_padded or job.needs_mask(block),
         job.single,
         trained,
+        dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,
     )
 

@@ -106,12 +106,12 @@ def test_json_of_a_file_that_cannot_be_used_has_its_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """No answer, the error, and its own exit code; a key beyond the formulas is 6."""
-    path = tmp_path / "fp8.yaml"
-    path.write_text("finetuning_type: lora\nfp8: true\n", encoding="utf-8")
+    path = tmp_path / "shifted.yaml"
+    path.write_text("finetuning_type: lora\nshift_attn: true\n", encoding="utf-8")
     code, out, _ = run(capsys, str(path), "--gpu", "4090", "--json")
     (result,) = CheckDocument.model_validate_json(out).results
     assert (code, result.exit_code, result.answer) == (6, 6, None)
-    assert str(result.error).startswith(f"{path}:fp8: training in fp8 is not modelled")
+    assert str(result.error).startswith(f"{path}:shift_attn: shifted sparse attention is not modelled")
 
 
 def test_a_fit_that_rests_on_unknown_host_ram_is_no_plain_fit(

@@ -96,6 +96,10 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
         with torch.inside("word_embeddings_layernorm"):
             stream = norm(torch, view, model.final_norms[0], stream)
     make_masks(torch, ends.kinds)
+    if any(each.block.attention.position == "rope" for each in ends.kinds):
+        # Its tables are too small to count; ZeRO-3 fetches what comes next at each module that is entered.
+        with torch.inside("rotary_emb"):
+            pass
     if view.recipe.offload == "activations" and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         torch.outputs = [

@@ -49,11 +49,11 @@ def _table(torch: Operators, view: LayerView) -> Tensor:
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
     if spec.rotary_form == "repeated_pairs":
-        repeated: Dtype = "fp32" if spec.rotary_result == "floated" else view.dtypes.table
+        repeated: Dtype = "fp32" if spec.rotary_result == "floated" else view.embedded
         _sines = torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
         return torch.new(Unit.LENGTH, width, repeated, "repeat_interleave")
     # Code that casts results back leaves its tables in fp32.
-    dtype: Dtype = "fp32" if spec.rotary_result == "input" else view.dtypes.table
+    dtype: Dtype = "fp32" if spec.rotary_result == "input" else view.embedded
     return Tensor(None, Unit.LENGTH, width / 2 if spec.rotary_form == "crossed" else width, dtype)
 
 

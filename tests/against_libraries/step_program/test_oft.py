@@ -48,10 +48,10 @@ def test_every_request_is_that_of_the_real_modules(name: str, tmp_path: Path) ->
     "sizes", [{"seq": 128, "batch": 1}, {"seq": 1024, "batch": 4}, {"seq": 512, "oft_block_size": 128}]
 )
 def test_the_peak_is_that_of_the_real_modules(sizes: dict[str, Any], tmp_path: Path) -> None:
-    """Allocated within 0.1 % at three sizes, of a model with biases."""
+    """Allocated within 0.25 % at three sizes, of a model with biases."""
     scenario = oft(tmp_path, "qwen2.5-7b", gradient_checkpointing=True, **sizes)
     trace = summarize(trace_events(scenario)).allocated_peak_bytes
-    assert program_bytes(scenario) == pytest.approx(trace, rel=0.001)
+    assert program_bytes(scenario) == pytest.approx(trace, rel=0.0025)
 
 
 def test_older_wrappers_of_quantised_bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_program_and_trace_agree_on_both_sides_of_the_window(seq_tokens: int) ->
     """
     cell = replace(GEMMA, seq_tokens=seq_tokens)
     trace = traced(cell)
-    assert planned(cell, trace.phase).allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.001)
+    assert planned(cell, trace.phase).allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.0025)
 
 
 def test_the_mask_begins_at_the_window() -> None:

@@ -28,6 +28,7 @@ def view_of(spec: AttentionSpec, table: Dtype = "bf16") -> LayerView:
     fields: dict[str, Any] = {
         "block": SimpleNamespace(attention=spec),
         "dtypes": SimpleNamespace(table=table),
+        "embedded": table,
     }
     return SimpleNamespace(**fields)  # type: ignore[return-value]
 
