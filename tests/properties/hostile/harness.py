@@ -1,7 +1,7 @@
 """Runs ``plan`` and ``measure`` in this process and holds every answer to the same rules.
 
 The rules: an exit code that says something about the input (never 1), no traceback, at most eight seconds
-(a search: ten) and one GiB, and no character in the output that steers a terminal.  Seconds are those of
+(a search: twelve) and one GiB, and no character in the output that steers a terminal.  Seconds are those of
 the processor, so that a busy machine breaks no rule; what waits instead (for a pipe) is ended after a while.
 """
 
@@ -28,9 +28,9 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# The aim is five seconds, and ten for a search.  Above it on two busy cores: a model of 671 B with --details, or
-# with lengths that vary; and with 16 s a search for the fewest GPUs of a model of 405 B by all methods.  Little
-# is tried beside large programs (``planner/searching/affordable.py``).
+# The aim is five seconds, and ten for a search.  Above it on two busy cores: a model of 671 B with
+# --details, or with lengths that vary; and with 16 s a search for the fewest GPUs of a model of 405 B by all
+# methods.  Little is tried beside large programs (``planner/searching/affordable.py``).
 MAX_S, SEARCH_MAX_S = 7.5, 12.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
