@@ -30,6 +30,7 @@ from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import LOSSES, PADDINGS
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
+from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
@@ -434,7 +435,7 @@ def test_what_is_solved_for_fits_and_the_next_does_not(flags: Flags, quantity: s
         told: Flags = dict(row.flags)
         above: Flags = {**told, quantity: int(told[quantity]) + step}
         assert planner.estimate(**told).fits
-        if quantity == "batch" or above["seq"] <= context(told):
+        if above[quantity] <= (REQUEST_FIELDS["batch"].high if quantity == "batch" else context(told)):
             assert not planner.estimate(**above).fits
     if not found.rows:
         least = {"batch": 1, "seq": 64}[quantity]

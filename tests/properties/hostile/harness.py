@@ -1,8 +1,9 @@
 """Runs ``plan`` and ``measure`` in this process and holds every answer to the same rules.
 
-The rules: an exit code that says something about the input (never 1), no traceback, at most eight seconds
-(a search: twelve) and one GiB, and no character in the output that steers a terminal.  Seconds are those of
-the processor, so that a busy machine breaks no rule; what waits instead (for a pipe) is ended after a while.
+The rules: an exit code that says something about the input (never 1), no traceback, at most five seconds
+(a search: ten) and one GiB, and no character in the output that steers a terminal.  Seconds are those of the
+processor at its usual pace, so that a busy machine breaks no rule; what waits instead (for a pipe) is ended
+after a while.
 """
 
 from __future__ import annotations
@@ -28,10 +29,9 @@ from planner.cli.main import main as plan_main
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan_main, "measure": measure_main}
 EXIT_CODES = frozenset({0, 2, 3, 4, 5, 6})
-# The aim is five seconds, and ten for a search.  Above it on two busy cores: a model of 671 B with
-# --details, or with lengths that vary; and with 16 s a search for the fewest GPUs of a model of 405 B by all
-# methods.  Little is tried beside large programs (``planner/searching/affordable.py``).
-MAX_S, SEARCH_MAX_S = 7.5, 12.0
+MAX_S, SEARCH_MAX_S = 5.0, 10.0
+# A processor that is shared takes up to four times as long for the same work, and says that it worked.
+_MAX_SLOWDOWN = 4.0
 _MAX_WAIT_S = 120.0
 MAX_BYTES = 2**30
 # Embeddings, overrides and isolates change the order in which a terminal shows the text around them.
@@ -120,18 +120,34 @@ def _attempt(program: str, arguments: Sequence[str]) -> tuple[Answer, str]:
     before, start, broken, code = _peak_bytes(), time.process_time(), "", -1
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            with _in_time(most_s), _at_most_more(MAX_BYTES):
+            with _in_time(most_s * _MAX_SLOWDOWN), _at_most_more(MAX_BYTES):
                 code = PROGRAMS[program](list(arguments))
         except _TooSlow:
-            broken = f"more than {most_s} s of work, or {_MAX_WAIT_S} s of waiting"
+            broken = f"more than {most_s * _MAX_SLOWDOWN} s of work, or {_MAX_WAIT_S} s of waiting"
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever leaves the program is a fault of it
             broken = f"{type(error).__name__} left the program: {str(error)[:200]}"
     spent, grown = time.process_time() - start, _peak_bytes() - before
+    if spent > most_s:
+        spent /= max(1.0, _pace_s() / _usual_pace_s())
     if not broken and (spent > most_s or grown > MAX_BYTES):
         broken = (
             f"{spent:.1f} s and {grown / 2**20:.0f} MiB more, above {most_s} s or {MAX_BYTES / 2**20:.0f} MiB"
         )
     return Answer(code, _text_of(out), _text_of(err)), broken
+
+
+def _pace_s() -> float:
+    """Seconds that this processor takes now for a fixed piece of work, which makes objects as programs do."""
+    start = time.process_time()
+    for _ in range(10):
+        {str(number): (number, [number]) for number in range(20_000)}
+    return time.process_time() - start
+
+
+@cache
+def _usual_pace_s() -> float:
+    """The best of some, before the first example."""
+    return min(_pace_s() for _ in range(5))
 
 
 def _text_of(stream: io.TextIOWrapper) -> str:
@@ -210,6 +226,7 @@ def _warm_up(program: str) -> None:
         PROGRAMS[program](first[program])
         if program == "measure":
             import planner.allocator.documents.summary  # noqa: F401
+    _usual_pace_s()
     # Nor does what other tests left behind, which each collection of garbage would look through again.
     gc.freeze()
 
