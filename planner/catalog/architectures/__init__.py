@@ -1,6 +1,6 @@
 """One reader per ``model_type``: ``config.json`` fields to a :class:`~planner.domain.model.ModelSpec`.
 
-Each module of this package serves a family and exports ``READERS``.
+Each module of its folders serves a family and exports ``READERS``.
 A new architecture is a new function there.
 """
 
@@ -16,33 +16,41 @@ Reader = Callable[[ConfigFields], ModelSpec]
 
 # Which module serves which model_type: a table, so that reading one model imports one module.
 _MODULES: dict[str, tuple[str, ...]] = {
-    "llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"),
-    "llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
-    "later_blocks": ("cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3", "apertus", "ernie4_5"),
-    "gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
-    "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
-    "later_mixtures": ("glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe"),
-    "llama4": ("llama4_text", "llama4"),
-    "deepseek_family": ("deepseek_v2", "deepseek_v3"),
-    "phi3_family": ("phi3",),
-    "gpt_oss": ("gpt_oss",),
-    "internlm": ("internlm", "internlm2", "internlm3"),
-    "gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
-    "bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
-    "llm_foundry": ("mpt_causal_lm", "mosaic_gpt"),
-    "from_scratch": ("gpt_from_scratch",),
-    "btlm": ("btlm",),
-    "phi": ("phi",),
-    "stablelm": ("stablelm", "cohere"),
-    "glm": ("glm", "glm4"),
-    "short_conv": ("lfm2", "lfm2_moe"),
-    "state_space": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
-    "jamba": ("jamba",),
-    "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
-    "square_vision": ("llava",),
-    "pixtral_vision": ("mistral3",),
-    "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
-    "remote_code": ("baichuan", "chatglm", "qwen"),
+    "dense.llama_family": ("llama", "granite", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3"),
+    "dense.llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
+    "dense.later_blocks": (
+        "cohere2",
+        "exaone4",
+        "hunyuan_v1_dense",
+        "olmo",
+        "ministral3",
+        "apertus",
+        "ernie4_5",
+    ),
+    "dense.gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
+    "mixtures.moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
+    "mixtures.later_mixtures": ("glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe"),
+    "mixtures.llama4": ("llama4_text", "llama4"),
+    "mixtures.deepseek_family": ("deepseek_v2", "deepseek_v3"),
+    "dense.phi3_family": ("phi3",),
+    "mixtures.gpt_oss": ("gpt_oss",),
+    "dense.internlm": ("internlm", "internlm2", "internlm3"),
+    "older.gpt_family": ("gpt2", "gptj", "gpt_neox", "opt"),
+    "older.bloom_falcon_mpt": ("bloom", "falcon", "mpt"),
+    "older.llm_foundry": ("mpt_causal_lm", "mosaic_gpt"),
+    "older.from_scratch": ("gpt_from_scratch",),
+    "older.btlm": ("btlm",),
+    "dense.phi": ("phi",),
+    "dense.stablelm": ("stablelm", "cohere"),
+    "dense.glm": ("glm", "glm4"),
+    "hybrids.short_conv": ("lfm2", "lfm2_moe"),
+    "hybrids.state_space": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
+    "hybrids.jamba": ("jamba",),
+    "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
+    "vision.square_vision": ("llava",),
+    "vision.pixtral_vision": ("mistral3",),
+    "vision.qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    "older.remote_code": ("baichuan", "chatglm", "qwen"),
 }
 
 

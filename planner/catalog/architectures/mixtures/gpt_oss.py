@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.dense.llama_family import attention_of, decoder, with_windows
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import attention_of, decoder, with_windows
-from planner.catalog.architectures.moe_family import experts_of
+from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import fused_experts, rms, router, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
 from planner.domain.model import BlockSpec, ModelSpec

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import (
+from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
     head_norms,
     llama_block,
     with_windows,
 )
-from planner.catalog.architectures.moe_family import read_qwen3_moe
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.mixtures.moe_family import read_qwen3_moe
 from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms
 from planner.catalog.architectures.windows import qwen_windows
 from planner.domain.model import (

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp
-from planner.catalog.architectures.qwen_vision import NO_ATTENTION
+from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.domain.model import (
     AttentionSpec,
     BlockGroup,

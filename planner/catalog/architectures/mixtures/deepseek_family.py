@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from planner.catalog.architectures.dense.llama_family import decoder
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import decoder
-from planner.catalog.architectures.moe_family import experts_of, shared_experts
+from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
 from planner.domain.model import (
     AttentionSpec,

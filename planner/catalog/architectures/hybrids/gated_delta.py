@@ -10,9 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms, llama_block
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms, llama_block
-from planner.catalog.architectures.moe_family import SPLIT_NAMES, experts_of, shared_experts, sparse_layers
+from planner.catalog.architectures.mixtures.moe_family import (
+    SPLIT_NAMES,
+    experts_of,
+    shared_experts,
+    sparse_layers,
+)
 from planner.catalog.architectures.parts import (
     fused_experts,
     layers_in_order,
@@ -23,7 +28,7 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
-from planner.catalog.architectures.qwen_vision import qwen3_tower
+from planner.catalog.architectures.vision.qwen_vision import qwen3_tower
 from planner.domain.mixers import GatedDeltaSpec
 from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError

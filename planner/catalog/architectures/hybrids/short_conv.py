@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import attention_of, decoder, head_norms
-from planner.catalog.architectures.moe_family import experts_of
+from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, rms, router, separate_qkv
 from planner.domain.mixers import ShortConvSpec
 from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec, ModelSpec

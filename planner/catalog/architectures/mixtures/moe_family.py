@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.llama_family import (
+from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
     head_norms,
@@ -18,6 +17,7 @@ from planner.catalog.architectures.llama_family import (
     wide_head_norms,
     with_windows,
 )
+from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import (
     fused_experts,
     gated_mlp,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.architectures.gpt_family import bare_model, even_heads
+from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
 from planner.catalog.architectures.parts import (
     fused_gated_mlp,
     fused_qkv,

@@ -1,0 +1,1 @@
+"""Readers of models that see images: the text model and its tower."""
