@@ -53,8 +53,8 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     Raises:
         PlannerError: as :func:`measure.dry_run.parent.dry_run`.
     """
-    from measure.dry_run.card import CardFacts
-    from measure.dry_run.compile import compiled_library
+    from measure.dry_run.cuda.card import CardFacts
+    from measure.dry_run.cuda.compile import compiled_library
     from measure.dry_run.job import ProgramJob
     from measure.dry_run.parent import dry_run
     from measure.dry_run.program import check_program

@@ -14,8 +14,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from measure.dry_run.cuda.native import Native
 from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob
-from measure.dry_run.native import Native
 
 if TYPE_CHECKING:
     from measure.dry_run.guesses import Guesses

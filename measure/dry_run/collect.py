@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from measure.dry_run.native import ACCUMULATES, ALLOC, EMPTY_CACHE, FREE_REQUESTED, Native, NativeEvent
+from measure.dry_run.cuda.native import ACCUMULATES, ALLOC, EMPTY_CACHE, FREE_REQUESTED, Native, NativeEvent
 from measure.dry_run.stages import Stages
 from measure.trace.labels import to_events
 from measure.trace.record import Place, Record, Role, TracedBlock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from measure.dry_run.card import CardFacts
+from measure.dry_run.cuda.card import CardFacts
 
 Ending = Literal["steps", "ended", "failed", "refused"]
 EVENTS_FILE, ANSWER_FILE, STACKS_FILE = "events.jsonl", "answer.json", "stacks.txt"

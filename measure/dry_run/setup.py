@@ -12,11 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from measure.dry_run import cuda_api, process_group
-from measure.dry_run.card import LiveAllocator
+from measure.dry_run import process_group
+from measure.dry_run.cuda import cuda_api
+from measure.dry_run.cuda.card import LiveAllocator
+from measure.dry_run.cuda.launches import Launches
+from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.job import ProgramJob
-from measure.dry_run.launches import Launches
 from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
@@ -30,7 +32,6 @@ from measure.dry_run.libraries import (
 )
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.libraries.transformers_files import Checkpoints
-from measure.dry_run.native import Native
 from measure.dry_run.sandbox import close_in
 from measure.dry_run.stages import Stages
 from measure.trace.cuda.sdpa import cublas_workspace_bytes

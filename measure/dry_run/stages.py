@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from measure.dry_run.native import Native
+from measure.dry_run.cuda.native import Native
 from measure.trace.modules import ModuleStack
 from measure.trace.record import Role, Stage
 

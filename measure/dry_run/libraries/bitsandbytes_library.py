@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import Change, OnImport
-from measure.dry_run.native import Native
 from measure.trace.cuda.outliers import OUTLIER_SHARE
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from measure.dry_run.native import Native
+from measure.dry_run.cuda.native import Native
 from measure.trace.cuda.grouped import grouped_product
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, attention_on_cuda
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from measure.dry_run.card import CardFacts
+from measure.dry_run.cuda.card import CardFacts
+from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import OnImport
-from measure.dry_run.native import Native
 from planner.units import MIB
 
 # What a benchmark of configurations clears before each run (triton/backends/nvidia/driver.py,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from planner.domain.model import LinearGroup, LinearSpec
 from planner.program.layers.activations import activation, fused_gate
-from planner.program.layers.every_expert import every_expert
-from planner.program.layers.experts import experts, router
+from planner.program.layers.mixture.every_expert import every_expert
+from planner.program.layers.mixture.experts import experts, router
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor

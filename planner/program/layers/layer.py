@@ -12,7 +12,7 @@ from functools import partial
 
 from planner.domain.model import BlockSpec, NormSpec
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
-from planner.program.layers.attention import attention
+from planner.program.layers.attention.attention import attention
 from planner.program.layers.feed_forward import feed_forward
 from planner.program.layers.mixers import mixer
 from planner.program.layers.norms import norm

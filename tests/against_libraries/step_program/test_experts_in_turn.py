@@ -23,7 +23,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.linears import with_separate_experts
 from planner.program.job import job_of
-from planner.program.layers.experts import experts, router
+from planner.program.layers.mixture.experts import experts, router
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
 from planner.program.template import BACKWARD, FORWARD, Shape, Terms, run

@@ -16,9 +16,9 @@ import torch
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-from measure.dry_run.card import CardFacts
+from measure.dry_run.cuda.card import CardFacts
+from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.native import Native
 from measure.trace.cuda.sdpa import cublas_workspace_bytes
 
 Call = Callable[..., Any]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation
-from planner.program.layers.experts import chosen
+from planner.program.layers.mixture.experts import chosen
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import torch
 
-from measure.dry_run.native import Native
+from measure.dry_run.cuda.native import Native
 
 
 class _Waits:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from planner.program.head.generation import cached
 from planner.program.head.heads import by_heads, fused_projection, head_norm, split
 from planner.program.layers.activations import clamped
-from planner.program.layers.eager import eager
-from planner.program.layers.exchanged_heads import by_exchanged_heads, by_exchanged_parts
-from planner.program.layers.gathered_heads import by_gathered_heads
-from planner.program.layers.latent import latent_heads
+from planner.program.layers.attention.eager import eager
+from planner.program.layers.attention.exchanged_heads import by_exchanged_heads, by_exchanged_parts
+from planner.program.layers.attention.gathered_heads import by_gathered_heads
+from planner.program.layers.attention.latent import latent_heads
 from planner.program.layers.rotary import rotated
 from planner.program.ops.collectives import gathered, gathered_keys
 from planner.program.ops.kernels import fused_attention

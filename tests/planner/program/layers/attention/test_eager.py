@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from planner.domain.model import AttentionSpec
-from planner.program.layers.eager import eager
+from planner.program.layers.attention.eager import eager
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Node, Tensor, Unit

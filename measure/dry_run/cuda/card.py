@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from measure.dry_run.native import ALLOC, EMPTY_CACHE, FREE_REQUESTED, Native
+from measure.dry_run.cuda.native import ALLOC, EMPTY_CACHE, FREE_REQUESTED, Native
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.settings import parse_settings

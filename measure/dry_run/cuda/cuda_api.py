@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from measure.dry_run import cuda_bindings
-from measure.dry_run.card import CardFacts, LiveAllocator
-from measure.dry_run.cuda_bindings import CUDA_VERSION, Call, always, nothing, own
+from measure.dry_run.cuda import cuda_bindings
+from measure.dry_run.cuda.card import CardFacts, LiveAllocator
+from measure.dry_run.cuda.cuda_bindings import CUDA_VERSION, Call, always, nothing, own
+from measure.dry_run.cuda.native import Native
+from measure.dry_run.cuda.streams import Event, OnDevice, Stream, StreamContext, device_index
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.native import Native
-from measure.dry_run.streams import Event, OnDevice, Stream, StreamContext, device_index
 from planner.units import KIB, MIB
 
 # What the driver would say of an idle card.

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation, clamped_gate
-from planner.program.layers.experts_in_turn import in_turn
+from planner.program.layers.mixture.experts_in_turn import in_turn
 from planner.program.ops.autograd import record, save
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
