@@ -86,200 +86,266 @@ class StackDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One software stack at one version.
+    """One software stack at one version: its switches, by subject.
 
-    ``kbit_upcast``: what k-bit preparation turns into fp32 (``all``: every remaining 16-bit tensor, as PEFT
-    does).  ``loss_forward`` / ``loss_backward``: which full-size logits tensors are alive at the two loss
-    peaks.  ``model_loss``: the loop takes a loss of its own, while the log-softmax of the model's, which
-    nobody uses, is still saved.  ``trainable_fp32``: whether the stack upcasts the trained weights of a full
-    fine-tune to fp32.  ``widens_ends``: a full fine-tune keeps token table, head and norms in fp32 beside
-    16-bit matrices, but under engines.  ``frozen_layers``: what checkpointing makes of layers that are not
-    trained.  ``differentiated``: the input of the first layer requires a gradient, so that backward runs
-    through all of them.  ``skipped``: those below the first trained one keep nothing.  ``entered``: the
-    inputs of trained layers require gradients; ``spared``: and only these are checkpointed.  ``dora``: how
-    long the identity lives that DoRA multiplies its factors by: until the layer's branch is done, or the
-    product.  ``oft``: who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or
-    one of its own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ
-    multiplies once before (``twice``).  ``fused_norm``: norms by one kernel that saves its input only.
-    ``fused_mlp``: the gated activation likewise.  ``fused_experts``: mixture-of-experts weights are
-    three-dimensional parameters that k-bit quantisers skip, as in Transformers 5, whose quantisers also skip
-    subclasses of ``nn.Linear``.  ``quantizes_experts``: 4-bit quantisers pack them all the same, a product
-    expands those of a layer together, and adapters stay apart from them.  ``steps_on_cpu``: optimizers of
-    bitsandbytes can step in host RAM.  ``unpacks_by_branches``: the kernel
-    that expands 4-bit weights finds each value by nested branches instead of a table.  ``adapter_kernels``:
-    LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place by the
-    product itself.  ``zero_auto_buckets``: ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``)
-    instead of DeepSpeed's defaults.  ``zero12_bucket_elements``: bucket of ZeRO stages 1 and 2 as the stack's
-    template sets it (0: hidden squared, Hugging Face ``auto``). ``linear4bit_keeps_input``: 4-bit linears
-    save the input they computed with, although nothing needs it.  ``linear4bit_dtype``: what they compute in:
-    the dtype of the job, or fp16.  ``int8_keeps_outlier_weights``: int8
-    linears hold the weights of outlier columns in the input's dtype from one step to the next.
-    ``int8_keeps_quantized_input``: they also keep their input quantised by columns until backward.
-    ``prepares_unquantized``: k-bit preparation is called on 16-bit bases too, which turns all of their
-    weights to fp32.  ``foreach_step_copies``: full-size temporaries of the foreach AdamW step (2 before torch
-    2.1, 1 since).  ``engine_halves_kbit``: DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit
-    model back to 16-bit.  ``model_code``: whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or
-    5, which decides which attention kernels an architecture has, or code of its own.  ``liger_loss``: the
-    stack offers Liger's fused head and loss.  ``pins_offload``: what DeepSpeed offloads is in pinned host
-    memory (``pin_memory``).  ``pins_masters``: whether that goes for the fp32 masters of stages 1 and 2 too.
-    ``zero12_upload``: how these stages send weights that the host updated back to the GPU: cast on the host,
-    through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.  ``zero12_overlap``: stages 1
-    and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.  ``fsdp_no_sync``: FSDP
-    reduces gradients in the last micro-step only, and they stay whole until then.  ``fsdp_loads_whole``:
-    every process has the whole model on its card before FSDP divides it.  ``fsdp_reduces_fp32``: FSDP2
-    reduces 16-bit gradients in fp32.  ``fsdp1_wraps_adapters``: adapters are units of FSDP1 by themselves;
-    else they lie in one flat parameter with frozen weights.  ``fsdp_units``: what is gathered at a time: a
-    layer, or its feed-forward part, beside which the root has the rest.
-    ``fsdp2_units``: ``ends_apart``: last norm and
-    head are a unit that stays whole.  ``ends_in_root``: they are the root's, which is divided again when the
-    model returns, and every matrix of an adapter is a unit of its own.
-    ``zero12_flattens_on_gpu``: trained weights of
-    these stages become one flat buffer on the GPU where it has room, not on the host; what they lay in before
-    stays cached.  ``zero12_early_buckets``: these buckets are made before the backward of the loss begins, so
-    that they lie beside its logits.  ``zero3_casts_adapters``: stage 3 casts adapters to 16 bits that PEFT
-    made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
-    gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
-    fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
-    of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
-    wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
-    ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
-    ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to
-    nothing.  ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies
-    at the length itself.  ``keeps_outgrown_blocks``: cached blocks of lengths that were outgrown stay
-    reserved; not where the stack turns on segments that grow (``expandable_segments``) or empties the cache
-    every few steps.  ``pins_if_room``: blocks of saved inputs that host RAM has no room for stay pageable,
-    where others would fail.  ``loss_pieces``: pieces of a loss ``chunked``: eight; as many as half of the
-    free memory asks for; or ``tiles`` of tokens and words, without a loss's own log-softmax.  ``pair_logps``:
-    how its trainers of preferences take log-probabilities of tokens.  ``whole``: of all logits at once, which
-    are held until the loss is there.  ``whole_twice``: then once more of the chosen sequences or good
-    samples, whose likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss
-    of its own, which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and
-    not even cut by one position.
-    ``compiled``: the log-softmax and what is picked of it are one compiled kernel,
-    which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden states of all
-    layers are returned as well.  ``shifted_rows``: logits are cut by one position first.  ``joined``: both
-    sequences of a pair are one row, of half its length each.  ``tiles``: of tiles
-    of the head's product, without logits.  ``none``: it has no such trainer.  ``completion_logps``: how its
-    trainer of generated completions takes their log-probabilities.  ``divided``: of logits that are divided
-    by the temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
-    ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
-    ``caches_reference``:
-    log-probabilities of the reference are computed once, before training.  ``model_parallel``: what GPUs that
-    divide a model's matrices have of the stream between them: all ``features`` of each token, or their own
-    ``tokens`` (sequence parallel).  Where only sequences are divided: ``gathered_heads``, keys one head at a
-    time; ``exchanged_heads``: tokens for heads around attention.  ``reward_head``: what scores in a
-    reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
-    trainer takes the loss of each token from the logits that the model returns, and weighs it by the
-    probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the probability,
-    and adds how far the logits are from those of a second model, which each micro-step asks first.
-    ``none``: the loss is the model's
-    own.  ``keeps_expanded_weight``: 4-bit weights are expanded into one buffer that stays, and in backward
-    beside it.  ``offloaded_inputs_kept``: block inputs on the GPU, beside the one that is being rebuilt,
-    while others are in host RAM.  ``saves_through_host``: to save, every process of DeepSpeed's stages 1 and
-    2 copies all weights to the host.  ``ties_tables``: a model whose head is its token table is built so;
-    else it gets a head of its own.  ``quantizer``: who replaces matrices by 4-bit ones: Transformers all but
-    the head, Lightning's ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
-    ``whole_out_proj``: the architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which
-    then pack the head.  ``packed_kernels``: who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ
-    (``auto``), ``gptqmodel``, or the Triton kernels of fms-acceleration, for GPTQ alone.  ``awq_in_fp16``:
-    models of AWQ matrices are loaded in fp16 where bf16 is asked.  ``loads_tower``: of a checkpoint that sees
-    it loads the tower for text alone, too, where Transformers could leave it out.  ``binds_loss``: the
-    training loop refers to the loss, and so to its graph, until the next one is computed.
-    ``kbit_waits_on_host``: a k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an
-    engine divides it; else it is whole on every GPU before.  ``checkpoints_units``: a layer's checkpoint is
-    around its FSDP unit, as in Transformers; else inside of it.  ``one_gelu_kernel``: GELU by a
-    hyperbolic tangent is torch's kernel also where Transformers spells it out (``gelu_new``).
-    ``zero_init``: under ZeRO-3 each parameter is divided as it is made; else the model is whole on every
-    GPU before.  ``keeps_outputs``: the training loop refers to what the model returned, with the logits,
-    until the model returns again.  ``muon_gathers``: its Muon gathers each gradient that FSDP2 divides, and
-    divides the update.  ``versions``: packages and versions whose facts these are
-    (``data/packages``), sorted by name.  ``unread``: a phrase for each version that was asked for and
-    lies outside those that were read.  ``settled``: for every switch (and every default, as
-    ``defaults.<name>``), what settled its value and the source.  ``extends``: id of the
-    stack that this one is a variant of (the last in a row of variants); empty where it is none's.
-    ``quantized_defaults``: the defaults over a quantised base, where some of them differ.  ``usual``: what
-    the example files of the tool set where its bare defaults do not, by the name of the default.
+    Each value and its source: ``data/packages`` by version of a package, or ``data/stacks``.
     """
 
     id: str
     title: str
     defaults: StackDefaults
+
+    # Dtypes of weights
     kbit_upcast: KbitUpcast
-    loss_forward: tuple[LogitsCopy, ...]
-    loss_backward: tuple[LogitsCopy, ...]
-    trainable_fp32: bool
-    widens_ends: bool
-    frozen_layers: FrozenLayers
-    dora: DoraBranch
-    oft: OftWrappers
-    fused_norm: bool
-    fused_mlp: bool
-    fused_experts: bool
-    unpacks_by_branches: bool
-    adapter_kernels: AdapterKernels
-    zero_auto_buckets: bool
-    engine_halves_kbit: bool
-    pins_if_room: bool
-    zero12_bucket_elements: int
-    linear4bit_keeps_input: bool
-    linear4bit_dtype: Linear4bitDtype
-    int8_keeps_outlier_weights: bool
-    int8_keeps_quantized_input: bool
+    """What k-bit preparation turns into fp32; ``all``: every remaining 16-bit tensor, as PEFT does."""
     prepares_unquantized: bool
-    foreach_step_copies: int
-    model_code: ModelCode
-    liger_loss: bool
-    pins_offload: bool
-    pins_masters: PinsMasters
-    zero12_upload: Zero12Upload
-    zero12_overlap: bool
-    fsdp_no_sync: bool
-    fsdp_loads_whole: bool
-    fsdp_reduces_fp32: bool
-    fsdp1_wraps_adapters: bool
-    fsdp_units: FsdpUnits
-    fsdp2_units: Fsdp2Units
-    zero12_early_buckets: bool
-    zero12_flattens_on_gpu: bool
-    zero3_casts_adapters: bool
-    zero3_waits_for_copies: bool
-    sdpa_mask: SdpaMask
-    checkpoints_parts: bool
-    flash_generation: int
-    sorts_lengths: bool
-    drops_long_samples: bool
-    keeps_outgrown_blocks: bool
-    saves_through_host: bool
-    quantizes_experts: bool
-    steps_on_cpu: bool
-    loss_pieces: LossPieces
-    pair_logps: PairLogps
-    completion_logps: CompletionLogps
-    caches_reference: bool
-    model_parallel: ModelParallel
-    reward_head: RewardHead
-    loss_weights: LossWeights
-    offloaded_inputs_kept: int
-    keeps_expanded_weight: bool
-    ties_tables: bool
+    """K-bit preparation is called on 16-bit bases too, which turns all of their weights to fp32."""
+    trainable_fp32: bool
+    """The trained weights of a full fine-tune are upcast to fp32."""
+    widens_ends: bool
+    """A full fine-tune keeps token table, head and norms in fp32 beside 16-bit matrices, but under
+    engines.
+    """
+    engine_halves_kbit: bool
+    """DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16 bits."""
+
+    # Quantised bases
     quantizer: Quantizer
+    """Who replaces matrices by 4-bit ones: Transformers all but the head, Lightning's
+    ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
+    """
     whole_out_proj: WholeOutProj
+    """The architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which then pack
+    the head.
+    """
+    fused_experts: bool
+    """Weights of experts are three-dimensional parameters that k-bit quantisers skip, as in
+    Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
+    """
+    quantizes_experts: bool
+    """4-bit quantisers pack them all the same, a product expands those of a layer together, and
+    adapters stay apart from them.
+    """
+    unpacks_by_branches: bool
+    """The kernel that expands 4-bit weights finds each value by nested branches instead of a table."""
+    keeps_expanded_weight: bool
+    """4-bit weights are expanded into one buffer that stays, and in backward beside it."""
+    linear4bit_keeps_input: bool
+    """4-bit linears save the input they computed with, although nothing needs it."""
+    linear4bit_dtype: Linear4bitDtype
+    """What 4-bit linears compute in: the dtype of the job, or fp16."""
+    int8_keeps_outlier_weights: bool
+    """int8 linears hold the weights of outlier columns in the input's dtype from one step to the next."""
+    int8_keeps_quantized_input: bool
+    """int8 linears keep their input quantised by columns until backward."""
     packed_kernels: PackedKernels
+    """Who computes with GPTQ and AWQ matrices: AutoGPTQ and AutoAWQ (``auto``), ``gptqmodel``, or the
+    Triton kernels of fms-acceleration, for GPTQ alone.
+    """
     awq_in_fp16: bool
+    """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
+
+    # Loading and saving
     loads_tower: bool
-    binds_loss: bool
+    """Of a checkpoint that sees, the tower is loaded for text alone, too, where Transformers could
+    leave it out.
+    """
+    ties_tables: bool
+    """A model whose head is its token table is built so; else it gets a head of its own."""
     kbit_waits_on_host: bool
-    checkpoints_units: bool
+    """A k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides
+    it; else it is whole on every GPU before.
+    """
     zero_init: bool
+    """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
+    fsdp_loads_whole: bool
+    """Every process has the whole model on its card before FSDP divides it."""
+    saves_through_host: bool
+    """To save, every process of DeepSpeed's stages 1 and 2 copies all weights to the host."""
+
+    # Adapters
+    adapter_kernels: AdapterKernels
+    """LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place
+    by the product itself.
+    """
+    dora: DoraBranch
+    """How long the identity lives that DoRA multiplies its factors by: until the layer's branch is
+    done, or the product.
+    """
+    oft: OftWrappers
+    """Who turns the input of a quantised matrix: the wrapper of all matrices (``alike``), or one of its
+    own that leaves casts to the rotation under autocast (``apart``), of which that of GPTQ multiplies
+    once before (``twice``).
+    """
+
+    # Layers
+    model_code: ModelCode
+    """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
+    attention kernels an architecture has, or code of its own.
+    """
+    fused_norm: bool
+    """Norms by one kernel that saves its input only."""
+    fused_mlp: bool
+    """The gated activation by one kernel that saves its inputs only."""
     one_gelu_kernel: bool
+    """GELU by a hyperbolic tangent is torch's kernel also where Transformers spells it out
+    (``gelu_new``).
+    """
+    sdpa_mask: SdpaMask
+    """The mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns
+    into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
+    compute dtype; or none.
+    """
+    flash_generation: int
+    """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
+    model_parallel: ModelParallel
+    """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
+    each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
+    ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention.
+    """
+
+    # Checkpointing
+    frozen_layers: FrozenLayers
+    """What checkpointing makes of layers that are not trained.  ``differentiated``: the input of the
+    first layer requires a gradient, so that backward runs through all of them.  ``skipped``: those
+    below the first trained one keep nothing.  ``entered``: the inputs of trained layers require
+    gradients; ``spared``: and only these are checkpointed.
+    """
+    checkpoints_parts: bool
+    """Checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the
+    layer.
+    """
+    checkpoints_units: bool
+    """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
+    offloaded_inputs_kept: int
+    """Block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM."""
+    pins_if_room: bool
+    """Blocks of saved inputs that host RAM has no room for stay pageable, where others would fail."""
+
+    # Loss
+    loss_forward: tuple[LogitsCopy, ...]
+    """Full-size logits tensors that are alive at the peak of the loss."""
+    loss_backward: tuple[LogitsCopy, ...]
+    """Full-size logits tensors that are alive at the peak of its backward; ``model_loss``: the loop
+    takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
+    """
+    liger_loss: bool
+    """The stack offers Liger's fused head and loss."""
+    loss_pieces: LossPieces
+    """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
+    tokens and words, without a loss's own log-softmax.
+    """
+    loss_weights: LossWeights
+    """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
+    the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the
+    probability, and adds how far the logits are from those of a second model, which each micro-step
+    asks first.  ``none``: the loss is the model's own.
+    """
+    binds_loss: bool
+    """The training loop refers to the loss, and so to its graph, until the next one is computed."""
     keeps_outputs: bool
+    """The training loop refers to what the model returned, with the logits, until the model returns
+    again.
+    """
+
+    # Trainers of preferences, rewards and generated completions
+    pair_logps: PairLogps
+    """How log-probabilities of pairs are taken.  ``whole``: of all logits at once, which are held until
+    the loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose
+    likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss of its own,
+    which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even
+    cut by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
+    kernel, which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
+    states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first.
+    ``joined``: both sequences of a pair are one row, of half its length each.  ``tiles``: of tiles of
+    the head's product, without logits.  ``none``: it has no such trainer.
+    """
+    completion_logps: CompletionLogps
+    """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
+    temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
+    ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
+    """
+    caches_reference: bool
+    """Log-probabilities of the reference are computed once, before training."""
+    reward_head: RewardHead
+    """What scores in a reward model: a head in the place of that of the words, or one of values beside
+    it.
+    """
+
+    # Optimizer
+    foreach_step_copies: int
+    """Full-size temporaries of the foreach AdamW step: 2 before torch 2.1, 1 since."""
+    steps_on_cpu: bool
+    """Optimizers of bitsandbytes can step in host RAM."""
     muon_gathers: bool
+    """Its Muon gathers each gradient that FSDP2 divides, and divides the update."""
+
+    # DeepSpeed
+    zero_auto_buckets: bool
+    """ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults."""
+    zero12_bucket_elements: int
+    """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
+    zero12_overlap: bool
+    """Stages 1 and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket."""
+    zero12_early_buckets: bool
+    """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
+    zero12_flattens_on_gpu: bool
+    """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not on the
+    host; what they lay in before stays cached.
+    """
+    zero12_upload: Zero12Upload
+    """How stages 1 and 2 send weights that the host updated back to the GPU: cast on the host, through
+    an fp32 tensor on the GPU, or through a 16-bit buffer on the host.
+    """
+    pins_offload: bool
+    """What DeepSpeed offloads is in pinned host memory (``pin_memory``)."""
+    pins_masters: PinsMasters
+    """Whether that goes for the fp32 masters of stages 1 and 2 too."""
+    zero3_casts_adapters: bool
+    """Stage 3 casts adapters to 16 bits that PEFT made in fp32."""
+    zero3_waits_for_copies: bool
+    """Where stage 3 offloads the optimizer, the host waits for each gradient's copy."""
+
+    # FSDP
+    fsdp_units: FsdpUnits
+    """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
+    fsdp1_wraps_adapters: bool
+    """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
+    fsdp2_units: Fsdp2Units
+    """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
+    root's, which is divided again when the model returns, and every matrix of an adapter is a unit of
+    its own.
+    """
+    fsdp_no_sync: bool
+    """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
+    fsdp_reduces_fp32: bool
+    """FSDP2 reduces 16-bit gradients in fp32."""
+
+    # Batches and the cache
+    sorts_lengths: bool
+    """Batches are made of samples of like length, so that padding to the longest adds next to nothing."""
+    drops_long_samples: bool
+    """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
+    keeps_outgrown_blocks: bool
+    """Cached blocks of lengths that were outgrown stay reserved; not where the stack turns on segments
+    that grow (``expandable_segments``) or empties the cache every few steps.
+    """
+
+    # Where all this is from
     versions: tuple[tuple[str, str], ...]
+    """Packages and versions whose facts these are (``data/packages``), sorted by name."""
     unread: tuple[str, ...]
+    """A phrase for each version that was asked for and lies outside those that were read."""
     settled: tuple[tuple[str, SettledBy, str], ...]
+    """For every switch (and every default, as ``defaults.<name>``): what settled its value, and the
+    source.
+    """
     quantized_defaults: StackDefaults | None = None
+    """The defaults over a quantised base, where some of them differ."""
     extends: str = ""
+    """Id of the stack that this one is a variant of (the last in a row); empty where it is none's."""
     usual: tuple[tuple[str, str | bool], ...] = ()
+    """What the example files of the tool set where its bare defaults do not, by the name of the default."""
 
     @property
     def skips_experts(self) -> bool:
