@@ -2,9 +2,9 @@
 
 So an example on a page has to be written anew only when it is no longer true.
 A number may differ by 3 %, or by one in its last digit where it is rounded: where it has a decimal point,
-or a unit behind it.  What was asked for (``--batch 4``, ``seq=1024``) and names (``rtx4090``) count as words.
-A date stands for any date, and a bar of letters may differ by two cells for each letter.  Layout is ignored:
-a wider number moves columns.
+or a unit behind it.  A share in percent may differ by one point.  What was asked for (``--batch 4``,
+``seq=1024``) and names (``rtx4090``) count as words.  A date stands for any date, and a bar of letters may
+differ by two cells for each letter.  Layout is ignored: a wider number moves columns.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _tokens(text: str) -> Iterator[tuple[str, str, Value | Counter[str] | None]]
             yield "time", said, _seconds(said)
         elif kind == "number":
             unit = (found["unit"] or "").strip()
-            yield f"number {unit}", said, _value(said[: len(said) - len(found["unit"] or "")], bool(unit))
+            number = said[: len(said) - len(found["unit"] or "")].replace(",", "")
+            yield f"number {unit}", said, (float(number), _rounding(number, unit))
         elif kind in ("date", "rule"):
             yield kind, said, None
         else:
@@ -69,9 +70,10 @@ def _seconds(said: str) -> Value:
     return sum(float(each) * seconds for each, seconds in pairs), _last_digit(number) * last
 
 
-def _value(said: str, is_rounded: bool) -> Value:
-    plain = said.replace(",", "")
-    return float(plain), _last_digit(plain) if is_rounded or "." in plain else 0.0
+def _rounding(number: str, unit: str) -> float:
+    if unit == "%":
+        return 1.0
+    return _last_digit(number) if unit or "." in number else 0.0
 
 
 def _last_digit(number: str) -> float:
