@@ -81,7 +81,10 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """A job and how it is measured.  ``values``: what was given of the job, by names of ``REQUEST_FIELDS``."""
+    """A job and how it is measured.
+
+    ``values``: what was given of the job, by the names of ``REQUEST_FIELDS``.
+    """
 
     values: Mapping[str, Any]
     options: RunOptions = field(default_factory=RunOptions)
