@@ -28,7 +28,7 @@ help:
 	@echo "make figures     every figure of data/accuracy.json as a table: aims, misses, errors by source, method and GPU"
 	@echo "make corpus      the share of public recipes in CORPUS=DIR that plan check answers, tool by tool"
 	@echo "make regenerate  what follows from the formulas: calibration, accuracy.json, golden tables, examples that are no longer true"
-	@echo "make pictures    the README's picture and the outputs of the notebooks"
+	@echo "make pictures    the picture of docs/accuracy.md, and the outputs of notebooks that are no longer true"
 	@echo "make clean   remove the environments and caches"
 
 $(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocator/replay.c
@@ -137,7 +137,7 @@ regenerate: env
 	$(BIN)/python tests/golden/regenerate.py
 	$(BIN)/python tests/docs/update_docs.py
 
-# What shows figures as pictures: the README's scatter, which says of which day they are, and the outputs of the notebooks.
+# What shows figures as pictures: the scatter of docs/accuracy.md, which says of which day they are, and the outputs of the notebooks.
 pictures: env
 	$(BIN)/python -m tests.accuracy.scatter
 	$(BIN)/python tests/notebooks/execute.py

@@ -20,6 +20,7 @@ from blocks import (
     generated,
     pages,
     run_plan,
+    updated,
 )
 
 from planner.errors import ExitCode
@@ -65,6 +66,15 @@ def test_generated_parts_are_true(file: str, key: str, body: str, before: str) -
     found = differences(body, generated(key, before))
     if found:
         pytest.fail("\n".join([f"{file}: {key}", *found, "", f"If this is meant: {UPDATE}"]), pytrace=False)
+
+
+@pytest.mark.parametrize(("stored", "is_kept"), [("fits 6.70 GiB", True), ("fits 5.70 GiB", False)])
+def test_only_what_is_no_longer_true_is_written_anew(stored: str, is_kept: bool) -> None:
+    """An example that is a little off stays as it is; a wrong one is replaced."""
+    code = "```python\nprint('fits 6.74 GiB')\n```\n"
+    page = code + "<!-- generated: code above -->\n```text\n{}\n```\n<!-- end -->\n"
+    assert updated(page.format(stored)) == page.format(stored if is_kept else "fits 6.74 GiB")
+    assert updated(page.format(stored), every=True) == page.format("fits 6.74 GiB")
 
 
 def test_the_readme_takes_two_minutes() -> None:
