@@ -11,7 +11,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook style lint test test-slow test-lowest explore differential bench calibrate accuracy corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook style lint test test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
@@ -25,9 +25,10 @@ help:
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
 	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether data/accuracy.json is stale"
+	@echo "make figures     every figure of data/accuracy.json as a table: aims, misses, errors by source, method and GPU"
 	@echo "make corpus      the share of public recipes in CORPUS=DIR that plan check answers, tool by tool"
-	@echo "make regenerate  everything that follows from the formulas: calibration, accuracy.json, golden tables, README"
-	@echo "make pictures    the README's picture and the outputs of the notebooks"
+	@echo "make regenerate  what follows from the formulas: calibration, accuracy.json, golden tables, examples that are no longer true"
+	@echo "make pictures    the picture of docs/accuracy.md, and the outputs of notebooks that are no longer true"
 	@echo "make clean   remove the environments and caches"
 
 $(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocator/replay.c
@@ -120,19 +121,23 @@ calibrate: env
 accuracy: env
 	$(BIN)/python -m tests.accuracy.accuracy --check
 
+# NAMES: some of them only, such as `make figures NAMES="aims misses"`.
+figures: env
+	@$(BIN)/python -m tests.accuracy.figures $(NAMES)
+
 # LIST: a JSON list of [repository, file], where not every config below the folder is meant.
 corpus: env
 	$(BIN)/python -m tests.accuracy.corpus_share $(CORPUS) $(if $(LIST),--list $(LIST),)
 
-# The order matters: the golden tables show the new calibration, and the README shows the stored accuracy.  The accuracy is measured
-# with the fits that the calibration comes from, so both are written by one command.
+# The accuracy is measured with the fits that the calibration comes from, so one command writes both; no other stored file follows from
+# a fit.  Golden tables follow from formulas, and examples on pages are written anew only where they are no longer true.
 regenerate: env
 	$(BIN)/python -m tests.accuracy.accuracy --write
 	$(BIN)/python -m tests.accuracy.estimators
 	$(BIN)/python tests/golden/regenerate.py
 	$(BIN)/python tests/docs/update_docs.py
 
-# What shows figures as pictures: the README's scatter, which says of which day they are, and the outputs of the notebooks.
+# What shows figures as pictures: the scatter of docs/accuracy.md, which says of which day they are, and the outputs of the notebooks.
 pictures: env
 	$(BIN)/python -m tests.accuracy.scatter
 	$(BIN)/python tests/notebooks/execute.py

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from measure.run.cases.case import RunOptions, option_names
-from measure.run.cases.options import checked_options, memory_limit_bytes
+from measure.run.cases.run_options import checked_options, memory_limit_bytes
 from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.files.structured import read_toml
 from planner.intake.given.fields import REQUEST_FIELDS

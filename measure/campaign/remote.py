@@ -43,9 +43,9 @@ def share_command(
     """What one job runs.  Each has a folder of its own:
     what a share has recorded is counted in its folder alone.
 
-    Everything else in its environment is the job's own: the scheduler says there which cards are its, and
-    what the submitting machine has in its environment is nobody else's business.  ``card`` is the one of a
-    job on this machine, where there are any.
+    Everything else in its environment is the job's own, because the scheduler says there which cards it has.
+    The environment of the submitting machine is not passed on.  ``card`` is the one of a job on this machine,
+    where there are any.
     """
     number = share.partition("/")[0]
     own_card = [] if card is None else [f"CUDA_VISIBLE_DEVICES={card}"]

@@ -90,7 +90,7 @@ class Asked:
 def campaign(**said: Any) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
     from measure.campaign.file import read_campaign
-    from measure.run.cases.options import duration_s, outcomes
+    from measure.run.cases.run_options import duration_s, outcomes
 
     asked = Asked(**said)
     budget_s = None if asked.time_budget is None else duration_s("--time-budget", asked.time_budget)
@@ -124,12 +124,12 @@ def _submit(asked: Asked, executor: str, budget_s: float | None) -> int:
 
 def _run(asked: Asked, planned: Campaign, budget_s: float | None) -> int:
     """Run the cases, or this process's share of them, on this machine."""
+    from measure.campaign.campaign_text import agenda_text, tally_text
     from measure.campaign.order import in_teaching_order
     from measure.campaign.progress import open_progress
     from measure.campaign.remote import take_share
     from measure.campaign.runner import plan_agenda, run_agenda
-    from measure.campaign.summary import agenda_text, tally_text
-    from measure.run.cases.options import outcomes
+    from measure.run.cases.run_options import outcomes
     from measure.run.folder_lock import folder_lock
     from measure.run.readings.machine import this_machine
     from measure.run.store import Store

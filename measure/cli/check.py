@@ -23,7 +23,7 @@ def check(
     """Look at records: quality, repeats that disagree, environments that must not be merged,
     lines left out.
     """
-    from measure.run.cases.checking import check_records, findings_text
+    from measure.run.cases.trust import check_records, findings_text
     from planner.records import read_records
 
     findings = check_records(read_records(files, by_row=True))

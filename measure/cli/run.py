@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from measure.cli.options import RUN_OPTIONS, run_options
+from measure.cli.measuring_options import RUN_OPTIONS, run_options
 from measure.cli.said import need, over_config, with_length
 from measure.output import write_remark, write_result
 from measure.run.cases.hostfile import with_hosts
@@ -15,8 +15,8 @@ from planner.errors import ExitCode, UnknownNameError, show
 from planner.intake.given.flags import Config, Force, OwnOptions
 
 if TYPE_CHECKING:
+    from measure.run.cases.bisection import Boundary
     from measure.run.cases.case import RunOptions
-    from measure.run.cases.solve import Boundary
     from measure.run.store import Store
 
 EXAMPLE = "measure run --model qwen2.5-0.5b --method lora --seq 512 --batch 2"
@@ -54,7 +54,7 @@ OPTIONS: OwnOptions = {
 def run(**said: Any) -> int:
     """Run training steps of one job on this machine and record what they need."""
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
-    from measure.run.cases.solve import boundary_text
+    from measure.run.cases.bisection import boundary_text
     from measure.run.single import measure_one
     from measure.run.store import Store
 
@@ -68,7 +68,7 @@ def run(**said: Any) -> int:
         write_result(boundary_text(boundary))
         return int(outcome_code(boundary.outcome))
     finished = measure_one(values, options, store=store, force=force, say=write_remark)
-    from measure.run.report import record_json, record_text
+    from measure.run.record_text import record_json, record_text
 
     write_result(record_json(finished) if as_json else record_text(finished))
     return int(outcome_code(finished.measured.record.outcome))
@@ -82,7 +82,7 @@ def solve_for(
     Raises:
         UnknownNameError: not a quantity that can be solved for.
     """
-    from measure.run.cases.solve import QUANTITIES, solve
+    from measure.run.cases.bisection import QUANTITIES, solve
 
     for known in QUANTITIES:
         if quantity == known:

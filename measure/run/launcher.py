@@ -19,7 +19,7 @@ from measure.run.cases.case_folder import case_folder, remove_abandoned_folders
 from measure.run.processes import Child, Zygote, ZygoteError, kill_group, spawn, spawn_ranks
 from measure.run.protocol import HISTORY_FILE, JOB_FILE, LOG_FILE, EventReader, events_file, write_whole
 from measure.run.readings.device_watch import DevicePeaks, DeviceWatch, device_watches
-from measure.run.readings.host import HostPeaks, HostSampler, cgroup_kills
+from measure.run.readings.host_memory import HostPeaks, HostSampler, cgroup_kills
 from measure.run.readings.nvml import Nvml
 from planner.domain.run_record import Outcome
 

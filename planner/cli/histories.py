@@ -16,7 +16,7 @@ from planner.allocator.documents.replay_document import ReplayDocument
 from planner.calibration.score.rows import RowScore
 from planner.errors import ExitCode, UsageError, how_to_install
 from planner.records import RecordSet
-from planner.report.validation.history import HistoryScore, score_history
+from planner.report.validation.recorded_history import HistoryScore, score_history
 
 _MODULE = "measure"
 # A real history of ten steps takes seconds; one that is made to be slow shall not hold up the others.

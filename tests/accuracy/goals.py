@@ -123,11 +123,11 @@ def goals(result: CrossValidation, anchors: Sequence[AnchorGain]) -> tuple[Goal,
 def _memory(fit: Fit, rows: Sequence[RowScore]) -> Iterable[Goal]:
     aims = stored_aims().errors(fit)
     errors = _errors(rows, _has_aims, _peak)
-    yield from _mean("seeds, peak memory, mean error", fit, errors, aims.memory)
+    yield from _mean("four reports, peak memory, mean error", fit, errors, aims.memory)
     if errors:
         worse = float(np.quantile(errors, 0.9))
         yield Goal(
-            "seeds, peak memory, 90th percentile", fit, len(errors), worse, aims.memory_90th_percentile
+            "four reports, peak memory, 90th percentile", fit, len(errors), worse, aims.memory_90th_percentile
         )
     for name, target in aims.memory_of.items():
         yield from _mean(f"{name}, peak memory, mean error", fit, _errors(rows, _of(name), _peak), target)
@@ -148,11 +148,11 @@ def _throughput(fit: Fit, rows: Sequence[RowScore], unclear: frozenset[str]) -> 
     ]
     apart = _errors(clear, offloads, _time)
     errors = _errors(clear, lambda row: not offloads(row), _time)
-    yield from _mean("seeds, throughput, mean error, without offload", fit, errors, aims.throughput)
+    yield from _mean("four reports, throughput, mean error, without offload", fit, errors, aims.throughput)
     for name, target in aims.throughput_of.items():
         mine = _errors([row for row in clear if _of(name)(row)], lambda row: not offloads(row), _time)
         yield from _mean(f"{name}, throughput, mean error, without offload", fit, mine, target)
-    yield from _mean("seeds, throughput, mean error, offload apart", fit, apart, None)
+    yield from _mean("four reports, throughput, mean error, offload apart", fit, apart, None)
 
 
 def _anchored(anchors: Sequence[AnchorGain], rows: Sequence[RowScore]) -> Iterable[Goal]:
@@ -174,7 +174,7 @@ def _ranks(rows: Sequence[RowScore]) -> Iterable[Goal]:
         found = {name: rank_agreement(_comparisons(rows, _of(name), pick)) for name in stored_aims().sources}
         pooled = joined(found.values())
         named = {
-            f"seeds, {title}": pooled,
+            f"four reports, {title}": pooled,
             **{f"{document}, {title}": each for document, each in found.items()},
         }
         for name, each in named.items():
@@ -217,17 +217,23 @@ def _verdicts(fit: str, rows: Sequence[RowScore]) -> Iterable[Goal]:
     wrong = [row for row in mine if row.oom in ("false_fit", "false_oom")]
     false_fit, false_oom = (sum(row.oom == kind for row in mine) for kind in ("false_fit", "false_oom"))
     yield Goal(
-        "seeds, ran out of memory and said to fit",
+        "four reports, ran out of memory and said to fit",
         fit,
         len(ran_out),
         false_fit / max(len(ran_out), 1),
         aims.said_to_fit,
     )
     yield Goal(
-        "seeds, ran and said not to fit", fit, len(ran), false_oom / max(len(ran), 1), aims.said_not_to_fit
+        "four reports, ran and said not to fit",
+        fit,
+        len(ran),
+        false_oom / max(len(ran), 1),
+        aims.said_not_to_fit,
     )
     furthest = max((_from_limit(row) for row in wrong), default=0.0)
-    yield Goal("seeds, furthest wrong verdict from the limit", fit, len(wrong), furthest, aims.from_limit)
+    yield Goal(
+        "four reports, furthest wrong verdict from the limit", fit, len(wrong), furthest, aims.from_limit
+    )
 
 
 def _from_limit(row: RowScore) -> float:
@@ -237,7 +243,7 @@ def _from_limit(row: RowScore) -> float:
     return abs(float(memory.must_have_bytes) / memory.limit_bytes - 1)
 
 
-def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Goal]:
+def _intervals(held: Sequence[Held], groups_of_reports: Mapping[str, str]) -> Iterable[Goal]:
     quantities: dict[Literal["memory", "time"], tuple[SpreadOf, ...]] = {
         "memory": _MEMORY_LEVELS,
         "time": ("time",),
@@ -279,9 +285,9 @@ def _intervals(held: Sequence[Held], seeds_of: Mapping[str, str]) -> Iterable[Go
             len(mine),
             off,
         )
-        seeds = [each for each in mine if each.residual.group in seeds_of]
-        others = [each for each in mine if each.residual.group not in seeds_of]
-        widths = {"": mine, "seeds, ": seeds, "other sources, ": others}
+        reports = [each for each in mine if each.residual.group in groups_of_reports]
+        others = [each for each in mine if each.residual.group not in groups_of_reports]
+        widths = {"": mine, "four reports, ": reports, "other sources, ": others}
         for prefix, part in widths.items():
             if part:
                 half = median(each.half_width for each in part)

@@ -1,7 +1,8 @@
 """``data/accuracy.json``: the one generated file of figures that tests compare with.
 
-README, docs/accuracy.md and the picture are made from it: ``make regenerate`` writes it, ``make accuracy``
-says when it is stale.  All shares are fractions, rounded up at the second digit.  Its parts:
+``make regenerate`` writes it, ``make accuracy`` says when it is stale, ``make figures`` prints it as tables.
+Pages state its figures in round numbers, which a test holds to it, and the picture is drawn from it.
+All shares are fractions, rounded up at the second digit.  Its parts:
 
 - ``date``, ``formulas``, ``free_numbers``, ``rows``, ``groups``: when, with which formulas,
   what was fitted and to how much.

@@ -26,7 +26,7 @@ EXEMPT = {
     "measure/run/cases/case_folder.py": (".open",),  # locks of its own folders
     "measure/run/folder_lock.py": (".open",),  # locks of the folder of records
     "measure/run/readings/environment.py": (".read_text",),  # /proc, and version.py of the installed torch
-    "measure/run/readings/host.py": (".read_text",),  # /proc and /sys
+    "measure/run/readings/host_memory.py": (".read_text",),  # /proc and /sys
     "measure/run/launcher.py": (".read_bytes", ".read_text"),  # logs and results of its own workers
     "measure/run/protocol.py": (".open",),  # messages of its own workers
     "measure/worker/worker.py": (".read_text",),  # the job that its parent wrote

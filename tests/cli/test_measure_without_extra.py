@@ -38,9 +38,9 @@ def test_records_are_checked_without_the_extra(
     a file that is not there is what the message speaks of.
     """
     for name in (
-        "measure.run.readings.host",
+        "measure.run.readings.host_memory",
         "measure.run.readings.environment",
-        "measure.run.cases.checking",
+        "measure.run.cases.trust",
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "psutil", None)

@@ -13,14 +13,14 @@ from measure.trace.to_json import to_json
 from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, write_jsonl
-from planner.cli import beside as beside_module
-from planner.cli.beside import trace_arguments
+from planner.cli import trace_process as beside_module
 from planner.cli.main import main
+from planner.cli.trace_process import trace_arguments
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
-from planner.report.trace.beside import put_beside
+from planner.report.trace.comparison import put_beside
 from planner.units import MIB
 from tests.extras import needs
 

@@ -3,42 +3,29 @@ what stands between ``<!-- generated: KEY -->`` and ``<!-- end -->``.
 
 ``KEY`` is a command (``plan --model ...``), a command of whose report only some sections are shown
 (``plan ... | sections A; B``), ``code above`` (the output of the Python block before it), or the name of a
-table (``accuracy``, ``accuracy-summary``, ``longest``, ``other-accuracy``, ``held-out``, ``aims``,
-``verdicts``, ``misses``...).
+table (``TABLES``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import os
 import re
 import shlex
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
 
-from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.units import GIB
-from tests.accuracy.goals import percent_text
-from tests.accuracy.longest import longest_table, stored_answers
-from tests.accuracy.misses import Evidence, stored_misses
-from tests.accuracy.other_tools import stored_other_tools
-from tests.accuracy.published import CORE_PATTERN
-from tests.accuracy.stored import stored_accuracy
-from tests.docs.interval_tables import kinds_table, reliability_table, worth_table
+from tests.accuracy.figures import other_tools_table, sources_table
+from tests.docs.alike import differences
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "against_libraries"))
 WIDTH = 80
 GENERATED = re.compile(r"(<!-- generated: (?P<key>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 CODE_BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -86,13 +73,11 @@ enable_liger_kernel: true
 lerning_rate: 1.0e-4
 output_dir: out
 """
-DOCUMENTS = {
-    "001_df5137ba138920bd": "Baichuan2, ChatGLM3, BLOOM on 3090 to H800",
-    "002_2c959ab425c28846": "Qwen 1.8B to 72B on A100",
-    "003_f83f083c0d8bebd6": "Llama 2 7B LoRA on one 3090",
-    "004_7b2525496fac44af": "Qwen2.5 14B LoRA, four DeepSpeed stages",
+# Tables of data/accuracy.json that stand on a page, in whole percent.
+TABLES: Mapping[str, Callable[[], str]] = {
+    "held-out errors": sources_table,
+    "other estimators": other_tools_table,
 }
-_QUANTITIES = {"memory": "GPU memory", "throughput": "throughput", "host_memory": "host RAM"}
 
 
 def pages() -> tuple[Path, ...]:
@@ -164,37 +149,21 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def updated(text: str) -> str:
-    """A README's text with every generated part as it should be now."""
+def updated(text: str, *, every: bool = False) -> str:
+    """A page's text with each generated part that is no longer true, or ``every`` one, written anew."""
 
     def replace(match: re.Match[str]) -> str:
-        return f"{match[1]}{generated(match['key'], text[: match.start()])}{match[4]}"
+        now = generated(match["key"], text[: match.start()])
+        is_true = not every and not differences(match["body"], now)
+        return match[0] if is_true else f"{match[1]}{now}{match[4]}"
 
     return GENERATED.sub(replace, text)
 
 
 def generated(key: str, before: str = "") -> str:
     """What belongs into the generated part ``key``; ``before`` is the text above it."""
-    tables: dict[str, Callable[[], str]] = {
-        "accuracy": accuracy_table,
-        "other-accuracy": other_accuracy_table,
-        "longest": longest_sequences,
-        "accuracy-summary": accuracy_summary,
-        "held-out": held_out_tables,
-        "aims": aims_table,
-        "verdicts": verdicts_table,
-        "readings": readings_table,
-        "anchors": anchors_table,
-        "interval-weights": interval_weights,
-        "kinds": kinds_table,
-        "reliability": reliability_table,
-        "worth": worth_table,
-        "misses": misses_table,
-        "other-tools": other_tools_table,
-        "differential": differential_table,
-    }
-    if key in tables:
-        return f"\n{tables[key]()}\n"
+    if key in TABLES:
+        return f"\n{TABLES[key]()}\n"
     if key == "code above":
         return _fenced(run_python(last_python_block(before)))
     command, _, titles = key.partition(_SECTIONS)
@@ -247,296 +216,3 @@ def run_python(code: str) -> str:
     with example_folder() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(out):
         exec(compile(code, "README", "exec"), {"__name__": "readme"})
     return out.getvalue()
-
-
-@cache
-def _scores(pattern: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(
-        run_plan(f"plan validate data/published/{pattern} --calibration none --json").out
-    )
-    return document
-
-
-def accuracy_table() -> str:
-    """How wrong the predictions are on each of the four numbered documents, from ``plan validate``."""
-    lines = [
-        "| report | rows | GPU memory | throughput | host RAM | ran out: FITS | ran: DOES NOT FIT |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    scores = _scores(CORE_PATTERN)
-    for score in (*scores["sources"], scores["overall"]):
-        title = DOCUMENTS.get(score["source"], "**mean of the four**")
-        name = "" if score["source"] == "overall" else f"`{score['source'][:3]}` "
-        oom = score["oom"]
-        errors = " | ".join(_error(score[quantity]) for quantity in _QUANTITIES)
-        lines.append(
-            f"| {name}{title} | {score['n_rows']} | {errors} | {oom['false_fit']} of {oom['n_oom']} | "
-            f"{oom['false_oom']} of {oom['n_ok']} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def other_accuracy_table() -> str:
-    """How wrong the predictions are on the other public sources, as ``data/accuracy.json`` has it."""
-    lines = [
-        "| source | not modelled | GPU memory | throughput | ran out: FITS | ran: DOES NOT FIT |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for source, each in stored_accuracy()["budget"]["documents"].items():
-        if source not in DOCUMENTS:
-            errors = (each.get(f"{name}_mape") for name in ("memory", "throughput"))
-            memory, throughput = ("" if error is None else f"{100 * error:.1f} %" for error in errors)
-            counts = " | ".join(str(each.get(name, "")) for name in ("false_fit", "false_oom"))
-            lines.append(
-                f"| `{source}` | {each.get('not_modelled', '')} | {memory} | {throughput} | {counts} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def held_out_tables() -> str:
-    """Errors by source, method and GPU, as ``data/accuracy.json`` has them."""
-    stored = stored_accuracy()
-    facts = (
-        f"Made on {stored['date']} from {stored['rows']} published rows of {stored['groups']} source "
-        f"groups, with {stored['free_numbers']} fitted numbers. Errors are means of absolute values, "
-        "rounded up at the second digit."
-    )
-    tables = (("documents", "source"), ("methods", "method"), ("gpus", "GPU"))
-    return "\n\n".join((facts, *(_held_out(stored[part], title) for part, title in tables))) + "\n"
-
-
-def aims_table() -> str:
-    """The aims that are missed, as ``data/accuracy.json`` has them."""
-    return f"{_missed(stored_accuracy()['goals'])}\n"
-
-
-def verdicts_table() -> str:
-    """Held-out verdicts beside what happened, by source."""
-    return _verdict_counts(stored_accuracy()["documents"]) + "\n"
-
-
-def readings_table() -> str:
-    """Held-out errors under the other reading of what a source left open."""
-    return _worst(stored_accuracy()["documents"]) + "\n"
-
-
-def anchors_table() -> str:
-    """Errors of time by source group, before and after one of its rows is known."""
-    lines = ["| source group | timed rows | held out | one row known |", "|---|--:|--:|--:|"]
-    lines += [
-        f"| `{group}` | {gain['n']} | {_share(gain['before'])} | {_share(gain['after'])} |"
-        for group, gain in stored_accuracy()["anchors"].items()
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def interval_weights() -> str:
-    """How much each cause of scatter counts in the intervals that ship."""
-    return _scale(stored_accuracy()["scale"]) + "\n"
-
-
-# Lines of the README's short table: title, then the goals of four reports and of other sources that it shows.
-_SUMMARY = (
-    (
-        "GPU memory, mean error",
-        "seeds, peak memory, mean error",
-        "other grade-A sources, peak memory, macro-average",
-    ),
-    (
-        "time of a step, mean error",
-        "seeds, throughput, mean error, without offload",
-        "other grade-A sources, throughput, macro-average",
-    ),
-    (
-        "GPU memory, median half-width of the 90 % interval",
-        "seeds, memory, median half-width",
-        "other sources, memory, median half-width",
-    ),
-    (
-        "time, median half-width of the 90 % interval",
-        "seeds, time, median half-width",
-        "other sources, time, median half-width",
-    ),
-)
-
-
-def accuracy_summary() -> str:
-    """The held-out figures that matter most to a user, from ``data/accuracy.json``."""
-    goals = {goal["title"]: goal for goal in stored_accuracy()["goals"] if goal["fit"] == "held out"}
-    lines = ["| held out | four tuning reports | other sources |", "|---|--:|--:|"]
-    lines += [
-        f"| {title} | {_reached(goals[ours])} | {_reached(goals[others])} |"
-        for title, ours, others in _SUMMARY
-    ]
-    verdicts = stored_accuracy()["documents"].values()
-    counts = {
-        key: sum(int(each.get(key, 0)) for each in verdicts)
-        for key in ("ran_out", "false_fit", "ran", "false_oom")
-    }
-    inside = {kind: _reached(goals[f"{kind}, inside the 90 % interval"]) for kind in ("memory", "time")}
-    inside_words = (
-        f"The 90 % intervals contained {inside['memory']} of memory readings and {inside['time']} of times."
-    )
-    out_words = (
-        f"Of {counts['ran_out']} jobs that ran out of memory {counts['false_fit']} were answered FITS;"
-    )
-    ran_words = f"of {counts['ran']} that ran {counts['false_oom']} were answered DOES NOT FIT."
-    return "\n".join([*lines, "", f"{inside_words} {out_words} {ran_words}", ""])
-
-
-def _scale(scale: dict[str, float]) -> str:
-    """How much each cause of scatter counts in an interval."""
-    rows = (
-        ("activations of a pass", "1"),
-        ("bytes counted tensor by tensor", f"{scale['counted']:g}"),
-        ("passes of unknown length", f"{scale['unknown_lengths']:g}"),
-        ("the order of the samples", f"{scale['order']:g}"),
-        ("a fixed part of every peak", f"{scale['fixed_bytes'] / GIB:g} GiB"),
-        ("waiting for host and links, in a step", f"{scale['machine']:g} more"),
-    )
-    lines = ["| cause of scatter | weight |", "|---|--:|"]
-    return "\n".join([*lines, *(f"| {cause} | {weight} |" for cause, weight in rows)])
-
-
-def _missed(stored: list[dict[str, Any]]) -> str:
-    """In words, how many aims are met, and which are not."""
-    judged = [goal for goal in stored if "met" in goal]
-    missed = [goal for goal in judged if not goal["met"]]
-    head = f"**{len(judged) - len(missed)} of {len(judged)} aims are met.** Not met:"
-    lines = [
-        f"- {_named(goal)} ({goal['fit']}): {_share(goal['reached'])}, aimed at {goal['target']}"
-        for goal in missed
-    ]
-    return "\n".join([head, "", *lines])
-
-
-def _named(goal: dict[str, Any]) -> str:
-    """The title of an aim in the words of the page."""
-    words = (
-        ("seeds, ", "four reports, "),
-        ("said to fit", "answered FITS"),
-        ("said not to fit", "answered DOES NOT FIT"),
-    )
-    title = str(goal["title"])
-    for word, shown in words:
-        title = title.replace(word, shown)
-    return title
-
-
-def _reached(goal: dict[str, Any] | None) -> str:
-    return "" if goal is None else _share(goal["reached"])
-
-
-def _verdict_counts(documents: dict[str, dict[str, float]]) -> str:
-    """Held-out verdicts on GPU memory by source, where there is a run that any was given on."""
-    lines = [
-        "| source, held out | ran | of these DOES NOT FIT | ran out of memory | of these FITS | UNCERTAIN |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for name, figures in documents.items():
-        if figures.get("ran", 0) + figures.get("ran_out", 0):
-            cells = (figures[key] for key in ("ran", "false_oom", "ran_out", "false_fit", "uncertain"))
-            lines.append(f"| `{name}` | {' | '.join(f'{each:g}' for each in cells)} |")
-    return "\n".join(lines)
-
-
-def _worst(documents: dict[str, dict[str, float]]) -> str:
-    """Held-out errors where what only the table settled is read the other way."""
-    lines = [
-        "| source | memory, held out | read the other way | time, held out | read the other way |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for name, figures in documents.items():
-        if "worst_reading_memory_mape" in figures:
-            pairs = [
-                figures.get(f"{kind}_{of}_mape")
-                for of in ("memory", "throughput")
-                for kind in ("held_out", "worst_reading")
-            ]
-            lines.append(f"| `{name}` | " + " | ".join(map(_share, pairs)) + " |")
-    return "\n".join(lines)
-
-
-_DATE = re.compile(r"\b20[12]\d-[01]\d(?:-[0-3]\d)?\b")
-
-
-def _dated(source: str) -> str:
-    """When a source's figures were published, as the locators of its rows say; empty where they do not."""
-    with (ROOT / "data" / "published" / f"{source}.csv").open(encoding="utf-8", newline="") as file:
-        dates = sorted(date for row in csv.DictReader(file) for date in _DATE.findall(row["locator"]))
-    months = [date[:7] for date in dates[:1] + dates[-1:]]
-    return " to ".join(dict.fromkeys(months))
-
-
-def _held_out(table: dict[str, dict[str, float]], title: str) -> str:
-    dated = title == "source"
-    errors = "rows | {} unfitted | in-sample | **held out** |"
-    lines = [
-        f"| {title} |{' dated |' if dated else ''} {errors.format('memory')} {errors.format('time')}",
-        f"|---|{'---|' if dated else ''}--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, figures in table.items():
-        cells = [f"`{name}`"]
-        for quantity in ("memory", "throughput"):
-            cells.append(str(figures.get(f"n_{quantity}", "")))
-            cells += [
-                _share(figures.get(f"{fit}_{quantity}_mape")) for fit in ("unfitted", "in_sample", "held_out")
-            ]
-        if any(cells[1:]):
-            lines.append("| " + " | ".join([cells[0], *([_dated(name)] if dated else []), *cells[1:]]) + " |")
-    return "\n".join(lines)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else percent_text(value).replace("%", " %")
-
-
-def _error(summary: dict[str, Any] | None) -> str:
-    if summary is None:
-        return ""
-    return f"{summary['mape']:.1%} ({summary['median_signed']:+.1%})".replace("%", " %")
-
-
-def differential_table() -> str:
-    """The program against the trace,
-    as ``make differential`` found it for all cells of the differential matrix.
-    """
-    return (data_dir() / "differential" / "summary.md").read_text(encoding="utf-8")
-
-
-def other_tools_table() -> str:
-    """GPU memory errors of other estimators on the rows of the numbered documents that they speak of,
-    and ours on these rows.
-    """
-    lines = [
-        "| estimator | rows | its error (median) | ours, unfitted | asked about |",
-        "|---|--:|--:|--:|---|",
-    ]
-    lines += [
-        f"| {tool.name} | {tool.n_rows} | {tool.mape:.0%} ({tool.median_signed:+.0%}) | "
-        f"{tool.ours_mape:.1%} | {tool.applies_to} |"
-        for tool in stored_other_tools()
-    ]
-    return "\n".join(lines).replace("%", " %") + "\n"
-
-
-def longest_sequences() -> str:
-    """Longest sequences that Unsloth publishes beside ours, by the calibration that ships."""
-    return longest_table(stored_answers())
-
-
-def misses_table() -> str:
-    """How many rows are predicted badly, and how many of these have a mechanism, tested or suspected."""
-    stored = stored_misses()
-    lines = [
-        "| quantity | rows compared | far off | mechanism tested | mechanism suspected | unexplained |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for quantity, title in _QUANTITIES.items():
-        found = stored_accuracy()["misses"][quantity]
-        counts: Counter[Evidence] = Counter(none=len(found["unlisted"]))
-        for group in stored.get(quantity, ()):
-            counts[group.evidence] += len(set(group.rows) - set(found["recovered"]))
-        evidence = " | ".join(str(counts[each]) for each in get_args(Evidence))
-        lines.append(f"| {title} | {found['compared']} | {found['far_off']} | {evidence} |")
-    return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""Rewrites the generated parts of README and docs: ``python tests/docs/update_docs.py``."""
+"""Rewrites those generated parts of README and docs that are no longer true:
+``python tests/docs/update_docs.py``; with ``--all``, all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from blocks import ROOT, pages, updated
 
 
 def main() -> None:
-    """Write every page whose generated parts are not what they should be."""
+    """Write every page of which a generated part is no longer true."""
     for path in pages():
         text = path.read_text(encoding="utf-8")
-        now = updated(text)
+        now = updated(text, every="--all" in sys.argv[1:])
         if now != text:
             path.write_text(now, encoding="utf-8")
         sys.stdout.write(f"{'same   ' if now == text else 'changed'} {path.relative_to(ROOT)}\n")

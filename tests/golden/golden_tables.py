@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
+from fixed_coefficients import FIXED
 from rich.console import Console
 
+from planner.api.calibration_choice import Choice, calibration_for
 from planner.api.job import How, answer_job
+from planner.domain.scenario import Scenario
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.short import short_text
 from planner.report.render.human import to_text
@@ -60,20 +65,26 @@ SCENARIOS: dict[str, dict[str, object]] = {
 
 def golden_text(name: str) -> str:
     """What ``<name>.txt`` has to hold: the first answer, and the whole report of the prediction,
-    by the literature values alone.
+    by the coefficients of these tables.
 
     The first answer shows what levers and stacks come to;
     all of them would move with every other stack and recipe.
     """
     flags = SCENARIOS[name]
-    subject = answer_job(flags, how=How(calibration="none"))
-    alone = answer_job(flags, how=How(calibration="none", advise=False))
+    with patch("planner.api.job.calibration_for", _fixed):
+        subject = answer_job(flags, how=How(calibration="none"))
+        alone = answer_job(flags, how=How(calibration="none", advise=False))
     console = Console(
         file=io.StringIO(), width=COLUMNS, color_system=None, highlight=False, markup=False, emoji=False
     )
     said = ", ".join(f"{key}={value}" for key, value in flags.items())
     parts = (f"flags: {said}\n", short_text(subject, console), to_text(build_sections(alone), console))
     return f"\n{'=' * COLUMNS}\n".join(parts)
+
+
+def _fixed(scenario: Scenario, name: str | None) -> Choice:
+    """As without a calibration, with the coefficients of these tables."""
+    return replace(calibration_for(scenario, name), model=FIXED)
 
 
 def golden_path(name: str) -> Path:

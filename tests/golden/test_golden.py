@@ -5,12 +5,16 @@ any change of a formula shows as a difference that people can read.
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
 import pytest
 from calibrated import JOBS, PATH, calibrated_text
+from fixed_coefficients import VALUES, offsets_to_fixed
 from golden_tables import FOLDER, SCENARIOS, golden_path, golden_text
 
 from planner.domain.prediction import Prediction
+from planner.domain.uncertainty.coefficients import PRIORS
+from planner.domain.uncertainty.hierarchy import moved
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
@@ -54,6 +58,21 @@ def test_the_calibrated_jobs_are_on_both_sides_of_the_limit() -> None:
     lines = PATH.read_text(encoding="utf-8").splitlines()
     verdicts = {line.split()[1] for line in lines if line.split() and line.split()[0] in JOBS}
     assert {"fits", "does_not_fit"} <= verdicts
+
+
+def test_every_coefficient_of_the_tables_is_fixed() -> None:
+    """A new coefficient gets a value here, too; else the tables would move with its literature value."""
+    assert set(VALUES) == {each.name for each in PRIORS}
+
+
+def test_another_literature_value_moves_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets take any literature value to the fixed one."""
+    others = tuple(replace(each, value=each.value * 1.01 + 0.001 * each.high) for each in PRIORS)
+    monkeypatch.setattr("fixed_coefficients.PRIORS", others)
+    by_name = {each.name: each for each in others}
+    monkeypatch.setattr("planner.domain.uncertainty.hierarchy.PRIOR_BY_NAME", by_name)
+    found = {each.knob.coefficient: moved(each.knob.coefficient, each.offset) for each in offsets_to_fixed()}
+    assert found == pytest.approx(VALUES)
 
 
 def test_every_stored_table_has_a_scenario() -> None:

@@ -1,17 +1,22 @@
-"""``python tests/notebooks/execute.py`` runs the notebooks, keeps their outputs,
-and writes the pictures of the documents.
+"""``python tests/notebooks/execute.py`` runs the notebooks.  Where what one has stored is no longer true, it
+keeps the new outputs and writes the pictures of the documents; with ``--all``, of every notebook.
 """
 
 from __future__ import annotations
 
 import base64
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from tests.docs.alike import differences
+
 NOTEBOOKS = ROOT / "notebooks"
 IMAGES = ROOT / "docs" / "images"
 # (notebook, cell that draws) -> picture of the documents.
@@ -52,11 +57,22 @@ def pictures(cell: Any) -> list[bytes]:
     return [base64.b64decode(each) for each in found if each]
 
 
+def printed(notebook: Any) -> str:
+    """What the cells of a notebook print."""
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
+    return "".join(
+        output.text for output in outputs if output.output_type == "stream" and output.name == "stdout"
+    )
+
+
 def main() -> None:
-    """Rewrite every notebook with what a run prints and draws."""
+    """Rewrite notebooks with what a run prints and draws."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         notebook = executed(path)
+        stored = nbformat.read(path, as_version=4)
+        if "--all" not in sys.argv[1:] and not differences(printed(stored), printed(notebook)):
+            continue
         nbformat.write(notebook, path)
         for cell in notebook.cells:
             name = PICTURES.get((path.stem, cell.id))

@@ -53,12 +53,12 @@ _FP16 = (
 class RunOptions:
     """How a case is measured.
 
-    At least ``warmup`` steps apart and ``steps`` counted ones; then more, up to ``max_steps``, until the
-    interquartile range is at most ``settle`` of the median or ``budget_s`` seconds of stepping are over.
-    ``lengths`` are the quantiles (evenly spaced, from the minimum to the maximum) of the samples' real
-    tokens; empty: all as long as the scenario says.  ``memory_limit_bytes`` is the device memory (on a CPU:
-    the private memory of the process) that the case may use; ``nvme_path`` the folder to which an engine
-    offloads; ``rendezvous`` the ``host:port`` where several nodes meet.
+    ``warmup`` steps do not count, at least ``steps`` do.  Then come more, up to ``max_steps``.  They end when
+    the interquartile range is at most ``settle`` of the median, or after ``budget_s`` seconds of stepping.
+    ``lengths`` are evenly spaced quantiles of the samples' real tokens, from the minimum to the maximum;
+    empty: all are as long as the scenario says.  ``memory_limit_bytes`` is what the case may use of device
+    memory; on a CPU, of the private memory of the process.  ``nvme_path`` is the folder to which an engine
+    offloads, ``rendezvous`` the ``host:port`` where several nodes meet.
     """
 
     workload: Workload = "trainer"
@@ -81,8 +81,9 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """``values`` is what was said about the job, by the names of ``REQUEST_FIELDS``;
-    ``label`` is for people.
+    """A job and how it is measured.
+
+    ``values``: what was given of the job, by the names of ``REQUEST_FIELDS``.
     """
 
     values: Mapping[str, Any]

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from measure.run.readings.host import cgroup_bytes
+from measure.run.readings.host_memory import cgroup_bytes
 from measure.run.readings.nvml import Gpu, Nvml
 from planner.units import format_bytes
 

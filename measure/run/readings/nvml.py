@@ -2,8 +2,8 @@
 without a driver there are no GPUs here.
 
 Checked against nvidia-ml-py 13.615 (``pynvml.py``) and the NVML API reference.  A connection belongs to the
-process that opened it: one that a fork inherited answers with errors (NVIDIA/cuCascade pull request 138), so
-the warm parent closes its own before it forks (:func:`forget_nvml`).
+process that opened it: one that a fork inherited answers with errors (NVIDIA/cuCascade pull request 138).
+So the warm parent closes its own before it forks (:func:`forget_nvml`).
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def look_for_gpus() -> tuple[Nvml | None, tuple[Gpu, ...], str | None]:
     """The driver's library, the cards that are visible, and why those that are here cannot be used,
     where that is so.
 
-    A machine whose card cannot be asked is no machine without one:
-    a run on its CPU would be taken for one on its card.
+    A card that cannot be asked is an error, not a machine without a card: a run on the CPU would be taken for
+    one on the card.
     """
     nvml, reason = _opened()
     if nvml is None:
@@ -276,7 +276,7 @@ def forget_nvml() -> None:
     so that forks inherit none.
 
     torch opens one each time that it counts devices and never closes it (2.13 cuda/__init__.py
-    _raw_device_count_nvml); a library that is not loaded is left alone.
+    _raw_device_count_nvml).  A library that is not loaded is left alone.
     """
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)

@@ -51,7 +51,7 @@ class Free:
 
 
 # With each of these, sources that are left out whole are predicted better than without it; with any other
-# they are not, or worse (2026-11-24, table in docs/calibration.md).
+# they are not, or worse (2026-11-24, `make figures NAMES=worth`).
 _EARNED = {
     "memory": ("thread_memory_bytes", "nccl_bytes", "int8_outlier_fraction"),
     "throughput": ("hook_s", "dequantize_relative_speed", "int8_relative_speed"),

@@ -52,7 +52,7 @@ def predict(flags: Mapping[str, object], options: PredictOptions) -> Outcome:
     if options.plot is not None:
         _draw(subject, options.plot)
     if options.trace:
-        from planner.cli.beside import answer_beside, run_trace
+        from planner.cli.trace_process import answer_beside, run_trace
 
         return answer_beside(
             subject, run_trace(flags, config=options.config, force=options.force), options.output_format
@@ -68,7 +68,7 @@ def _by_its_modules(
     Raises:
         NotModelledError: how much of the card CUDA makes visible is not known.
     """
-    from planner.cli.beside import answer_alone, run_trace
+    from planner.cli.trace_process import answer_alone, run_trace
 
     request, _ = read_request(flags, options.config)
     limit = resolve_hardware(Ledger(request)).limit_bytes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.domain.uncertainty.coefficients import Coefficients
     from planner.records import RecordSet
     from planner.report.render.layout import Section
-    from planner.report.validation.history import HistoryScore
+    from planner.report.validation.recorded_history import HistoryScore
 
 CV_MODES = ("none", "source")
 
@@ -104,7 +104,7 @@ def _scores(scored: _Scored, options: ValidateOptions) -> Outcome:
             validation, with_rows=options.rows, histories=histories, doubtful=scored.doubtful
         )
         return Outcome(text, code)
-    from planner.report.validation.history import history_sections
+    from planner.report.validation.recorded_history import history_sections
     from planner.report.validation.sections import doubtful_section, validation_sections
 
     wrong = (doubtful_section(scored.doubtful),) if scored.doubtful else ()
@@ -125,7 +125,7 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
     from planner.prediction import predict_with
     from planner.report.prediction.sections import build_sections
     from planner.report.prediction.subject import Subject
-    from planner.report.validation.phases import row_phases
+    from planner.report.validation.phase_errors import row_phases
     from planner.report.validation.row import row_sections
 
     row_id = options.explain or ""

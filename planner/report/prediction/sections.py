@@ -12,7 +12,7 @@ from planner.domain.scenario import Assumption
 from planner.domain.term import PHASE_WORDS, PHASES, HostTerm, Phase, Term, TimeTerm
 from planner.report.prediction.advice import lever_section, sensitivity_section, stack_section
 from planner.report.prediction.intervals import calibration_notes, level_interval, step_interval
-from planner.report.prediction.over_time import failed_section, timeline_section
+from planner.report.prediction.step_chart import failed_section, timeline_section
 from planner.report.prediction.subject import (
     Level,
     Subject,
@@ -101,7 +101,7 @@ def _formulas(subject: Subject) -> tuple[Section, ...]:
     if not subject.explain:
         return ()
     from planner.report.prediction.explain import formula_section
-    from planner.report.prediction.settled import coefficient_section, switch_section
+    from planner.report.prediction.value_sources import coefficient_section, switch_section
 
     return (
         formula_section(subject.prediction),

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from planner.domain.recipes.job_line import short_job_line
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
+from planner.report.prediction.bar_terms import largest_parts
 from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject
-from planner.report.prediction.terms import largest_parts
 from planner.report.prediction.verdict import doubts, uses_text, verdict_note
 from planner.report.render.human import to_text
 from planner.report.render.layout import Block, Note, Section, StackedBar

@@ -11,8 +11,8 @@ from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
 from planner.report.prediction.explain import explanations
 from planner.report.prediction.schema import JsonValue, MemoryPart, PredictionDocument
-from planner.report.prediction.settled import settled_coefficients, words_of
 from planner.report.prediction.subject import Subject, exit_code_of, level_of
+from planner.report.prediction.value_sources import settled_coefficients, words_of
 from planner.version import __version__
 
 _NUMBERS = ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "lora_rank")

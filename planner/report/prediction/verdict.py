@@ -2,7 +2,7 @@
 in every form of the report.
 
 "Needs at least" is what decides: with less than that the job fails.  "Uses" is what nvidia-smi would show on
-a card with room, where the allocator keeps freed blocks cached that it gives back when memory is short.
+a card with room.  There the allocator keeps freed blocks cached, which it gives back when memory is short.
 """
 
 from __future__ import annotations

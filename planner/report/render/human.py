@@ -163,8 +163,9 @@ def _table(grid: Grid, console: Console) -> Table | Text:
 
 
 def _listed(grid: Grid, shown: Sequence[int], width: int) -> Text:
-    """Row after row, a line for each cell after its column's title:
-    no number is cut and no word broken that a line can hold.
+    """Row after row, a line for each cell after its column's title.
+
+    No number is cut, and no word that a line can hold is broken.
     """
     text = Text()
     for row in grid.rows:

@@ -1,9 +1,9 @@
 """The requests of the step program and of a trace, side by side.
 
 A request is one allocation, with the sizes of what is freed before the next one; the order of those frees
-does not matter. Left out on both sides: requests below 2 KiB, tensors of one number for each token, and
-tables of rotary positions, which the program does not count; the workspace of cuBLAS, which the first product
-of a process asks for and nothing frees.
+does not matter.  Left out on both sides is what the program does not count: requests below 2 KiB, tensors of
+one number for each token, and tables of rotary positions.  So is the workspace of cuBLAS, which the first
+product of a process asks for and nothing frees.
 """
 
 from __future__ import annotations

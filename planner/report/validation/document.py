@@ -20,8 +20,8 @@ from planner.domain.term import Phase
 from planner.domain.uncertainty.calibration import Offset
 from planner.domain.uncertainty.hierarchy import PRIOR_BY_NAME, moved
 from planner.domain.uncertainty.interval import NOMINAL_COVERAGE
-from planner.report.validation.history import HistoryScore
-from planner.report.validation.words import recipe_label
+from planner.report.validation.recorded_history import HistoryScore
+from planner.report.validation.row_words import recipe_label
 
 # The JSON form of ``plan validate``, ``planner/validate@2``.
 # These models write it and their JSON Schema documents it.

@@ -10,7 +10,7 @@ from planner.calibration.score.rows import QUANTITIES, Comparison, RowScore
 from planner.domain.uncertainty.interval import NOMINAL_COVERAGE
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import whole_percent
-from planner.report.validation.words import amount, quantity_label, recipe_label, signed_percent
+from planner.report.validation.row_words import amount, quantity_label, recipe_label, signed_percent
 from planner.units import format_bytes
 
 _COLUMNS = (

@@ -14,8 +14,8 @@ from planner.prediction import PRIORS
 from planner.records.reading import MAX_TOLD
 from planner.report.render.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import percent
-from planner.report.validation.phases import phase_sections
-from planner.report.validation.words import (
+from planner.report.validation.phase_errors import phase_sections
+from planner.report.validation.row_words import (
     amount,
     compared_label,
     quantity_label,

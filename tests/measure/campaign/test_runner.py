@@ -10,14 +10,14 @@ from typing import Any, Self
 import pytest
 
 from measure.campaign import runner
+from measure.campaign.campaign_text import tally_text
 from measure.campaign.file import read_campaign
 from measure.campaign.runner import plan_agenda, run_agenda
-from measure.campaign.summary import tally_text
 from measure.run.assemble import MeasuredRecord
 from measure.run.cases.case import case_key
-from measure.run.cases.options import outcomes
+from measure.run.cases.run_options import outcomes
 from measure.run.readings.environment import collect_environment
-from measure.run.readings.host import HostPeaks
+from measure.run.readings.host_memory import HostPeaks
 from measure.run.readings.machine import Machine
 from measure.run.readings.nvml import Gpu
 from measure.run.store import Store

@@ -17,7 +17,7 @@ import measure.run.launcher
 from measure.run.cases.case import RunCase, RunOptions
 from measure.run.launcher import Launcher, RunResult
 from measure.run.protocol import events_file
-from measure.run.readings.host import cgroup_kills
+from measure.run.readings.host_memory import cgroup_kills
 from tests.extras import import_or_skip
 
 import_or_skip("psutil")

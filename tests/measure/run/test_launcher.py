@@ -14,7 +14,7 @@ import measure.run.processes
 from measure.run.cases.case import RunCase, RunOptions
 from measure.run.launcher import Launcher, RunResult, _End, _verdict
 from measure.run.processes import Zygote, ZygoteError
-from measure.run.readings.host import HostPeaks
+from measure.run.readings.host_memory import HostPeaks
 from tests.extras import needs
 
 

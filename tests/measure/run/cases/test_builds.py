@@ -101,7 +101,7 @@ def test_compilers_are_no_part_of_the_memory_of_a_job() -> None:
     """Processes under a job that run another program, such as a compiler, are not counted;
     workers of the same Python are.
     """
-    from measure.run.readings.host import _tree
+    from measure.run.readings.host_memory import _tree
 
     script = (
         "import subprocess, sys; subprocess.Popen(['sleep', '60']); subprocess.run([sys.executable, "

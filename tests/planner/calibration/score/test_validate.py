@@ -24,7 +24,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError
 from planner.records import RecordSet
 from planner.report.validation.document import validation_document
-from planner.report.validation.words import amount, quantity_label, signed_percent
+from planner.report.validation.row_words import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
 
 RECORD = RunRecord(

@@ -13,9 +13,9 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.report.prediction.sections import build_sections
-from planner.report.prediction.settled import settled_coefficients
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json
+from planner.report.prediction.value_sources import settled_coefficients
 
 
 def subject(coefficients: Coefficients) -> Subject:

@@ -26,8 +26,8 @@ class HostPeaks:
 
     ``rss`` counts a page that two processes share in each of them, ``pss`` divides it among them.  The
     largest process and the sum over all processes of the case.  ``cgroup`` is everything in the container,
-    the page cache with it.  ``machine`` is how far the memory that the kernel calls available fell, by
-    everybody and of every kind: page-locked memory too, for which the driver may charge no process.
+    the page cache with it.  ``machine`` is how far the kernel's available memory fell.  All processes count
+    there, and page-locked memory too, for which the driver may charge no process.
     """
 
     rss_process_bytes: int | None

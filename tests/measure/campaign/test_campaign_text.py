@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from measure.campaign.campaign_text import tally_text
 from measure.campaign.file import read_campaign
 from measure.campaign.runner import Agenda, Tally, plan_agenda
-from measure.campaign.summary import tally_text
 from measure.run.readings.machine import Machine
 from measure.run.store import Store
 from tests.measure.campaign.cases import CASE, HEAD, finished, written

@@ -9,7 +9,7 @@ from planner.allocator.documents.replay_document import GROUPS, ReplayDocument
 from planner.domain.prediction import MemoryPrediction
 from planner.report.render.layout import Block, Column, Grid, Note, Row, Section
 from planner.report.render.numbers import gib
-from planner.report.validation.words import signed_percent
+from planner.report.validation.row_words import signed_percent
 from planner.units import GIB
 
 _COLUMNS = (

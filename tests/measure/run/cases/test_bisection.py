@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from measure.run.cases.solve import bisect
+from measure.run.cases.bisection import bisect
 
 
 @pytest.mark.parametrize("boundary", [1, 2, 3, 7, 8, 100])

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from measure.run.cases.case import RunOptions
-from measure.run.cases.options import checked_options, memory_limit_bytes
+from measure.run.cases.run_options import checked_options, memory_limit_bytes
 from planner.intake.given.flags import OwnOptions
 
 _DEFAULTS: Final = RunOptions()

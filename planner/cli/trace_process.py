@@ -30,7 +30,7 @@ from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
 from planner.report.render.layout import Section
 from planner.report.trace.alone import alone_sections
-from planner.report.trace.beside import beside_document, beside_sections, put_beside
+from planner.report.trace.comparison import beside_document, beside_sections, put_beside
 from planner.report.trace.requests import difference_of
 
 _MODULE = "measure"

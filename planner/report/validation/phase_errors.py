@@ -12,7 +12,7 @@ from planner.calibration.score.rows import Comparison, RowScore, is_cpu
 from planner.calibration.score.validate import Validation
 from planner.report.render.layout import Column, Grid, Note, Row, Section
 from planner.report.render.numbers import duration, gib, percent
-from planner.report.validation.words import recipe_label, signed_percent
+from planner.report.validation.row_words import recipe_label, signed_percent
 
 _SUMMARY_COLUMNS = (
     Column("phase"),

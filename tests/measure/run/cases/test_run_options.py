@@ -11,8 +11,8 @@ import pytest
 
 from measure.campaign.file import read_campaign
 from measure.cli.main import main
-from measure.cli.options import RUN_OPTIONS, run_options
-from measure.run.cases.options import checked_options, duration_s, memory_limit_bytes
+from measure.cli.measuring_options import RUN_OPTIONS, run_options
+from measure.run.cases.run_options import checked_options, duration_s, memory_limit_bytes
 from planner.errors import InputFileError, UsageError
 from planner.units import GIB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from measure.run.readings.host import cgroup_bytes, cgroup_kills
+from measure.run.readings.host_memory import cgroup_bytes, cgroup_kills
 from planner.units import MIB
 
 

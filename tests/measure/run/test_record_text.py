@@ -8,7 +8,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from measure.run.report import record_text
+from measure.run.record_text import record_text
 
 
 def finished(visits: int, wall_s: float) -> Any:
