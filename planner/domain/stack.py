@@ -144,6 +144,7 @@ class Stack:
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
     of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
+    ``selective_keeps_attention``: a selective checkpoint keeps what the attention kernel returns.
     ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
     ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to
     nothing.  ``drops_long_samples``: samples above the length are left out, not cut to it, so that none lies
@@ -248,6 +249,7 @@ class Stack:
     zero3_waits_for_copies: bool
     sdpa_mask: SdpaMask
     checkpoints_parts: bool
+    selective_keeps_attention: bool
     flash_generation: int
     sorts_lengths: bool
     drops_long_samples: bool
