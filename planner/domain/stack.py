@@ -30,7 +30,7 @@ Fsdp2Units = Literal["ends_apart", "ends_in_root"]
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
-Zero12Engine = Literal["deepspeed", "colossalai"]
+Zero12Engine = Literal["deepspeed", "low_level"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
@@ -123,7 +123,8 @@ class Stack:
     5, which decides which attention kernels an architecture has, or code of its own.  ``liger_loss``: the
     stack offers Liger's fused head and loss.  ``pins_offload``: what DeepSpeed offloads is in pinned host
     memory (``pin_memory``).  ``pins_masters``: whether that goes for the fp32 masters of stages 1 and 2 too.
-    ``zero12_engine``: whose code divides states and gradients in stages 1 and 2.
+    ``zero12_engine``: whose code divides states and gradients in stages 1 and
+    2: DeepSpeed's, or the low-level optimizer of Colossal-AI.
     ``zero12_upload``: how these stages send weights that the host updated back to the GPU: cast on the host,
     through an fp32 tensor on the GPU, or through a 16-bit buffer on the host.  ``zero12_overlap``: stages 1
     and 2 reduce while backward runs (``overlap_comm``), which takes a second bucket.  ``fsdp_no_sync``: FSDP

@@ -26,7 +26,7 @@ def runtime_of(job: Job) -> type[Runtime]:
     if sharding.engine == "deepspeed":
         if sharding.is_zero3:
             return Zero3
-        return LowLevelZero if job.stack.zero12_engine == "colossalai" else Zero12
+        return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
     if sharding.engine == "fsdp":
         return Fsdp2 if sharding.dtensors else Fsdp1
     return Ddp if sharding.communicates else Runtime
