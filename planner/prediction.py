@@ -30,7 +30,7 @@ from planner.domain.uncertainty.interval import (
     SpreadKey,
     interval_around,
 )
-from planner.domain.uncertainty.scale import Doubt, far_factor, lifted, memory_scale, need_scale, time_scale
+from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale, widened
 from planner.memory.host import predict_host
 from planner.memory.outside import paged_bytes
 from planner.memory.quick import predict_quick
@@ -201,7 +201,7 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
     if time is not None and (spread := calibration.spread_for(SpreadKey("time"))):
         step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
     if spread := calibration.spread_for(SpreadKey("host_memory")):
-        host = interval_around(spread, host_bytes, far_factor(doubt.n_unseen))
+        host = interval_around(spread, host_bytes, float(widened(1.0, doubt.n_unseen)))
     return Uncertainty(
         nominal=NOMINAL_COVERAGE,
         memory=tuple((level, interval) for level, interval in levels.items() if interval is not None),

@@ -30,6 +30,7 @@ Fsdp2Units = Literal["ends_apart", "ends_in_root"]
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
+Zero12Engine = Literal["deepspeed", "low_level"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none"]
@@ -215,6 +216,8 @@ class Stack:
     """Checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the
     layer.
     """
+    selective_keeps_attention: bool
+    """A selective checkpoint keeps what the attention kernel returns."""
     checkpoints_units: bool
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
@@ -292,6 +295,10 @@ class Stack:
     zero12_flattens_on_gpu: bool
     """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not on the
     host; what they lay in before stays cached.
+    """
+    zero12_engine: Zero12Engine
+    """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or the low-level optimizer of
+    Colossal-AI.
     """
     zero12_upload: Zero12Upload
     """How stages 1 and 2 send weights that the host updated back to the GPU: cast on the host, through

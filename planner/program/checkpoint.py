@@ -16,7 +16,7 @@ from weakref import ref
 
 from planner.program.ops.autograd import record, run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import PLAIN, Node, Tensor, Unpack, keep
+from planner.program.ops.tensors import ATTENTION, COSTLY, PLAIN, Node, Tensor, Unpack, keep
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -24,7 +24,7 @@ Layer = Callable[[Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """``offloads``: the input lies in host RAM; ``selective``:
-    some outputs are kept with it (without reentry only).
+    some outputs are kept with it (without reentry only); ``keeps_attention``: that of attention among them.
 
     ``hooked``: a hook on the second run's input refers to it and to its gradient until the whole backward
     pass has ended.
@@ -32,6 +32,7 @@ class Checkpointing:
 
     offloads: bool = False
     selective: bool = False
+    keeps_attention: bool = True
     hooked: bool = False
 
 
@@ -39,28 +40,30 @@ _PLAIN = Checkpointing()
 
 
 class _Outputs:
-    """What a selective checkpoint keeps: outputs of attention, of batched products,
-    and of every second product of a weight.
+    """What a selective checkpoint keeps: outputs of attention (where its kernel is on the list),
+    of batched products, and of every second product of a weight.
 
     Products with a bias are another operator (``addmm``), all of which are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, attention: bool) -> None:
         self.kept: deque[Tensor] = deque()
+        self.listed = COSTLY if attention else COSTLY - ATTENTION
         self.n_first = self.n_again = 0
 
     def keep(self, op: str, make: Callable[[], Tensor]) -> Tensor:
         """An output of the first run."""
         out = make()
         self.n_first += op == "mm"
-        if op != "mm" or self.n_first % 2:
+        if op in self.listed and (op != "mm" or self.n_first % 2):
             self.kept.append(out.alias())
         return out
 
     def take(self, op: str, make: Callable[[], Tensor]) -> Tensor:
         """The same output in the second run."""
         self.n_again += op == "mm"
-        return self.kept.popleft() if op != "mm" or self.n_again % 2 else make()
+        kept = op in self.listed and (op != "mm" or self.n_again % 2)
+        return self.kept.popleft() if kept else make()
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: all that was saved exists again
@@ -72,7 +75,7 @@ class _Frame:
 
     def __init__(self, torch: Operators, layer: Layer, x: Tensor, how: Checkpointing) -> None:
         self.torch, self.layer, self.offloads = torch, layer, how.offloads
-        self.outputs = _Outputs() if how.selective else None
+        self.outputs = _Outputs(attention=how.keeps_attention) if how.selective else None
         self.x = _without_memory(x) if how.offloads else x
         self.n_saved, self.n_parameters, self.path = 0, torch.n_parameters, torch.path
         self.again: dict[int, Tensor] = {}

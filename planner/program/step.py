@@ -284,7 +284,8 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
         view.recipe.offload == "activations",
         view.recipe.checkpoint_policy == "selective-op",
     )
-    return run_again(torch, function, x, Checkpointing(offloads, selective, _is_hooked(view)))
+    how = Checkpointing(offloads, selective, view.stack.selective_keeps_attention, _is_hooked(view))
+    return run_again(torch, function, x, how)
 
 
 def _is_hooked(view: LayerView) -> bool:

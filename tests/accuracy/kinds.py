@@ -18,7 +18,7 @@ from planner.calibration.intervals.spreads import Residual
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration, Support, engine_of, method_of, stack_family
-from planner.domain.uncertainty.scale import far_factor
+from planner.domain.uncertainty.scale import widened
 
 # Families of stacks by whose training loop runs; all others are loops of their own.
 _TRAINERS = {
@@ -99,10 +99,9 @@ def _held(
 
 
 def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen: Calibration) -> Residual:
-    wider = far_factor(unseen.doubt(scenario).n_unseen) / far_factor(blind.doubt(scenario).n_unseen)
-    return replace(
-        residual, scale=residual.scale * wider, scales=tuple(scale * wider for scale in residual.scales)
-    )
+    more = unseen.doubt(scenario).n_unseen - blind.doubt(scenario).n_unseen
+    scale, *scales = (float(widened(each, more)) for each in (residual.scale, *residual.scales))
+    return replace(residual, scale=scale, scales=tuple(scales))
 
 
 def _support(scenarios: Sequence[Scenario]) -> Support:

@@ -39,6 +39,9 @@ RULES: Mapping[str, str] = {
     "length_at_peak_unknown": (
         "the column use says that nobody knows its longest batch; only its memory is left out"
     ),
+    "data_on_card": (
+        "the column use says that the loop holds its data set on the card; only its memory is left out"
+    ),
     "not_timed": "its time cannot be predicted, so it teaches nothing; only its time is left out",
     "no_file": "a pattern that matches no file",
     "newer_schema": "a line of a newer planner",

@@ -20,7 +20,7 @@ from planner.calibration.score.rows import (
     throughput_column,
 )
 from planner.domain.recipes.recipe import Number
-from planner.domain.run_record import RunRecord
+from planner.domain.run_record import NOT_ITS_MEMORY, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Knob, Offset, applies, level_key
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -101,7 +101,7 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
     """The peak; above 93 % of the card it is a ceiling, because the allocator returns its cache there,
     so only a lower bound.
     """
-    if record.use == "length_at_peak_unknown":
+    if record.use in NOT_ITS_MEMORY:
         return None
     limit = scenario.hardware.gpu.visible_memory_bytes
     if record.outcome == "oom":

@@ -10,7 +10,7 @@ from planner.calibration.fit.problem import MIN_READINGS_PER_LEVEL, Problem
 from planner.calibration.fit.screen import RULES, LeftOut, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
 from planner.calibration.score.rows import throughput_column
-from planner.domain.run_record import RunRecord
+from planner.domain.run_record import NOT_ITS_MEMORY, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Knob
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -25,7 +25,7 @@ _DOUBTFUL = frozenset(
         "impossible_rate",
         "loop_time",
         "link_unknown",
-        "length_at_peak_unknown",
+        *NOT_ITS_MEMORY,
     }
 )
 
@@ -43,7 +43,7 @@ def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOu
     """Measured peaks and times of usable records that a fit leaves out, each by its rule."""
     found = []
     for record, scenario in pairs:
-        if record.use == "length_at_peak_unknown":
+        if record.use is not None and record.use in NOT_ITS_MEMORY:
             found.append(LeftOut(record.id, record.use, RULES[record.use]))
         column = throughput_column(record) if record.outcome == "ok" else None
         if column is None:

@@ -16,7 +16,7 @@ from planner.calibration.score.rows import KIND_WHEN_BLANK
 from planner.domain.recipes.recipe import Number
 from planner.domain.uncertainty.calibration import Calibration, lengths_of
 from planner.domain.uncertainty.interval import SpreadKey, SpreadOf
-from planner.domain.uncertainty.scale import far_factor, memory_scale, time_scale
+from planner.domain.uncertainty.scale import memory_scale, time_scale, widened
 from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import order_reach_bytes
 from planner.program.job import job_of
@@ -64,7 +64,7 @@ def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tupl
     scenario, of = target.scenario, spread_of(target)
     coefficients, doubt = judge.coefficients_for(scenario), judge.doubt(scenario)
     if of == "host_memory":
-        return SpreadKey(of), far_factor(doubt.n_unseen), _NO_REACH
+        return SpreadKey(of), widened(1.0, doubt.n_unseen), _NO_REACH
     if of == "time":
         time = predict_time(scenario, coefficients)
         if time is None:

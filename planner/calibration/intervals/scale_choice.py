@@ -3,7 +3,8 @@
 Every part of :class:`planner.domain.uncertainty.scale.ScaleParts` may count half, once or twice its first
 guess.  Candidates are compared by their mean interval score: the width of the interval, and 20 times the
 distance by which a reading misses a 90 % interval.  Each source is held out in turn and weighted as
-in the quantiles.  Where a source is judged, the choice is made among the others
+in the quantiles.  The first guess stands where the best is less than one standard error better, because
+sources differ by far more than candidates do.  Where a source is judged, the choice is made among the others
 (:mod:`planner.calibration.intervals.coverage`).
 """
 
@@ -51,16 +52,27 @@ def all_candidates(of: Quantity) -> ScaleParts:
 
 
 def choose(residuals: Sequence[Residual]) -> Choice:
-    """The best candidate for each quantity by the ``residuals``;
-    the first where they are of too few groups to tell.
+    """The candidate for each quantity that is clearly best by the ``residuals``;
+    the first where none is, or where they are of too few groups to tell.
     """
     found: dict[Quantity, int] = {}
     for of in _PARTS:
         mine = [each for each in residuals if each.key.of == of and each.scales]
         if mine:
             enough = len({each.group for each in mine}) >= _MIN_GROUPS_TO_CHOOSE
-            found[of] = int(np.argmin(_mean_scores(mine))) if enough else 0
+            found[of] = clear_winner(*_scores_by_group(mine)) if enough else 0
     return found
+
+
+def clear_winner(scores: Floats, weights: Floats) -> int:
+    """The candidate with the least mean score, or the first where that is within one standard error of it.
+
+    ``scores``: a row for each group, a column for each candidate; ``weights``: of the groups, sum 1.
+    """
+    best = int(np.argmin(weights @ scores))
+    gains = scores[:, 0] - scores[:, best]
+    gain = float(weights @ gains)
+    return best if gain > float(np.sqrt(weights**2 @ (gains - gain) ** 2)) else 0
 
 
 def rescaled(residuals: Sequence[Residual], choice: Choice) -> tuple[Residual, ...]:
@@ -82,18 +94,15 @@ def parts_of(choice: Choice) -> ScaleParts:
     return parts
 
 
-def _mean_scores(residuals: Sequence[Residual]) -> Floats:
-    """Mean interval score of each candidate over groups,
-    each predicted by the others and counted as in the quantiles.
+def _scores_by_group(residuals: Sequence[Residual]) -> tuple[Floats, Floats]:
+    """Mean interval score of each candidate over the readings of each group, predicted by the others,
+    and what each group counts, as in the quantiles.
     """
     groups: dict[str, list[Residual]] = {}
     for each in residuals:
         groups.setdefault(each.group, []).append(each)
-    weights = [group_weight(mine, mine[0].key.of) for mine in groups.values()]
-    scores: Floats = np.average(
-        [_group_scores(residuals, group) for group in groups], axis=0, weights=weights
-    )
-    return scores
+    weights = np.array([group_weight(mine, mine[0].key.of) for mine in groups.values()])
+    return np.array([_group_scores(residuals, group) for group in groups]), weights / weights.sum()
 
 
 def _group_scores(residuals: Sequence[Residual], group: str) -> Floats:

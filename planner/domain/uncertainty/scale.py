@@ -72,21 +72,24 @@ class Doubt:
     rates_unsourced: bool = False
 
 
-def far_factor(n_unseen: int) -> float:
-    """How much wider a prediction is judged for each thing about it that no calibrated record had.
+def widened(scale: Number, n_unseen: int) -> Number:
+    """A scale with what things that no calibrated record had may add.
 
-    Formula: sqrt(1 + n x LEVEL_SPREAD^2).  What was seen has an offset of its own below the shared one; what
-    was not keeps the prior spread of that offset
-    (:data:`planner.domain.uncertainty.hierarchy.LEVEL_SPREAD`, in spreads of the shared one).
+    Formula: sqrt(scale^2 + n x LEVEL_SPREAD^2).  What was seen has an offset of its own below the shared one.
+    What was not may lie as far off as such offsets do
+    (:data:`planner.domain.uncertainty.hierarchy.LEVEL_SPREAD`, in parts of a scale of 1), whatever the rest
+    scatters by.  So code that nobody read may hold another copy of what is counted element by element, and
+    a prediction that would be narrow widens most.
     """
-    return float((1 + n_unseen * LEVEL_SPREAD**2) ** 0.5)
+    wide: Number = (scale * scale + n_unseen * LEVEL_SPREAD**2) ** 0.5
+    return wide
 
 
 def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> Number:
     """Scale of one level of the peak: its predictive standard deviation,
     in that of a peak that is all transient.
 
-    Formula: sqrt(counted^2 + (u x t)^2 + (order x d)^2 + (fixed_bytes / peak)^2) x :func:`far_factor`.
+    Formula: sqrt(counted^2 + (u x t)^2 + (order x d)^2 + (fixed_bytes / peak)^2), :func:`widened`.
     ``t``: the share of the peak that is not counted element by element.  ``u``: ``unknown_lengths`` where
     lengths are unknown, else
     1.  ``d``: what natural lengths pile up, as its standard deviation over orders of the samples, in shares
@@ -98,7 +101,7 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
     held = _uncounted(memory, value, outside) * (
         doubt.parts.unknown_lengths if doubt.lengths_unknown else 1.0
     )
-    return _root(doubt.parts, value, held, doubt.parts.order * deviation) * far_factor(doubt.n_unseen)
+    return widened(_root(doubt.parts, value, held, doubt.parts.order * deviation), doubt.n_unseen)
 
 
 def lifted(value: Number) -> Number:
@@ -118,7 +121,7 @@ def need_scale(memory: MemoryPrediction, doubt: Doubt) -> Number:
     whatever the lengths are.
     """
     held = _uncounted(memory, memory.must_have_bytes, _PAGED_OUT)
-    return _root(doubt.parts, memory.must_have_bytes, held) * far_factor(doubt.n_unseen)
+    return widened(_root(doubt.parts, memory.must_have_bytes, held), doubt.n_unseen)
 
 
 def _root(known: ScaleParts, value: Number, *parts: Number) -> Number:
@@ -159,13 +162,12 @@ def machine_share(time: TimePrediction) -> Number:
 
 
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
-    """Scale of a step time: ``1 + machine x`` :func:`machine_share`, times :func:`far_factor`.
+    """Scale of a step time: ``1 + machine x`` :func:`machine_share`, :func:`widened`.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
     time than memory.  Rates without a source count as one more thing that was not seen.  A host's name tells
     nothing of its speed that records could confirm, so it narrows nothing.
     """
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
-    far = far_factor(doubt.n_unseen + doubt.rates_unsourced)
-    scale: Number = (1 + doubt.parts.machine * machine_share(time)) * far * guessed
-    return scale
+    own = 1 + doubt.parts.machine * machine_share(time)
+    return widened(own, doubt.n_unseen + doubt.rates_unsourced) * guessed

@@ -9,6 +9,7 @@ from planner.program.engines.ddp import Ddp
 from planner.program.engines.fsdp1 import Fsdp1
 from planner.program.engines.fsdp2 import Fsdp2
 from planner.program.engines.layerwise import Layerwise
+from planner.program.engines.low_level_zero import LowLevelZero
 from planner.program.engines.zero3 import Zero3
 from planner.program.engines.zero12 import Zero12
 from planner.program.job import Job
@@ -23,7 +24,9 @@ def runtime_of(job: Job) -> type[Runtime]:
         return Blockwise
     sharding = job.recipe.sharding
     if sharding.engine == "deepspeed":
-        return Zero3 if sharding.is_zero3 else Zero12
+        if sharding.is_zero3:
+            return Zero3
+        return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
     if sharding.engine == "fsdp":
         return Fsdp2 if sharding.dtensors else Fsdp1
     return Ddp if sharding.communicates else Runtime

@@ -38,10 +38,11 @@ class Purpose:
 
 class DeepSpeed(Runtime):
     """One rank.  Stages override what happens at each moment;
-    ``hears``: the moments of the model at which it acts.
+    ``hears``: the moments of the model at which it acts; ``buffers``: what its own memory is called.
     """
 
     adds_gradients = False
+    buffers = "buffers of DeepSpeed"
     hears: tuple[str, ...] = ("gradient",)
 
     def __init__(self, stream: Stream, job: Job) -> None:
@@ -128,7 +129,7 @@ class DeepSpeed(Runtime):
 
     def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
         """Allocate; the caller frees it or keeps it."""
-        place = param.place if param else ("buffers of DeepSpeed", "")
+        place = param.place if param else (self.buffers, "")
         return self.stream.allocate(Unit.ONE, n_bytes, what.term, (*place, what.name), what.stream)
 
     def free(self, *slots: int | None) -> None:

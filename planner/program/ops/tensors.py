@@ -238,7 +238,9 @@ class Parameter:
     module: int
 
 
-COSTLY = frozenset({"mm", "addmm", "bmm", "flash_attention", "efficient_attention"})
+ATTENTION = frozenset({"flash_attention", "efficient_attention"})
+"""Attention kernels of torch."""
+COSTLY = frozenset({"mm", "addmm", "bmm"}) | ATTENTION
 """Operators whose outputs a selective checkpoint may keep."""
 
 

@@ -63,3 +63,14 @@ def test_inputs_of_another_dtype_are_held_once_per_matrix() -> None:
 def test_newer_bitsandbytes_holds_nothing(upcast: str) -> None:
     """From bitsandbytes 0.45 on both kinds of checkpointing keep the same."""
     assert held(stack="hf-trainer@5", switches=f"kbit_upcast={upcast}") == 0
+
+
+def test_a_list_without_the_attention_kernel_keeps_less() -> None:
+    """Outputs of attention, two bytes a feature, and one fp32 sum for each of 32 heads and token."""
+
+    def kept(listed: str) -> int:
+        said = {"method": "full", "gpu": "h100-sxm", "stack": "torchtitan", "attention": "sdpa"}
+        chosen = {"checkpoint_policy": "selective-op", "switches": f"selective_keeps_attention={listed}"}
+        return kept_bytes(job(model="llama-2-7b", gradient_checkpointing=True, **said, **chosen))
+
+    assert kept("true") - kept("false") == LAYERS * TOKENS * (2 * HIDDEN + 4 * 32)

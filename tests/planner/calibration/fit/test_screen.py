@@ -42,6 +42,9 @@ PEAKS: dict[str, RunRecord] = {
     "length_at_peak_unknown": replace(
         GOOD, id="x", peak_memory_mib=(GOOD.peak_memory_mib or 0) * 2, use="length_at_peak_unknown"
     ),
+    "data_on_card": replace(
+        GOOD, id="x", peak_memory_mib=(GOOD.peak_memory_mib or 0) * 4, use="data_on_card"
+    ),
 }
 LINES = ("newer_schema", "no_file", "unreadable", "repeated_id", "unfinished")
 
@@ -100,6 +103,7 @@ def test_only_what_is_wrong_is_doubtful() -> None:
         "loop_time",
         "link_unknown",
         "length_at_peak_unknown",
+        "data_on_card",
     }
     assert {each.rule for each in doubtful(named)} == wrong
 

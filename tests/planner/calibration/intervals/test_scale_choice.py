@@ -12,7 +12,14 @@ import pytest
 
 from planner.calibration.fit.targets import Floats
 from planner.calibration.intervals.coverage import held_out
-from planner.calibration.intervals.scale_choice import all_candidates, candidates, choose, parts_of, rescaled
+from planner.calibration.intervals.scale_choice import (
+    all_candidates,
+    candidates,
+    choose,
+    clear_winner,
+    parts_of,
+    rescaled,
+)
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.uncertainty.interval import SpreadKey, find_spread, log_range
 from planner.domain.uncertainty.scale import ScaleParts
@@ -55,6 +62,15 @@ def test_a_guess_stands_where_sources_are_few() -> None:
     assert parts_of(choose(sources(max(MACHINES), groups=3))) == ScaleParts()
     same = [replace(each, scales=(1.0,) * len(MACHINES)) for each in sources(max(MACHINES))]
     assert parts_of(choose(same)) == ScaleParts()
+
+
+def test_a_gain_that_one_source_makes_is_chance() -> None:
+    """The second candidate is better on the mean of four: by one of them alone, or by all."""
+    weights = np.full(4, 0.25)
+    alone = np.array([[1.0, 1.1], [1.0, 1.1], [1.0, 1.1], [1.0, 0.6]])
+    alike = np.array([[1.0, 0.9], [1.0, 0.95], [1.0, 0.9], [1.0, 1.0]])
+    assert np.argmin(weights @ alone) == np.argmin(weights @ alike) == 1
+    assert [clear_winner(each, weights) for each in (alone, alike)] == [0, 1]
 
 
 def test_a_judged_source_has_no_say() -> None:

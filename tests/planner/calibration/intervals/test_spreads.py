@@ -35,11 +35,11 @@ from planner.domain.uncertainty.interval import (
 )
 from planner.domain.uncertainty.scale import (
     Doubt,
-    far_factor,
     machine_share,
     memory_scale,
     need_scale,
     time_scale,
+    widened,
 )
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -321,7 +321,14 @@ def test_intervals_widen_with_distance() -> None:
         assert widths[0].high < widths[1].high < widths[2].high
     steps = [each.uncertainty.step for each in found if each.uncertainty and each.uncertainty.step]
     assert steps[0].high < steps[1].high < steps[2].high
-    assert far_factor(0) == 1.0
+
+
+def test_what_no_record_had_is_a_scatter_of_its_own() -> None:
+    """It adds as a square, so a prediction that is all counted widens by a larger share."""
+    assert widened(0.7, 0) == pytest.approx(0.7)
+    assert widened(1.2, 1) == pytest.approx(1.3)
+    assert widened(0.5, 3) / 0.5 == pytest.approx(2.0)
+    assert widened(2.0, 3) / 2.0 < 1.1
 
 
 def test_what_is_counted_is_surer_than_what_is_transient() -> None:
