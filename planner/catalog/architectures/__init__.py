@@ -23,7 +23,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
     "later_mixtures": ("glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe"),
     "llama4": ("llama4_text", "llama4"),
-    "deepseek_family": ("deepseek_v2", "deepseek_v3"),
+    "deepseek_family": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     "phi3_family": ("phi3",),
     "gpt_oss": ("gpt_oss",),
     "internlm": ("internlm", "internlm2", "internlm3"),
