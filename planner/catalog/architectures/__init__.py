@@ -20,6 +20,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "llama_kin": ("starcoder2", "seed_oss", "arcee", "ministral"),
     "later_blocks": ("cohere2", "exaone4", "hunyuan_v1_dense", "olmo", "ministral3", "apertus", "ernie4_5"),
     "gemma_family": ("gemma", "gemma2", "gemma3_text", "gemma3"),
+    "gemma4": ("gemma4_text", "gemma4_unified_text"),
     "moe_family": ("mixtral", "olmoe", "granitemoe", "qwen2_moe", "qwen3_moe"),
     "later_mixtures": ("glm4_moe", "minimax_m2", "ernie4_5_moe", "hunyuan_v1_moe"),
     "llama4": ("llama4_text", "llama4"),
@@ -41,6 +42,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "square_vision": ("llava",),
     "pixtral_vision": ("mistral3",),
+    "counted_towers": ("gemma4", "gemma4_unified", "internvl", "llava_next", "llava_onevision"),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "remote_code": ("baichuan", "chatglm", "qwen"),
 }

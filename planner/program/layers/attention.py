@@ -13,7 +13,7 @@ from planner.program.layers.eager import eager
 from planner.program.layers.exchanged_heads import by_exchanged_heads, by_exchanged_parts
 from planner.program.layers.gathered_heads import by_gathered_heads
 from planner.program.layers.latent import latent_heads
-from planner.program.layers.rotary import rotated
+from planner.program.layers.rotary import rotated, turned_query
 from planner.program.ops.collectives import gathered, gathered_keys
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
@@ -63,7 +63,9 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
     if view.linears("attn_latent_kv"):
         return latent_heads(torch, view, x)
     query, key, value, held = projections(torch, view, x)
-    if view.block.attention.position == "rope":
+    if view.block.attention.borrows_keys:
+        query = turned_query(torch, view, query)
+    elif view.block.attention.position == "rope":
         query, key, rest = rotated(torch, view, query, key)
         held += rest
     if view.block.attention.head_norms_turned:
@@ -100,8 +102,16 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
             gates.append(_cut_off_gate(torch, made))
         elif not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
+        if spec.key_is_value and index == 1:
+            made.append(made[1].alias())
+            made[2].node = made[1].node
         if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
+    if spec.borrows_keys:
+        widths = (spec.k_width, spec.v_width)
+        made += [Tensor(None, Unit.TOKENS, width, made[0].dtype) for width in widths]
+    if spec.key_is_value:
+        made[2] = head_norm(torch, view, 2, made[2])
     query, key, value = _as_heads(torch, view, made)
     return query, key, value, gates
 
