@@ -120,8 +120,9 @@ class NormSpec:
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
     compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without
-    attention, ``layer_inputs`` for what layers read beside the stream.  ``rows_per_token`` is how many vectors are normalised per token (1 for the residual stream,
-    the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
+    attention, ``layer_inputs`` for what layers read beside the stream.  ``rows_per_token`` is how many
+    vectors are normalised per token (1 for the residual stream, the number of heads for per-head query
+    norms).  ``weight`` is false for norms without parameters.
 
     ``scaling`` is how the code of an unfused norm applies its weight,
     which decides what the norm keeps for backward:

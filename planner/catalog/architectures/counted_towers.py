@@ -1,8 +1,8 @@
-"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, InternVL, Pixtral in LLaVA,
-LLaVA-NeXT, LLaVA-OneVision.  Trained on text alone, such models are answered like any other.
+"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, InternVL, LLaVA-NeXT,
+LLaVA-OneVision.  Trained on text alone, such models are answered like any other.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{gemma4,gemma4_unified,internvl,pixtral,llava_next,llava_onevision}/modeling_*.py``).
+(``models/{gemma4,gemma4_unified,internvl,llava_next,llava_onevision}/modeling_*.py``).
 """
 
 from __future__ import annotations

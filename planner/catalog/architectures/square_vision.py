@@ -182,8 +182,8 @@ def _projector(width: int, hidden: int) -> BlockSpec:
 
 
 def read_llava(fields: ConfigFields) -> ModelSpec:
-    """``llava``: LLaVA 1.5 and Pixtral.  The first one's projector reads what enters the last layer but one from behind,
-    without the class token.
+    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind,
+    without the class token; and Pixtral.
     """
     spec, layer = language_model(fields), fields.data.get("vision_feature_layer", -2)
     if fields.section("vision_config").text("model_type", "") == "pixtral":

@@ -103,17 +103,29 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
         elif not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
         if spec.key_is_value and index == 1:
-            made.append(made[1].alias())
-            made[2].node = made[1].node
+            made.append(_same_product(made[1]))
         if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
+    _add_missing(torch, view, made)
+    query, key, value = _as_heads(torch, view, made)
+    return query, key, value, gates
+
+
+def _same_product(x: Tensor) -> Tensor:
+    """``x`` under another name."""
+    out = x.alias()
+    out.node = x.node
+    return out
+
+
+def _add_missing(torch: Operators, view: LayerView, made: list[Tensor]) -> None:
+    """Keys and values of a layer before, which are counted there; the norm of a value that is the key."""
+    spec = view.block.attention
     if spec.borrows_keys:
         widths = (spec.k_width, spec.v_width)
         made += [Tensor(None, Unit.TOKENS, width, made[0].dtype) for width in widths]
     if spec.key_is_value:
         made[2] = head_norm(torch, view, 2, made[2])
-    query, key, value = _as_heads(torch, view, made)
-    return query, key, value, gates
 
 
 def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:

@@ -47,8 +47,7 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
         given = x if view.block.keeps_attended and not number else None
         x = _wrapped(torch, trained if part is feed_forward else view, part, x)
-        if part is feed_forward and view.block.mlp.router == "beside":
-            x = beside_dense(torch, view, x, residual, norms[4:])
+        x = _with_experts(torch, view, part, x, residual)
         if given is not None:
             kept.append(x)
         if view.block.dropouts and not view.block.drops_inside:
@@ -60,6 +59,13 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
     return add_layer_input(torch, view, norms[4], x, kept) if view.block.layer_inputs_width else x
+
+
+def _with_experts(torch: Operators, view: LayerView, part: Part, x: Tensor, stream: Tensor) -> Tensor:
+    """The output of a dense part, with that of the experts beside it, if there are some."""
+    if part is not feed_forward or view.block.mlp.router != "beside":
+        return x
+    return beside_dense(torch, view, x, stream, _norms_of(view)[4:])
 
 
 def _parts_of(block: BlockSpec) -> list[Part]:
