@@ -42,7 +42,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "square_vision": ("llava",),
     "pixtral_vision": ("mistral3",),
-    "counted_towers": ("gemma4", "gemma4_unified", "internvl", "llava_next", "llava_onevision"),
+    "counted_towers": ("gemma4", "gemma4_unified", "internvl", "llava_next", "llava_onevision", "mllama"),
     "qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "remote_code": ("baichuan", "chatglm", "qwen"),
 }

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.llama_family import read_llama
 from planner.catalog.architectures.parts import layer_norm, rms
 from planner.catalog.architectures.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.square_vision import clip_tower, language_model, siglip_layers
 from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
+
+_CROSSED = (3, 8, 13, 18, 23, 28, 33, 38)
+_MLLAMA_SHAPES = 8
+"""Shapes of images in tiles, where a file does not list them."""
 
 Matrix = tuple[str, int, int, bool]
 """Name, inputs, outputs, whether it has a bias."""
@@ -212,10 +217,75 @@ def llava_projector(fields: ConfigFields, width: int, hidden: int) -> BlockSpec:
     return counted_block([("linear_1", width, hidden, bias), ("linear_2", hidden, hidden, bias)])
 
 
+def read_mllama(fields: ConfigFields) -> ModelSpec:
+    """``mllama`` (Llama 3.2 Vision): layers that attend to the image are passed over for text.
+
+    They are counted with the tower, so that freezing the tower also takes their adapters away.
+    """
+    text = fields.section("text_config")
+    n_layers = text.layers("num_hidden_layers") if text.has("num_hidden_layers") else 40
+    crossed = text.integers("cross_attention_layers") if text.has("cross_attention_layers") else _CROSSED
+    n_crossed = len({each for each in crossed if each < n_layers})
+    known = {"model_type": "llama", "num_hidden_layers": n_layers - n_crossed}
+    defaults = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    }
+    section = ConfigFields({**defaults, "intermediate_size": 14_336, **text.data, **known}, text.where)
+    spec = read_llama(section)
+    table = replace(spec.token_embedding, rows=spec.vocab_size + 8)
+    layers = (
+        BlockGroup(n_crossed, _cross_layer(spec.groups[0].block, spec.hidden_size)) if n_crossed else None
+    )
+    tower = _mllama_tower(fields.section("vision_config"), spec.hidden_size)
+    tower = replace(tower, groups=(*tower.groups, *([layers] if layers else [])))
+    return replace(spec, architecture="mllama", token_embedding=table, vision=tower)
+
+
+def _cross_layer(block: BlockSpec, hidden: int) -> BlockSpec:
+    """A layer of the language model whose keys are those of the image; two gates of one number."""
+    norms = (rms(hidden, copies=2), rms(block.attention.head_dim, copies=2))
+    return counted_block(
+        [(each.name, each.in_features, each.out_features, each.bias) for each in block.linears], norms, 2
+    )
+
+
+def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
+    width, inner = (
+        vision.integer("hidden_size", default=1280),
+        vision.integer("intermediate_size", default=5120),
+    )
+    side, patch = (
+        _side(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
+    )
+    tiles, places = vision.integer("max_num_tiles", default=4), (side // patch) ** 2 + 1
+    ratios = vision.data.get("supported_aspect_ratios")
+    shapes = len(ratios) + 1 if isinstance(ratios, list) else _MLLAMA_SHAPES + 1
+    beside_tiles = 2 * (1 + shapes * tiles * width)
+    extra = width + 1 + places * width + shapes * tiles * places * width + beside_tiles
+    conv = LinearSpec(
+        "patch_embedding", "embedding_projection", 3 * patch**2, width, "embed", kind="parameter"
+    )
+    entry = replace(counted_block([], (layer_norm(width, copies=2),), extra), linears=(conv,))
+    matrices = [(f"{name}_proj", width, width, False) for name in "qkvo"]
+    matrices += [("fc1", width, inner, True), ("fc2", inner, width, True)]
+    layer = counted_block(matrices, (layer_norm(width, copies=2),))
+    groups = (
+        BlockGroup(vision.integer("num_hidden_layers", default=32), layer),
+        BlockGroup(vision.integer("num_global_layers", default=8), replace(layer, extra_params=2)),
+    )
+    out = vision.integer("vision_output_dim", default=7680)
+    projector = counted_block([("multi_modal_projector", out, hidden, True)])
+    return counted_tower(width, entry, groups, [projector])
+
+
 READERS = {
     "gemma4": read_gemma4,
     "gemma4_unified": read_gemma4_unified,
     "internvl": read_internvl,
     "llava_next": read_llava_next,
+    "mllama": read_mllama,
     "llava_onevision": read_llava_next,
 }
