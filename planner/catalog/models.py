@@ -57,8 +57,9 @@ class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
     ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published
-    ``config.json``.  ``null_fields`` are those it sets to null, in a section as ``text_config.sliding_window``.  TOML has no null, and a null differs from an
-    absent field wherever the configuration class has a default.
+    ``config.json``.  ``null_fields`` are those it sets to null, in a section as
+    ``text_config.sliding_window``.  TOML has no null, and a null differs from an absent field wherever the
+    configuration class has a default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -93,9 +93,9 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     for number, table in enumerate(positions):
         torch.shared[f"position_embeds {number}"] = table
         stream = torch.add(stream, table)
-    for table in model.extra_embeddings:
-        if table.per_layer:
-            rows = torch.same(_lookup(torch, ends, table), "mul")
+    for inputs in model.extra_embeddings:
+        if inputs.per_layer:
+            rows = torch.same(_lookup(torch, ends, inputs), "mul")
             stream = with_layer_inputs(torch, view, model, stream, rows)
     if model.embedding_norm:
         with torch.inside("word_embeddings_layernorm"):
