@@ -57,8 +57,9 @@ class ModelEntry(BaseModel):
     """One file of ``data/models`` as it stands.
 
     ``hub_id`` is empty for a model that is not on the Hub.  ``config`` holds fields of the published
-    ``config.json``.  ``null_fields`` are those it sets to null.  TOML has no null, and a null differs from an
-    absent field wherever the configuration class has a default.
+    ``config.json``.  ``null_fields`` are those it sets to null, in a section as
+    ``text_config.sliding_window``.  TOML has no null, and a null differs from an absent field wherever the
+    configuration class has a default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -77,7 +78,11 @@ class ModelEntry(BaseModel):
 
     def config_fields(self) -> dict[str, Any]:
         """The fields as a ``config.json`` would hold them."""
-        return {**self.config, **dict.fromkeys(self.null_fields)}
+        data = {name: dict(each) if isinstance(each, dict) else each for name, each in self.config.items()}
+        for name in self.null_fields:
+            section, _, field = name.rpartition(".")
+            (data[section] if section else data)[field] = None
+        return data
 
 
 class SizeEntry(BaseModel):

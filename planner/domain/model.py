@@ -28,9 +28,14 @@ InputTensor = Literal[
     "mlp_mid",
     "head_in",
     "embed",
+    "layer_inputs",
+    "layer_gate",
+    "layer_mid",
 ]
 NormKind = Literal["rms", "layer"]
-NormScaling = Literal["cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened"]
+NormScaling = Literal[
+    "cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened", "in_fp32"
+]
 SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal[
     "softmax",
@@ -43,6 +48,7 @@ RouterKind = Literal[
     "fp32_cast",
     "module",
     "every",
+    "beside",
 ]
 FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
 RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
@@ -114,8 +120,9 @@ class NormSpec:
 
     ``on`` is ``hidden`` for norms over the residual stream, ``heads`` for query/key norms, ``latent`` for the
     compressed projections of multi-head latent attention, ``mixer`` for the gated norm of a layer without
-    attention.  ``rows_per_token`` is how many vectors are normalised per token (1 for the residual stream,
-    the number of heads for per-head query norms).  ``weight`` is false for norms without parameters.
+    attention, ``layer_inputs`` for what layers read beside the stream.  ``rows_per_token`` is how many
+    vectors are normalised per token (1 for the residual stream, the number of heads for per-head query
+    norms).  ``weight`` is false for norms without parameters.
 
     ``scaling`` is how the code of an unfused norm applies its weight,
     which decides what the norm keeps for backward:
@@ -128,6 +135,7 @@ class NormSpec:
     - ``operators``: a layer norm made of single operators of torch
     - ``narrowed``: a layer norm in fp32, cast back (OLMo 1)
     - ``widened``: before casting back, with the weight in fp32 (Nemotron-H)
+    - ``in_fp32``: the same, when nothing refers to the result before the weight any more (Gemma 4)
     """
 
     kind: NormKind
@@ -135,7 +143,7 @@ class NormSpec:
     copies: int = 1
     bias: bool = False
     weight: bool = True
-    on: Literal["hidden", "heads", "latent", "mixer"] = "hidden"
+    on: Literal["hidden", "heads", "latent", "mixer", "layer_inputs"] = "hidden"
     rows_per_token: int = 1
     scaling: NormScaling = "cast"
 
@@ -181,6 +189,8 @@ class AttentionSpec:
     its second half weighs what attention returns.  ``pieces``: the code cuts the patches of all images into
     pieces that attend to themselves, a ``window`` of ``window_tokens`` patches or an ``image`` each.
     ``position_bias``: an fp32 number for each head and pair of positions is made once a pass.
+    ``key_is_value``: the value is the key's product, before the key's norm.  ``borrows_keys``: keys and
+    values are those of a layer before.
     """
 
     n_heads: int
@@ -214,6 +224,8 @@ class AttentionSpec:
     pieces: Pieces = "none"
     scales_key: bool = False
     position_bias: bool = False
+    key_is_value: bool = False
+    borrows_keys: bool = False
 
     @property
     def q_width(self) -> int:
@@ -262,6 +274,8 @@ class MlpSpec:
       so that it is quantised and adapted as one (Hunyuan)
     - ``every``: all experts compute all tokens, whose inputs are multiplied by a sigmoid,
       0 where not chosen (Llama 4)
+    - ``beside``: a softmax in fp32 of logits that an ``nn.Linear`` makes of the scaled and normed stream;
+      the experts run behind a dense part of ``shared_width`` (Gemma 4)
 
     ``shared_first``: the shared expert has no gate and runs before the router.  ``scales_gate``: the product
     of the gate and the output are multiplied by numbers (Falcon-H1).
@@ -300,6 +314,8 @@ class BlockSpec:
     what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and the
     first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
     ``keeps_attended``: a variable refers to what attention returned until the layer ends (Llama 4).
+    ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
+    (Gemma 4).
     """
 
     attention: AttentionSpec
@@ -316,6 +332,7 @@ class BlockSpec:
     branch_sum: BranchSum = "branches"
     scales_branches: bool = False
     keeps_attended: bool = False
+    layer_inputs_width: int = 0
     mixer: MixerSpec | None = None
 
     @property
@@ -344,14 +361,16 @@ class BlockGroup:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """A lookup table of ``rows`` vectors of ``width`` features (token, position); ``shared``:
-    looked up once for all samples.
+    """A lookup table of ``rows`` vectors of ``width`` features (token, position).
+
+    ``shared``: looked up once for all samples.  ``per_layer``: its rows hold an input for each layer.
     """
 
     name: str
     rows: int
     width: int
     shared: bool = False
+    per_layer: bool = False
 
     @property
     def param_count(self) -> int:

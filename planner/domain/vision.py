@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, NormSpec
 
-TowerCode = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "mistral3"]
-"""Whose modelling code runs around the layers of the tower."""
+TowerCode = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "counted"]
+"""Whose modelling code runs around the layers of the tower; ``counted``: only its weights are known."""
 FrozenPart = Literal["vision_tower", "projector", "language_model"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_model")
 

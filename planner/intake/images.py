@@ -77,10 +77,10 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
     number: int = ledger.choose("images_per_sample", int(implied), "assumed", "" if implied else note)
     if not number:
         return None
-    if model.vision.code == "mistral3":
+    if model.vision.code == "counted":
         raise NotModelledError(
-            f"images of {model.id}: what Pixtral's tower computes is not modelled; text alone is "
-            "(--images-per-sample 0)"
+            f"images of {model.id}: what its tower computes is not modelled; text alone is "
+            "(--images-per-sample 0), and measure trace -- python train.py answers with images"
         )
     rule = model.vision.rule
     if rule.kind == "square":

@@ -13,6 +13,7 @@ from functools import partial
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
 from planner.program.head.inputs import make_masks
 from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, piecewise_loss
+from planner.program.layers.layer_inputs import with_layer_inputs
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.collectives import (
@@ -83,7 +84,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     """
     model, view = ends.model, ends.layer
     tokens = token_rows(torch, ends)
-    positions = [_lookup(torch, ends, table) for table in model.extra_embeddings]
+    positions = [_lookup(torch, ends, table) for table in model.extra_embeddings if not table.per_layer]
     for spec in model.extra_linears:
         if spec.reads == "embed":
             tokens = linear(torch, view, spec, tokens)
@@ -92,6 +93,10 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     for number, table in enumerate(positions):
         torch.shared[f"position_embeds {number}"] = table
         stream = torch.add(stream, table)
+    for inputs in model.extra_embeddings:
+        if inputs.per_layer:
+            rows = torch.same(_lookup(torch, ends, inputs), "mul")
+            stream = with_layer_inputs(torch, view, model, stream, rows)
     if model.embedding_norm:
         with torch.inside("word_embeddings_layernorm"):
             stream = norm(torch, view, model.final_norms[0], stream)
@@ -273,10 +278,11 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     model, view = ends.model, ends.layer
     hidden = passed.pop()
     for spec in model.final_norms[int(model.embedding_norm) :]:
-        with torch.inside("norm"):
-            hidden = norm(torch, view, spec, hidden)
+        if spec.on == "hidden":
+            with torch.inside("norm"):
+                hidden = norm(torch, view, spec, hidden)
     for linear_spec in model.extra_linears:
-        if linear_spec.reads != "embed":
+        if linear_spec.reads not in ("embed", "layer_inputs"):
             hidden = linear(torch, view, linear_spec, hidden)
     return gathered(torch, view, hidden)
 

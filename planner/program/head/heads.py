@@ -120,9 +120,9 @@ def _copied(torch: Operators, x: Tensor, count: float) -> Tensor:
 
 
 def head_norm(torch: Operators, view: LayerView, index: int, x: Tensor) -> Tensor:
-    """The norm of queries (0) or keys (1), if there is one; values have none."""
+    """The norm of queries (0), keys (1) or values (2), if there is one."""
     specs = [each for each in view.block.norms if each.on == "heads"]
     if index >= len(specs):
         return x
-    with torch.inside(("q_norm", "k_norm")[index]):
+    with torch.inside(("q_norm", "k_norm", "v_norm")[index]):
         return norm(torch, view, specs[index], x)

@@ -65,7 +65,7 @@ def _scaled(
 def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """What the feed-forward part adds to the stream, from the output ``x`` of the norm before it."""
     with torch.inside("mlp"):
-        if view.block.mlp.n_experts:
+        if view.block.mlp.n_experts and view.block.mlp.router != "beside":
             return _mixture(torch, view, x)
         out = dense(torch, view, gathered(torch, view, x))
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out

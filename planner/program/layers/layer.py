@@ -14,7 +14,9 @@ from planner.domain.model import BlockSpec, NormSpec
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.layers.attention.attention import attention
 from planner.program.layers.feed_forward import feed_forward
+from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
 from planner.program.layers.mixers import mixer
+from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
@@ -37,12 +39,15 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     norms = _norms_of(view)
     before, behind = ([], norms) if view.block.reads_stream else (norms[:2], norms[2:])
     kept: list[Tensor] = []
+    if view.block.layer_inputs_width:
+        x = of_whole_layer(torch, x, kept)
     for number, part in enumerate(_parts_of(view.block)):
         residual = x
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
         given = x if view.block.keeps_attended and not number else None
         x = _wrapped(torch, trained if part is feed_forward else view, part, x)
+        x = _with_experts(torch, view, part, x, residual)
         if given is not None:
             kept.append(x)
         if view.block.dropouts and not view.block.drops_inside:
@@ -53,7 +58,14 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         del given
         if view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
-    return x
+    return add_layer_input(torch, view, norms[4], x, kept) if view.block.layer_inputs_width else x
+
+
+def _with_experts(torch: Operators, view: LayerView, part: Part, x: Tensor, stream: Tensor) -> Tensor:
+    """The output of a dense part, with that of the experts beside it, if there are some."""
+    if part is not feed_forward or view.block.mlp.router != "beside":
+        return x
+    return beside_dense(torch, view, x, stream, _norms_of(view)[4:])
 
 
 def _parts_of(block: BlockSpec) -> list[Part]:

@@ -77,6 +77,11 @@ def turned(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tup
     return narrow, torch.to(turned_key, given[1])
 
 
+def turned_query(torch: Operators, view: LayerView, query: Tensor) -> Tensor:
+    """The query alone, of a layer that takes keys from another."""
+    return _turned(torch, query, _table(torch, view))
+
+
 def _turned(torch: Operators, x: Tensor, table: Tensor, *, floated: bool = False) -> Tensor:
     """``x * cos + rotate_half(x) * sin``; it makes no difference whether halves or pairs are swapped.
 

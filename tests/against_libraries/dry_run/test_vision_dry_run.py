@@ -106,6 +106,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "num_attention_heads": 5, "image_size": 280, "patch_size": 14, "hidden_act": "silu",
         },
     },
+    "internvl": {
+        "model_type": "internvl", "tie_word_embeddings": False,
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {
+            "model_type": "internvl_vision", "hidden_size": 320, "intermediate_size": 1280,
+            "num_hidden_layers": 4, "num_attention_heads": 5, "attention_bias": True,
+        },
+    },
+    "gemma4": {
+        "model_type": "gemma4", "audio_config": None,
+        "text_config": {
+            "model_type": "gemma4_text", **TEXT, "head_dim": 64, "global_head_dim": 128,
+            "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 320, "intermediate_size": 1280,
+            "num_hidden_layers": 4, "num_attention_heads": 5, "num_key_value_heads": 5,
+            "position_embedding_size": 256,
+        },
+    },
 }  # fmt: skip
 SIZES = {
     "qwen2_vl": "504x336",
@@ -153,8 +173,8 @@ def trace_peak(events: list[AllocEvent]) -> int:
 def test_allocated_is_that_of_the_real_modules(
     kind: str, method: str, frozen: bool, checkpointing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within 0.5 %, with a frozen tower and one that is trained or adapted, checkpointed or not;
-    of Mistral 3 with text alone.
+    """Within 0.5 % (Gemma 4, whose model keeps more around its decoder: 1 %), with a frozen tower and
+    one that is trained or adapted, checkpointed or not; of Mistral 3, InternVL and Gemma 4 with text alone.
     """
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps(CONFIGS[kind]), encoding="utf-8")
@@ -173,4 +193,5 @@ def test_allocated_is_that_of_the_real_modules(
     flags |= {"freeze": "vision_tower;projector"} if frozen else {}
     adapter = {"lora_rank": 16, "lora_dropout": 0, "lora_targets": "all-linear", "adapter_dtype": "fp32"}
     flags |= adapter if method == "lora" else {}
-    assert program_peak(flags) == pytest.approx(trace_peak(read_jsonl("dry.jsonl")), rel=0.005)
+    within = 0.01 if kind == "gemma4" else 0.005
+    assert program_peak(flags) == pytest.approx(trace_peak(read_jsonl("dry.jsonl")), rel=within)

@@ -63,6 +63,7 @@ MODELS: tuple[str, ...] = (
     "qwen3.5-35b-a3b",
     "qwen3-next-80b-a3b",
     "glm-4.5-air",
+    "glm-4.7-flash",
     "ernie-4.5-21b-a3b",
     "hunyuan-7b",
     "llama-4-scout",

@@ -45,7 +45,7 @@ MIXTURES = {
     "deepseek_v3",
     "gpt_oss",
 }
-MIXTURES |= {"glm4_moe", "minimax_m2", "hunyuan_v1_moe", "llama4", "llama4_text"}
+MIXTURES |= {"glm4_moe", "glm4_moe_lite", "minimax_m2", "hunyuan_v1_moe", "llama4", "llama4_text"}
 SHIPPED, REMOTE = DENSE | GEMMA | MIXTURES, {"internlm", "internlm2"}
 
 ENTRIES = {
@@ -244,6 +244,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         {"num_key_value_heads": 2, **_FEW, "attention_bias": True, "head_dim": 20, "use_qk_norm": True},
     ),
     ("glm4_moe", {"num_key_value_heads": 4, **_FEW, "first_k_dense_replace": 2, "n_shared_experts": 2}),
+    (
+        "glm4_moe_lite",
+        {"num_key_value_heads": 4, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2, **_FEW, **_MLA},
+    ),
     (
         "minimax_m2",
         {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 20},

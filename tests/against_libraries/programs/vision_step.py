@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, Train
 from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
-SEEING = ("visual", "vision_tower", "multi_modal_projector")
+SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
+COUNTED = ("mistral3", "internvl", "gemma4")
 path, method, frozen, checkpointing = sys.argv[1:5]
 config = AutoConfig.for_model(**json.loads(Path(path).read_text(encoding="utf-8")))
 config._attn_implementation = "sdpa"
@@ -40,7 +41,7 @@ elif frozen == "true":
 def batch(_: list[int]) -> dict[str, torch.Tensor]:
     """One sample with two images; of a model whose tower is not modelled, of text alone."""
     vision = config.vision_config
-    if config.model_type == "mistral3":
+    if config.model_type in COUNTED:
         ids = torch.full((1, SEQ), 5)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     square = config.model_type in ("llava", "gemma3")

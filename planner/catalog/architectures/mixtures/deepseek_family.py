@@ -1,6 +1,8 @@
-"""DeepSeek-V2 and V3: multi-head latent attention, a few dense layers, then experts beside shared ones.
+"""DeepSeek-V2 and V3, GLM-4.7-Flash: multi-head latent attention, a few dense layers,
+then experts beside shared ones.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/deepseek_v2`` and ``deepseek_v3``).
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/{deepseek_v2,deepseek_v3,glm4_moe_lite}``).
 Attention without a cache expands the latents to full keys and values for every head, so ``n_kv_heads`` equals
 ``n_heads`` here.
 """
@@ -24,6 +26,7 @@ from planner.domain.model import (
     RotaryForm,
     RouterKind,
 )
+from planner.errors import NotModelledError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class _ClassDefaults:
 
 _V2 = _ClassDefaults(64, 2, 1407, 0, None, "fp32")
 _V3 = _ClassDefaults(256, 1, 2048, 3, 8, "sigmoid")
+_GLM = _ClassDefaults(64, 1, 1536, 1, 4, "sigmoid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,29 @@ def read_deepseek_v3(fields: ConfigFields) -> ModelSpec:
     )
 
 
+def read_glm4_moe_lite(fields: ConfigFields) -> ModelSpec:
+    """``glm4_moe_lite``: DeepSeek V3's layers, of which ``mlp_layer_types`` says which have experts.
+
+    Raises:
+        NotModelledError: layers without experts behind one that has them.
+    """
+    given, n_dense = fields.texts("mlp_layer_types"), fields.count("first_k_dense_replace", default=1)
+    if given:
+        n_dense = given.index("sparse") if "sparse" in given else len(given)
+        if set(given[n_dense:]) - {"sparse"} or set(given[:n_dense]) - {"dense"}:
+            raise NotModelledError(
+                f"{fields.where}: mlp_layer_types other than dense layers before sparse ones is not modelled"
+            )
+    ranks = {"q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
+    with_defaults = {**ranks, **fields.data, "first_k_dense_replace": n_dense}
+    spec = _read(ConfigFields(with_defaults, fields.where), _GLM, mlp_bias=False)
+    return replace(
+        spec, omits="the multi-token-prediction layer, which Transformers does not build by default"
+    )
+
+
 READERS: dict[str, Callable[[ConfigFields], ModelSpec]] = {
     "deepseek_v2": read_deepseek_v2,
     "deepseek_v3": read_deepseek_v3,
+    "glm4_moe_lite": read_glm4_moe_lite,
 }

@@ -46,8 +46,9 @@ def _projector(fields: ConfigFields, width: int, hidden: int, merged: int) -> Bl
     return BlockSpec(NO_ATTENTION, MlpSpec(hidden, False, activation), linears, (rms(width),))
 
 
-def _tower(fields: ConfigFields, hidden: int) -> TowerSpec:
-    vision, merge = fields.section("vision_config"), fields.integer("spatial_merge_size", default=2)
+def pixtral_tower(fields: ConfigFields, projector: BlockSpec, merge: int) -> TowerSpec:
+    """Pixtral's tower, of which ``merge`` patches make the side of a token."""
+    vision = fields.section("vision_config")
     kind = vision.text("model_type", "pixtral")
     if kind != "pixtral":
         raise NotModelledError(
@@ -59,12 +60,12 @@ def _tower(fields: ConfigFields, hidden: int) -> TowerSpec:
     entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (rms(width),))
     side = vision.integer("image_size", default=1024)
     return TowerSpec(
-        "mistral3",
+        "counted",
         width,
         ImageRule("resized", patch, merge=merge, max_pixels=side**2),
         entry,
         (BlockGroup(vision.layers("num_hidden_layers"), _layer(vision, width)),),
-        (BlockGroup(1, _projector(fields, width, hidden, merge**2)),),
+        (BlockGroup(1, projector),),
         1 / merge**2,
     )
 
@@ -78,7 +79,10 @@ def read_mistral3(fields: ConfigFields) -> ModelSpec:
     spec, layer = language_model(fields, tied_default=True), fields.data.get("vision_feature_layer", -1)
     if layer != -1 or isinstance(layer, bool):
         raise NotModelledError(f"{fields.where}: vision_feature_layer other than -1 is not modelled")
-    return replace(spec, architecture="mistral3", vision=_tower(fields, spec.hidden_size))
+    merge = fields.integer("spatial_merge_size", default=2)
+    width = fields.section("vision_config").integer("hidden_size", default=1024)
+    projector = _projector(fields, width, spec.hidden_size, merge**2)
+    return replace(spec, architecture="mistral3", vision=pixtral_tower(fields, projector, merge))
 
 
 READERS = {"mistral3": read_mistral3}

@@ -112,11 +112,13 @@ def _layer(vision: ConfigFields, width: int, activation: str) -> BlockSpec:
     )
 
 
-def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
-    """SigLIP's tower with Gemma 3's projector, which averages patches to ``tokens`` for each image.
+def siglip_layers(vision: ConfigFields) -> tuple[int, BlockSpec, BlockGroup, tuple[NormSpec, ...]]:
+    """Width, entry, layers and what is behind them of SigLIP's tower.
 
-    Source: transformers 5.23 models/siglip/configuration_siglip.py, models/gemma3/modeling_gemma3.py
-    Gemma3MultiModalProjector.
+    Source: transformers 5.23 models/siglip/configuration_siglip.py.
+
+    Raises:
+        NotModelledError: another tower, or one with a head.
     """
     kind = vision.text("model_type", "siglip_vision_model")
     if kind != "siglip_vision_model" or vision.flag("vision_use_head", True):
@@ -126,14 +128,26 @@ def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
         )
     width, n_layers = vision.integer("hidden_size", default=768), vision.layers("num_hidden_layers")
     side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=16)
-    grid, row = side // patch, round(tokens**0.5)
-    if not row or row * row != tokens or grid % row:
-        raise vision.fail(f"{grid} x {grid} patches are not averaged to mm_tokens_per_image {tokens}")
+    grid = side // patch
     numbers = vision.integer("num_channels", default=3) * patch**2
     conv = LinearSpec(
         "patch_embedding", "embedding_projection", numbers, width, "embed", bias=True, kind="parameter"
     )
     entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (), extra_params=grid**2 * width)
+    layers = BlockGroup(n_layers, _layer(vision, width, "gelu_pytorch_tanh"))
+    return width, entry, layers, (layer_norm(width),)
+
+
+def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
+    """SigLIP's tower with Gemma 3's projector, which averages patches to ``tokens`` for each image.
+
+    Source: transformers 5.23 models/gemma3/modeling_gemma3.py Gemma3MultiModalProjector.
+    """
+    width, entry, layers, behind = siglip_layers(vision)
+    side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=16)
+    grid, row = side // patch, round(tokens**0.5)
+    if not row or row * row != tokens or grid % row:
+        raise vision.fail(f"{grid} x {grid} patches are not averaged to mm_tokens_per_image {tokens}")
     last = LinearSpec(
         "mm_input_projection_weight", "embedding_projection", width, hidden, "mlp_in", kind="parameter"
     )
@@ -142,7 +156,7 @@ def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
         width,
         ImageRule("square", patch, side_pixels=side, tokens=tokens),
         entry,
-        (BlockGroup(n_layers, _layer(vision, width, "gelu_pytorch_tanh")),),
+        (layers,),
         (
             BlockGroup(
                 1,
@@ -155,7 +169,7 @@ def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
             ),
         ),
         tokens / grid**2,
-        behind=(layer_norm(width),),
+        behind=behind,
     )
 
 
@@ -169,9 +183,16 @@ def _projector(width: int, hidden: int) -> BlockSpec:
 
 def read_llava(fields: ConfigFields) -> ModelSpec:
     """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind,
-    without the class token.
+    without the class token; and Pixtral.
     """
     spec, layer = language_model(fields), fields.data.get("vision_feature_layer", -2)
+    if fields.section("vision_config").text("model_type", "") == "pixtral":
+        from planner.catalog.architectures.vision.counted_towers import llava_projector
+        from planner.catalog.architectures.vision.pixtral_vision import pixtral_tower
+
+        width = fields.section("vision_config").integer("hidden_size", default=1024)
+        projector = llava_projector(fields, width, spec.hidden_size)
+        return replace(spec, architecture="llava", vision=pixtral_tower(fields, projector, 1))
     if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
         raise NotModelledError(
             f"{fields.where}: vision_feature_layer other than a number from behind is not modelled"

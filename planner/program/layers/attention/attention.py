@@ -13,7 +13,7 @@ from planner.program.layers.attention.eager import eager
 from planner.program.layers.attention.exchanged_heads import by_exchanged_heads, by_exchanged_parts
 from planner.program.layers.attention.gathered_heads import by_gathered_heads
 from planner.program.layers.attention.latent import latent_heads
-from planner.program.layers.rotary import rotated
+from planner.program.layers.rotary import rotated, turned_query
 from planner.program.ops.collectives import gathered, gathered_keys
 from planner.program.ops.kernels import fused_attention
 from planner.program.ops.operators import Operators
@@ -63,7 +63,9 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
     if view.linears("attn_latent_kv"):
         return latent_heads(torch, view, x)
     query, key, value, held = projections(torch, view, x)
-    if view.block.attention.position == "rope":
+    if view.block.attention.borrows_keys:
+        query = turned_query(torch, view, query)
+    elif view.block.attention.position == "rope":
         query, key, rest = rotated(torch, view, query, key)
         held += rest
     if view.block.attention.head_norms_turned:
@@ -100,10 +102,30 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
             gates.append(_cut_off_gate(torch, made))
         elif not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
+        if spec.key_is_value and index == 1:
+            made.append(_same_product(made[1]))
         if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
+    _add_missing(torch, view, made)
     query, key, value = _as_heads(torch, view, made)
     return query, key, value, gates
+
+
+def _same_product(x: Tensor) -> Tensor:
+    """``x`` under another name."""
+    out = x.alias()
+    out.node = x.node
+    return out
+
+
+def _add_missing(torch: Operators, view: LayerView, made: list[Tensor]) -> None:
+    """Keys and values of a layer before, which are counted there; the norm of a value that is the key."""
+    spec = view.block.attention
+    if spec.borrows_keys:
+        widths = (spec.k_width, spec.v_width)
+        made += [Tensor(None, Unit.TOKENS, width, made[0].dtype) for width in widths]
+    if spec.key_is_value:
+        made[2] = head_norm(torch, view, 2, made[2])
 
 
 def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:

@@ -1,0 +1,291 @@
+"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, InternVL, LLaVA-NeXT,
+LLaVA-OneVision.  Trained on text alone, such models are answered like any other.
+
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/{gemma4,gemma4_unified,internvl,llava_next,llava_onevision}/modeling_*.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.catalog.architectures.dense.llama_family import read_llama
+from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.parts import layer_norm, rms
+from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
+from planner.catalog.architectures.vision.square_vision import clip_tower, language_model, siglip_layers
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.vision import ImageRule, TowerSpec
+from planner.errors import NotModelledError
+
+_CROSSED = (3, 8, 13, 18, 23, 28, 33, 38)
+_MLLAMA_SHAPES = 8
+"""Shapes of images in tiles, where a file does not list them."""
+
+Matrix = tuple[str, int, int, bool]
+"""Name, inputs, outputs, whether it has a bias."""
+
+
+def counted_block(matrices: Sequence[Matrix], norms: Sequence[NormSpec] = (), extra: int = 0) -> BlockSpec:
+    """Matrices and norms of one layer; ``extra``: parameters besides."""
+    linears = tuple(
+        LinearSpec(name, "mlp", n_in, n_out, "mlp_in", bias) for name, n_in, n_out, bias in matrices
+    )
+    return BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), linears, tuple(norms), extra_params=extra)
+
+
+def counted_tower(
+    width: int, entry: BlockSpec, groups: Sequence[BlockGroup], projectors: Sequence[BlockSpec]
+) -> TowerSpec:
+    """A tower of which only the weights are known."""
+    last = tuple(BlockGroup(1, block) for block in projectors)
+    return TowerSpec("counted", width, ImageRule("resized", 1), entry, tuple(groups), last, 1.0)
+
+
+def read_gemma4(fields: ConfigFields) -> ModelSpec:
+    """``gemma4``: AutoModelForCausalLM loads towers for images and sounds, too; without their sections
+    the decoder alone.
+    """
+    spec = replace(language_model(fields, tied_default=True), architecture="gemma4", loads_whole=True)
+    if not fields.has("vision_config"):
+        return spec
+    vision, hidden = fields.section("vision_config"), spec.hidden_size
+    width, patch = vision.integer("hidden_size", default=768), vision.integer("patch_size", default=16)
+    places = 2 * vision.integer("position_embedding_size", default=10_240) * width
+    projectors = [counted_block([("embedding_projection", width, hidden, False)])]
+    matrices, extra, groups = (
+        [("input_proj", 3 * patch**2, width, False)],
+        places,
+        [_gemma4_layers(vision, width)],
+    )
+    if fields.has("audio_config"):
+        audio = fields.section("audio_config")
+        more, n_convolved = _gemma4_sound_entry(audio)
+        matrices, extra = [*matrices, *more], extra + n_convolved
+        groups.append(_gemma4_sound_layers(audio))
+        projectors.append(counted_block([("embedding_projection", more[-1][2], hidden, False)]))
+    return replace(
+        spec, vision=counted_tower(width, counted_block(matrices, extra=extra), groups, projectors)
+    )
+
+
+def _gemma4_layers(vision: ConfigFields, width: int) -> BlockGroup:
+    """Every matrix is a module ``linear`` inside one that clamps."""
+    inner, size = vision.integer("intermediate_size", default=3072), vision.integer("head_dim", default=64)
+    out = vision.integer("num_attention_heads", default=12) * size
+    keys = vision.integer("num_key_value_heads", default=12) * size
+    shapes = [(width, out), (width, keys), (width, keys), (out, width), (width, inner), (width, inner)]
+    matrices = [("linear", *shape, False) for shape in [*shapes, (inner, width)]]
+    block = counted_block(matrices, (rms(width, copies=4), rms(size, copies=2)))
+    return BlockGroup(vision.layers("num_hidden_layers") if vision.has("num_hidden_layers") else 16, block)
+
+
+def _gemma4_sound_entry(audio: ConfigFields) -> tuple[list[Matrix], int]:
+    """Matrices around the layers, the last one behind them, and the parameters of two convolutions."""
+    width, out = audio.integer("hidden_size", default=1024), audio.integer("output_proj_dims", default=1536)
+    first, second = audio.integers("subsampling_conv_channels") or (128, 32)
+    matrices = [("input_proj_linear", first // 4 * second, width, False), ("output_proj", width, out, True)]
+    return matrices, 9 * first + first + 9 * first * second + second
+
+
+def _gemma4_sound_layers(audio: ConfigFields) -> BlockGroup:
+    width = audio.integer("hidden_size", default=1024)
+    size = width // audio.integer("num_attention_heads", default=8)
+    square, wide = (width, width), (width, 4 * width)
+    shapes = [square] * 4 + [wide, wide[::-1]] * 2 + [(width, 2 * width), square]
+    matrices = [("linear", *shape, False) for shape in shapes] + [("relative_k_proj", *square, False)]
+    kernel = audio.integer("conv_kernel_size", default=5) * width
+    block = counted_block(matrices, (rms(width, copies=9),), size + kernel)
+    return BlockGroup(audio.layers("num_hidden_layers") if audio.has("num_hidden_layers") else 12, block)
+
+
+def read_gemma4_unified(fields: ConfigFields) -> ModelSpec:
+    """``gemma4_unified``: no tower, but a product of patches and one of pieces of sound.
+
+    Where tokens of an image see each other, its mask is made for text, too.
+    """
+    spec = language_model(fields, tied_default=True)
+    spec = replace(spec, architecture="gemma4_unified", loads_whole=True)
+    if fields.section("text_config").data.get("use_bidirectional_attention", "vision") == "vision":
+        spec = replace(spec, groups=tuple(_with_mask(group) for group in spec.groups))
+    if not fields.has("vision_config"):
+        return spec
+    vision, hidden = fields.section("vision_config"), spec.hidden_size
+    side = vision.integer("patch_size", default=16) * vision.integer("pooling_kernel_size", default=3)
+    width, pixels = vision.integer("mm_embed_dim", default=3840), 3 * side**2
+    places = 2 * vision.integer("mm_posemb_size", default=1120) * width
+    norms = (layer_norm(pixels), layer_norm(width, copies=2))
+    entry = counted_block([("patch_dense", pixels, width, True)], norms, places)
+    out = vision.integer("output_proj_dims", default=3840)
+    projectors = [counted_block([("embedding_projection", out, hidden, False)])]
+    if fields.has("audio_config"):
+        sound = fields.section("audio_config").integer("audio_embed_dim", default=640)
+        projectors.append(counted_block([("embedding_projection", sound, hidden, False)]))
+    return replace(spec, vision=counted_tower(width, entry, (), projectors))
+
+
+def _with_mask(group: BlockGroup) -> BlockGroup:
+    attention = replace(group.block.attention, makes_mask=True)
+    return replace(group, block=replace(group.block, attention=attention))
+
+
+def read_internvl(fields: ConfigFields) -> ModelSpec:
+    """``internvl`` (the checkpoints with -HF in their names): a tower with scaled branches,
+    whose patches four by four become a token.
+    """
+    spec, vision = language_model(fields, tied_default=True), fields.section("vision_config")
+    width, inner = (
+        vision.integer("hidden_size", default=1024),
+        vision.integer("intermediate_size", default=4096),
+    )
+    bias, kind = vision.flag("attention_bias", False), vision.text("norm_type", "layer_norm")
+    side, patch = (
+        _side(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
+    )
+    grid = (side // patch) ** 2
+    conv = LinearSpec("projection", "embedding_projection", 3 * patch**2, width, "embed", True, "parameter")
+    entry = replace(counted_block([], extra=(grid + 2) * width), linears=(conv,))
+    matrices = [(f"{name}_proj", width, width, bias) for name in "qkv"]
+    matrices += [
+        ("projection_layer", width, width, True),
+        ("fc1", width, inner, True),
+        ("fc2", inner, width, True),
+    ]
+    norms = [rms(width, copies=2) if kind == "rms_norm" else layer_norm(width, copies=2)]
+    norms += [rms(width, copies=2)] if vision.flag("use_qk_norm", False) else []
+    n_layers = vision.layers("num_hidden_layers") if vision.has("num_hidden_layers") else 24
+    layers = BlockGroup(n_layers, counted_block(matrices, norms, 2 * width))
+    merged = round(width / _share(fields) ** 2)
+    last = counted_block(
+        [
+            ("linear_1", merged, spec.hidden_size, True),
+            ("linear_2", spec.hidden_size, spec.hidden_size, True),
+        ],
+        (layer_norm(merged),),
+    )
+    tower = counted_tower(width, entry, (layers,), (last,))
+    if not vision.flag("use_mean_pooling", True):
+        tower = replace(tower, behind=(layer_norm(width),))
+    return replace(spec, architecture="internvl", vision=tower)
+
+
+def _side(fields: ConfigFields, name: str, default: int) -> int:
+    """A side in pixels, which files also say as a list of two."""
+    if not isinstance(fields.data.get(name), list):
+        return fields.integer(name, default=default)
+    sides = set(fields.integers(name))
+    if len(sides) != 1 or not min(sides):
+        raise fields.fail(f"{name} with two sides is not modelled")
+    return sides.pop()
+
+
+def _share(fields: ConfigFields) -> float:
+    share = fields.data.get("downsample_ratio", 0.5)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.01 <= share <= 1:
+        raise fields.fail("field 'downsample_ratio' must be a number from 0.01 to 1")
+    return float(share)
+
+
+def read_llava_next(fields: ConfigFields) -> ModelSpec:
+    """``llava_next`` (LLaVA 1.6) and ``llava_onevision``: LLaVA's tower or SigLIP's over parts of an image,
+    and a vector for the end of a row.
+    """
+    kind = fields.text("model_type", "")
+    spec, vision = language_model(fields, tied_default=False), fields.section("vision_config")
+    hidden, seeing = spec.hidden_size, vision.text("model_type", "")
+    if seeing == "siglip_vision_model":
+        width, entry, layers, behind = siglip_layers(vision)
+        tower = counted_tower(width, entry, (layers,), (llava_projector(fields, width, hidden),))
+        tower = replace(tower, behind=behind)
+    else:
+        tower = replace(clip_tower(vision, hidden, n_unread=0, keeps_class=False), code="counted")
+    projector = tower.projectors[0].block
+    projector = replace(projector, extra_params=projector.extra_params + hidden)
+    return replace(spec, architecture=kind, vision=replace(tower, projectors=(BlockGroup(1, projector),)))
+
+
+def llava_projector(fields: ConfigFields, width: int, hidden: int) -> BlockSpec:
+    """Two matrices.
+
+    Raises:
+        NotModelledError: one that reads several layers.
+    """
+    if isinstance(fields.data.get("vision_feature_layer", -1), list):
+        raise NotModelledError(f"{fields.where}: vision_feature_layer with several layers is not modelled")
+    bias = fields.flag("multimodal_projector_bias", True)
+    return counted_block([("linear_1", width, hidden, bias), ("linear_2", hidden, hidden, bias)])
+
+
+def read_mllama(fields: ConfigFields) -> ModelSpec:
+    """``mllama`` (Llama 3.2 Vision): layers that attend to the image are passed over for text.
+
+    They are counted with the tower, so that freezing the tower also takes their adapters away.
+    """
+    text = fields.section("text_config")
+    n_layers = text.layers("num_hidden_layers") if text.has("num_hidden_layers") else 40
+    crossed = text.integers("cross_attention_layers") if text.has("cross_attention_layers") else _CROSSED
+    n_crossed = len({each for each in crossed if each < n_layers})
+    known = {"model_type": "llama", "num_hidden_layers": n_layers - n_crossed}
+    defaults = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    }
+    section = ConfigFields({**defaults, "intermediate_size": 14_336, **text.data, **known}, text.where)
+    spec = read_llama(section)
+    table = replace(spec.token_embedding, rows=spec.vocab_size + 8)
+    layers = (
+        BlockGroup(n_crossed, _cross_layer(spec.groups[0].block, spec.hidden_size)) if n_crossed else None
+    )
+    tower = _mllama_tower(fields.section("vision_config"), spec.hidden_size)
+    tower = replace(tower, groups=(*tower.groups, *([layers] if layers else [])))
+    return replace(spec, architecture="mllama", token_embedding=table, vision=tower)
+
+
+def _cross_layer(block: BlockSpec, hidden: int) -> BlockSpec:
+    """A layer of the language model whose keys are those of the image; two gates of one number."""
+    norms = (rms(hidden, copies=2), rms(block.attention.head_dim, copies=2))
+    return counted_block(
+        [(each.name, each.in_features, each.out_features, each.bias) for each in block.linears], norms, 2
+    )
+
+
+def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
+    width, inner = (
+        vision.integer("hidden_size", default=1280),
+        vision.integer("intermediate_size", default=5120),
+    )
+    side, patch = (
+        _side(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
+    )
+    tiles, places = vision.integer("max_num_tiles", default=4), (side // patch) ** 2 + 1
+    ratios = vision.data.get("supported_aspect_ratios")
+    shapes = len(ratios) + 1 if isinstance(ratios, list) else _MLLAMA_SHAPES + 1
+    beside_tiles = 2 * (1 + shapes * tiles * width)
+    extra = width + 1 + places * width + shapes * tiles * places * width + beside_tiles
+    conv = LinearSpec(
+        "patch_embedding", "embedding_projection", 3 * patch**2, width, "embed", kind="parameter"
+    )
+    entry = replace(counted_block([], (layer_norm(width, copies=2),), extra), linears=(conv,))
+    matrices = [(f"{name}_proj", width, width, False) for name in "qkvo"]
+    matrices += [("fc1", width, inner, True), ("fc2", inner, width, True)]
+    layer = counted_block(matrices, (layer_norm(width, copies=2),))
+    groups = (
+        BlockGroup(vision.integer("num_hidden_layers", default=32), layer),
+        BlockGroup(vision.integer("num_global_layers", default=8), replace(layer, extra_params=2)),
+    )
+    out = vision.integer("vision_output_dim", default=7680)
+    projector = counted_block([("multi_modal_projector", out, hidden, True)])
+    return counted_tower(width, entry, groups, [projector])
+
+
+READERS = {
+    "gemma4": read_gemma4,
+    "gemma4_unified": read_gemma4_unified,
+    "internvl": read_internvl,
+    "llava_next": read_llava_next,
+    "mllama": read_mllama,
+    "llava_onevision": read_llava_next,
+}

@@ -1,0 +1,78 @@
+"""Inputs of each layer beside the stream: rows of a table of their own, summed with a product of the stream.
+
+Source: transformers 5.23 models/gemma4/modeling_gemma4.py Gemma4TextModel.get_per_layer_inputs and
+project_per_layer_inputs, Gemma4TextDecoderLayer.forward; torch 2.13 derivatives.yaml ``select``.
+Ignored: that these inputs have no gradient where the stream has one only behind the first layer.
+"""
+
+from __future__ import annotations
+
+from planner.domain.model import ModelSpec, NormSpec
+from planner.program.layers.activations import activation
+from planner.program.layers.norms import norm
+from planner.program.ops.autograd import LEAF_ORDER, record
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Node, Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.matrices import linear
+
+
+def with_layer_inputs(
+    torch: Operators, view: LayerView, model: ModelSpec, stream: Tensor, rows: Tensor
+) -> Tensor:
+    """``stream``, with the inputs of all layers alive beside it until backward has come back to it.
+
+    ``rows``: those of the table, already scaled.
+    """
+    spec = next(each for each in model.extra_linears if each.reads == "layer_inputs")
+    made = torch.same(linear(torch, view, spec, stream), "mul")
+    with torch.inside("norm"):
+        made = norm(torch, view, next(each for each in model.final_norms if each.on == "layer_inputs"), made)
+    made = torch.same(torch.add(made, rows), "mul")
+    torch.shared["per_layer_inputs"] = made
+    count, dtype = made.count, made.dtype
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [gradient, torch.new(Unit.TOKENS, count, dtype, "select_backward")]
+
+    if stream.node is None and made.node is None:
+        torch.outputs.append(made.alias())
+        return stream
+    return record(torch, stream.alias(), [stream, made], [made], backward)
+
+
+def of_whole_layer(torch: Operators, x: Tensor, held: list[Tensor]) -> Tensor:
+    """``x``, whose backward lets ``held`` go."""
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        held.clear()
+        return [gradient]
+
+    return record(torch, x.alias(), [x], [], backward)
+
+
+def add_layer_input(
+    torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, held: list[Tensor]
+) -> Tensor:
+    """``x + norm(up(act(down(x)) * input))``, scaled in place.
+
+    Backward: the gradient of the input as zeros of all layers' with its own filled in,
+    and the sum of those before, which are ``held``.
+    """
+    down, up = (view.linears(reads)[0] for reads in ("layer_gate", "layer_mid"))
+    width, whole = down.out_features, view.block.layer_inputs_width
+    given = Tensor(None, Unit.TOKENS, width, view.embedded)
+
+    def of_input(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        held.append(torch.new(Unit.TOKENS, whole, gradient.dtype, "select_backward"))
+        held.append(torch.new(Unit.TOKENS, whole, gradient.dtype, "add"))
+        held.pop(0)
+        return []
+
+    if x.node is not None and torch.grad_enabled:
+        given.node = Node("per_layer_input", LEAF_ORDER, of_input)
+    out = torch.mul(activation(torch, view, linear(torch, view, down, x)), given)
+    out = linear(torch, view, up, out)
+    with torch.inside("norm"):
+        out = norm(torch, view, spec, out)
+    return torch.add(x, out)

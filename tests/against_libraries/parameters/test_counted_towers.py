@@ -1,0 +1,125 @@
+"""Towers that are counted only, against the modules that Transformers builds on meta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.catalog.hf_config import model_from_config
+from tests.extras import import_or_skip
+
+torch = import_or_skip("torch")
+transformers = import_or_skip("transformers")
+
+_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+_TEXT = {"model_type": "qwen2", **_SIZES, "num_hidden_layers": 2, "vocab_size": 512}
+_GEMMA = {
+    **_SIZES, "model_type": "gemma4_text", "num_hidden_layers": 6, "vocab_size": 512,
+    "vocab_size_per_layer_input": 512, "hidden_size_per_layer_input": 32,
+}  # fmt: skip
+_SHARED = {
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}  # fmt: skip
+_GLOBAL = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
+_UNIFIED = {name: value for name, value in _GEMMA.items() if "per_layer" not in name}
+_LAYERS = {"num_hidden_layers": 3}
+_SQUARE = {**_LAYERS, "intermediate_size": 512, "patch_size": 14}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma4 with sounds": {
+        "model_type": "gemma4", "text_config": {**_GEMMA, **_SHARED},
+        "vision_config": {"model_type": "gemma4_vision", **_LAYERS},
+        "audio_config": {"model_type": "gemma4_audio", **_LAYERS},
+    },
+    "gemma4 dense": {
+        "model_type": "gemma4", "text_config": {**_GEMMA, **_GLOBAL}, "audio_config": None,
+        "vision_config": {"model_type": "gemma4_vision", **_LAYERS, "hidden_size": 144, "head_dim": 72},
+    },
+    "gemma4 experts": {
+        "model_type": "gemma4", "text_config": {**_GEMMA, **_GLOBAL, **_EXPERTS}, "audio_config": None,
+        "vision_config": {"model_type": "gemma4_vision", **_LAYERS},
+    },
+    "gemma4 unified": {
+        "model_type": "gemma4_unified", "text_config": {**_UNIFIED, "model_type": "gemma4_unified_text"},
+        "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 96, "output_proj_dims": 96},
+        "audio_config": {"model_type": "gemma4_unified_audio"},
+    },
+    "internvl": {
+        "model_type": "internvl", "text_config": _TEXT,
+        "vision_config": {"model_type": "internvl_vision", **_LAYERS, "attention_bias": True},
+    },
+    "internvl of 6B": {
+        "model_type": "internvl", "text_config": _TEXT, "vision_config": {
+            "model_type": "internvl_vision", **_LAYERS, "norm_type": "rms_norm", "use_qk_norm": True,
+            "hidden_size": 320, "num_attention_heads": 4, "use_mean_pooling": False, "image_size": [224, 224],
+        },
+    },
+    "pixtral": {
+        "model_type": "llava", "text_config": _TEXT, "vision_feature_layer": -1,
+        "vision_config": {"model_type": "pixtral", **_LAYERS, "hidden_size": 256, "intermediate_size": 512},
+    },
+    "llava_next": {
+        "model_type": "llava_next", "text_config": _TEXT,
+        "vision_config": {"model_type": "clip_vision_model", **_SQUARE, "hidden_size": 240,
+        "image_size": 336},
+    },
+    "llava_onevision": {
+        "model_type": "llava_onevision", "text_config": _TEXT, "vision_feature_layer": -1, "vision_config": {
+            "model_type": "siglip_vision_model", **_SQUARE, "hidden_size": 144, "image_size": 384,
+            "vision_use_head": False,
+        },
+    },
+    "mllama": {
+        "model_type": "mllama", "text_config": {
+            **_SIZES, "model_type": "mllama_text_model", "num_hidden_layers": 6, "vocab_size": 512,
+            "cross_attention_layers": [1, 3], "pad_token_id": 0,
+        },
+        "vision_config": {
+            "num_hidden_layers": 2, "num_global_layers": 1, "hidden_size": 320, "attention_heads": 4,
+            "intermediate_size": 640, "image_size": 56, "intermediate_layers_indices": [0],
+            "vision_output_dim": 640,
+        },
+    },
+}  # fmt: skip
+
+
+def _built(fields: dict[str, Any]) -> Any:
+    config = transformers.AutoConfig.for_model(**fields)
+    with torch.device("meta"):
+        module = transformers.AutoModelForImageTextToText.from_config(config)
+    module.tie_weights()
+    return module
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_parameters_are_those_of_the_modules(kind: str) -> None:
+    """All of them; and those of tower and projector, but of Llama 3.2,
+    whose layers that see are counted with its tower.
+    """
+    spec, module = model_from_config(CONFIGS[kind], kind), _built(CONFIGS[kind])
+    distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
+    assert spec.param_count == sum(distinct.values())
+    assert spec.vision is not None
+    assert spec.vision.code == "counted"
+    if kind != "mllama":
+        assert spec.vision.param_count == sum(
+            tensor.numel()
+            for path, tensor in module.named_parameters()
+            if "language_model" not in path and not path.startswith("lm_head")
+        )
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_matrices_are_those_that_peft_finds(kind: str) -> None:
+    """Names and shapes of every linear layer of the whole model, by the last part of their names."""
+    spec, module = model_from_config(CONFIGS[kind], kind), _built(CONFIGS[kind])
+    linears = [*(linear for linear, _ in spec.linears()), *spec.extra_linears]
+    ours = {(each.name, each.in_features, each.out_features) for each in linears if each.kind == "linear"}
+    theirs = {
+        (path.rpartition(".")[2], each.in_features, each.out_features)
+        for path, each in module.named_modules()
+        if isinstance(each, torch.nn.Linear) and not path.endswith("lm_head")
+    }
+    assert ours == theirs

@@ -1,0 +1,84 @@
+"""The step program of the later decoders against the traced modules of Transformers:
+what is allocated at the peak, at two lengths.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.allocator.events import read_jsonl
+from tests.against_libraries.dry_run.test_dry_run import run
+from tests.against_libraries.dry_run.test_vision_dry_run import program_peak, trace_peak
+from tests.extras import needs
+
+pytestmark = needs("torch", "transformers", "peft")
+_SIZES = {
+    "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 4096, "torch_dtype": "bfloat16",
+    "pad_token_id": 0,
+}  # fmt: skip
+_GEMMA = {
+    **_SIZES, "model_type": "gemma4_text", "intermediate_size": 2048, "num_key_value_heads": 4,
+    "head_dim": 64, "global_head_dim": 128, "sliding_window": 128, "final_logit_softcapping": 30.0,
+    "num_hidden_layers": 6,
+}  # fmt: skip
+_GLOBAL = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+_DENSE = {**_GEMMA, **_GLOBAL, "hidden_size_per_layer_input": 0}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 256}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "glm4_moe_lite": {
+        **_SIZES, "model_type": "glm4_moe_lite", "intermediate_size": 1024, "moe_intermediate_size": 256,
+        "num_hidden_layers": 4, "num_key_value_heads": 8, "n_routed_experts": 8, "num_experts_per_tok": 4,
+        "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+        "v_head_dim": 64,
+    },
+    "gemma4 dense": _DENSE,
+    "gemma4 experts": {**_DENSE, **_EXPERTS, "intermediate_size": 512},
+    "gemma4 inputs": {
+        **_GEMMA, "num_key_value_heads": 2, "num_hidden_layers": 10, "vocab_size_per_layer_input": 4096,
+        "hidden_size_per_layer_input": 64, "num_kv_shared_layers": 4, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 5,
+    },
+    "gemma4 unified": {
+        "model_type": "gemma4_unified", "torch_dtype": "bfloat16", "text_config": {
+            **{name: value for name, value in _DENSE.items() if "per_layer" not in name},
+            "model_type": "gemma4_unified_text",
+        },
+        "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 512,
+        "output_proj_dims": 512},
+        "audio_config": {"model_type": "gemma4_unified_audio"},
+    },
+}  # fmt: skip
+_QUICK = {("gemma4 inputs", "lora", True, 256)}
+CASES = [
+    pytest.param(
+        kind, method, again, seq, marks=() if (kind, method, again, seq) in _QUICK else pytest.mark.slow
+    )
+    for kind in CONFIGS
+    for method, again in (("full", False), ("lora", False), ("lora", True))
+    for seq in (256, 1024)
+]
+
+
+@pytest.mark.parametrize(("kind", "method", "again", "seq"), CASES)
+def test_allocated_is_that_of_the_traced_modules(
+    kind: str, method: str, again: bool, seq: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 2 %, trained whole or with adapters, checkpointed or not."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(CONFIGS[kind]), encoding="utf-8")
+    flags: dict[str, object] = {
+        "model": "config.json", "method": method, "gpu": "a100-80-sxm", "seq": seq, "batch": 2,
+        "optimizer": "adamw_torch",
+    }  # fmt: skip
+    adapter = {"lora_rank": 8, "lora_dropout": 0, "lora_targets": "all-linear"}
+    flags |= adapter if method == "lora" else {}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--gradient-checkpointing" if again else "--no-gradient-checkpointing", "--all-layers"]
+    code, _, err = run("trace", *words, "--events", "trace.jsonl")
+    assert code == 0, err
+    flags["gradient_checkpointing"] = again
+    assert program_peak(flags) == pytest.approx(trace_peak(read_jsonl("trace.jsonl")), rel=0.02)
