@@ -47,8 +47,15 @@ _OLD_KEYS = (
     "kto_ftx",
 )
 _KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
-_GONE = (
+# New tokens set ``resize_vocab`` (model/patcher.py patch_tokenizer).
+_RESIZING = (
+    "resize_vocab",
+    "add_tokens",
+    "add_special_tokens",
+    "new_special_tokens_config",
     "new_special_tokens",
+)
+_GONE = (
     "split",
     "reserved_label_len",
     "image_dir",
@@ -341,10 +348,7 @@ def _read_divergence(keys: Keys, reading: Reading) -> None:
 
 def _remark(keys: Keys, reading: Reading) -> None:
     for name, text in (
-        ("resize_vocab", "the vocabulary is counted as published"),
-        ("add_tokens", "the vocabulary is counted as published"),
-        ("add_special_tokens", "the vocabulary is counted as published"),
-        ("new_special_tokens_config", "the vocabulary is counted as published"),
+        *((name, "the vocabulary is counted as published") for name in _RESIZING),
         (
             "adapter_name_or_path",
             "an adapter is trained as lora_rank and lora_target say, whatever it was made with",
@@ -393,8 +397,13 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     if not rotates and keys.flag("use_dora"):
         reading.say("dora", True, keys.where("use_dora"))
     extra = keys.names("additional_target")
+    resized = next((name for name in _RESIZING if keys.get(name) not in (None, False)), None)
     if extra:
         reading.say("modules_to_save", extra, keys.where("additional_target"))
+    elif resized is not None:
+        # model/adapter.py _setup_lora_tuning, in 0.7.1 and 0.8.3 as well.
+        note = "LLaMA-Factory trains the token table and the head of a vocabulary that it resizes"
+        reading.say("modules_to_save", ("embed_tokens", "lm_head"), keys.where(resized), note)
 
 
 def _read_rotations(keys: Keys, reading: Reading) -> None:

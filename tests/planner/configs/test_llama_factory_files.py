@@ -293,8 +293,22 @@ def test_fp8_by_torchao_has_no_effect_with_transformers_5(tmp_path: Path) -> Non
 
 def test_mixture_of_depths_cannot_be_imported_beside_transformers_5(tmp_path: Path) -> None:
     """A file of an older age is not modelled instead."""
-    with pytest.raises(UsageError, match="beside Transformers 5"):
+    with pytest.raises(UsageError, match=r"beside Transformers 5.*refused-by-its-tool"):
         read(tmp_path, BASE + "mixture_of_depths: convert\n")
+    llama = BASE.replace("Qwen/Qwen2.5-0.5B", "meta-llama/Meta-Llama-3-8B") + "overwrite_cache: true\n"
+    with pytest.raises(UsageError, match=r"Transformers 4\.43.*refused-by-its-tool"):
+        read(tmp_path, llama + "mixture_of_depths: convert\n")
     with pytest.raises(NotModelledError, match="mixture of depths is not modelled"):
         read(tmp_path, BASE + "mixture_of_depths: load\nevaluation_strategy: steps\n")
     assert read(tmp_path, BASE + "mixture_of_depths: null\n").request.get("method") == "lora"
+
+
+@pytest.mark.parametrize("line", ["resize_vocab: true", "add_tokens: <a>,<b>", "new_special_tokens: <a>"])
+def test_adapters_beside_a_resized_vocabulary_train_table_and_head(tmp_path: Path, line: str) -> None:
+    """``_setup_lora_tuning`` fills ``additional_target``, unless the file does."""
+    found = read(tmp_path, f"{BASE}{line}\n")
+    assert found.request.get("modules_to_save") == ("embed_tokens", "lm_head")
+    found = read(tmp_path, f"{BASE}{line}\nadditional_target: lm_head\n")
+    assert found.request.get("modules_to_save") == ("lm_head",)
+    assert read(tmp_path, f"{FULL}{line}\n").request.get("modules_to_save") is None
+    assert read(tmp_path, f"{BASE}resize_vocab: false\n").request.get("modules_to_save") is None
