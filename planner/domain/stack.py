@@ -32,7 +32,7 @@ ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
-SdpaMask = Literal["bool", "stream", "none"]
+SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
@@ -140,7 +140,8 @@ class Stack:
     made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
     gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
-    of the embeddings, shared where that is the compute dtype; or none.  ``checkpoints_parts``: checkpointing
+    of the embeddings, shared where that is the compute dtype; none; or one in the compute dtype that comes
+    with every batch, padded or not (``given``).  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
     ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
     ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to

@@ -20,7 +20,7 @@ from planner.configs.shared.trainer import need_precision, read_distribution, re
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory_outdated import read_fp8, refuse_depths
 from planner.configs.tools.llama_factory_v1 import MARKS as V1
-from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, read_vision
+from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, VISION_TEMPLATES, read_vision
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
@@ -125,12 +125,12 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
     keys.skip(("model_name_or_path",))
-    _read_packing(keys, reading, stage)
     if keys.flag("disable_gradient_checkpointing") is not None:
         where = keys.where("disable_gradient_checkpointing")
         reading.say("gradient_checkpointing", not keys.flag("disable_gradient_checkpointing"), where)
         keys.skip(("gradient_checkpointing",))
     _read_attention(keys, reading)
+    _read_packing(keys, reading, stage)
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
         if task is not None:
@@ -477,22 +477,14 @@ def _read_bits(keys: Keys, reading: Reading, bits: int | None) -> None:
 def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:
     packing, neat = keys.flag("packing"), keys.flag("neat_packing")
     if neat:
-        reading.say("padding", "packed", keys.where("neat_packing"))
+        where = keys.where("neat_packing")
+        reading.say("padding", "packed", where)
+        # data/collator.py: a mask of four dimensions where the kernel is not FlashAttention 2.
+        reading.switch("sdpa_mask", "given", where)
+        if reading.value("attention") == "flash2" and (keys.count("per_device_train_batch_size") or 8) > 1:
+            text = "LLaMA-Factory 0.9.5 stops at several packed rows under FlashAttention 2: "
+            reading.remark(where, text + "per_device_train_batch_size must be 1")
     elif packing:
         reading.say("padding", "packed", keys.where("packing"))
     elif packing is None and stage == "pt":
         reading.default("padding", "packed", "llamafactory 0.9.5 hparams/parser.py: pre-training packs")
-
-
-_VISION_TEMPLATES = """
-    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
-    keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen
-    llava_next_video llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v
-    minicpm_v_4_6 ministral3 mistral_small mllama paligemma paligemma_chat pixtral qwen2_audio qwen2_omni
-    qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
-    video_llava yi_vl youtu_vl
-"""
-VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
-"""Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
-``mm_plugin=get_mm_plugin``.
-"""

@@ -312,3 +312,14 @@ def test_adapters_beside_a_resized_vocabulary_train_table_and_head(tmp_path: Pat
     assert found.request.get("modules_to_save") == ("lm_head",)
     assert read(tmp_path, f"{FULL}{line}\n").request.get("modules_to_save") is None
     assert read(tmp_path, f"{BASE}resize_vocab: false\n").request.get("modules_to_save") is None
+
+
+def test_neat_packing_hands_a_mask_to_fused_attention(tmp_path: Path) -> None:
+    """Squares of the length, in the compute dtype; FlashAttention 2 takes none, and one row alone."""
+    found = read(tmp_path, BASE + "neat_packing: true\n")
+    assert found.request.get("switches") == ("sdpa_mask=given",)
+    assert "several packed rows" not in "; ".join(each.text for each in found.remarks)
+    for line, said in (("", True), ("per_device_train_batch_size: 1\n", False)):
+        found = read(tmp_path, f"{BASE}neat_packing: true\nflash_attn: fa2\n{line}")
+        assert ("several packed rows" in "; ".join(each.text for each in found.remarks)) == said
+    assert read(tmp_path, BASE + "packing: true\n").request.get("switches") is None
