@@ -17,6 +17,7 @@ from planner.configs.shared.liger import say_liger
 from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
+from planner.configs.tools.llama_factory_checkpointing import drop_trainers_switch, read_manner, read_switch
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory_outdated import read_fp8, refuse_depths
 from planner.configs.tools.llama_factory_v1 import MARKS as V1
@@ -68,7 +69,6 @@ _TABLE = {
     "cutoff_len": "seq",
     "lora_rank": "lora_rank",
     "lora_dropout": "lora_dropout",
-    "use_reentrant_gc": "checkpoint_reentrant",
 }
 # Up to 0.7.1 eager attention was called "off"; the last three are the names that v1 takes from Transformers.
 _ATTENTIONS = {
@@ -89,7 +89,6 @@ _UNMODELLED = {
     "use_unsloth": (
         "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
     ),
-    "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
     "shift_attn": "shifted sparse attention is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
 }
@@ -125,10 +124,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
     keys.skip(("model_name_or_path",))
-    if keys.flag("disable_gradient_checkpointing") is not None:
-        where = keys.where("disable_gradient_checkpointing")
-        reading.say("gradient_checkpointing", not keys.flag("disable_gradient_checkpointing"), where)
-        keys.skip(("gradient_checkpointing",))
+    read_switch(keys, reading)
     _read_attention(keys, reading)
     _read_packing(keys, reading, stage)
     if keys.flag("enable_liger_kernel"):
@@ -141,9 +137,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
-    _drop_checkpointing_off(keys, reading)
+    drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
-    _read_reentrant(reading)
+    read_manner(keys, reading)
     if old:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
@@ -249,20 +245,6 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
         )
 
 
-def _read_reentrant(reading: Reading) -> None:
-    """FSDP2 turns reentrant checkpointing off, whatever the file says
-    (model/model_utils/checkpointing.py:157-162).
-    """
-    if not reading.sharding.dtensors:
-        return
-    reading.said.pop("checkpoint_reentrant", None)
-    reading.default(
-        "checkpoint_reentrant",
-        False,
-        "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2",
-    )
-
-
 def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
     """Up to 0.9.3 weights load in the compute dtype;
     from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
@@ -275,16 +257,6 @@ def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
         reading.default("load_dtype", "fp32", place)
     elif (precision := reading.value("precision")) is not None:
         reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)
-
-
-def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
-    """``gradient_checkpointing: false`` of the Trainer does not turn it off here
-    (model/model_utils/checkpointing.py).
-    """
-    said = reading.said.get("gradient_checkpointing")
-    if said is not None and said.value is False and said.origin == keys.where("gradient_checkpointing"):
-        del reading.said["gradient_checkpointing"]
-        reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:

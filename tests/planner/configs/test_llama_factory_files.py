@@ -323,3 +323,18 @@ def test_neat_packing_hands_a_mask_to_fused_attention(tmp_path: Path) -> None:
         found = read(tmp_path, f"{BASE}neat_packing: true\nflash_attn: fa2\n{line}")
         assert ("several packed rows" in "; ".join(each.text for each in found.remarks)) == said
     assert read(tmp_path, BASE + "packing: true\n").request.get("switches") is None
+
+
+def test_unsloths_checkpointing_keeps_inputs_of_layers_in_host_ram(tmp_path: Path) -> None:
+    """It runs as the reentrant kind, under FSDP2 too, and not where checkpointing is off."""
+    names = ("offload", "checkpoint_reentrant")
+    found = read(tmp_path, BASE + "use_unsloth_gc: true\nuse_reentrant_gc: false\n").request
+    assert [found.get(name) for name in names] == ["activations", True]
+    found = read(tmp_path, BASE + "use_unsloth_gc: true\nfsdp: full_shard\n").request
+    assert [found.get(name) for name in (*names, "sharding")] == ["activations", True, "fsdp"]
+    off = "disable_gradient_checkpointing: true\n"
+    assert read(tmp_path, f"{BASE}use_unsloth_gc: true\n{off}").request.get("offload") is None
+    with pytest.raises(NotModelledError, match="use_unsloth_gc"):
+        read(tmp_path, BASE + "use_unsloth_gc: true\nfsdp: full_shard offload\n")
+    with_it, without = (recipe_of(tmp_path, BASE + line) for line in ("use_unsloth_gc: true\n", ""))
+    assert (with_it.offload, without.offload) == ("activations", "none")
