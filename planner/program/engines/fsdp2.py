@@ -131,7 +131,8 @@ class Fsdp2(Fsdp):
 
     def _keep_part(self, group: Group, part: float, first: Gradient) -> None:
         """This GPU's part in the dtype of the shards, which is added to what is there or goes to the host."""
-        stored = next(self.sizes.stored(each) for each in group.weights if each.trained)
+        # A value head in fp32 has a gradient, though its weight is too small to be among them.
+        stored = next((self.sizes.stored(each) for each in group.weights if each.trained), "fp32")
         received = self.take(
             part * ELEMENT_BYTES[first.dtype], "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM
         )
