@@ -140,8 +140,8 @@ class Stack:
     made in fp32.  ``zero3_waits_for_copies``: where it offloads the optimizer, the host waits for each
     gradient's copy.  ``sdpa_mask``: the mask that a padded batch hands to torch's
     fused attention: a boolean one, which torch turns into the compute dtype in every layer; one in the dtype
-    of the embeddings, shared where that is the compute dtype; none; or one in the compute dtype that comes
-    with every batch, padded or not (``given``).  ``checkpoints_parts``: checkpointing
+    of the embeddings, shared where that is the compute dtype; or none.  ``given``: each batch, padded or not,
+    brings one in the compute dtype.  ``checkpoints_parts``: checkpointing
     wraps the norms, the attention and the MLP of a layer one by one instead of the layer.
     ``flash_generation``: generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``.
     ``sorts_lengths``: batches are made of samples of like length, so that padding to the longest adds next to
