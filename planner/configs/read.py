@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner.configs.document import Document, read_document
 from planner.configs.launchers import accelerate, deepspeed
-from planner.configs.launchers.launch import with_launch_file
+from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.launchers.sharding import Beside, remark_on_twice
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
@@ -125,6 +125,8 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
     beside = beside or Beside()
     if beside.accelerate == _NO_FILE:
         beside = replace(beside, accelerate=None, look=False)
+    if chosen in _TRAINING:
+        beside = with_commented_launch_file(document, reading, beside)
     chosen.read(keys, reading, with_launch_file(document, reading, beside) if chosen.launched else beside)
     _check_task(reading, beside.task)
     reading.say_switches()

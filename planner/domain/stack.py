@@ -33,7 +33,7 @@ PinsMasters = Literal["never", "as_set", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused"]
-SdpaMask = Literal["bool", "stream", "none"]
+SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
@@ -196,6 +196,7 @@ class Stack:
     """The mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
     compute dtype; or none.
+    ``given``: each batch, padded or not, brings one in the compute dtype.
     """
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""

@@ -85,7 +85,7 @@ class Job:
         return one if isinstance(one, bool) else bool(one.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
-        """Whether SDPA gets a mask of an unpadded batch: the code always makes one,
+        """Whether SDPA gets a mask of an unpadded batch: the code always makes one, it comes with the batch,
         or the sequence reaches the block's window.
 
         ``is_causal`` cannot say a window.  In a grid: whether it does in any of its scenarios,
@@ -96,7 +96,7 @@ class Job:
         """
         window, vision = block.attention.window_tokens, self.model.vision
         if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
-            return False
+            return self.recipe.attention == "sdpa" and self.stack.sdpa_mask == "given"
         if vision is not None and vision.code == "gemma3" and self.recipe.batch.images is not None:
             return True  # the tokens of an image attend to each other both ways
         if window is None or block.attention.makes_mask:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.configs.document import Document
+from planner.configs.document import MAX_DOCUMENT_BYTES, Document
 from planner.configs.launchers.sharding import Beside
 from planner.configs.reading import Reading
-from planner.errors import InputFileError
+from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.printing import printable
 
@@ -38,6 +38,8 @@ _MOST_FOLDERS_UP = 4
 _MOST_FILES = 200
 _MOST_BYTES = 65_536
 _MOST_NAMED = 4
+# A comment that says how the file is meant to be launched.
+_IN_COMMENT = re.compile(r"^[ \t]*#.*--config_file[ =]+([\w./-]{1,200}\.ya?ml)(?=\s|$)", re.MULTILINE)
 NO_LAUNCH_FILE = "no launch file is given"
 """How the remark begins that lists launch files of which none was taken."""
 
@@ -61,6 +63,27 @@ def find_launch_files(config: Path) -> LaunchFiles:
             break
     beside = tuple(path for path in _launch_files_in(config.parent) if path.name != config.name)
     return LaunchFiles(beside, tuple(path for path in usual if path not in beside))
+
+
+def with_commented_launch_file(document: Document, reading: Reading, beside: Beside) -> Beside:
+    """``beside`` with the file that a comment of the config hands to ``accelerate launch --config_file``.
+
+    Comments decide only where no file is given and no key says how state is divided.
+    """
+    if beside.given or not beside.look or document.path.suffix not in (".yaml", ".yml"):
+        return beside
+    named = dict.fromkeys(_IN_COMMENT.findall(read_text(document.path, MAX_DOCUMENT_BYTES)))
+    if len(named) != 1 or any(map(document.table.get, _SHARDS)):
+        return beside
+    name = Path(*named)
+    if name.is_absolute() or ".." in name.parts:
+        return beside
+    around = (folder / name for folder in _folders_up(document.path.parent))
+    if (path := next(filter(_is_launch_file, around), None)) is not None:
+        return take_launch_file(path, reading, beside, "a comment of the config names this launch file")
+    text = f"a comment names the launch file {show(str(name))}, which is not here: say --accelerate FILE"
+    reading.remark(str(document.path), text)
+    return beside
 
 
 def with_launch_file(document: Document, reading: Reading, beside: Beside) -> Beside:
@@ -96,13 +119,12 @@ def _folders_up(folder: Path) -> Iterator[Path]:
     yield from (whole, *whole.parents)[:_MOST_FOLDERS_UP]
 
 
-def take_launch_file(path: Path, reading: Reading, beside: Beside) -> Beside:
+def take_launch_file(
+    path: Path, reading: Reading, beside: Beside, why: str = "this launch file beside the config is counted"
+) -> Beside:
     """``beside`` with a launch file that was found, which is remarked on."""
     reading.launch = path
-    text = (
-        "this launch file beside the config is counted; --accelerate FILE counts another, --accelerate "
-        "none counts none"
-    )
+    text = f"{why}; --accelerate FILE counts another, --accelerate none counts none"
     reading.remark(str(path), text)
     return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
 

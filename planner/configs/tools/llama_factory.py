@@ -17,10 +17,11 @@ from planner.configs.shared.liger import say_liger
 from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
+from planner.configs.tools.llama_factory_checkpointing import drop_trainers_switch, read_manner, read_switch
 from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory_outdated import read_fp8, refuse_depths
 from planner.configs.tools.llama_factory_v1 import MARKS as V1
-from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, read_vision
+from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, VISION_TEMPLATES, read_vision
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"
@@ -47,8 +48,15 @@ _OLD_KEYS = (
     "kto_ftx",
 )
 _KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
-_GONE = (
+# New tokens set ``resize_vocab`` (model/patcher.py patch_tokenizer).
+_RESIZING = (
+    "resize_vocab",
+    "add_tokens",
+    "add_special_tokens",
+    "new_special_tokens_config",
     "new_special_tokens",
+)
+_GONE = (
     "split",
     "reserved_label_len",
     "image_dir",
@@ -61,7 +69,6 @@ _TABLE = {
     "cutoff_len": "seq",
     "lora_rank": "lora_rank",
     "lora_dropout": "lora_dropout",
-    "use_reentrant_gc": "checkpoint_reentrant",
 }
 # Up to 0.7.1 eager attention was called "off"; the last three are the names that v1 takes from Transformers.
 _ATTENTIONS = {
@@ -82,7 +89,6 @@ _UNMODELLED = {
     "use_unsloth": (
         "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
     ),
-    "use_unsloth_gc": "Unsloth's checkpointing, which keeps checkpoints in host RAM, is not modelled",
     "shift_attn": "shifted sparse attention is not modelled",
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
 }
@@ -118,12 +124,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
     keys.skip(("model_name_or_path",))
-    _read_packing(keys, reading, stage)
-    if keys.flag("disable_gradient_checkpointing") is not None:
-        where = keys.where("disable_gradient_checkpointing")
-        reading.say("gradient_checkpointing", not keys.flag("disable_gradient_checkpointing"), where)
-        keys.skip(("gradient_checkpointing",))
+    read_switch(keys, reading)
     _read_attention(keys, reading)
+    _read_packing(keys, reading, stage)
     if keys.flag("enable_liger_kernel"):
         say_liger(reading, keys.where("enable_liger_kernel"))
         if task is not None:
@@ -134,9 +137,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
-    _drop_checkpointing_off(keys, reading)
+    drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
-    _read_reentrant(reading)
+    read_manner(keys, reading)
     if old:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
@@ -242,20 +245,6 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
         )
 
 
-def _read_reentrant(reading: Reading) -> None:
-    """FSDP2 turns reentrant checkpointing off, whatever the file says
-    (model/model_utils/checkpointing.py:157-162).
-    """
-    if not reading.sharding.dtensors:
-        return
-    reading.said.pop("checkpoint_reentrant", None)
-    reading.default(
-        "checkpoint_reentrant",
-        False,
-        "llamafactory 0.9.5 model/model_utils/checkpointing.py:157-162: off under FSDP2",
-    )
-
-
 def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
     """Up to 0.9.3 weights load in the compute dtype;
     from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
@@ -268,16 +257,6 @@ def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
         reading.default("load_dtype", "fp32", place)
     elif (precision := reading.value("precision")) is not None:
         reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)
-
-
-def _drop_checkpointing_off(keys: Keys, reading: Reading) -> None:
-    """``gradient_checkpointing: false`` of the Trainer does not turn it off here
-    (model/model_utils/checkpointing.py).
-    """
-    said = reading.said.get("gradient_checkpointing")
-    if said is not None and said.value is False and said.origin == keys.where("gradient_checkpointing"):
-        del reading.said["gradient_checkpointing"]
-        reading.remark(said.origin, "has no effect: only disable_gradient_checkpointing turns it off")
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:
@@ -341,10 +320,7 @@ def _read_divergence(keys: Keys, reading: Reading) -> None:
 
 def _remark(keys: Keys, reading: Reading) -> None:
     for name, text in (
-        ("resize_vocab", "the vocabulary is counted as published"),
-        ("add_tokens", "the vocabulary is counted as published"),
-        ("add_special_tokens", "the vocabulary is counted as published"),
-        ("new_special_tokens_config", "the vocabulary is counted as published"),
+        *((name, "the vocabulary is counted as published") for name in _RESIZING),
         (
             "adapter_name_or_path",
             "an adapter is trained as lora_rank and lora_target say, whatever it was made with",
@@ -393,8 +369,13 @@ def _read_adapters(keys: Keys, reading: Reading) -> None:
     if not rotates and keys.flag("use_dora"):
         reading.say("dora", True, keys.where("use_dora"))
     extra = keys.names("additional_target")
+    resized = next((name for name in _RESIZING if keys.get(name) not in (None, False)), None)
     if extra:
         reading.say("modules_to_save", extra, keys.where("additional_target"))
+    elif resized is not None:
+        # model/adapter.py _setup_lora_tuning, in 0.7.1 and 0.8.3 as well.
+        note = "LLaMA-Factory trains the token table and the head of a vocabulary that it resizes"
+        reading.say("modules_to_save", ("embed_tokens", "lm_head"), keys.where(resized), note)
 
 
 def _read_rotations(keys: Keys, reading: Reading) -> None:
@@ -468,22 +449,14 @@ def _read_bits(keys: Keys, reading: Reading, bits: int | None) -> None:
 def _read_packing(keys: Keys, reading: Reading, stage: str) -> None:
     packing, neat = keys.flag("packing"), keys.flag("neat_packing")
     if neat:
-        reading.say("padding", "packed", keys.where("neat_packing"))
+        where = keys.where("neat_packing")
+        reading.say("padding", "packed", where)
+        # data/collator.py: a mask of four dimensions where the kernel is not FlashAttention 2.
+        reading.switch("sdpa_mask", "given", where)
+        if reading.value("attention") == "flash2" and (keys.count("per_device_train_batch_size") or 8) > 1:
+            text = "LLaMA-Factory 0.9.5 stops at several packed rows under FlashAttention 2: "
+            reading.remark(where, text + "per_device_train_batch_size must be 1")
     elif packing:
         reading.say("padding", "packed", keys.where("packing"))
     elif packing is None and stage == "pt":
         reading.default("padding", "packed", "llamafactory 0.9.5 hparams/parser.py: pre-training packs")
-
-
-_VISION_TEMPLATES = """
-    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
-    keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen
-    llava_next_video llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v
-    minicpm_v_4_6 ministral3 mistral_small mllama paligemma paligemma_chat pixtral qwen2_audio qwen2_omni
-    qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
-    video_llava yi_vl youtu_vl
-"""
-VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
-"""Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
-``mm_plugin=get_mm_plugin``.
-"""

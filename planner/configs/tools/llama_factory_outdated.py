@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
-from planner.errors import UsageError
+from planner.errors import REFUSED_BY_TOOL, UsageError
 
 
 def read_fp8(keys: Keys, reading: Reading) -> None:
@@ -30,20 +30,29 @@ def read_fp8(keys: Keys, reading: Reading) -> None:
 
 
 def refuse_depths(keys: Keys, *, old: bool) -> None:
-    """Mixture of depths: a router for every other layer.
+    """Mixture of depths: a router for every other layer, which takes the arguments of Transformers 4.42.
 
-    Source: astramind-ai/Mixture-of-depths aff9e74 (1.1.8, its last) MoD/modeling/automodeling.py, which
-    imports TRANSFORMERS_CACHE, and MoD/MoD.py, whose layers take positions of Transformers 4.
+    Source: astramind-ai/Mixture-of-depths aff9e74 (1.1.8, its last) MoD/MoD.py MoD.forward, which takes seven
+    arguments; since transformers 4.43.0 models/llama/modeling_llama.py hands over an eighth
+    (``position_embeddings``).  MoD/modeling/automodeling.py imports TRANSFORMERS_CACHE, which 5 has not.
 
     Raises:
-        UsageError: with the Transformers of LLaMA-Factory 0.9.5.
+        UsageError: with the Transformers of LLaMA-Factory 0.9.5, and with that of August 2024 and later where
+            a Llama is converted.
         NotModelledError: with an older one.
     """
-    if keys.get("mixture_of_depths") in (None, False):
+    kind = keys.get("mixture_of_depths")
+    if kind in (None, False):
         return
-    if old:
+    llama = kind == "convert" and "llama" in str(keys.get("model_name_or_path") or "").lower()
+    if old and (not llama or keys.has("evaluation_strategy")):
         raise keys.not_modelled("mixture_of_depths", "mixture of depths is not modelled")
+    what = (
+        "stops in its first step with Transformers 4.43 and later, and with older ones"
+        if old
+        else "cannot be imported beside Transformers 5, which LLaMA-Factory 0.9.5 runs, and with 4 it"
+    )
     raise UsageError(
-        f"{keys.where('mixture_of_depths')}: mixture-of-depth 1.1.8 cannot be imported beside Transformers "
-        "5, which LLaMA-Factory 0.9.5 runs; with Transformers 4 it is not modelled: leave it out"
+        f"{keys.where('mixture_of_depths')}: mixture-of-depth 1.1.8 {what} is not modelled: leave it out "
+        f"[{REFUSED_BY_TOOL}]"
     )

@@ -22,6 +22,18 @@ _OF_IMAGES = re.compile(r"mllm|llava|image|vision|visual|rlhf_v|multimodal", re.
 """Names of data that have images, whatever the template."""
 READ_TEMPLATES = _TEXT_TOO | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"}
 """Templates of models whose towers are modelled."""
+_VISION_TEMPLATES = """
+    dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
+    keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen
+    llava_next_video llava_next_video_mistral llava_next_video_yi llava_next_yi mimo_vl minicpm_o minicpm_v
+    minicpm_v_4_6 ministral3 mistral_small mllama paligemma paligemma_chat pixtral qwen2_audio qwen2_omni
+    qwen2_vl qwen3_5 qwen3_5_nothink qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink
+    video_llava yi_vl youtu_vl
+"""
+VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
+"""Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
+``mm_plugin=get_mm_plugin``.
+"""
 _FREEZES = (
     ("freeze_vision_tower", "vision_tower", True),
     ("freeze_multi_modal_projector", "projector", True),

@@ -62,7 +62,7 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
         Rule(
             f"{name}-in-fp32",
             "refuse",
-            f"{title} computes in fp16 and bf16 only: use sdpa, or a 16-bit precision",
+            f"{title} computes in fp16 and bf16 only: use sdpa, or a 16-bit precision [{REFUSED_BY_TOOL}]",
             lambda case: case.recipe.attention == name and case.numerics.compute_dtype == "fp32",
         ),
         Rule(

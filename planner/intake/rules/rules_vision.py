@@ -33,9 +33,15 @@ def _wraps_tower(case: Case) -> bool:
     """Whether layers of the tower are units of FSDP2, as those of the language model.
 
     Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
-    get_transformer_layer_cls: what is first in any list of ``layers`` or ``blocks``.
+    get_transformer_layer_cls: what is first in any list of ``layers`` or ``blocks``.  Accelerate 1.15
+    utils/fsdp_utils.py fsdp2_prepare_auto_wrap_policy: ``_no_split_modules``, which have layers of both in
+    transformers 5.23 models/qwen*_vl and qwen3_5; other towers were not read.
     """
-    return case.recipe.sharding.dtensors and case.stack.fsdp2_units == "ends_in_root"
+    vision = case.model.vision
+    if vision is None or not case.recipe.sharding.dtensors:
+        return False
+    theirs = vision.code.startswith("qwen") and case.stack.model_code == "transformers-5"
+    return case.stack.fsdp2_units == "ends_in_root" or (theirs and _has_images(case))
 
 
 def _leaves_tower_out(case: Case) -> bool:
@@ -62,8 +68,8 @@ VISION_RULES = (
     Rule(
         "vision-fsdp",
         "not-modelled",
-        "FSDP of a vision-language model is modelled for FSDP2 of LLaMA-Factory v1 alone: nobody read how "
-        "others wrap its tower; use DDP or ZeRO",
+        "FSDP of a vision-language model is modelled for FSDP2 with images alone, of Qwen or in "
+        "LLaMA-Factory v1: nobody read how others wrap its tower; use DDP or ZeRO",
         lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp" and not _wraps_tower(case),
     ),
     Rule(

@@ -93,7 +93,10 @@ class Fsdp1(Fsdp):
         added to what is there or sent to the host.
         """
         trained = [each for each in group.weights if each.trained]
-        seen, stored = (ELEMENT_BYTES[of(trained[0])] for of in (self.sizes.seen, self.sizes.stored))
+        # A value head in fp32 has a gradient, though its weight is too small to be among them.
+        compute = self.job.recipe.numerics.compute_dtype
+        seen = ELEMENT_BYTES[self.sizes.seen(trained[0]) if trained else compute]
+        stored = ELEMENT_BYTES[self.sizes.stored(trained[0]) if trained else "fp32"]
         kept = self.take(part, "gradients", "new_sharded_grad", REDUCE_STREAM)
         if group.flat is not None:
             self.stream.free_late(group.flat, _GRADIENT_LAG)

@@ -37,15 +37,16 @@ class Fsdp2(Fsdp):
 
         Where the root has these ends (``fsdp2_units``), its weights are divided again like those of others.
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the
-        norm behind PEFT's wrapper in vain, so the root has it.
+        norm behind PEFT's wrapper and in the text part of a model that sees in vain, so the root has it.
         Ignored: that adapters may be units of their own, which are small.
         """
-        model, peft = self.job.model, self.job.recipe.adapter is not None
+        model = self.job.model
+        inside = self.job.recipe.adapter is not None or model.vision is not None
         apart = self.job.stack.fsdp2_units == "ends_apart"
         groups = {ROOT: Group([], stays=apart), TABLE: Group([])}
         groups |= {part: Group([]) for part in map(part_of, weights) if part}
         groups[TAIL] = Group([], stays=True)
-        tail = [] if peft else [each for each in weights if each.name.startswith("norm ")]
+        tail = [] if inside else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:
             name = part_of(each) or ROOT
             if each.name == model.token_embedding.name:
@@ -130,7 +131,8 @@ class Fsdp2(Fsdp):
 
     def _keep_part(self, group: Group, part: float, first: Gradient) -> None:
         """This GPU's part in the dtype of the shards, which is added to what is there or goes to the host."""
-        stored = next(self.sizes.stored(each) for each in group.weights if each.trained)
+        # A value head in fp32 has a gradient, though its weight is too small to be among them.
+        stored = next((self.sizes.stored(each) for each in group.weights if each.trained), "fp32")
         received = self.take(
             part * ELEMENT_BYTES[first.dtype], "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM
         )

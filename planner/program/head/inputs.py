@@ -57,6 +57,9 @@ def _mask(torch: Operators, view: LayerView) -> Tensor:
     """Comparisons of positions joined by ``and``, then with the padding;
     eager attention turns it into numbers to add.
     """
+    if view.recipe.attention == "sdpa" and view.stack.sdpa_mask == "given":
+        # masking_utils.py _preprocess_mask_arguments leaves a mask of four dimensions as it comes.
+        return torch.new(Unit.PAIRS, 1, view.recipe.numerics.compute_dtype, "to")
     in_window = view.block.attention.window_tokens is not None
     for op in ["gt", "le"] if in_window else ["le"]:
         comparison = torch.new(Unit.LENGTH_PAIRS, 1, "bool", op)

@@ -156,6 +156,8 @@ def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
 
     Source: ``convert_boolean_attn_mask``; a mask in the dtype of the embeddings is cast by autocast alone.
     """
+    if view.stack.sdpa_mask == "given":
+        return torch.shared.get(MASK)
     if view.stack.sdpa_mask == "stream":
         return (
             torch.shared.get(MASK)

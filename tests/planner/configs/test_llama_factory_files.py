@@ -293,8 +293,48 @@ def test_fp8_by_torchao_has_no_effect_with_transformers_5(tmp_path: Path) -> Non
 
 def test_mixture_of_depths_cannot_be_imported_beside_transformers_5(tmp_path: Path) -> None:
     """A file of an older age is not modelled instead."""
-    with pytest.raises(UsageError, match="beside Transformers 5"):
+    with pytest.raises(UsageError, match=r"beside Transformers 5.*refused-by-its-tool"):
         read(tmp_path, BASE + "mixture_of_depths: convert\n")
+    llama = BASE.replace("Qwen/Qwen2.5-0.5B", "meta-llama/Meta-Llama-3-8B") + "overwrite_cache: true\n"
+    with pytest.raises(UsageError, match=r"Transformers 4\.43.*refused-by-its-tool"):
+        read(tmp_path, llama + "mixture_of_depths: convert\n")
     with pytest.raises(NotModelledError, match="mixture of depths is not modelled"):
         read(tmp_path, BASE + "mixture_of_depths: load\nevaluation_strategy: steps\n")
     assert read(tmp_path, BASE + "mixture_of_depths: null\n").request.get("method") == "lora"
+
+
+@pytest.mark.parametrize("line", ["resize_vocab: true", "add_tokens: <a>,<b>", "new_special_tokens: <a>"])
+def test_adapters_beside_a_resized_vocabulary_train_table_and_head(tmp_path: Path, line: str) -> None:
+    """``_setup_lora_tuning`` fills ``additional_target``, unless the file does."""
+    found = read(tmp_path, f"{BASE}{line}\n")
+    assert found.request.get("modules_to_save") == ("embed_tokens", "lm_head")
+    found = read(tmp_path, f"{BASE}{line}\nadditional_target: lm_head\n")
+    assert found.request.get("modules_to_save") == ("lm_head",)
+    assert read(tmp_path, f"{FULL}{line}\n").request.get("modules_to_save") is None
+    assert read(tmp_path, f"{BASE}resize_vocab: false\n").request.get("modules_to_save") is None
+
+
+def test_neat_packing_hands_a_mask_to_fused_attention(tmp_path: Path) -> None:
+    """Squares of the length, in the compute dtype; FlashAttention 2 takes none, and one row alone."""
+    found = read(tmp_path, BASE + "neat_packing: true\n")
+    assert found.request.get("switches") == ("sdpa_mask=given",)
+    assert "several packed rows" not in "; ".join(each.text for each in found.remarks)
+    for line, said in (("", True), ("per_device_train_batch_size: 1\n", False)):
+        found = read(tmp_path, f"{BASE}neat_packing: true\nflash_attn: fa2\n{line}")
+        assert ("several packed rows" in "; ".join(each.text for each in found.remarks)) == said
+    assert read(tmp_path, BASE + "packing: true\n").request.get("switches") is None
+
+
+def test_unsloths_checkpointing_keeps_inputs_of_layers_in_host_ram(tmp_path: Path) -> None:
+    """It runs as the reentrant kind, under FSDP2 too, and not where checkpointing is off."""
+    names = ("offload", "checkpoint_reentrant")
+    found = read(tmp_path, BASE + "use_unsloth_gc: true\nuse_reentrant_gc: false\n").request
+    assert [found.get(name) for name in names] == ["activations", True]
+    found = read(tmp_path, BASE + "use_unsloth_gc: true\nfsdp: full_shard\n").request
+    assert [found.get(name) for name in (*names, "sharding")] == ["activations", True, "fsdp"]
+    off = "disable_gradient_checkpointing: true\n"
+    assert read(tmp_path, f"{BASE}use_unsloth_gc: true\n{off}").request.get("offload") is None
+    with pytest.raises(NotModelledError, match="use_unsloth_gc"):
+        read(tmp_path, BASE + "use_unsloth_gc: true\nfsdp: full_shard offload\n")
+    with_it, without = (recipe_of(tmp_path, BASE + line) for line in ("use_unsloth_gc: true\n", ""))
+    assert (with_it.offload, without.offload) == ("activations", "none")

@@ -103,6 +103,7 @@ def test_the_part_of_a_checkpoint_that_is_loaded(said: dict[str, object], sees: 
         ({"images_per_sample": 1, "image_size": "512x512", "attention": "eager"}, "vision-eager"),
         ({"images_per_sample": 1, "image_size": "512x512", "stack": "unsloth"}, "vision-code"),
         ({"sharding": "fsdp", "gpus": 2}, "vision-fsdp"),
+        ({"images_per_sample": 1, "image_size": "512x512", "sharding": "fsdp1", "gpus": 2}, "vision-fsdp"),
         ({"sharding": "zero3", "gpus": 2}, "vision-deepspeed-text"),
     ],
 )

@@ -300,3 +300,12 @@ def test_mixtures_of_experts_as_units_leave_attention_to_the_root() -> None:
     assert forward[0] == LAYERS * attention + around
     assert backward.count(mixture) == 2 * LAYERS
     assert forward[0] not in backward
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp1"])
+def test_a_value_head_is_reduced_where_nothing_else_of_its_group_is_trained(sharding: str) -> None:
+    """Its weight is too small to be counted, so that no weight of the group says a dtype."""
+    made = job(sharding=sharding, method="lora", task="reward", stack="llama-factory", seq=64)
+    op = {"fsdp": "sharded gradient", "fsdp1": "_cast_grad_to_param_dtype"}[sharding]
+    found = rows(made, "loss") + rows(made, "backward")
+    assert (op, WIDTH * 4 // N) in [(name, n_bytes) for name, n_bytes, _ in found]
