@@ -192,6 +192,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
         (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",

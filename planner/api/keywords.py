@@ -70,6 +70,7 @@ class JobFlags(TypedDict, total=False):
     optimizer: str
     optimizer_rank: int | str
     precision: str
+    fp8: str
     load_dtype: str
     adapter_dtype: str
     sharding: str
@@ -143,6 +144,7 @@ class SearchFlags(TypedDict, total=False):
     optimizer: Names
     optimizer_rank: int | str
     precision: Names
+    fp8: Names
     load_dtype: Names
     adapter_dtype: Names
     sharding: Names

@@ -38,6 +38,7 @@ WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
@@ -167,7 +168,8 @@ class Stack:
     log-probabilities of the reference are computed once, before training.  ``model_parallel``: what GPUs that
     divide a model's matrices have of the stream between them: all ``features`` of each token, or their own
     ``tokens`` (sequence parallel).  Where only sequences are divided: ``gathered_heads``, keys one head at a
-    time; ``exchanged_heads``: tokens for heads around attention.  ``reward_head``: what scores in a
+    time; ``exchanged_heads``: tokens for heads around attention.  ``fp8_linears``: how products of torchao in
+    8 bits run: operator by operator, or with each cast as one kernel.  ``reward_head``: what scores in a
     reward model: a head in the place of that of the words, or one of values beside it.  ``loss_weights``: the
     trainer takes the loss of each token from the logits that the model returns, and weighs it by the
     probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the probability,
@@ -257,6 +259,7 @@ class Stack:
     completion_logps: CompletionLogps
     caches_reference: bool
     model_parallel: ModelParallel
+    fp8_linears: Fp8Linears
     reward_head: RewardHead
     loss_weights: LossWeights
     offloaded_inputs_kept: int

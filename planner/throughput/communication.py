@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.arrays import minimum
-from planner.domain.recipes.recipe import DTYPE_BYTES, Number
+from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
 from planner.throughput.job import TimedJob
 from planner.throughput.kernels import orthogonalized_params
 from planner.throughput.passes import passes_aside
@@ -29,8 +29,10 @@ def stored_param_bytes(job: TimedJob) -> Number:
     """
     params, regime = job.own.counts, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
-    plain = params.total - (params.quantizable if regime.quantized else 0)
+    apart = regime.quantized or job.recipe.numerics.fp8 == GATHERED_FP8
+    plain = params.total - (params.quantizable if apart else 0)
     moved = job.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
+    moved = moved if regime.quantized or not apart else params.quantizable
     return plain * width + moved
 
 

@@ -50,7 +50,8 @@ class Rates:
     ``masked_attention`` is that of the fused kernel that takes any mask.  ``memory``: bytes/s.
     ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU receives in
     a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s,
-    ``None`` where the card is not NVIDIA's.
+    ``None`` where the card is not NVIDIA's.  ``fp8``: products of 8-bit floats, ``None`` where nobody knows
+    it.
     """
 
     peak_flop_per_s: float
@@ -63,6 +64,7 @@ class Rates:
     collective_bytes_per_s: Number
     network_bytes_per_s: Number
     instructions_per_s: Number | None = None
+    fp8_flop_per_s: Number | None = None
 
 
 def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> Rates | None:
@@ -70,7 +72,8 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     hardware, recipe = scenario.hardware, scenario.recipe
     gpu = hardware.gpu
     peak = peak_flop_per_s(gpu, _compute_dtype(recipe, regime))
-    if peak is None or gpu.memory_bandwidth_bytes_per_s is None:
+    lacks_fp8 = recipe.numerics.fp8 != "none" and gpu.fp8_flop_per_s is None
+    if peak is None or gpu.memory_bandwidth_bytes_per_s is None or lacks_fp8:
         return None
     efficiency = (
         coefficients.matmul_efficiency_half_rate
@@ -79,7 +82,8 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     )
     sustained = coefficients.gpu_rate * clock_share(hardware)
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
-    matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
+    reached = efficiency * reached_share(gpu) * sustained
+    matmul = fp32 if regime.compute == 4 else peak * reached
     network = _network_bytes_per_s(hardware, coefficients)
     # Torch's fused attention takes fp32 as it is, without tensor cores;
     # FlashAttention's package is given 16 bits.
@@ -105,6 +109,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
+        fp8_flop_per_s=gpu.fp8_flop_per_s * reached if gpu.fp8_flop_per_s else None,
     )
 
 

@@ -37,7 +37,6 @@ _HARMLESS = (
     "tpu_use_cluster",
     "tpu_use_sudo",
     "mpirun_config",
-    "fp8_config",
     "megatron_lm_config",
     "ipex_config",
     "command_file",
@@ -83,6 +82,9 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
     keys.skip(_HARMLESS)
     _skip_unused(kind, fsdp, deepspeed)
+    fp8 = keys.part("fp8_config")
+    if fp8 is not None:
+        fp8.skip(fp8.left_over_here())
 
 
 def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
@@ -127,9 +129,32 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
             f"{show(name)} has no effect beside {before.value}: {before.origin}",
         )
         return
+    if name == "fp8":
+        _read_fp8(keys, reading)
+        return
     if name not in ("bf16", "fp16"):
-        raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16 and fp16 are")
+        raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16, fp16 and fp8 are")
     reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
+
+
+def _read_fp8(keys: Keys, reading: Reading) -> None:
+    """``fp8`` is bf16 with products of torchao, which Accelerate takes before others where none is named.
+
+    Source: accelerate 1.15 accelerator.py ``__init__``, utils/dataclasses.py AORecipeKwargs and
+    set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
+
+    Raises:
+        NotModelledError: another library computes.
+    """
+    part = keys.part("fp8_config") or Keys(keys.path, {}, "fp8_config.")
+    backend = (part.text("backend") or "AO").upper()
+    if backend not in ("AO", "TORCHAO"):
+        raise part.not_modelled(
+            "backend", f"training in fp8 by {show(backend)} is not modelled; AO (torchao) is"
+        )
+    gathers = part.flag("enable_fsdp_float8_all_gather") is not False
+    reading.say("precision", "bf16-mixed", keys.where("mixed_precision"))
+    reading.say("fp8", "tensorwise-gathered" if gathers else "tensorwise", keys.where("mixed_precision"))
 
 
 def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:

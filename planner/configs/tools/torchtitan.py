@@ -12,6 +12,7 @@ from planner.configs.document import Document
 from planner.configs.launchers.sharding import Beside
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.errors import show
 
 TOOL = "torchtitan e347b1e"
@@ -101,6 +102,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     compiled = _read_compile(keys, training)
     _choose_stack(keys, reading, compiled, old=old)
     _read_model(tables["model"], reading, old=old)
+    read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
     _read_optimizer(tables["optimizer"], reading, old=old)
     _read_checkpointing(keys, reading)
@@ -117,16 +119,13 @@ def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
         ("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled"
     )
     experimental.refuse_switched_on(reasons)
-    job, faults, fp8 = (keys.part(name) for name in ("job", "fault_tolerance", "float8"))
+    job, faults = (keys.part(name) for name in ("job", "fault_tolerance"))
     if job is not None:
         job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
         job.skip(job.left_over_here())
     if faults is not None:
         faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
         faults.skip(faults.left_over_here())
-    if fp8 is not None:
-        fp8.refuse_switched_on({"enable_float8_linear": "training in fp8 is not modelled"})
-        fp8.skip(fp8.left_over_here())
 
 
 def _read_compile(keys: Keys, training: Keys) -> str:
@@ -168,7 +167,6 @@ def _read_model(part: Keys, reading: Reading, *, old: bool) -> None:
         raise part.not_modelled("flavor", f"{show(name)} {show(flavor)} is not modelled; these are: {known}")
     reading.say("model", model, part.where("flavor"))
     reading.default("method", "full", "torchtitan trains all weights")
-    part.refuse_switched_on({"converters": "models that a converter changes (fp8, MX) are not modelled"})
     norm = part.text("norm_type")
     if norm not in (None, "rmsnorm", "fused_rmsnorm"):
         raise part.not_modelled("norm_type", f"norms '{show(norm)}' are not modelled; rmsnorm is")

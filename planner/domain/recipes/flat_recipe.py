@@ -29,7 +29,8 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         )
     },
     "numerics": {
-        name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
+        name: name
+        for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage", "fp8")
     },
     "batch": {
         name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")

@@ -82,7 +82,9 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     as ``--method`` means them.
     """
     if recipe.adapter is None:
-        return f"{recipe.method} of {'+'.join(recipe.train_layers)}" if recipe.train_layers else recipe.method
+        trained = f" of {'+'.join(recipe.train_layers)}" if recipe.train_layers else ""
+        narrow = "" if recipe.numerics.fp8 == "none" else f" in fp8 {recipe.numerics.fp8}"
+        return f"{recipe.method}{trained}{narrow}"
     numerics, rank = recipe.numerics, _adapter(recipe.adapter)
     if numerics.quantization == "none":
         return f"lora {rank}"

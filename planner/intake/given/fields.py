@@ -13,6 +13,7 @@ from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,
     DTYPES,
+    FP8S,
     LOSSES,
     METHOD_ALIASES,
     OFFLOADS,
@@ -236,6 +237,12 @@ _FIELDS = (
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
+    _one_of(
+        "fp8",
+        "Scaling of products of the layers' matrices in 8 bits, as torchao names it; gathered: FSDP2 sends "
+        "weights in 8 bits, too",
+        FP8S,
+    ),
     _one_of(
         "load_dtype",
         "Dtype in which the weights are loaded: fp32, bf16, fp16, or checkpoint for that of the file",

@@ -87,6 +87,12 @@ class Fsdp2(Fsdp):
             given.append(shard)
         whole = group.whole_bytes
         if self.mixed and not self.offloads:
+            # torchao 0.18.0 float8/fsdp_utils.py fsdp_pre_all_gather: each shard by itself, then all in one.
+            given += [
+                self._gather(sizes.seen_bytes(each) / sizes.n, "shard in fp8")
+                for each in group.weights
+                if sizes.seen(each) == "fp8"
+            ]
             given.append(self._gather(whole / sizes.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
         self.free(*given)

@@ -256,7 +256,10 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
     [
         ("distributed_type: MEGATRON_LM\n", "MEGATRON_LM is not modelled"),
         ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", "cannot share alike"),
-        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8 is not modelled"),
+        (
+            "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
+            "TE is not modelled",
+        ),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
         (
             "distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n",
