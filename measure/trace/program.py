@@ -30,7 +30,7 @@ from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
 from planner.allocator.events import AllocEvent
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.recipes.sharding import FSDP1
+from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
@@ -192,6 +192,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
         (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
@@ -203,7 +204,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             f"task '{recipe.task}'",
             "the dry run of its script (measure trace --gpu CARD -- PROGRAM)",
         ),
-        (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
+        (recipe.sharding in (FSDP1, HSDP1), f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (

@@ -91,6 +91,7 @@ class JobFlags(TypedDict, total=False):
     price: float | str
     tensor_parallel: int | str
     context_parallel: int | str
+    replicas: int | str
 
 
 class SearchFlags(TypedDict, total=False):
@@ -165,6 +166,7 @@ class SearchFlags(TypedDict, total=False):
     price: float | str | Sequence[float]
     tensor_parallel: int | str
     context_parallel: int | str
+    replicas: int | str
 
 
 class SearchKeywords(SearchFlags, total=False):

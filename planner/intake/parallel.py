@@ -51,7 +51,8 @@ _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 def degrees(request: ScenarioRequest) -> Parallel:
     """What the request says."""
-    return Parallel(*(int(request.get(name) or 1) for name in FIELDS))
+    tensor, context = (int(request.get(name) or 1) for name in FIELDS)
+    return Parallel(tensor, context, request.get("replicas"))
 
 
 def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
@@ -61,6 +62,14 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
         UsageError: more GPUs than there are, or not a part of them.
     """
     parallel = degrees(ledger.request)
+    copies = parallel.replicas or 1
+    if parallel.replicas:
+        ledger.choose("replicas", copies, "assumed")
+        if hardware.world_size % (copies * parallel.gpus):
+            raise UsageError(
+                f"{hardware.world_size} GPUs cannot be divided into {copies} replicas of groups of "
+                f"{parallel.gpus}"
+            )
     if parallel.divides:
         for name, degree in zip(FIELDS, (parallel.tensor, parallel.context), strict=True):
             ledger.choose(name, degree, "assumed")

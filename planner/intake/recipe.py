@@ -228,6 +228,8 @@ def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
 
     Source: torchao 0.18.0 float8/fsdp_utils.py WeightWithDynamicFloat8CastTensor.
     """
+    if not ledger.said("fp8"):
+        return "none"
     fp8: Fp8 = ledger.choose("fp8", "none", "assumed")
     if fp8 != GATHERED_FP8 or sharding.dtensors:
         return fp8

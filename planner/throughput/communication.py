@@ -88,15 +88,15 @@ def reduced_bytes(job: TimedJob) -> Number:
 
 
 def replica_bytes(job: TimedJob) -> Number:
-    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard across nodes.
+    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard among copies.
 
     Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
     """
-    if job.recipe.sharding.scope != "node":
+    recipe, hardware = job.recipe, job.scenario.hardware
+    if recipe.sharding.scope != "node":
         return 0
-    hardware = job.scenario.hardware
-    shard = job.trained_params * job.regime.gradient / hardware.gpus_per_node
-    return 2 * shard * ring_fraction(hardware.nodes)
+    shard = job.trained_params * job.regime.gradient / recipe.shards(hardware)
+    return 2 * shard * ring_fraction(recipe.copies(hardware))
 
 
 def update_bytes(job: TimedJob) -> Number:
@@ -128,13 +128,31 @@ def collective_seconds(job: TimedJob) -> Number:
     Source: nccl-tests ``doc/PERFORMANCE.md`` (time is bytes over bus bandwidth).
     Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
     """
-    rates = job.rates
-    inside = rates.collective_bytes_per_s
-    if job.recipe.sharding.scope == "node":
-        inside = intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
-    return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(
+    return (gathered_bytes(job) + reduced_bytes(job)) / _shard_bytes_per_s(job) + replica_bytes(
         job
-    ) / rates.network_bytes_per_s
+    ) / _replica_bytes_per_s(job)
+
+
+def _shard_bytes_per_s(job: TimedJob) -> Number:
+    """Rate of the ring that divides one copy: the links of a node, where a copy lies inside of one."""
+    recipe, hardware = job.recipe, job.scenario.hardware
+    inside = recipe.sharding.scope == "node" and _gpus_of_copy(job) <= hardware.gpus_per_node
+    return intra_node_bytes_per_s(hardware, job.coefficients) if inside else job.rates.collective_bytes_per_s
+
+
+def _replica_bytes_per_s(job: TimedJob) -> Number:
+    """Rate of the ring that joins one shard of all copies: across nodes, each has a part of the network, as
+    every GPU of a copy has such a ring.
+    """
+    hardware = job.scenario.hardware
+    if hardware.nodes == 1:
+        return intra_node_bytes_per_s(hardware, job.coefficients)
+    rings = minimum(_gpus_of_copy(job), hardware.gpus_per_node)
+    return minimum(job.rates.network_bytes_per_s / rings, intra_node_bytes_per_s(hardware, job.coefficients))
+
+
+def _gpus_of_copy(job: TimedJob) -> Number:
+    return job.scenario.hardware.world_size / job.recipe.copies(job.scenario.hardware)
 
 
 def sharding_copy_seconds(job: TimedJob) -> Number:

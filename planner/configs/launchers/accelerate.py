@@ -70,7 +70,6 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     _read_counts(keys, reading, kind)
     _read_precision(keys, reading)
-    _read_parallelism(keys, reading, kind)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
         read_fsdp(
@@ -80,6 +79,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         )
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
+    _read_parallelism(keys, reading, kind)
     keys.skip(_HARMLESS)
     _skip_unused(kind, fsdp, deepspeed)
     fp8 = keys.part("fp8_config")
@@ -171,9 +171,24 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             if kind != _DIVIDER.get(end, kind):
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
-        elif name.endswith("replicate_size"):
-            part.refuse_above_one({name: "a degree"})
+        elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
+            _read_replicas(part, name, reading)
     part.skip(part.left_over_here())
+
+
+def _read_replicas(part: Keys, name: str, reading: Reading) -> None:
+    """Copies of FSDP2's shards.  Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, whose mesh
+    is ``fsdp_dim_names``.
+
+    Raises:
+        NotModelledError: copies of something else.
+    """
+    kind = reading.value("sharding")
+    if kind != "fsdp":
+        raise part.not_modelled(name, f"replicas beside sharding {kind or 'none'} are not modelled; FSDP2 is")
+    reading.said.pop("sharding")
+    reading.say("sharding", "hsdp", part.where(name))
+    reading.say("replicas", part.count(name), part.where(name))
 
 
 def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:

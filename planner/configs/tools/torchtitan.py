@@ -22,7 +22,8 @@ MARKS = frozenset({"activation_checkpoint", "parallelism", "fault_tolerance", "m
 _COMPILED, _COMPILED_WITHOUT_LOSS, _OLD = "torchtitan-compile", "torchtitan-compile@2024", "torchtitan@2024"
 _PLACE = "torchtitan e347b1e5e config/job_config.py"
 _TABLES = ("model", "training", "optimizer", "parallelism", "experimental")
-_DATA_DEGREES = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "data_parallel_degree")
+_COPIES = "data_parallel_replicate_degree"
+_DATA_DEGREES = (_COPIES, "data_parallel_shard_degree", "data_parallel_degree")
 FLAVORS = {
     "llama3": {size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
     "llama2": {size: f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
@@ -278,21 +279,25 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         if training.has("data_parallel_shard_degree") or training.has("data_parallel_degree")
         else parallelism
     )
-    copies = part.get("data_parallel_replicate_degree") or 1
+    copies = part.get(_COPIES) or 1
     shards = part.get("data_parallel_shard_degree")
     shards = part.get("data_parallel_degree") if shards is None else shards
     never = parallelism.text("fsdp_reshard_after_forward") == "never"
     where = part.where("data_parallel_shard_degree")
-    if copies != 1 and shards != 1:
-        raise part.not_modelled(
-            "data_parallel_replicate_degree", f"{show(copies)} replicas of FSDP's shards are not modelled"
-        )
-    if copies != 1:
-        reading.say("sharding", "ddp", part.where("data_parallel_replicate_degree"))
+    if copies != 1 and shards == 1:
+        reading.say("sharding", "ddp", part.where(_COPIES))
         return
     # Reductions are in fp32 whatever is gathered: mixed_precision_reduce has no other value.
     reading.switch("fsdp_reduces_fp32", True, where)
     kind = "fsdp-grad-op" if never else "fsdp"
+    if copies != 1:
+        if never:
+            raise part.not_modelled(
+                _COPIES, "replicas of shards that stay whole after forward are not modelled"
+            )
+        reading.say("replicas", part.count(_COPIES), part.where(_COPIES))
+        reading.say("sharding", "hsdp", part.where(_COPIES))
+        return
     if isinstance(shards, int) and not isinstance(shards, bool) and shards > 1:
         reading.say("sharding", kind, where)
     elif shards != 1:

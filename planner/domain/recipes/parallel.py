@@ -8,11 +8,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``:
-    those that divide each sequence.
+    those that divide each sequence.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
+    node.
     """
 
     tensor: int = 1
     context: int = 1
+    replicas: int | None = None
 
     @property
     def gpus(self) -> int:

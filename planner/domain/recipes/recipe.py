@@ -265,7 +265,13 @@ class Recipe:
         """Over how many GPUs one copy of what is divided lies;
         those that divide a sequence are among them.
         """
+        if self.sharding.scope == "node":
+            return hardware.world_size // self.copies(hardware) // self.parallel.tensor
         return self.sharding.shards(hardware) // self.parallel.tensor
+
+    def copies(self, hardware: Hardware) -> Number:
+        """Copies of what is divided: one, or those of HSDP."""
+        return (self.parallel.replicas or hardware.nodes) if self.sharding.scope == "node" else 1
 
     @property
     def steps_in_backward(self) -> bool:

@@ -112,8 +112,16 @@ SYSTEM_RULES = (
     Rule(
         "hsdp-on-one-node",
         "warn",
-        "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp",
-        lambda case: case.recipe.sharding.scope == "node" and case.hardware.nodes == 1,
+        "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp; --replicas says "
+        "another number of copies",
+        lambda case: case.recipe.sharding.scope == "node" and case.recipe.copies(case.hardware) == 1,
+    ),
+    Rule(
+        "replicas-without-hsdp",
+        "refuse",
+        "replicas are copies of what hsdp divides: say --sharding hsdp",
+        lambda case: case.recipe.parallel.replicas is not None and case.recipe.sharding.scope != "node",
+        lambda case: f"sharding is {case.recipe.sharding}",
     ),
     Rule(
         "nf4-sharded-without-storage",

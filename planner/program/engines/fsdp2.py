@@ -26,7 +26,7 @@ class Fsdp2(Fsdp):
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
         self.adds_gradients = self.reduces_last_only
-        self._replicates = job.recipe.sharding.scope == "node" and int(job.hardware.nodes) > 1
+        self._replicates = int(job.recipe.copies(job.hardware)) > 1
         self._kept: int | None = None
         self._sent: int | None = None
         self._replicating: int | None = None

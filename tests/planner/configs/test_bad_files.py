@@ -102,7 +102,8 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (LLAMA_FACTORY + "fp16: true\n", UsageError, "are both true"),
         (LLAMA_FACTORY + "deepspeed: nowhere.json\n", InputFileError, "'deepspeed' names nowhere.json"),
         (
-            LLAMA_FACTORY + "fsdp: full_shard\nfsdp_config: {version: 1, sharding_strategy: HYBRID_SHARD}\n",
+            LLAMA_FACTORY
+            + "fsdp: full_shard\nfsdp_config: {version: 1, sharding_strategy: HYBRID_SHARD_ZERO2}\n",
             NotModelledError,
             "hybrid",
         ),
@@ -260,7 +261,11 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
             "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
             "TE is not modelled",
         ),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n", "hybrid_shard_zero2"),
+        (
+            "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_dp_replicate_size: 2}\n",
+            "replicas beside sharding none",
+        ),
         (
             "distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n",
             "sp_size: needs distributed_type DEEPSPEED, and it is NO",

@@ -37,7 +37,11 @@ def read(folder: Path, text: str) -> Reading:
         ),
         (BASE + "[parallelism]\npipeline_parallel_degree = 2\n", "a pipeline-parallel degree of 2"),
         (BASE + "[experimental]\ncontext_parallel_degree = 2\n", "a context-parallel degree of 2"),
-        (BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n", "2 replicas of FSDP's shards"),
+        (
+            BASE
+            + '[parallelism]\ndata_parallel_replicate_degree = 2\nfsdp_reshard_after_forward = "never"\n',
+            "stay whole after forward",
+        ),
         (MODEL + 'converters = ["mx"]\n' + TRAINING, "mx is not modelled"),
         (MODEL + 'converters = ["float8"]\n' + TRAINING, "all matrices but the head"),
         (
@@ -196,3 +200,10 @@ def test_scaling_of_fp8_is_read(tmp_path: Path, text: str, fp8: str) -> None:
 def test_fp8_of_2024_leaves_the_head_alone(tmp_path: Path) -> None:
     """It has one flag, and scales whole tensors."""
     assert read(tmp_path, BASE + "[float8]\nenable_float8_linear = true\n").value("fp8") == "tensorwise"
+
+
+def test_replicas_of_shards_are_read(tmp_path: Path) -> None:
+    """Two copies of what four of eight GPUs divide."""
+    text = BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n"
+    reading = read(tmp_path, text)
+    assert (reading.value("sharding"), reading.value("replicas")) == ("hsdp", 2)

@@ -173,6 +173,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "badam"},
         {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
     ),
+    "replicas-without-hsdp": (
+        {"gpus": 2, "sharding": "fsdp", "replicas": 2},
+        {"gpus": 2, "sharding": "hsdp", "replicas": 2},
+    ),
     "fp8-not-on-card": (
         {"method": "full", "gpu": "a100-80-sxm", "fp8": "rowwise"},
         {"method": "full", "gpu": "h100-sxm", "fp8": "rowwise"},
