@@ -72,19 +72,12 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     hardware, recipe = scenario.hardware, scenario.recipe
     gpu = hardware.gpu
     peak = peak_flop_per_s(gpu, _compute_dtype(recipe, regime))
-    lacks_fp8 = recipe.numerics.fp8 != "none" and gpu.fp8_flop_per_s is None
-    if peak is None or gpu.memory_bandwidth_bytes_per_s is None or lacks_fp8:
+    if peak is None or gpu.memory_bandwidth_bytes_per_s is None or _lacks_fp8(recipe, gpu):
         return None
-    efficiency = (
-        coefficients.matmul_efficiency_half_rate
-        if accumulates_at_half_rate(gpu)
-        else coefficients.matmul_efficiency
-    )
     sustained = coefficients.gpu_rate * clock_share(hardware)
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
-    reached = efficiency * reached_share(gpu) * sustained
+    reached = _product_efficiency(gpu, coefficients) * sustained
     matmul = fp32 if regime.compute == 4 else peak * reached
-    network = _network_bytes_per_s(hardware, coefficients)
     # Torch's fused attention takes fp32 as it is, without tensor cores;
     # FlashAttention's package is given 16 bits.
     in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
@@ -96,6 +89,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         share = _flash_share(gpu, generation)
         attention = of_scores * coefficients.attention_efficiency * share * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
+    network = _network_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
@@ -111,6 +105,17 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         instructions_per_s=_instructions_per_s(gpu, sustained),
         fp8_flop_per_s=gpu.fp8_flop_per_s * reached if gpu.fp8_flop_per_s else None,
     )
+
+
+def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients) -> Number:
+    """Share of the rated peak that large products reach at the rated clock."""
+    if accumulates_at_half_rate(gpu):
+        return coefficients.matmul_efficiency_half_rate * reached_share(gpu)
+    return coefficients.matmul_efficiency * reached_share(gpu)
+
+
+def _lacks_fp8(recipe: Recipe, gpu: GpuSpec) -> bool:
+    return recipe.numerics.fp8 != "none" and gpu.fp8_flop_per_s is None
 
 
 def _network_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:
