@@ -91,6 +91,7 @@ class JobFlags(TypedDict, total=False):
     price: float | str
     tensor_parallel: int | str
     context_parallel: int | str
+    hpz: int | str
     replicas: int | str
 
 
@@ -166,6 +167,7 @@ class SearchFlags(TypedDict, total=False):
     price: float | str | Sequence[float]
     tensor_parallel: int | str
     context_parallel: int | str
+    hpz: int | str
     replicas: int | str
 
 

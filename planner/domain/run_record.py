@@ -135,6 +135,7 @@ class RunRecord:
     optimizer_rank: int | None = None
     fp8: Fp8 | None = None
     replicas: int | None = None
+    hpz: int | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

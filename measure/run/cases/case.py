@@ -172,6 +172,8 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         )
     if recipe.numerics.fp8 != "none":
         raise NotModelledError("products in fp8 cannot be run: leave --fp8 out")
+    if recipe.parallel.hpz > 1:
+        raise NotModelledError("a second copy of weights cannot be run: leave --hpz out")
     if recipe.parallel.replicas:
         raise NotModelledError("copies of one node each can be run, and no others: leave --replicas out")
     if recipe.parallel.divides:

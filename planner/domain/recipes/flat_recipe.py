@@ -35,7 +35,12 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "batch": {
         name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")
     },
-    "parallel": {"tensor_parallel": "tensor", "context_parallel": "context", "replicas": "replicas"},
+    "parallel": {
+        "tensor_parallel": "tensor",
+        "context_parallel": "context",
+        "replicas": "replicas",
+        "hpz": "hpz",
+    },
     "adapter": {
         "lora_rank": "rank",
         "lora_dropout": "dropout",

@@ -126,6 +126,7 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
     parallel = recipe.parallel
     sharding: tuple[str, ...] = (recipe.sharding.name,) if recipe.sharding.communicates else ()
     sharding += (f"{parallel.replicas} replicas",) if parallel.replicas else ()
+    sharding += (f"hpz {parallel.hpz}",) if parallel.hpz > 1 else ()
     sharding += (f"tensor parallel {parallel.tensor}",) if parallel.tensor > 1 else ()
     sharding += (f"context parallel {parallel.context}",) if parallel.context > 1 else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")

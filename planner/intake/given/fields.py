@@ -279,6 +279,7 @@ _FIELDS = (
     _count("tensor_parallel", "GPUs that divide the matrices of a model", 65_536),
     _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
+    _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
     _count("replicas", "Copies of what hsdp divides; one on each node, if not said", 65_536),
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}

@@ -117,6 +117,28 @@ SYSTEM_RULES = (
         lambda case: case.recipe.sharding.scope == "node" and case.recipe.copies(case.hardware) == 1,
     ),
     Rule(
+        "hpz-without-zero3",
+        "refuse",
+        "hpz is a second copy of what ZeRO-3 divides: say --sharding zero3",
+        lambda case: case.recipe.parallel.hpz > 1 and not case.recipe.sharding.is_zero3,
+        lambda case: f"sharding is {case.recipe.sharding}",
+    ),
+    Rule(
+        "hpz-unread",
+        "not-modelled",
+        "A second copy of weights (hpz) is not modelled beside offloaded parameters, a reference model and "
+        "GPUs that share a batch",
+        lambda case: (
+            case.recipe.parallel.hpz > 1
+            and (
+                case.recipe.offloads_params
+                or case.recipe.has_reference_model
+                or case.recipe.parallel.divides
+                or case.recipe.rollout is not None
+            )
+        ),
+    ),
+    Rule(
         "replicas-without-hsdp",
         "refuse",
         "replicas are copies of what hsdp divides: say --sharding hsdp",

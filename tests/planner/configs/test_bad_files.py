@@ -234,7 +234,7 @@ def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path
     [
         ('{"stage": 4}', "must be 0, 1, 2 or 3"),
         ('{"stage": 3, "zero_quantized_weights": true}', "ZeRO"),
-        ('{"stage": 3, "zero_hpz_partition_size": 8}', "secondary partition"),
+        ('{"stage": 3, "mics_shard_size": 8}', "MiCS"),
         (
             '{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}',
             "parameters on nvme",

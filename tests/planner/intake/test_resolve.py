@@ -90,6 +90,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "pipeline_parallel",
         "context_parallel",
         "replicas",
+        "hpz",
         "fp8",
     }
     assert len(names) == len(set(names))

@@ -70,6 +70,7 @@ FULL = RunRecord(
     pipeline_parallel=1,
     context_parallel=1,
     replicas=2,
+    hpz=8,
     gradient_checkpointing="selective",
     checkpoint_reentrant=False,
     attention="flash2",

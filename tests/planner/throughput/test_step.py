@@ -28,6 +28,7 @@ from planner.throughput.communication import (
     reduced_bytes,
     replica_bytes,
     ring_fraction,
+    second_copy_bytes,
     stored_param_bytes,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
@@ -320,6 +321,13 @@ class TestCollectives:
         held = job(scenario(llama, copied, gpus_per_node=8))
         assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 3 / 4)
         assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 4 / 2)
+
+    def test_a_second_copy_is_gathered_inside_of_a_node(self, llama: ModelSpec) -> None:
+        """Trained weights cross the network once per step; three gathers of two micro-steps do not."""
+        copied = replace(recipe(sharding="zero3"), parallel=Parallel(hpz=8))
+        held = job(scenario(llama, copied, gpus_per_node=8, nodes=2))
+        assert gathered_bytes(held) == pytest.approx(2 * PARAMS * 15 / 16)
+        assert second_copy_bytes(held) == pytest.approx(3 * 2 * PARAMS * 7 / 8)
 
     def test_network_is_the_slowest_link_of_the_ring(self, llama: ModelSpec) -> None:
         """A second node turns NVLink's rate into the network's, and a faster network shortens the step."""

@@ -173,6 +173,14 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "badam"},
         {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
     ),
+    "hpz-without-zero3": (
+        {"gpus": 2, "sharding": "fsdp", "hpz": 2},
+        {"gpus": 2, "sharding": "zero3", "hpz": 2},
+    ),
+    "hpz-unread": (
+        {"gpus": 2, "sharding": "zero3", "hpz": 2, "offload": "optimizer+params"},
+        {"gpus": 2, "sharding": "zero3", "hpz": 2},
+    ),
     "replicas-without-hsdp": (
         {"gpus": 2, "sharding": "fsdp", "replicas": 2},
         {"gpus": 2, "sharding": "hsdp", "replicas": 2},
