@@ -281,6 +281,36 @@ def test_what_accelerate_does_beyond_the_formulas_is_refused(
         read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", {"fp8": "tensorwise-gathered"}),
+        (
+            (
+                "distributed_type: NO\nmixed_precision: fp8\n"
+                "fp8_config: {backend: AO, enable_fsdp_float8_all_gather: false}\n"
+            ),
+            {"fp8": "tensorwise", "precision": "bf16-mixed"},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n",
+            {"sharding": "hsdp1"},
+        ),
+        (
+            (
+                "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
+                "parallelism_config: {parallelism_config_dp_replicate_size: 2}\n"
+            ),
+            {"sharding": "hsdp", "replicas": 2},
+        ),
+    ],
+)
+def test_fp8_and_copies_of_accelerate_are_read(tmp_path: Path, text: str, said: dict[str, object]) -> None:
+    """Torchao computes where no library is named; copies belong to FSDP."""
+    reading = read_config(written(tmp_path, text, "accelerate.yaml"))
+    assert {name: reading.value(name) for name in said} == said
+
+
 def test_degrees_of_accelerate_are_those_of_the_job(tmp_path: Path) -> None:
     """Whether its trainer has them is asked when the stack is known."""
     text = (
