@@ -92,6 +92,7 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
     flat |= {} if recipe.checkpoint_policy != "full" else {"checkpoint_policy": None}
     flat |= {} if recipe.task != "sft" else {"task": None}
     flat |= {} if recipe.parallel.divides else {"tensor_parallel": None, "context_parallel": None}
+    flat |= {} if recipe.numerics.fp8 != "none" else {"fp8": None}
     flat |= {} if recipe.rebuilds_some else {"checkpoint_every": None}
     return {
         "model": _model_name(scenario),

@@ -30,7 +30,7 @@ from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
 from planner.allocator.events import AllocEvent
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.recipes.sharding import FSDP1
+from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
@@ -191,7 +191,7 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
     unscales = recipe.numerics.precision == "fp16-mixed"
     wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
     refused = (
-        (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        *_untraced_divisions(recipe),
         (
             unscales and trained == "fp16" and not recipe.uses_deepspeed,
             "fp16 gradients under loss scaling, which torch refuses to unscale,",
@@ -202,7 +202,6 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             f"task '{recipe.task}'",
             "the dry run of its script (measure trace --gpu CARD -- PROGRAM)",
         ),
-        (recipe.sharding == FSDP1, f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
         *_divided_kbit_bases(recipe),
         (
@@ -219,6 +218,19 @@ def refuse_what_is_not_traced(scenario: Scenario) -> None:
             raise NotModelledError(
                 f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ..."
             )
+
+
+def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+    """What is divided, or computed in fp8, in a way that is not traced: whether it is so, what it is,
+    the way out.
+    """
+    return (
+        (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
+        (recipe.parallel.hpz > 1, "a second copy of weights (hpz)", "no --hpz"),
+        (recipe.sharding in (FSDP1, HSDP1), f"sharding '{recipe.sharding}'", "--sharding fsdp"),
+        (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
+    )
 
 
 def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:

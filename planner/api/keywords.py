@@ -70,6 +70,7 @@ class JobFlags(TypedDict, total=False):
     optimizer: str
     optimizer_rank: int | str
     precision: str
+    fp8: str
     load_dtype: str
     adapter_dtype: str
     sharding: str
@@ -90,6 +91,8 @@ class JobFlags(TypedDict, total=False):
     price: float | str
     tensor_parallel: int | str
     context_parallel: int | str
+    hpz: int | str
+    replicas: int | str
 
 
 class SearchFlags(TypedDict, total=False):
@@ -143,6 +146,7 @@ class SearchFlags(TypedDict, total=False):
     optimizer: Names
     optimizer_rank: int | str
     precision: Names
+    fp8: Names
     load_dtype: Names
     adapter_dtype: Names
     sharding: Names
@@ -163,6 +167,8 @@ class SearchFlags(TypedDict, total=False):
     price: float | str | Sequence[float]
     tensor_parallel: int | str
     context_parallel: int | str
+    hpz: int | str
+    replicas: int | str
 
 
 class SearchKeywords(SearchFlags, total=False):

@@ -27,7 +27,7 @@ CatalogOrigin = Literal["datasheet", "measured", "derived", "unsourced", "assume
 _DECORATION = re.compile(r"\b(nvidia|geforce|tesla|quadro|amd|instinct|intel|huawei|gpu)\b")
 _MIB_PER_GIB = GIB // MIB
 
-# Key in the file -> field of GpuSpec.  The nvidia-smi total and the fp8 rate are for listing only.
+# Key in the file -> field of GpuSpec.  The nvidia-smi total is for listing only.
 _SPEC_FIELDS = {
     "marketing_memory_gib": "marketing_memory_bytes",
     "visible_memory_mib": "visible_memory_bytes",
@@ -36,6 +36,7 @@ _SPEC_FIELDS = {
     "fp16_tflop_per_s": "fp16_flop_per_s",
     "fp32_tflop_per_s": "fp32_flop_per_s",
     "int8_top_per_s": "int8_op_per_s",
+    "fp8_tflop_per_s": "fp8_flop_per_s",
     "interconnect_gb_per_s": "interconnect_bytes_per_s",
     "pcie_generation": "pcie_generation",
     "pcie_lanes": "pcie_lanes",
@@ -43,7 +44,7 @@ _SPEC_FIELDS = {
     "best_matmul_tflop_per_s": "best_matmul_flop_per_s",
     "multiprocessors": "multiprocessors",
 }
-NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib", "fp8_tflop_per_s")
+NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib")
 
 
 class GpuEntry(BaseModel):
@@ -204,6 +205,7 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         fp16_flop_per_s=_scaled(entry.fp16_tflop_per_s, TERA),
         fp32_flop_per_s=_scaled(entry.fp32_tflop_per_s, TERA),
         int8_op_per_s=_scaled(entry.int8_top_per_s, TERA),
+        fp8_flop_per_s=_scaled(entry.fp8_tflop_per_s, TERA),
         interconnect=entry.interconnect,
         interconnect_bytes_per_s=_scaled(entry.interconnect_gb_per_s, GIGA),
         pcie_generation=entry.pcie_generation,

@@ -59,6 +59,7 @@ class GpuSpec:
     source: str
     best_matmul_flop_per_s: float | None = None
     multiprocessors: int | None = None
+    fp8_flop_per_s: float | None = None
     best_matmul_shapes: MatmulShapes | None = None
     unified_memory: bool = False
 

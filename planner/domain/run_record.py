@@ -9,6 +9,7 @@ from planner.domain.recipes.attention import Attention
 from planner.domain.recipes.recipe import (
     CheckpointPolicy,
     Dtype,
+    Fp8,
     Loss,
     Offload,
     Padding,
@@ -135,6 +136,9 @@ class RunRecord:
     relora: bool | None = None
     oft_block_size: int | None = None
     optimizer_rank: int | None = None
+    fp8: Fp8 | None = None
+    replicas: int | None = None
+    hpz: int | None = None
     run_time_s: float | None = None
     host_memory_mib: float | None = None
     host_memory_kind: HostMemoryKind | None = None

@@ -39,6 +39,7 @@ WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
@@ -205,6 +206,9 @@ class Stack:
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
     ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention.
     """
+
+    fp8_linears: Fp8Linears
+    """How products of torchao in 8 bits run: operator by operator, or with each cast as one kernel."""
 
     # Checkpointing
     frozen_layers: FrozenLayers

@@ -9,6 +9,7 @@ models/llama3/parallelize.py, models/qwen3/parallelize.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.domain.hardware import Hardware
 from planner.domain.model import AttentionSpec, BlockSpec, ModelSpec
@@ -51,7 +52,8 @@ _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 def degrees(request: ScenarioRequest) -> Parallel:
     """What the request says."""
-    return Parallel(*(int(request.get(name) or 1) for name in FIELDS))
+    tensor, context = (int(request.get(name) or 1) for name in FIELDS)
+    return Parallel(tensor, context, request.get("replicas"), request.get("hpz") or 1)
 
 
 def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
@@ -61,6 +63,21 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
         UsageError: more GPUs than there are, or not a part of them.
     """
     parallel = degrees(ledger.request)
+    copies = parallel.replicas or 1
+    if parallel.replicas:
+        ledger.choose("replicas", copies, "assumed")
+        if hardware.world_size % (copies * parallel.gpus):
+            raise UsageError(
+                f"{hardware.world_size} GPUs cannot be divided into {copies} replicas of groups of "
+                f"{parallel.gpus}"
+            )
+    if parallel.hpz > 1:
+        parallel = replace(parallel, hpz=min(parallel.hpz, int(hardware.world_size)))
+        ledger.choose("hpz", parallel.hpz, "assumed")
+        if hardware.world_size % parallel.hpz:
+            raise UsageError(
+                f"{hardware.world_size} GPUs have no groups of {parallel.hpz}, which hpz asks for"
+            )
     if parallel.divides:
         for name, degree in zip(FIELDS, (parallel.tensor, parallel.context), strict=True):
             ledger.choose(name, degree, "assumed")

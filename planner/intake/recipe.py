@@ -12,6 +12,7 @@ from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
     BITSANDBYTES,
+    GATHERED_FP8,
     GENERATING_TASKS,
     LANGUAGE_TASKS,
     METHOD_ALIASES,
@@ -23,6 +24,7 @@ from planner.domain.recipes.recipe import (
     Batch,
     CheckpointPolicy,
     Dtype,
+    Fp8,
     Loss,
     Method,
     Number,
@@ -217,7 +219,22 @@ def _resolve_numerics(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> 
         double_quant=basis.double_quant,
         quant_storage=storage,
         packing=stored.packing if stored is not None else Packing(),
+        fp8=_resolve_fp8(ledger, basis.sharding),
     )
+
+
+def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
+    """Only FSDP2 asks a weight for its cast; elsewhere each product makes it.
+
+    Source: torchao 0.18.0 float8/fsdp_utils.py WeightWithDynamicFloat8CastTensor.
+    """
+    if not ledger.said("fp8"):
+        return "none"
+    fp8: Fp8 = ledger.choose("fp8", "none", "assumed")
+    if fp8 != GATHERED_FP8 or sharding.dtensors:
+        return fp8
+    ledger.enter("fp8", "tensorwise", "derived", "weights are gathered in 8 bits by FSDP2 alone")
+    return "tensorwise"
 
 
 def _as_loaded(ledger: Ledger, setting: RecipeContext, basis: _Basis, asked: Dtype) -> Dtype:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.arrays import minimum
-from planner.domain.recipes.recipe import DTYPE_BYTES, Number
+from planner.arrays import minimum, where
+from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
 from planner.throughput.job import TimedJob
 from planner.throughput.kernels import orthogonalized_params
 from planner.throughput.passes import passes_aside
@@ -29,8 +29,10 @@ def stored_param_bytes(job: TimedJob) -> Number:
     """
     params, regime = job.own.counts, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
-    plain = params.total - (params.quantizable if regime.quantized else 0)
+    apart = regime.quantized or job.recipe.numerics.fp8 == GATHERED_FP8
+    plain = params.total - (params.quantizable if apart else 0)
     moved = job.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
+    moved = moved if regime.quantized or not apart else params.quantizable
     return plain * width + moved
 
 
@@ -49,7 +51,8 @@ def gathered_bytes(job: TimedJob) -> Number:
 
     Formula: stored bytes x (n - 1) / n, once forward and once backward in every micro-step (``fsdp-grad-op``
     keeps them: once), and once in each pass without gradients beside it; recomputation shares the backward
-    gather.  HSDP shards inside a node only.
+    gather.  HSDP shards inside a node only.  With a second copy (hpZ) trained weights cross all GPUs once per
+    step, and frozen ones never: :func:`second_copy_bytes`.
     Source: ZeRO-3 offload post (1.5 x DDP's volume), torch FSDP docs.  Ignored:
     persistent small tensors (below 0.1 %).
     """
@@ -57,8 +60,35 @@ def gathered_bytes(job: TimedJob) -> Number:
     if not recipe.sharding.gathers_weights:
         return 0
     world = recipe.shards(job.scenario.hardware)
+    if recipe.parallel.hpz > 1:
+        return _trained_bytes(job) * ring_fraction(world)
+    return _gathers(job) * stored_param_bytes(job) * ring_fraction(world)
+
+
+def _gathers(job: TimedJob) -> Number:
+    """How often per step all weights are gathered."""
+    recipe = job.recipe
     gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(recipe)
-    return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
+    return gathers * recipe.batch.grad_accum
+
+
+def _trained_bytes(job: TimedJob) -> Number:
+    return minimum(
+        job.trained_params * DTYPE_BYTES[job.recipe.numerics.compute_dtype], stored_param_bytes(job)
+    )
+
+
+def second_copy_bytes(job: TimedJob) -> Number:
+    """Bytes that each GPU receives per step from those that divide a second copy of the weights with it.
+
+    Formula: all gathers of a step but the first one of what is trained, times ``(n - 1) / n``.
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py all_gather_coalesced
+    (``use_secondary_tensor``), stage3.py invalidate_secondary_tensor.
+    """
+    hpz = job.recipe.parallel.hpz
+    return (
+        (_gathers(job) * stored_param_bytes(job) - _trained_bytes(job)) * ring_fraction(hpz) if hpz > 1 else 0
+    )
 
 
 def reduced_bytes(job: TimedJob) -> Number:
@@ -86,15 +116,15 @@ def reduced_bytes(job: TimedJob) -> Number:
 
 
 def replica_bytes(job: TimedJob) -> Number:
-    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard across nodes.
+    """Bytes per step between the replicas of HSDP: an all-reduce of this GPU's gradient shard among copies.
 
     Source: torch ``distributed/fsdp/_fully_shard/_fsdp_collectives.py`` foreach_reduce.
     """
-    if job.recipe.sharding.scope != "node":
+    recipe, hardware = job.recipe, job.scenario.hardware
+    if recipe.sharding.scope != "node":
         return 0
-    hardware = job.scenario.hardware
-    shard = job.trained_params * job.regime.gradient / hardware.gpus_per_node
-    return 2 * shard * ring_fraction(hardware.nodes)
+    shard = job.trained_params * job.regime.gradient / recipe.shards(hardware)
+    return 2 * shard * ring_fraction(recipe.copies(hardware))
 
 
 def update_bytes(job: TimedJob) -> Number:
@@ -126,13 +156,47 @@ def collective_seconds(job: TimedJob) -> Number:
     Source: nccl-tests ``doc/PERFORMANCE.md`` (time is bytes over bus bandwidth).
     Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
     """
-    rates = job.rates
-    inside = rates.collective_bytes_per_s
-    if job.recipe.sharding.scope == "node":
-        inside = intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
-    return (gathered_bytes(job) + reduced_bytes(job)) / inside + replica_bytes(
-        job
-    ) / rates.network_bytes_per_s
+    return (
+        (gathered_bytes(job) + reduced_bytes(job)) / _shard_bytes_per_s(job)
+        + replica_bytes(job) / _replica_bytes_per_s(job)
+        + second_copy_bytes(job) / _second_bytes_per_s(job)
+    )
+
+
+def _second_bytes_per_s(job: TimedJob) -> Number:
+    return _group_bytes_per_s(job, job.recipe.parallel.hpz)
+
+
+def _shard_bytes_per_s(job: TimedJob) -> Number:
+    """Rate of the ring that divides one copy: the links of a node, where a copy lies inside of one."""
+    if job.recipe.sharding.scope != "node":
+        return job.rates.collective_bytes_per_s
+    return _group_bytes_per_s(job, _gpus_of_copy(job))
+
+
+def _group_bytes_per_s(job: TimedJob, gpus: Number) -> Number:
+    """Rate of a ring of so many GPUs, which are neighbours."""
+    hardware = job.scenario.hardware
+    return where(
+        gpus <= hardware.gpus_per_node,
+        intra_node_bytes_per_s(hardware, job.coefficients),
+        job.rates.collective_bytes_per_s,
+    )
+
+
+def _replica_bytes_per_s(job: TimedJob) -> Number:
+    """Rate of the ring that joins one shard of all copies: across nodes, each has a part of the network, as
+    every GPU of a copy has such a ring.
+    """
+    hardware = job.scenario.hardware
+    if hardware.nodes == 1:
+        return intra_node_bytes_per_s(hardware, job.coefficients)
+    rings = minimum(_gpus_of_copy(job), hardware.gpus_per_node)
+    return minimum(job.rates.network_bytes_per_s / rings, intra_node_bytes_per_s(hardware, job.coefficients))
+
+
+def _gpus_of_copy(job: TimedJob) -> Number:
+    return job.scenario.hardware.world_size / job.recipe.copies(job.scenario.hardware)
 
 
 def sharding_copy_seconds(job: TimedJob) -> Number:
@@ -175,7 +239,7 @@ def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:
     """
     if not talks_directly(job.scenario.hardware):
         return hidden_s
-    inside = (gathered_bytes(job) + reduced_bytes(job)) / intra_node_bytes_per_s(
+    inside = (gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job)) / intra_node_bytes_per_s(
         job.scenario.hardware, job.coefficients
     )
     return hidden_s - (1 - 1 / job.coefficients.kernel_time_beside_collectives) * minimum(hidden_s, inside)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import gathered_bytes, reduced_bytes, update_bytes
+from planner.throughput.communication import gathered_bytes, reduced_bytes, second_copy_bytes, update_bytes
 from planner.throughput.flop import products_flop
 from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import TimedJob
@@ -86,7 +86,7 @@ def _optimizer(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _collectives(job: TimedJob, _: TimeTerm) -> str:
-    moved = gathered_bytes(job) + reduced_bytes(job)
+    moved = gathered_bytes(job) + reduced_bytes(job) + second_copy_bytes(job)
     return f"{moved / GIGA:.2f} GB per GPU and step at {job.rates.collective_bytes_per_s / GIGA:.1f} GB/s"
 
 

@@ -35,7 +35,8 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
     The bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  What
     products write follows the arithmetic of each tile and is counted with them.  Twice as long where rows of
     the result do not begin at multiples of 16 bytes.  Products of LLM.int8 have their own speed, which holds
-    all that is done beside them; those in fp32 run without tensor cores.
+    all that is done beside them; those in fp32 run without tensor cores; those in fp8 reach as much of their
+    peak as those in 16 bits.
     Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core
     requirements; CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus
     on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long as its head needs.
@@ -43,6 +44,9 @@ def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[
     """
     rates = job.rates
     rate: Number = rates.fp32_flop_per_s if kind.dtype == "fp32" else rates.matmul_flop_per_s
+    if kind.dtype == "fp8":
+        assert rates.fp8_flop_per_s is not None
+        rate = rates.fp8_flop_per_s
     if kind.dtype == "int8":
         rate = rate * job.coefficients.int8_relative_speed
     seconds = FLOP_PER_MAC * macs / rate

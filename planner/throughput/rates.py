@@ -50,7 +50,8 @@ class Rates:
     ``masked_attention`` is that of the fused kernel that takes any mask.  ``memory``: bytes/s.
     ``host_link``: bytes/s of one GPU to or from its host.  ``collective``: bytes/s that each GPU receives in
     a ring.  ``network``: the same between nodes.  ``instructions``: instructions of single threads per s,
-    ``None`` where the card is not NVIDIA's.
+    ``None`` where the card is not NVIDIA's.  ``fp8``: products of 8-bit floats, ``None`` where nobody knows
+    it.
     """
 
     peak_flop_per_s: float
@@ -63,6 +64,7 @@ class Rates:
     collective_bytes_per_s: Number
     network_bytes_per_s: Number
     instructions_per_s: Number | None = None
+    fp8_flop_per_s: Number | None = None
 
 
 def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> Rates | None:
@@ -70,17 +72,12 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
     hardware, recipe = scenario.hardware, scenario.recipe
     gpu = hardware.gpu
     peak = peak_flop_per_s(gpu, _compute_dtype(recipe, regime))
-    if peak is None or gpu.memory_bandwidth_bytes_per_s is None:
+    if peak is None or gpu.memory_bandwidth_bytes_per_s is None or _lacks_fp8(recipe, gpu):
         return None
-    efficiency = (
-        coefficients.matmul_efficiency_half_rate
-        if accumulates_at_half_rate(gpu)
-        else coefficients.matmul_efficiency
-    )
     sustained = coefficients.gpu_rate * clock_share(hardware)
     fp32 = (gpu.fp32_flop_per_s or peak) * coefficients.fp32_matmul_efficiency * sustained
-    matmul = fp32 if regime.compute == 4 else peak * efficiency * reached_share(gpu) * sustained
-    network = _network_bytes_per_s(hardware, coefficients)
+    reached = _product_efficiency(gpu, coefficients) * sustained
+    matmul = fp32 if regime.compute == 4 else peak * reached
     # Torch's fused attention takes fp32 as it is, without tensor cores;
     # FlashAttention's package is given 16 bits.
     in_fp32 = regime.is_wide and not ATTENTION_FACTS[recipe.attention].is_flash
@@ -92,6 +89,7 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         share = _flash_share(gpu, generation)
         attention = of_scores * coefficients.attention_efficiency * share * sustained
     inside = intra_node_bytes_per_s(hardware, coefficients)
+    network = _network_bytes_per_s(hardware, coefficients)
     return Rates(
         peak_flop_per_s=peak,
         matmul_flop_per_s=matmul,
@@ -105,7 +103,19 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
+        fp8_flop_per_s=gpu.fp8_flop_per_s * reached if gpu.fp8_flop_per_s else None,
     )
+
+
+def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients) -> Number:
+    """Share of the rated peak that large products reach at the rated clock."""
+    if accumulates_at_half_rate(gpu):
+        return coefficients.matmul_efficiency_half_rate * reached_share(gpu)
+    return coefficients.matmul_efficiency * reached_share(gpu)
+
+
+def _lacks_fp8(recipe: Recipe, gpu: GpuSpec) -> bool:
+    return recipe.numerics.fp8 != "none" and gpu.fp8_flop_per_s is None
 
 
 def _network_bytes_per_s(hardware: Hardware, coefficients: Coefficients) -> Number:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from planner.domain.recipes.job_line import recomputation_words, short_job_line
-from planner.domain.recipes.sharding import DDP, FSDP1
+from planner.domain.recipes.sharding import DDP, FSDP1, HSDP1
 from planner.domain.scenario import Scenario
 from planner.errors import NotModelledError, UsageError
 from planner.intake.given.request import Given, ScenarioRequest
@@ -171,6 +171,12 @@ def _check_software(case: RunCase, scenario: Scenario) -> None:
         raise NotModelledError(
             f"stack '{scenario.stack.id}' cannot be run: only {_RUNNABLE_STACK} can; leave --stack out"
         )
+    if recipe.numerics.fp8 != "none":
+        raise NotModelledError("products in fp8 cannot be run: leave --fp8 out")
+    if recipe.parallel.hpz > 1:
+        raise NotModelledError("a second copy of weights cannot be run: leave --hpz out")
+    if recipe.parallel.replicas:
+        raise NotModelledError("copies of one node each can be run, and no others: leave --replicas out")
     if recipe.parallel.divides:
         raise NotModelledError(
             "GPUs that share a batch cannot be run: leave --tensor-parallel and --context-parallel out"
@@ -243,6 +249,7 @@ def _sharding_refusals(case: RunCase, scenario: Scenario) -> tuple[tuple[str, bo
     return (
         (trainer_on_cpu, on_cpu and in_trainer and recipe.sharding != DDP),
         (_HSDP, recipe.sharding.scope == "node" and (in_trainer or scenario.hardware.nodes == 1)),
+        ("sharding hsdp1 cannot be run: say --sharding hsdp", recipe.sharding == HSDP1),
         (_FSDP1, recipe.sharding == FSDP1 and (on_cpu or not in_trainer)),
         ("sharded jobs run with the full loss only: say --loss hf", recipe.loss != "hf"),
         (_INT8, quantization == "int8" and divides_weights),

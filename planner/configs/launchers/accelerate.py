@@ -37,7 +37,6 @@ _HARMLESS = (
     "tpu_use_cluster",
     "tpu_use_sudo",
     "mpirun_config",
-    "fp8_config",
     "megatron_lm_config",
     "ipex_config",
     "command_file",
@@ -71,7 +70,6 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
     _read_counts(keys, reading, kind)
     _read_precision(keys, reading)
-    _read_parallelism(keys, reading, kind)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
         read_fsdp(
@@ -81,8 +79,12 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         )
     elif kind == "DEEPSPEED":
         _read_deepspeed(deepspeed or Keys(keys.path, {}), reading, beside)
+    _read_parallelism(keys, reading, kind)
     keys.skip(_HARMLESS)
     _skip_unused(kind, fsdp, deepspeed)
+    fp8 = keys.part("fp8_config")
+    if fp8 is not None:
+        fp8.skip(fp8.left_over_here())
 
 
 def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
@@ -127,9 +129,32 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
             f"{show(name)} has no effect beside {before.value}: {before.origin}",
         )
         return
+    if name == "fp8":
+        _read_fp8(keys, reading)
+        return
     if name not in ("bf16", "fp16"):
-        raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16 and fp16 are")
+        raise keys.not_modelled("mixed_precision", f"{show(name)} is not modelled; bf16, fp16 and fp8 are")
     reading.say("precision", f"{name}-mixed", keys.where("mixed_precision"))
+
+
+def _read_fp8(keys: Keys, reading: Reading) -> None:
+    """``fp8`` is bf16 with products of torchao, which Accelerate takes before others where none is named.
+
+    Source: accelerate 1.15 accelerator.py ``__init__``, utils/dataclasses.py AORecipeKwargs and
+    set_mixed_precision, utils/modeling.py get_mixed_precision_context_manager.
+
+    Raises:
+        NotModelledError: another library computes.
+    """
+    part = keys.part("fp8_config") or Keys(keys.path, {}, "fp8_config.")
+    backend = (part.text("backend") or "AO").upper()
+    if backend not in ("AO", "TORCHAO"):
+        raise part.not_modelled(
+            "backend", f"training in fp8 by {show(backend)} is not modelled; AO (torchao) is"
+        )
+    gathers = part.flag("enable_fsdp_float8_all_gather") is not False
+    reading.say("precision", "bf16-mixed", keys.where("mixed_precision"))
+    reading.say("fp8", "tensorwise-gathered" if gathers else "tensorwise", keys.where("mixed_precision"))
 
 
 def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
@@ -146,9 +171,24 @@ def _read_parallelism(keys: Keys, reading: Reading, kind: str) -> None:
             if kind != _DIVIDER.get(end, kind):
                 raise part.not_modelled(name, f"needs distributed_type {_DIVIDER[end]}, and it is {kind}")
             reading.say(_DEGREES[end], degree, part.where(name))
-        elif name.endswith("replicate_size"):
-            part.refuse_above_one({name: "a degree"})
+        elif name.endswith("replicate_size") and (part.count(name) or 1) > 1:
+            _read_replicas(part, name, reading)
     part.skip(part.left_over_here())
+
+
+def _read_replicas(part: Keys, name: str, reading: Reading) -> None:
+    """Copies of FSDP2's shards.  Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, whose mesh
+    is ``fsdp_dim_names``.
+
+    Raises:
+        NotModelledError: copies of something else.
+    """
+    kind = reading.value("sharding")
+    if kind != "fsdp":
+        raise part.not_modelled(name, f"replicas beside sharding {kind or 'none'} are not modelled; FSDP2 is")
+    reading.said.pop("sharding")
+    reading.say("sharding", "hsdp", part.where(name))
+    reading.say("replicas", part.count(name), part.where(name))
 
 
 def _read_deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -193,6 +193,7 @@ def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
         (2, "full_shard"): "fsdp",
         (2, "shard_grad_op"): "fsdp-grad-op",
         (1, "no_shard"): "ddp",
+        (1, "hybrid_shard"): "hsdp1",
     }
     kind = kinds.get((found.version, found.strategy))
     if kind is None:

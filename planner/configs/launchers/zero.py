@@ -137,9 +137,9 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     """
     zero.rename(_SHORT)
     zero.refuse_switched_on(_ZERO_UNMODELLED)
-    zero.refuse_above_one(
-        {"zero_hpz_partition_size": "a secondary partition (ZeRO++)", "mics_shard_size": "a MiCS shard"}
-    )
+    zero.refuse_above_one({"mics_shard_size": "a MiCS shard"})
+    if (zero.count("zero_hpz_partition_size") or 1) > 1 and zero.get("stage") == 3:
+        reading.take(zero, {"zero_hpz_partition_size": "hpz"})
     states, params = (
         _device(zero, reading, "offload_optimizer", "cpu_offload"),
         _device(zero, reading, "offload_param", "cpu_offload_param"),

@@ -111,7 +111,6 @@ _UNMODELLED = {
     "bnb_config_kwargs": "settings of bitsandbytes' own are not modelled",
     "qat": "training that simulates quantisation is not modelled",
     "quantization": "quantisation after training is not modelled",
-    "fp8": "training in fp8 is not modelled",
     "layer_offloading": "layers in host RAM are not modelled",
     "ple_cpu_offload": "embeddings in host RAM are not modelled",
     "quantize_moe_experts": "quantised experts are not modelled",

@@ -1,6 +1,7 @@
-"""Axolotl: over how many GPUs a model or each sequence is divided.
+"""Axolotl: over how many GPUs a model or each sequence is divided, and whether products are in 8 bits.
 
-Source: axolotl 0.19.0 utils/schemas/validation.py check_context_parallel_size and validate_ring_attn_func.
+Source: axolotl 0.19.0 utils/schemas/validation.py check_context_parallel_size and validate_ring_attn_func,
+core/trainers/base.py additional_accelerator_args.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def read_parallel(keys: Keys, reading: Reading) -> None:
         NotModelledError: the model is divided as well, or attention runs otherwise than by gathered heads.
     """
     keys.refuse_above_one(_REFUSED)
+    if keys.flag("fp8"):
+        if keys.get("fp8_config"):
+            raise keys.not_modelled("fp8_config", "a recipe of one's own for fp8 is not modelled")
+        gathers = keys.flag("fp8_enable_fsdp_float8_all_gather")
+        reading.say("fp8", "tensorwise-gathered" if gathers else "tensorwise", keys.where("fp8"))
     said = [(name, keys.count(name)) for name in _CONTEXT if keys.holds(name)]
     name, degree = next(((name, degree) for name, degree in said if degree), ("", 1))
     if degree < 2:

@@ -8,7 +8,7 @@ from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.rollouts import read_rollout
 from planner.configs.shared.trainer import read_attention
-from planner.domain.recipes.sharding import FSDP1
+from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _OWN_PLUGINS = "axolotl.integrations."
@@ -168,7 +168,7 @@ def refuse_8bit_in_ram(keys: Keys, reading: Reading) -> None:
         UsageError: an 8-bit optimizer whose weights FSDP1 has in host RAM.
     """
     optimizer = keys.text("optimizer") or ""
-    if "8bit" in optimizer and reading.value("offload") and reading.value("sharding") == "fsdp1":
+    if "8bit" in optimizer and reading.value("offload") and reading.value("sharding") in ("fsdp1", "hsdp1"):
         raise UsageError(
             f"{keys.where('optimizer')}: Axolotl refuses {show(optimizer)} beside offload of FSDP1; say "
             f"adamw_torch [{REFUSED_BY_TOOL}]"
@@ -360,7 +360,7 @@ def _why_not_fused(keys: Keys, reading: Reading) -> str:
     for name in ("load_in_8bit", "trust_remote_code"):
         if keys.flag(name):
             return keys.where(name)
-    if reading.sharding == FSDP1:
+    if reading.sharding in (FSDP1, HSDP1):
         return reading.said["sharding"].origin
     before = [name for name in _OLD_ATTENTION if keys.holds(name)]
     if before and reading.value("lora_dropout"):

@@ -12,6 +12,7 @@ from planner.configs.document import Document
 from planner.configs.launchers.sharding import Beside
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.errors import show
 
 TOOL = "torchtitan e347b1e"
@@ -21,7 +22,8 @@ MARKS = frozenset({"activation_checkpoint", "parallelism", "fault_tolerance", "m
 _COMPILED, _COMPILED_WITHOUT_LOSS, _OLD = "torchtitan-compile", "torchtitan-compile@2024", "torchtitan@2024"
 _PLACE = "torchtitan e347b1e5e config/job_config.py"
 _TABLES = ("model", "training", "optimizer", "parallelism", "experimental")
-_DATA_DEGREES = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "data_parallel_degree")
+_COPIES = "data_parallel_replicate_degree"
+_DATA_DEGREES = (_COPIES, "data_parallel_shard_degree", "data_parallel_degree")
 FLAVORS = {
     "llama3": {size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
     "llama2": {size: f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
@@ -101,6 +103,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     compiled = _read_compile(keys, training)
     _choose_stack(keys, reading, compiled, old=old)
     _read_model(tables["model"], reading, old=old)
+    read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
     _read_optimizer(tables["optimizer"], reading, old=old)
     _read_checkpointing(keys, reading)
@@ -117,16 +120,13 @@ def _refuse_extensions(keys: Keys, experimental: Keys) -> None:
         ("custom_import", "custom_args_module", "custom_model_path"), "code of one's own is not modelled"
     )
     experimental.refuse_switched_on(reasons)
-    job, faults, fp8 = (keys.part(name) for name in ("job", "fault_tolerance", "float8"))
+    job, faults = (keys.part(name) for name in ("job", "fault_tolerance"))
     if job is not None:
         job.refuse_switched_on({"custom_config_module": "a configuration of one's own is not modelled"})
         job.skip(job.left_over_here())
     if faults is not None:
         faults.refuse_switched_on({"enable": "training that tolerates faults is not modelled"})
         faults.skip(faults.left_over_here())
-    if fp8 is not None:
-        fp8.refuse_switched_on({"enable_float8_linear": "training in fp8 is not modelled"})
-        fp8.skip(fp8.left_over_here())
 
 
 def _read_compile(keys: Keys, training: Keys) -> str:
@@ -168,7 +168,6 @@ def _read_model(part: Keys, reading: Reading, *, old: bool) -> None:
         raise part.not_modelled("flavor", f"{show(name)} {show(flavor)} is not modelled; these are: {known}")
     reading.say("model", model, part.where("flavor"))
     reading.default("method", "full", "torchtitan trains all weights")
-    part.refuse_switched_on({"converters": "models that a converter changes (fp8, MX) are not modelled"})
     norm = part.text("norm_type")
     if norm not in (None, "rmsnorm", "fused_rmsnorm"):
         raise part.not_modelled("norm_type", f"norms '{show(norm)}' are not modelled; rmsnorm is")
@@ -280,21 +279,25 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         if training.has("data_parallel_shard_degree") or training.has("data_parallel_degree")
         else parallelism
     )
-    copies = part.get("data_parallel_replicate_degree") or 1
+    copies = part.get(_COPIES) or 1
     shards = part.get("data_parallel_shard_degree")
     shards = part.get("data_parallel_degree") if shards is None else shards
     never = parallelism.text("fsdp_reshard_after_forward") == "never"
     where = part.where("data_parallel_shard_degree")
-    if copies != 1 and shards != 1:
-        raise part.not_modelled(
-            "data_parallel_replicate_degree", f"{show(copies)} replicas of FSDP's shards are not modelled"
-        )
-    if copies != 1:
-        reading.say("sharding", "ddp", part.where("data_parallel_replicate_degree"))
+    if copies != 1 and shards == 1:
+        reading.say("sharding", "ddp", part.where(_COPIES))
         return
     # Reductions are in fp32 whatever is gathered: mixed_precision_reduce has no other value.
     reading.switch("fsdp_reduces_fp32", True, where)
     kind = "fsdp-grad-op" if never else "fsdp"
+    if copies != 1:
+        if never:
+            raise part.not_modelled(
+                _COPIES, "replicas of shards that stay whole after forward are not modelled"
+            )
+        reading.say("replicas", part.count(_COPIES), part.where(_COPIES))
+        reading.say("sharding", "hsdp", part.where(_COPIES))
+        return
     if isinstance(shards, int) and not isinstance(shards, bool) and shards > 1:
         reading.say("sharding", kind, where)
     elif shards != 1:

@@ -29,12 +29,18 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         )
     },
     "numerics": {
-        name: name for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage")
+        name: name
+        for name in ("load_dtype", "precision", "quantization", "double_quant", "quant_storage", "fp8")
     },
     "batch": {
         name: name for name in ("micro_batch", "grad_accum", "seq_len", "tokens_per_sample", "padding")
     },
-    "parallel": {"tensor_parallel": "tensor", "context_parallel": "context"},
+    "parallel": {
+        "tensor_parallel": "tensor",
+        "context_parallel": "context",
+        "replicas": "replicas",
+        "hpz": "hpz",
+    },
     "adapter": {
         "lora_rank": "rank",
         "lora_dropout": "dropout",

@@ -82,7 +82,9 @@ def method_words(recipe: Recipe, *, doubled: bool = True) -> str:
     as ``--method`` means them.
     """
     if recipe.adapter is None:
-        return f"{recipe.method} of {'+'.join(recipe.train_layers)}" if recipe.train_layers else recipe.method
+        trained = f" of {'+'.join(recipe.train_layers)}" if recipe.train_layers else ""
+        narrow = "" if recipe.numerics.fp8 == "none" else f" in fp8 {recipe.numerics.fp8}"
+        return f"{recipe.method}{trained}{narrow}"
     numerics, rank = recipe.numerics, _adapter(recipe.adapter)
     if numerics.quantization == "none":
         return f"lora {rank}"
@@ -123,6 +125,8 @@ def _gpus_words(hardware: Hardware, card: str) -> str:
 def _distribution(recipe: Recipe) -> tuple[str, ...]:
     parallel = recipe.parallel
     sharding: tuple[str, ...] = (recipe.sharding.name,) if recipe.sharding.communicates else ()
+    sharding += (f"{parallel.replicas} replicas",) if parallel.replicas else ()
+    sharding += (f"hpz {parallel.hpz}",) if parallel.hpz > 1 else ()
     sharding += (f"tensor parallel {parallel.tensor}",) if parallel.tensor > 1 else ()
     sharding += (f"context parallel {parallel.context}",) if parallel.context > 1 else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Parallel:
     """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``:
-    those that divide each sequence.
+    those that divide each sequence.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
+    node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it gathers in
+    backward (ZeRO++); 1 for none.
     """
 
     tensor: int = 1
     context: int = 1
+    replicas: int | None = None
+    hpz: int = 1
 
     @property
     def gpus(self) -> int:

@@ -28,6 +28,7 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 Method = Literal["full", "lora"]
 Quantization = Literal["none", "int8", "nf4", "fp4", "gptq-int4", "gptq-int8", "awq-int4", "aqlm"]
 Precision = Literal["bf16", "fp16", "fp32", "bf16-mixed", "fp16-mixed"]
+Fp8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise", "rowwise-gw-hp"]
 Offload = Literal[
     "none",
     "optimizer",
@@ -46,6 +47,9 @@ Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+FP8S: tuple[Fp8, ...] = get_args(Fp8)
+GATHERED_FP8: Fp8 = "tensorwise-gathered"
+"""FSDP2 gathers weights that were cast to 8 bits before."""
 OFFLOADS: tuple[Offload, ...] = get_args(Offload)
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 PADDINGS: tuple[Padding, ...] = get_args(Padding)
@@ -138,7 +142,9 @@ class Numerics:
 
     ``precision`` ending in ``-mixed`` means autocast (native AMP) or the 16-bit engine of DeepSpeed with fp32
     master weights.  ``quant_storage`` is the dtype in which 4-bit bytes are stored; other than ``None`` it
-    lets FSDP and ZeRO-3 shard them.
+    lets FSDP and ZeRO-3 shard them.  ``fp8``: how products of the layers' matrices scale what they cast to 8
+    bits, in torchao's words: by whole tensors or by rows; ``gathered``: FSDP2 gathers weights that were cast
+    before; ``gw-hp``: the gradient of a weight is a product in 16 bits.
     """
 
     load_dtype: Dtype
@@ -147,6 +153,7 @@ class Numerics:
     double_quant: bool = False
     quant_storage: Dtype | None = None
     packing: Packing = Packing()
+    fp8: Fp8 = "none"
 
     @property
     def arrives_packed(self) -> bool:
@@ -258,7 +265,13 @@ class Recipe:
         """Over how many GPUs one copy of what is divided lies;
         those that divide a sequence are among them.
         """
+        if self.sharding.scope == "node":
+            return hardware.world_size // self.copies(hardware) // self.parallel.tensor
         return self.sharding.shards(hardware) // self.parallel.tensor
+
+    def copies(self, hardware: Hardware) -> Number:
+        """Copies of what is divided: one, or those of HSDP."""
+        return (self.parallel.replicas or hardware.nodes) if self.sharding.scope == "node" else 1
 
     @property
     def steps_in_backward(self) -> bool:

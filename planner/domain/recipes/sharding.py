@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from planner.domain.hardware import Hardware
     from planner.domain.recipes.recipe import Number
 
-ShardingName = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp"]
+ShardingName = Literal[
+    "none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"
+]
 Engine = Literal["native", "deepspeed", "fsdp"]
 Scope = Literal["process", "world", "node"]
 
@@ -23,8 +25,9 @@ class Sharding:
     """One way to spread weights, gradients and optimizer states; flags, records and JSON have its ``name``.
 
     ``engine``: plain PyTorch, DeepSpeed's ZeRO or PyTorch's FSDP.  ``scope``: a process alone, all GPUs, or
-    shards inside a node that other nodes repeat.  ``divides_weights``: also after the forward pass.
-    ``reduces_each_micro_step``: gradients are reduced in every micro-step, not once per optimizer step.
+    shards inside a node that other nodes repeat, unless the job says how many copies there are.
+    ``divides_weights``: also after the forward pass.  ``reduces_each_micro_step``: gradients are reduced in
+    every micro-step, not once per optimizer step.
     ``dtensors``: weights become DTensors, as in FSDP2.
     """
 
@@ -122,9 +125,10 @@ FSDP = _fsdp("fsdp")
 FSDP1 = _fsdp("fsdp1", dtensors=False)
 FSDP_GRAD_OP = _fsdp("fsdp-grad-op", divides_weights=False)
 HSDP = _fsdp("hsdp", "node")
+HSDP1 = _fsdp("hsdp1", "node", dtensors=False)
 
 _BY_NAME: dict[str, Sharding] = {
-    each.name: each for each in (NONE, DDP, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP)
+    each.name: each for each in (NONE, DDP, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP, HSDP1)
 }
 
 

@@ -13,6 +13,7 @@ from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,
     DTYPES,
+    FP8S,
     LOSSES,
     METHOD_ALIASES,
     OFFLOADS,
@@ -237,6 +238,12 @@ _FIELDS = (
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),
     _one_of(
+        "fp8",
+        "Scaling of products of the layers' matrices in 8 bits, as torchao names it; gathered: FSDP2 sends "
+        "weights in 8 bits, too",
+        FP8S,
+    ),
+    _one_of(
         "load_dtype",
         "Dtype in which the weights are loaded: fp32, bf16, fp16, or checkpoint for that of the file",
         (*DTYPES, CHECKPOINT_DTYPE),
@@ -272,6 +279,8 @@ _FIELDS = (
     _count("tensor_parallel", "GPUs that divide the matrices of a model", 65_536),
     _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
+    _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
+    _count("replicas", "Copies of what hsdp divides; one on each node, if not said", 65_536),
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""

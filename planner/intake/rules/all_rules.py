@@ -7,6 +7,7 @@ from __future__ import annotations
 from planner.errors import RefusedCombinationError, UnreadCombinationError
 from planner.intake.rules.rule import Case, Level, Rule
 from planner.intake.rules.rules_adapters import ADAPTER_RULES
+from planner.intake.rules.rules_float8 import FLOAT8_RULES
 from planner.intake.rules.rules_mixers import MIXER_RULES
 from planner.intake.rules.rules_mixtures import MIXTURE_RULES
 from planner.intake.rules.rules_recipe import RECIPE_RULES
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     *MIXTURE_RULES,
     *MIXER_RULES,
     *STORED_RULES,
+    *FLOAT8_RULES,
     *TASK_RULES,
     *VISION_RULES,
     *SYSTEM_RULES,

@@ -112,8 +112,38 @@ SYSTEM_RULES = (
     Rule(
         "hsdp-on-one-node",
         "warn",
-        "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp",
-        lambda case: case.recipe.sharding.scope == "node" and case.hardware.nodes == 1,
+        "hsdp shards inside a node and replicates across nodes, so on one node it is fsdp; --replicas says "
+        "another number of copies",
+        lambda case: case.recipe.sharding.scope == "node" and case.recipe.copies(case.hardware) == 1,
+    ),
+    Rule(
+        "hpz-without-zero3",
+        "refuse",
+        "hpz is a second copy of what ZeRO-3 divides: say --sharding zero3",
+        lambda case: case.recipe.parallel.hpz > 1 and not case.recipe.sharding.is_zero3,
+        lambda case: f"sharding is {case.recipe.sharding}",
+    ),
+    Rule(
+        "hpz-unread",
+        "not-modelled",
+        "A second copy of weights (hpz) is not modelled beside offloaded parameters, a reference model and "
+        "GPUs that share a batch",
+        lambda case: (
+            case.recipe.parallel.hpz > 1
+            and (
+                case.recipe.offloads_params
+                or case.recipe.has_reference_model
+                or case.recipe.parallel.divides
+                or case.recipe.rollout is not None
+            )
+        ),
+    ),
+    Rule(
+        "replicas-without-hsdp",
+        "refuse",
+        "replicas are copies of what hsdp divides: say --sharding hsdp",
+        lambda case: case.recipe.parallel.replicas is not None and case.recipe.sharding.scope != "node",
+        lambda case: f"sharding is {case.recipe.sharding}",
     ),
     Rule(
         "nf4-sharded-without-storage",

@@ -65,7 +65,7 @@ TRAINED_LAYER_RULES = (
         "not-modelled",
         "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is "
         "FSDP2, ZeRO or ddp",
-        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.name == "fsdp1",
+        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.name in ("fsdp1", "hsdp1"),
     ),
     Rule(
         "train-layers-checkpointing-unread",

@@ -48,7 +48,8 @@ class Live:
     """A parameter and where it is.
 
     ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
-    place in the order of modules that prefetch has seen it at; ``uses``: all these places.
+    place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``second``:
+    this process's part of the second copy.
     """
 
     param: Param
@@ -60,6 +61,7 @@ class Live:
     active: set[Module] = field(default_factory=set)
     fetched_for: int = _LONG_AGO
     uses: list[int] = field(default_factory=list)
+    second: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -261,8 +263,19 @@ class Coordinator:
         if handle.asked == len(handle.parameters):
             self._engine.free(handle.flat)
 
+    def divide_inside(self, live: Live) -> None:
+        """``_partition_param_sec``: whenever a whole parameter is given back,
+        its second copy is there or is made.
+        """
+        settings = self.settings
+        if settings.hpz > 1 and live.second is None:
+            n_bytes = live.part_bytes * settings.world // settings.hpz
+            what = Purpose("ds_secondary_tensor", live.param.term)
+            live.second = self._engine.take(n_bytes, what, live.param)
+
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
+            self.divide_inside(live)
             self._engine.free_late(live.slot, _GATHER_LAG)
             live.slot, live.status = None, "away"
             self._available -= live.param.elements

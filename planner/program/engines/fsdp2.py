@@ -26,7 +26,7 @@ class Fsdp2(Fsdp):
     def __init__(self, stream: Stream, job: Job) -> None:
         super().__init__(stream, job)
         self.adds_gradients = self.reduces_last_only
-        self._replicates = job.recipe.sharding.scope == "node" and int(job.hardware.nodes) > 1
+        self._replicates = int(job.recipe.copies(job.hardware)) > 1
         self._kept: int | None = None
         self._sent: int | None = None
         self._replicating: int | None = None
@@ -88,6 +88,12 @@ class Fsdp2(Fsdp):
             given.append(shard)
         whole = group.whole_bytes
         if self.mixed and not self.offloads:
+            # torchao 0.18.0 float8/fsdp_utils.py fsdp_pre_all_gather: each shard by itself, then all in one.
+            given += [
+                self._gather(sizes.seen_bytes(each) / sizes.n, "shard in fp8")
+                for each in group.weights
+                if sizes.seen(each) == "fp8"
+            ]
             given.append(self._gather(whole / sizes.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
         self.free(*given)

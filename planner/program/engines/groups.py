@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
+from planner.domain.recipes.recipe import GATHERED_FP8
 from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.load import constants, load_whole, prepared_dtype, take_workspaces
@@ -18,6 +19,7 @@ from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.stream import Instance, Stream
 from planner.program.update.states import largest_rank
+from planner.program.weights.float8 import MULTIPLE
 
 ROOT, TABLE, TAIL = "root", "table", "tail"
 EMBEDDINGS, HEAD = "embeddings", "head"
@@ -82,8 +84,19 @@ class Sizes:
         return "fp32" if weight.trained and self._widens else weight.dtype
 
     def seen(self, weight: Weight) -> Dtype:
-        """The dtype in which layers see a parameter: packed ones travel as they are stored."""
+        """The dtype in which layers see a parameter: packed ones travel as they are stored,
+        and matrices of layers in 8 bits where they are cast before.
+        """
+        if self._job.recipe.numerics.fp8 == GATHERED_FP8 and self._casts_to_fp8(weight):
+            return "fp8"
         return self._compute_dtype if self._mixed and not weight.packed else weight.dtype
+
+    def _casts_to_fp8(self, weight: Weight) -> bool:
+        return (
+            weight.kind == "matrix"
+            and not weight.outside
+            and all(length % MULTIPLE == 0 for _, length in weight.shape)
+        )
 
     def seen_bytes(self, weight: Weight) -> float:
         """Bytes of the whole parameter, padded so that all processes have equal parts."""

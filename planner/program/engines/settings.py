@@ -25,7 +25,7 @@ class Settings:
     """Sizes in elements; ``element_bytes``: of the engine's dtype; ``world``: number of processes.
 
     ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon;
-    ``sub_group``: what the optimizer updates at a time.
+    ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
     """
 
     world: int
@@ -40,6 +40,7 @@ class Settings:
     max_live: int = 1_000_000_000
     max_reuse: int = 1_000_000_000
     sub_group: int = 1_000_000_000
+    hpz: int = 1
 
 
 def reference_settings(settings: Settings) -> Settings:
@@ -71,4 +72,5 @@ def settings_of(job: Job) -> Settings:
         offloads_params=recipe.offloads_params,
         prefetch=int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET,
         persistence=_PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE,
+        hpz=recipe.parallel.hpz,
     )

@@ -93,6 +93,7 @@ class Zero3(DeepSpeed):
             if param.term == "adapters":
                 self.stream.enter("adapters")
             self.brief(param.n_bytes, _WHOLE)
+            self._own.coordinator.divide_inside(self._own.live[param])
             self._keep_part(param.elements, param.element_bytes, param.term, trained=param.trained)
         if self.job.recipe.has_reference_model:
             self._load_reference()
@@ -274,6 +275,11 @@ class Zero3(DeepSpeed):
                 self.update(elements)
                 self.free(wide)
         self._own.coordinator.gather_now(live for live in self._own.live.values() if live.persists)
+        for live in self._own.live.values():
+            if live.param.trained:
+                # ``invalidate_secondary_tensor``: it has the weights of before.
+                self.free(live.second)
+                live.second = None
 
     def _check_overflow(self) -> None:
         """``has_overflow``, in fp16 alone: ``isinf`` compares absolute values of all gradients,

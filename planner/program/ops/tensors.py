@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from planner.domain.term import TermName
 from planner.program.ops.work import Cost, Direction, FusedAttention, Key, Kind, Manner, Multiplies, Share
 
-Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "bool"]
+Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "fp8", "bool"]
 ELEMENT_BYTES: dict[str, int] = {
     "fp32": 4,
     "bf16": 2,
@@ -25,6 +25,7 @@ ELEMENT_BYTES: dict[str, int] = {
     "int32": 4,
     "int16": 2,
     "int8": 1,
+    "fp8": 1,
     "bool": 1,
 }
 

@@ -19,6 +19,7 @@ from planner.program.view import LayerView
 from planner.program.weights.adapters import with_adapter
 from planner.program.weights.aqlm import linear_aqlm
 from planner.program.weights.awq import linear_awq
+from planner.program.weights.float8 import in_float8, linear_float8
 from planner.program.weights.four_bit import elements, linear_4bit, product_4bit
 from planner.program.weights.fused_adapters import fused_linear, is_fused
 from planner.program.weights.gptq import linear_gptq
@@ -52,7 +53,7 @@ def _base_layer(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 def base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """The product with the layer's own weight."""
     if not view.quantized(spec):
-        return _plain(torch, view, spec, x)
+        return (linear_float8 if in_float8(view.recipe.numerics, spec) else _plain)(torch, view, spec, x)
     numerics = view.recipe.numerics
     if numerics.quantization in BITSANDBYTES or numerics.quant_storage is not None:
         stored = numerics.quant_storage or "int8"

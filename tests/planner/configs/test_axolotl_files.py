@@ -468,3 +468,16 @@ def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, o
         resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
     zero.write_text("{" + table + "}", encoding="utf-8")
     assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"
+
+
+def test_fp8_is_read(tmp_path: Path) -> None:
+    """Scaled by whole tensors, as torchao does by itself; FSDP2 alone gathers in 8 bits."""
+    text = BASE + "bf16: auto\nfp8: true\nfp8_enable_fsdp_float8_all_gather: true\n"
+    assert resolve(with_flags(read(tmp_path, text), from_flags({"gpu": "h100-sxm"}))).recipe.numerics.fp8 == (
+        "tensorwise"
+    )
+    fsdp = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
+    job = resolve(with_flags(read(tmp_path, text + fsdp), from_flags({"gpu": "h100-sxm:2"})))
+    assert job.recipe.numerics.fp8 == "tensorwise-gathered"
+    with pytest.raises(NotModelledError, match="recipe of one's own"):
+        read(tmp_path, text + "fp8_config: {recipe: rowwise}\n")

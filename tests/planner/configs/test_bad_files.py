@@ -102,7 +102,8 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (LLAMA_FACTORY + "fp16: true\n", UsageError, "are both true"),
         (LLAMA_FACTORY + "deepspeed: nowhere.json\n", InputFileError, "'deepspeed' names nowhere.json"),
         (
-            LLAMA_FACTORY + "fsdp: full_shard\nfsdp_config: {version: 1, sharding_strategy: HYBRID_SHARD}\n",
+            LLAMA_FACTORY
+            + "fsdp: full_shard\nfsdp_config: {version: 1, sharding_strategy: HYBRID_SHARD_ZERO2}\n",
             NotModelledError,
             "hybrid",
         ),
@@ -233,7 +234,7 @@ def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path
     [
         ('{"stage": 4}', "must be 0, 1, 2 or 3"),
         ('{"stage": 3, "zero_quantized_weights": true}', "ZeRO"),
-        ('{"stage": 3, "zero_hpz_partition_size": 8}', "secondary partition"),
+        ('{"stage": 3, "mics_shard_size": 8}', "MiCS"),
         (
             '{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}',
             "parameters on nvme",
@@ -256,8 +257,15 @@ def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero
     [
         ("distributed_type: MEGATRON_LM\n", "MEGATRON_LM is not modelled"),
         ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", "cannot share alike"),
-        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8 is not modelled"),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 4}\n", "hybrid_shard"),
+        (
+            "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
+            "TE is not modelled",
+        ),
+        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n", "hybrid_shard_zero2"),
+        (
+            "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_dp_replicate_size: 2}\n",
+            "replicas beside sharding none",
+        ),
         (
             "distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n",
             "sp_size: needs distributed_type DEEPSPEED, and it is NO",
@@ -271,6 +279,36 @@ def test_what_accelerate_does_beyond_the_formulas_is_refused(
     beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
     with pytest.raises(PlannerError, match=sentence):
         read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", {"fp8": "tensorwise-gathered"}),
+        (
+            (
+                "distributed_type: NO\nmixed_precision: fp8\n"
+                "fp8_config: {backend: AO, enable_fsdp_float8_all_gather: false}\n"
+            ),
+            {"fp8": "tensorwise", "precision": "bf16-mixed"},
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n",
+            {"sharding": "hsdp1"},
+        ),
+        (
+            (
+                "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
+                "parallelism_config: {parallelism_config_dp_replicate_size: 2}\n"
+            ),
+            {"sharding": "hsdp", "replicas": 2},
+        ),
+    ],
+)
+def test_fp8_and_copies_of_accelerate_are_read(tmp_path: Path, text: str, said: dict[str, object]) -> None:
+    """Torchao computes where no library is named; copies belong to FSDP."""
+    reading = read_config(written(tmp_path, text, "accelerate.yaml"))
+    assert {name: reading.value(name) for name in said} == said
 
 
 def test_degrees_of_accelerate_are_those_of_the_job(tmp_path: Path) -> None:

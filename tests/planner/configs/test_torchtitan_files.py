@@ -37,9 +37,20 @@ def read(folder: Path, text: str) -> Reading:
         ),
         (BASE + "[parallelism]\npipeline_parallel_degree = 2\n", "a pipeline-parallel degree of 2"),
         (BASE + "[experimental]\ncontext_parallel_degree = 2\n", "a context-parallel degree of 2"),
-        (BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n", "2 replicas of FSDP's shards"),
-        (MODEL + 'converters = ["float8"]\n' + TRAINING, "converter changes"),
-        (BASE + "[float8]\nenable_float8_linear = true\n", "training in fp8"),
+        (
+            BASE
+            + '[parallelism]\ndata_parallel_replicate_degree = 2\nfsdp_reshard_after_forward = "never"\n',
+            "stay whole after forward",
+        ),
+        (MODEL + 'converters = ["mx"]\n' + TRAINING, "mx is not modelled"),
+        (MODEL + 'converters = ["float8"]\n' + TRAINING, "all matrices but the head"),
+        (
+            MODEL
+            + 'converters = ["float8"]\n'
+            + TRAINING
+            + '[float8]\nfilter_fqns = ["output"]\nemulate = true\n',
+            "only look like",
+        ),
         (MODEL.replace("8B", "debugmodel") + TRAINING, "llama3 debugmodel is not modelled"),
         (MODEL + 'norm_type = "layernorm"\n' + TRAINING, "norms 'layernorm'"),
         (BASE + "[optimizer]\nearly_step_in_backward = true\n", "inside of the backward pass"),
@@ -169,3 +180,30 @@ def test_a_file_of_plan_is_none_of_torchtitan(tmp_path: Path) -> None:
     own.write_text("model = [", encoding="utf-8")
     with pytest.raises(InputFileError, match=r"job\.toml"):
         read_config_file(own)
+
+
+@pytest.mark.parametrize(
+    ("text", "fp8"),
+    [
+        ("", "tensorwise"),
+        ("enable_fsdp_float8_all_gather = true\n", "tensorwise-gathered"),
+        ('recipe_name = "rowwise"\n', "rowwise"),
+    ],
+)
+def test_scaling_of_fp8_is_read(tmp_path: Path, text: str, fp8: str) -> None:
+    """Where a converter asks for it; without one the table says nothing."""
+    table = '[float8]\nfilter_fqns = ["output"]\n' + text
+    assert read(tmp_path, BASE + table).value("fp8") is None
+    assert read(tmp_path, MODEL + 'converters = ["float8"]\n' + TRAINING + table).value("fp8") == fp8
+
+
+def test_fp8_of_2024_leaves_the_head_alone(tmp_path: Path) -> None:
+    """It has one flag, and scales whole tensors."""
+    assert read(tmp_path, BASE + "[float8]\nenable_float8_linear = true\n").value("fp8") == "tensorwise"
+
+
+def test_replicas_of_shards_are_read(tmp_path: Path) -> None:
+    """Two copies of what four of eight GPUs divide."""
+    text = BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n"
+    reading = read(tmp_path, text)
+    assert (reading.value("sharding"), reading.value("replicas")) == ("hsdp", 2)

@@ -89,6 +89,9 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "tensor_parallel",
         "pipeline_parallel",
         "context_parallel",
+        "replicas",
+        "hpz",
+        "fp8",
     }
     assert len(names) == len(set(names))
     assert set(names) == set(REQUEST_FIELDS) - absent

@@ -16,6 +16,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.throughput.communication import gathered_bytes
 from planner.throughput.job import TimedJob, job_of
 from planner.throughput.step import predict_time
 from planner.throughput.terms import pass_seconds
@@ -164,3 +165,16 @@ def test_an_odd_vocabulary_doubles_the_head() -> None:
     rest, shared = matmul(8), 50257 / 50264
     assert (matmul(50257) - rest) / (matmul(50264) - rest) == pytest.approx(2 * shared, rel=0.05)
     assert matmul(50257, "fp32") == pytest.approx(matmul(50264, "fp32"), rel=0.001)
+
+
+def test_products_in_8_bits_run_at_the_rate_of_8_bits() -> None:
+    """Those of the layers, not that of the head; FSDP2 then sends half of the bytes."""
+    flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "stack": "torchtitan-compile"}
+    flags |= {"seq": "8192", "batch": "1", "gradient_checkpointing": "false"}
+    wide, narrow = (job(scenario(flags, fp8=fp8)) for fp8 in ("none", "tensorwise-gathered"))
+    assert narrow.rates.fp8_flop_per_s == pytest.approx(2 * narrow.rates.matmul_flop_per_s, rel=0.01)
+    head = 3 * 2 * 8192 * 4096 * 128256 / wide.rates.matmul_flop_per_s
+    in_16, in_8 = (pass_seconds(each, "training")["matmul"] for each in (wide, narrow))
+    assert in_8 - head == pytest.approx((in_16 - head) / 2, rel=0.05)
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert gathered_bytes(wide) - gathered_bytes(narrow) == pytest.approx(2 * layers * 7 / 8)

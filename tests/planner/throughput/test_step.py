@@ -14,6 +14,7 @@ from planner.catalog.stacks import load_stack
 from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.model import ModelSpec
 from planner.domain.prediction import TimePrediction
+from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.recipes.sample_lengths import Longest
 from planner.domain.recipes.sharding import NONE, sharding_named
@@ -22,10 +23,12 @@ from planner.domain.term import TimeTerm
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.ops.work import FusedAttention
 from planner.throughput.communication import (
+    collective_seconds,
     gathered_bytes,
     reduced_bytes,
     replica_bytes,
     ring_fraction,
+    second_copy_bytes,
     stored_param_bytes,
 )
 from planner.throughput.evaluation import run_evaluation_seconds
@@ -301,6 +304,30 @@ class TestCollectives:
         held = job(scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2))
         assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 7 / 8)
         assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 8 / 2)
+
+    def test_every_gpu_of_a_node_has_a_ring_across_nodes(self, llama: ModelSpec) -> None:
+        """Eight shards share the network; of two copies on one node each has its own links."""
+        across = scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2, network_bytes_per_s=GIGA)
+        held = job(across)
+        inside = (gathered_bytes(held) + reduced_bytes(held)) / intra_node_bytes_per_s(
+            across.hardware, held.coefficients
+        )
+        network = held.rates.network_bytes_per_s
+        assert collective_seconds(held) - inside == pytest.approx(replica_bytes(held) * 8 / network)
+
+    def test_copies_inside_of_a_node(self, llama: ModelSpec) -> None:
+        """Four GPUs divide what two copies have."""
+        copied = replace(recipe(sharding="hsdp"), parallel=Parallel(replicas=2))
+        held = job(scenario(llama, copied, gpus_per_node=8))
+        assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 3 / 4)
+        assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 4 / 2)
+
+    def test_a_second_copy_is_gathered_inside_of_a_node(self, llama: ModelSpec) -> None:
+        """Trained weights cross the network once per step; three gathers of two micro-steps do not."""
+        copied = replace(recipe(sharding="zero3"), parallel=Parallel(hpz=8))
+        held = job(scenario(llama, copied, gpus_per_node=8, nodes=2))
+        assert gathered_bytes(held) == pytest.approx(2 * PARAMS * 15 / 16)
+        assert second_copy_bytes(held) == pytest.approx(3 * 2 * PARAMS * 7 / 8)
 
     def test_network_is_the_slowest_link_of_the_ring(self, llama: ModelSpec) -> None:
         """A second node turns NVLink's rate into the network's, and a faster network shortens the step."""

@@ -39,6 +39,7 @@ SHARDS = {
     "fsdp1": (8, 8, 8),
     "fsdp-grad-op": (1, 8, 8),
     "hsdp": (4, 4, 4),
+    "hsdp1": (4, 4, 4),
 }
 
 
@@ -68,5 +69,5 @@ def test_engines_and_stages() -> None:
     assert {name: stage for name, stage in stages.items() if stage} == {"zero1": 1, "zero2": 2, "zero3": 3}
     assert [name for name in SHARDING_NAMES if sharding_named(name).is_zero12] == ["zero1", "zero2"]
     gathering = [name for name in SHARDING_NAMES if sharding_named(name).gathers_weights]
-    assert gathering == ["zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp"]
+    assert gathering == ["zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"]
     assert not any(sharding_named(name).reduces_each_micro_step for name in ("none", "ddp", "zero1"))

@@ -173,6 +173,26 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "optimizer": "badam"},
         {"method": "full", "optimizer": "badam", "train_layers": "first:1"},
     ),
+    "hpz-without-zero3": (
+        {"gpus": 2, "sharding": "fsdp", "hpz": 2},
+        {"gpus": 2, "sharding": "zero3", "hpz": 2},
+    ),
+    "hpz-unread": (
+        {"gpus": 2, "sharding": "zero3", "hpz": 2, "offload": "optimizer+params"},
+        {"gpus": 2, "sharding": "zero3", "hpz": 2},
+    ),
+    "replicas-without-hsdp": (
+        {"gpus": 2, "sharding": "fsdp", "replicas": 2},
+        {"gpus": 2, "sharding": "hsdp", "replicas": 2},
+    ),
+    "fp8-not-on-card": (
+        {"method": "full", "gpu": "a100-80-sxm", "fp8": "rowwise"},
+        {"method": "full", "gpu": "h100-sxm", "fp8": "rowwise"},
+    ),
+    "fp8-unread": (
+        {"gpu": "h100-sxm", "fp8": "rowwise"},
+        {"method": "full", "gpu": "h100-sxm", "fp8": "rowwise"},
+    ),
     "optimizer-rank-unused": ({"optimizer_rank": 8}, {}),
     "double-quant-without-4bit": (
         {"method": "int8", "double_quant": True},

@@ -133,6 +133,21 @@ def test_a_job_keeps_half_of_everything_and_no_gathered_matrix() -> None:
     assert end["weights"] == 2 * TRAINED / 2
 
 
+def test_a_second_copy_is_made_when_parameters_are_given_back_and_goes_after_the_step() -> None:
+    """When the model is loaded, and in each forward pass after a step; what is frozen keeps its own.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _partition_param_sec,
+    stage3.py invalidate_secondary_tensor.
+    """
+    stream, sizes = stream_of(sharding="zero3", gpus="4", hpz="2")
+    copies = allocated(stream, sizes, "ds_secondary_tensor")
+    # Loaded, in the second step, and in the evaluation after it, where small parameters stay whole.
+    assert sum(copies) == 3 * TRAINED - VECTORS
+    stream, sizes = stream_of(sharding="zero3", gpus="4", hpz="2", method="lora")
+    seconds = [e for e in stream.events if e >= 0 and stream.place(e)[2] == "ds_secondary_tensor"]
+    assert sum(sizes[slot] for slot in seconds if stream.term(slot) == "weights") == 2 * TRAINED / 2
+
+
 def test_offloaded_parameters_and_optimizer_leave_the_bucket_and_small_parameters() -> None:
     """All else is on the host."""
     stream, sizes = stream_of(sharding="zero3", offload="optimizer+params")
