@@ -49,3 +49,14 @@ def test_what_an_expression_cannot_say(
     """Some layers only, experts, and models whose paths are not known."""
     with pytest.raises(error, match=words):
         targets_of(pattern, model)
+
+
+def test_gemma_4_has_matrices_outside_of_its_parts() -> None:
+    """Those of the inputs of each layer, in the layer itself and before all of them."""
+    attention = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+    assert "per_layer_input_gate" not in targets_of(attention, "gemma-4-e2b")
+    assert targets_of(r".*\.per_layer_\w+", "gemma-4-e2b") == (
+        "per_layer_input_gate",
+        "per_layer_projection",
+        "per_layer_model_projection",
+    )
