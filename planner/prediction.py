@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from planner.anatomy.packing import group_reach_bytes
-from planner.anatomy.parameters import param_counts
 from planner.arrays import minimum
 from planner.domain.prediction import (
     HostPrediction,
@@ -275,5 +274,4 @@ def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
     stored = scenario.model.stored
     if stored is None or not stored.assumes_group:
         return 0.0, 0.0
-    counts = param_counts(scenario.model, scenario.stack.skips_experts)
-    return group_reach_bytes(scenario.recipe.numerics, counts.packed)
+    return group_reach_bytes(scenario.recipe.numerics, job_of(scenario, PRIORS).packed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from planner.anatomy.packing import Matrices, constants_bytes, packed_bytes
+from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
@@ -100,11 +100,7 @@ def _pack(stream: Stream, job: Job, weight: Weight) -> None:
 
 def constants(job: Job, weight: Weight) -> Iterator[float]:
     """Bytes of each tensor that unpacking one packed matrix reads."""
-    *_, (_, rows), (_, columns) = weight.shape
-    copies = weight.count / (rows * columns)
-    return constants_bytes(
-        job.recipe.numerics, Matrices(weight.count, rows * copies, columns * copies, copies)
-    )
+    return constants_bytes(job.recipe.numerics, weight.matrices)
 
 
 def prepared_dtype(job: Job, weight: Weight) -> Dtype:
@@ -186,7 +182,8 @@ def take_workspaces(stream: Stream, job: Job) -> None:
         Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
     )
     if job.stack.keeps_expanded_weight and job.recipe.numerics.quantization in ("nf4", "fp4"):
-        elements = job.counts.largest_quantizable
+        packed = (each.weight.matrices for each in job.parameters if each.weight.packed)
+        elements = max((each.elements / each.count for each in packed), default=0)
         for n_bytes in (elements * job.regime.compute, elements / _SCALED * 4):
             stream.allocate(Unit.ONE, n_bytes, "dequantization", ("products", "fast_dequantize", "buffer"))
 

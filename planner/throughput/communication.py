@@ -27,9 +27,9 @@ def stored_param_bytes(job: TimedJob) -> Number:
     Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced;
     torch ``fully_shard`` (``param_dtype``).
     """
-    params, regime = job.own.counts, job.regime
+    own, regime = job.own, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
-    plain = params.total - (params.quantizable if regime.quantized else 0)
+    plain = own.base_params - own.packed.elements
     moved = job.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
     return plain * width + moved
 

@@ -54,7 +54,7 @@ def _logits(job: TimedJob, term: TimeTerm) -> str:
 
 
 def _quantized(job: TimedJob, _: TimeTerm) -> str:
-    packed, rate = job.own.counts.quantizable / GIGA, job.rates.memory_bytes_per_s / GIGA
+    packed, rate = job.own.packed.elements / GIGA, job.rates.memory_bytes_per_s / GIGA
     return f"{packed:.2f} B weights in {job.recipe.numerics.quantization} at {rate:.0f} GB/s"
 
 
