@@ -6,9 +6,8 @@ from planner.arrays import minimum
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import TimedJob
 from planner.throughput.kernels import orthogonalized_params
-from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
-from planner.throughput.terms import modules_called
+from planner.throughput.terms import modules_called, passes_aside
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
@@ -57,7 +56,7 @@ def gathered_bytes(job: TimedJob) -> Number:
     if not recipe.sharding.gathers_weights:
         return 0
     world = recipe.shards(job.scenario.hardware)
-    gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(recipe)
+    gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(job)
     return gathers * recipe.batch.grad_accum * stored_param_bytes(job) * ring_fraction(world)
 
 
@@ -206,7 +205,7 @@ def hook_seconds(job: TimedJob) -> Number:
     """
     recipe = job.recipe
     if recipe.sharding.is_zero3:
-        passes = job.passes + 1 + passes_aside(recipe)
+        passes = job.passes + 1 + passes_aside(job)
         return modules_called(job) * HOOKS_PER_PASS * passes * job.coefficients.hook_s
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s
