@@ -31,7 +31,6 @@ from planner.domain.uncertainty.interval import (
 )
 from planner.domain.uncertainty.scale import Doubt, far_factor, lifted, memory_scale, need_scale, time_scale
 from planner.memory.host import predict_host
-from planner.memory.outside import paged_bytes
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
@@ -63,7 +62,7 @@ def estimate(
     """
     job = job_of(scenario, coefficients)
     memory = predict_quick(job) if quick else predict_replayed(job, why=why)
-    host = predict_host(job, paged_bytes(job))
+    host = predict_host(job)
     verdict, reason = (
         judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from planner.anatomy.packing import constants_bytes, stored_bytes
 from planner.arrays import ceil_div, ceil_pow2, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
+from planner.memory.outside import paged_bytes
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 from planner.program.parameters import Parameters
-
-_HERE = "planner.memory.host"
 
 
 def process_baseline_bytes(job: Job) -> float:
@@ -36,9 +34,10 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
     counts touched file pages.
     """
     numerics, whole = job.recipe.numerics, DTYPE_BYTES[job.model.checkpoint_dtype]
-    if not numerics.arrives_packed:
-        return job.base_params * whole
-    return stored_bytes(numerics, job.packed) + (job.base_params - job.packed.elements) * whole
+    held: Number = job.base_params * whole
+    if numerics.arrives_packed:
+        held = stored_bytes(numerics, job.packed) + (job.base_params - job.packed.elements) * whole
+    return held * job.model.parts
 
 
 def pinned_bytes(exact_bytes: Number) -> Number:
@@ -246,14 +245,13 @@ def offloaded_activation_bytes(job: Job) -> Number:
     return minimum(pinned, maximum(exact, room))
 
 
-def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
+def paged_host_bytes(job: Job) -> Number:
     """Host pages behind a paged optimizer: managed memory can be evicted whole,
     so RAM must be able to take it.
 
     Source: CUDA programming guide, unified memory; bitsandbytes 0.50 functional.py get_paged.
     """
-    del job
-    return paged_bytes
+    return paged_bytes(job)
 
 
 def saved_copy_bytes(job: Job) -> Number:
@@ -274,46 +272,56 @@ def saved_copy_bytes(job: Job) -> Number:
     return whole + sum(constants_bytes(job.recipe.numerics, job.packed))
 
 
-def _term(
-    name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False
-) -> tuple[HostTerm, ...]:
-    """The term, or nothing where a job does not have it."""
-    return (
-        () if is_zero(n_bytes) else (HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned),)
-    )
+_TERMS: dict[str, Callable[[Job], Number]] = {
+    "process": process_baseline_bytes,
+    "offloaded_optimizer": offloaded_optimizer_bytes,
+    "offloaded_gradients": offloaded_gradient_bytes,
+    "upload_buffer": upload_buffer_bytes,
+    "offloaded_parameters": offloaded_parameter_bytes,
+    "pinned_cache": pinned_cache_bytes,
+    "offloaded_activations": offloaded_activation_bytes,
+    "paged_optimizer": paged_host_bytes,
+    "saved_copy": saved_copy_bytes,
+    "mapped_checkpoint": mapped_checkpoint_bytes,
+}
+"""Terms of the report, and what writes each of them down."""
+_EARLY = ("process", "offloaded_parameters", "pinned_cache")
+_DETAILS = {"saved_copy": "while a checkpoint is saved", "mapped_checkpoint": "shared on a node, reclaimable"}
 
 
-def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
+def _is_pinned(job: Job, name: str) -> bool:
+    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
+    buffered = job.stack.zero12_upload == "buffer_on_host"
+    depends = {
+        "offloaded_optimizer": fsdp or _pins_masters(job),
+        "offloaded_gradients": fsdp or pins,
+        "upload_buffer": pins and buffered,
+    }
+    return depends.get(name, name in ("offloaded_parameters", "pinned_cache", "offloaded_activations"))
+
+
+def predict_host(job: Job) -> HostPrediction:
     """Host RAM per process and per node.
     Mapped checkpoint files are shared by the processes of a node and counted once.
     """
-    mapped, saved, gpus = (
-        mapped_checkpoint_bytes(job) * job.model.parts,
-        saved_copy_bytes(job),
-        job.hardware.gpus_per_node,
-    )
-    parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
-    private = (
-        *_kept_terms(job),
-        *_term("offloaded_parameters", parameters, offloaded_parameter_bytes, pinned=True),
-        *_term("pinned_cache", pinned_cache, pinned_cache_bytes, pinned=True),
-        *_term(
-            "offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True
-        ),
-        *_term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
-    )
-    copied = tuple(
-        replace(term, detail="while a checkpoint is saved")
-        for term in _term("saved_copy", saved, saved_copy_bytes)
-    )
-    shared = "shared on a node, reclaimable"
-    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail=shared)
-    own: Number = sum(term.n_bytes for term in private)
+    held, gpus = {name: formula(job) for name, formula in _TERMS.items()}, job.hardware.gpus_per_node
+    saved, mapped = held["saved_copy"], held["mapped_checkpoint"]
+    own: Number = sum(n_bytes for name, n_bytes in held.items() if name not in _DETAILS)
     # Once training runs, file pages are reclaimed under pressure; while loading,
     # they and the early buffers coexist.
-    early = process_baseline_bytes(job) + parameters + pinned_cache
+    early: Number = sum(held[name] for name in _EARLY)
     return HostPrediction(
-        terms=(*private, *copied, mapping),
+        terms=tuple(
+            HostTerm(
+                name,
+                n_bytes,
+                f"planner.memory.host:{_TERMS[name].__name__}",
+                pinned=_is_pinned(job, name),
+                detail=_DETAILS.get(name, ""),
+            )
+            for name, n_bytes in held.items()
+            if not is_zero(n_bytes)
+        ),
         per_process_bytes=maximum(own + saved, early + mapped),
         per_node_bytes=maximum((own + saved) * gpus, early * gpus + mapped),
         setup_per_process_bytes=early + mapped,
@@ -322,22 +330,4 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
         steps_per_node_bytes=own * gpus,
         required_per_node_bytes=(own + saved) * gpus,
         available_bytes=job.hardware.host.memory_bytes,
-    )
-
-
-def _kept_terms(job: Job) -> tuple[HostTerm, ...]:
-    """The process itself, and what an offloaded optimizer keeps."""
-    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
-    buffered = job.stack.zero12_upload == "buffer_on_host"
-    states = offloaded_optimizer_bytes(job)
-    return (
-        *_term("process", process_baseline_bytes(job), process_baseline_bytes),
-        *_term("offloaded_optimizer", states, offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)),
-        *_term(
-            "offloaded_gradients",
-            offloaded_gradient_bytes(job),
-            offloaded_gradient_bytes,
-            pinned=fsdp or pins,
-        ),
-        *_term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
     )
