@@ -111,11 +111,6 @@ class Adapter:
     relora: bool = False
     oft_block_size: int = 0
 
-    @property
-    def tensors_per_matrix(self) -> int:
-        """Trained tensors of one adapted matrix: the factors and DoRA's magnitudes, or a rotation."""
-        return 1 if self.oft_block_size else 3 if self.dora else 2
-
 
 @dataclass(frozen=True, slots=True)
 class Packing:
