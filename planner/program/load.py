@@ -41,8 +41,7 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)
-    if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
-        replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, _engine_dtypes(job, weights))
     beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
     for each in beside:
         if each is not None:
@@ -59,8 +58,7 @@ def _load_beside(stream: Stream, job: Job) -> None:
     stream.enter("load")
     weights = model_weights(job)
     arrive(stream, job, weights)
-    if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
-        replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, _engine_dtypes(job, weights))
 
 
 def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
@@ -139,15 +137,15 @@ def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
     Source: deepspeed 0.19.8 runtime/engine.py _configure_distributed_model, _cast_module_mixed_precision.
     """
     numerics, regime = job.recipe.numerics, job.regime
+    if regime.engine != "deepspeed" or not numerics.mixed:
+        return {}
     halves = numerics.quantization == "none" or job.stack.engine_halves_kbit
-    cast = (
-        {id(each): numerics.compute_dtype for each in weights if not each.packed and not each.adapter}
-        if halves
-        else {}
-    )
-    if regime.adapter == ELEMENT_BYTES[numerics.compute_dtype]:
-        cast |= {id(each): numerics.compute_dtype for each in weights if each.adapter}
-    return dict(cast)
+    halves_adapters = regime.adapter == ELEMENT_BYTES[numerics.compute_dtype]
+    return {
+        id(each): numerics.compute_dtype
+        for each in weights
+        if (halves_adapters if each.adapter else halves and not each.packed)
+    }
 
 
 def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[Weight]:

@@ -144,16 +144,12 @@ def model_weights(job: Job) -> list[Weight]:
     made += _norms(model.final_norms[:n_first], "embeddings")
     for each in made:
         each.outside = True
-    number = 0
-    for group in model.groups:
-        for _ in range(group.count):
-            layer = f"layer {number}"
-            for linear in group.block.linears:
-                made += _linear(job, linear, f"{layer} {linear.name}")
-            if group.block.extra_params:
-                made.append(_weight(f"{layer} extra", "matrix", group.block.extra_params))
-            made += _norms(group.block.norms, layer)
-            number += 1
+    for layer, block in _layers(model):
+        for linear in block.linears:
+            made += _linear(job, linear, f"{layer} {linear.name}")
+        if block.extra_params:
+            made.append(_weight(f"{layer} extra", "matrix", block.extra_params))
+        made += _norms(block.norms, layer)
     last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
     for each in last:
         each.outside = True
@@ -166,6 +162,12 @@ def model_weights(job: Job) -> list[Weight]:
         widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
         each.dtype = "fp32" if widens else job.recipe.numerics.load_dtype
     return made
+
+
+def _layers(model: ModelSpec) -> Iterator[tuple[str, BlockSpec]]:
+    """Names and blocks of the layers of the language model."""
+    blocks = (group.block for group in model.groups for _ in range(group.count))
+    return ((f"layer {number}", block) for number, block in enumerate(blocks))
 
 
 def _is_widened_end(job: Job, weight: Weight) -> bool:
@@ -251,15 +253,11 @@ def adapter_weights(job: Job) -> list[Weight]:
 
 
 def _named_linears(model: ModelSpec) -> Iterator[tuple[LinearSpec, str]]:
-    if model.vision is not None:
-        for layer, block in _seeing_blocks(model.vision):
-            yield from ((linear, f"{layer} {linear.name}") for linear in block.linears)
+    seeing = [] if model.vision is None else _seeing_blocks(model.vision)
+    yield from ((linear, f"{layer} {linear.name}") for layer, block in seeing for linear in block.linears)
     yield from ((linear, linear.name) for linear in model.extra_linears)
-    number = 0
-    for group in model.groups:
-        for _ in range(group.count):
-            yield from ((linear, f"layer {number} {linear.name}") for linear in group.block.linears)
-            number += 1
+    layers = _layers(model)
+    yield from ((linear, f"{layer} {linear.name}") for layer, block in layers for linear in block.linears)
     yield model.head, "head"
 
 

@@ -108,6 +108,10 @@ class LayerView:
         adapter = self.recipe.adapter
         return adapter is not None and is_merged(linear, adapter.targets, self.stack)
 
+    def product_dtype(self, dtype: Dtype) -> Dtype:
+        """The dtype of a product of what has ``dtype``: autocast casts both factors."""
+        return self.dtypes.compute if self.dtypes.autocast else dtype
+
     @property
     def wraps_parts(self) -> bool:
         """Whether checkpointing wraps the norms,

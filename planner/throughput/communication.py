@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.anatomy.packing import stored_bytes
 from planner.arrays import minimum
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.throughput.job import TimedJob
@@ -29,7 +30,9 @@ def stored_param_bytes(job: TimedJob) -> Number:
     own, regime = job.own, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
     plain = own.base_params - own.packed.elements
-    moved = job.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
+    moved = (
+        stored_bytes(job.recipe.numerics, own.packed) if regime.quantized and job.recipe.divides_base else 0
+    )
     return plain * width + moved
 
 

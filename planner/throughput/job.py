@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.anatomy.adapters import adapted_linear_count
-from planner.anatomy.packing import stored_bytes
 from planner.anatomy.regime import Regime
 from planner.anatomy.trained import rebuilt_share
 from planner.domain.recipes.recipe import Number, Recipe
@@ -56,11 +55,6 @@ class TimedJob:
         """Matrices that have an adapter."""
         adapter = self.recipe.adapter
         return adapted_linear_count(self.scenario.model, adapter.targets) if adapter else 0
-
-    @property
-    def quantized_weight_bytes(self) -> float:
-        """Stored bytes of the quantised matrices."""
-        return stored_bytes(self.recipe.numerics, self.own.packed)
 
     @property
     def world(self) -> Number:
