@@ -104,10 +104,10 @@ class _Described:
 
 def parameters_of(job: Job) -> tuple[Parameters, ...]:
     """The parameters of a job, equal ones counted together; a model has many and few that differ."""
-    no_images = job.recipe.batch.images is None
-    return _parameters(
-        _Described((job.model, job.stack, job.recipe.without_sizes, no_images, job.regime), job)
-    )
+    recipe = job.recipe.without_sizes
+    chosen = (recipe.method, recipe.numerics, recipe.adapter, recipe.train_layers, recipe.frozen)
+    key = (job.model, job.stack, chosen, job.recipe.batch.images is None, job.regime)
+    return _parameters(_Described(key, job))
 
 
 @lru_cache(maxsize=256)
