@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from planner.anatomy.packing import group_reach_bytes
-from planner.anatomy.parameters import param_counts
 from planner.arrays import minimum
 from planner.domain.prediction import (
     HostPrediction,
@@ -32,7 +31,6 @@ from planner.domain.uncertainty.interval import (
 )
 from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale, widened
 from planner.memory.host import predict_host
-from planner.memory.outside import paged_bytes
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
@@ -64,7 +62,7 @@ def estimate(
     """
     job = job_of(scenario, coefficients)
     memory = predict_quick(job) if quick else predict_replayed(job, why=why)
-    host = predict_host(job, paged_bytes(job))
+    host = predict_host(job)
     verdict, reason = (
         judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     )
@@ -275,5 +273,4 @@ def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
     stored = scenario.model.stored
     if stored is None or not stored.assumes_group:
         return 0.0, 0.0
-    counts = param_counts(scenario.model, scenario.stack.skips_experts)
-    return group_reach_bytes(scenario.recipe.numerics, counts.packed)
+    return group_reach_bytes(scenario.recipe.numerics, job_of(scenario, PRIORS).packed)

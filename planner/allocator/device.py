@@ -18,7 +18,6 @@ class Device:
     __slots__ = (
         "_next_address",
         "limit_bytes",
-        "n_allocs",
         "n_frees",
         "peak_reserved_bytes",
         "reserved_bytes",
@@ -30,7 +29,6 @@ class Device:
         self.limit_bytes = limit_bytes
         self.reserved_bytes = 0
         self.peak_reserved_bytes = 0
-        self.n_allocs = 0
         self.n_frees = 0
         self._next_address = 2 * MIB
 
@@ -41,7 +39,6 @@ class Device:
             return False
         self.reserved_bytes = reserved
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
-        self.n_allocs += 1
         return True
 
     def release(self, n_bytes: int) -> None:

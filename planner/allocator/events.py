@@ -7,7 +7,7 @@ rounding is the allocator's business.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -151,8 +151,3 @@ def _event(path: Path, values: Any, line: int) -> AllocEvent:
     ):
         raise InputFileError(path, "bytes must be zero or more, and all numbers fit in 64 bits", line)
     return AllocEvent(*values)
-
-
-def phases_of(events: Sequence[AllocEvent]) -> tuple[str, ...]:
-    """Phases that occur in ``events``, in the order of their first event."""
-    return tuple(dict.fromkeys(event.phase for event in events))

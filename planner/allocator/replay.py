@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,7 +63,6 @@ class ReplayResult:
     peak_reserved_bytes: int
     phases: tuple[PhasePeaks, ...]
     n_retries: int
-    n_device_allocs: int
     n_device_frees: int
     out_of_memory: OutOfMemory | None
     allocated_timeline: array[int]
@@ -88,30 +87,6 @@ class ReplayResult:
     def peak_reserved_event(self) -> int | None:
         """Index of the first event after which most was reserved; ``None`` without events."""
         return _first_peak(self.reserved_timeline)
-
-    @property
-    def fragmentation_timeline(self) -> list[int]:
-        """Reserved minus allocated bytes after each event."""
-        return [
-            reserved - held
-            for reserved, held in zip(self.reserved_timeline, self.allocated_timeline, strict=True)
-        ]
-
-    def allocated_by_term(self, events: Sequence[AllocEvent], event: int) -> dict[str, int]:
-        """Bytes allocated to each term after event number ``event`` of the stream that was replayed.
-
-        They are block sizes, so their sum is ``allocated_timeline[event]``.
-        """
-        held: dict[int, tuple[str, int]] = {}
-        for item, n_bytes in zip(events[: event + 1], self.held_bytes, strict=False):
-            if item.action == "alloc":
-                held[item.block] = item.term, n_bytes
-            else:
-                held.pop(item.block, None)
-        totals: dict[str, int] = {}
-        for term, n_bytes in held.values():
-            totals[term] = totals.get(term, 0) + n_bytes
-        return totals
 
 
 def replay(
@@ -165,7 +140,6 @@ class _Replay:
             peak_reserved_bytes=max((peak.reserved_bytes for peak in peaks), default=0),
             phases=peaks,
             n_retries=allocator.n_retries,
-            n_device_allocs=device.n_allocs,
             n_device_frees=device.n_frees,
             out_of_memory=self.out_of_memory,
             allocated_timeline=allocated,

@@ -27,6 +27,19 @@ class Matrices:
     inputs: float
     count: float
 
+    def times(self, n: int) -> Matrices:
+        """So many times as many."""
+        return Matrices(n * self.elements, n * self.outputs, n * self.inputs, n * self.count)
+
+    def __add__(self, other: Matrices) -> Matrices:
+        """Both together."""
+        return Matrices(
+            self.elements + other.elements,
+            self.outputs + other.outputs,
+            self.inputs + other.inputs,
+            self.count + other.count,
+        )
+
 
 def packed_bytes(numerics: Numerics, elements: float) -> float:
     """Bytes of the packed elements: their bits; of AQLM a code of each code book for each group,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planner.anatomy.parameters import param_counts
+from planner.anatomy.parameters import has_quantizable
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, STAYS_16_BIT, Numerics, Recipe
 from planner.domain.recipes.sharding import Engine, Sharding
@@ -68,9 +68,8 @@ def regime_of(scenario: Scenario) -> Regime:
     """The dtype regime of a scenario."""
     recipe = scenario.recipe
     adapter_dtype = recipe.adapter.dtype if recipe.adapter else None
-    packs = (
-        recipe.numerics.quantization != "none"
-        and param_counts(scenario.model, scenario.stack.skips_experts).quantizable > 0
+    packs = recipe.numerics.quantization != "none" and has_quantizable(
+        scenario.model, scenario.stack.skips_experts
     )
     key = _Key(
         recipe.method, recipe.numerics, recipe.sharding, adapter_dtype, recipe.offloads_optimizer, packs

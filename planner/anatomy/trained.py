@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import Stack
-from planner.domain.vision import FrozenPart, TowerSpec
+from planner.domain.vision import FrozenPart
 from planner.intake.trained import ENDS, End, TrainedParts, trained_parts
 
 
@@ -32,69 +29,6 @@ def _trained_seeing(model: ModelSpec, recipe: Recipe) -> frozenset[End]:
         return frozenset()
     parts: dict[End, FrozenPart] = {"tower": "vision_tower", "projector": "projector"}
     return frozenset(end for end, name in parts.items() if name not in recipe.frozen)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedCounts:
-    """Trained parameters of a model, and the tensors that they are in."""
-
-    params: int
-    tensors: int
-
-
-@lru_cache(maxsize=256)
-def trained_counts(model: ModelSpec, parts: TrainedParts) -> TrainedCounts:
-    """Parameters and tensors of ``parts``; a table that is tied to the head counts once.
-
-    Source: the shapes of the model.
-    """
-    blocks = [group.block for group in model.groups for _ in range(group.count)]
-    chosen = [blocks[number] for number in parts.layers - parts.mlp_only]
-    halves = [
-        [linear for linear in blocks[number].linears if linear.group != "attention"]
-        for number in parts.mlp_only
-    ]
-    params = sum(block.param_count for block in chosen)
-    tensors = sum(
-        sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms)
-        for block in chosen
-    )
-    params += sum(linear.weight_count + linear.bias_count for linears in halves for linear in linears)
-    tensors += sum(1 + int(linear.bias) for linears in halves for linear in linears)
-    if "norm" in parts.ends:
-        params += sum(norm.param_count for norm in model.final_norms)
-        tensors += len(model.final_norms)
-    if "embed" in parts.ends:
-        params += sum(table.param_count for table in (model.token_embedding, *model.extra_embeddings))
-        tensors += 1 + len(model.extra_embeddings)
-    if "head" in parts.ends:
-        params += model.head.bias_count + (0 if model.tied else model.head.weight_count)
-        tensors += int(not model.tied) + int(model.head.bias)
-    if model.vision is not None:
-        params, tensors = (
-            params + _seeing_params(model.vision, parts),
-            tensors + _seeing_tensors(model.vision, parts),
-        )
-    return TrainedCounts(params, tensors)
-
-
-def _seeing_params(vision: TowerSpec, parts: TrainedParts) -> int:
-    tower = vision.tower_param_count if "tower" in parts.ends else 0
-    return tower + (vision.projector_param_count if "projector" in parts.ends else 0)
-
-
-def _seeing_tensors(vision: TowerSpec, parts: TrainedParts) -> int:
-    """Tensors of the trained parts.  Ignored: that a norm with a bias is two."""
-    chosen = (
-        [(vision.entry, 1), *((group.block, group.count) for group in (*vision.groups, *vision.stacked))]
-        if "tower" in parts.ends
-        else []
-    )
-    chosen += [(group.block, group.count) for group in vision.projectors] if "projector" in parts.ends else []
-    return sum(
-        n * (sum(1 + int(linear.bias) for linear in block.linears) + sum(norm.copies for norm in block.norms))
-        for block, n in chosen
-    )
 
 
 def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool) -> bool:

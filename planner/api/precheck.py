@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
 
-from planner.anatomy.adapters import adapter_param_count, saved_module_params
 from planner.api.answers import Answer
 from planner.api.building import answer_of
 from planner.api.held import (
@@ -34,10 +33,12 @@ from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
 from planner.intake.given.config_file import config_of, with_flags
 from planner.intake.given.request import Given, ScenarioRequest, from_flags, merge, require
 from planner.intake.given.request_field import PARTS
+from planner.program.job import job_of
 from planner.report.prediction.subject import Subject
 
 _HOW = ("model_config", "peft_config", "calibration", "force")
@@ -296,9 +297,6 @@ def _with_counts(held: TrainerJob, subject: Subject) -> Subject:
 
 
 def _trained_by(scenario: Scenario) -> int:
-    model, adapter = scenario.model, scenario.recipe.adapter
-    if adapter is None:
-        return model.param_count
-    return round(float(adapter_param_count(model, adapter))) + saved_module_params(
-        model, adapter.modules_to_save
-    )
+    if scenario.recipe.adapter is None:
+        return scenario.model.param_count
+    return round(float(job_of(scenario, Coefficients()).adapter_params))

@@ -291,11 +291,6 @@ class MlpSpec:
     shared_first: bool = False
     scales_gate: bool = False
 
-    @property
-    def active_width(self) -> int:
-        """Intermediate features computed per token."""
-        return self.width * (self.top_k if self.n_experts else 1) + self.shared_width
-
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:

@@ -53,7 +53,7 @@ def _lengths(job: Job) -> str:
 
 def _outliers(job: Job) -> str:
     share = job.coefficients.int8_outlier_fraction
-    return f"{format_count(job.counts.quantizable)} weights x {share:.2%} of columns, input's dtype"
+    return f"{format_count(job.packed.elements)} weights x {share:.2%} of columns, input's dtype"
 
 
 def _states(job: Job) -> str:
@@ -98,7 +98,7 @@ def _rounding(job: Job) -> str:
 
 
 def _offloaded_params(job: Job) -> str:
-    partition = format_count(float(job.counts.total / job.hardware.world_size))
+    partition = format_count(float(job.base_params / job.hardware.world_size))
     return (
         f"{partition} parameters per process x {job.regime.compute} B, each tensor by itself, {_pinning(job)}"
     )

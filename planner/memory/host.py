@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
 from planner.anatomy.packing import constants_bytes, stored_bytes
-from planner.arrays import ceil_div, is_zero, maximum, minimum, where
+from planner.arrays import ceil_div, ceil_pow2, is_zero, maximum, minimum, where
 from planner.domain.prediction import HostPrediction
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
-from planner.memory.pinned_tensors import (
-    frozen_tensors,
-    parts_bytes,
-    parts_pinned_alone_bytes,
-    pinned_bytes,
-    trained_tensors,
-    whole_bytes,
-)
+from planner.memory.outside import paged_bytes
 from planner.program.engines.settings import settings_of
 from planner.program.job import Job
-
-_HERE = "planner.memory.host"
+from planner.program.parameters import Parameters
 
 
 def process_baseline_bytes(job: Job) -> float:
@@ -42,10 +33,47 @@ def mapped_checkpoint_bytes(job: Job) -> Number:
     by the processes of a node, and reclaimable.  Source: safetensors maps its files (memmap); resident size
     counts touched file pages.
     """
-    numerics, counts = job.recipe.numerics, job.counts
-    packed: Number = stored_bytes(numerics, counts.packed) if numerics.arrives_packed else 0
-    whole = counts.total - counts.quantizable if numerics.arrives_packed else counts.total
-    return packed + whole * DTYPE_BYTES[job.model.checkpoint_dtype]
+    numerics, whole = job.recipe.numerics, DTYPE_BYTES[job.model.checkpoint_dtype]
+    held: Number = job.base_params * whole
+    if numerics.arrives_packed:
+        held = stored_bytes(numerics, job.packed) + (job.base_params - job.packed.elements) * whole
+    return held * job.model.parts
+
+
+def pinned_bytes(exact_bytes: Number) -> Number:
+    """Bytes that a pinned allocation of ``exact_bytes`` really takes.
+
+    torch's pinned allocator rounds each block up to a power of two.  Source: torch 2.13
+    ATen/core/CachingHostAllocator.h, measured 1.78x for 2.25 GiB.
+    """
+    return ceil_pow2(exact_bytes)
+
+
+def _frozen(job: Job) -> Iterable[Parameters]:
+    """Parameters that no optimizer has and that the engine divides, which are no k-bit ones of bytes."""
+    divides = job.recipe.divides_base
+    frozen = (each for each in job.parameters if not each.weight.trained)
+    return (each for each in frozen if divides or not each.weight.packed)
+
+
+def _parts_bytes(job: Job, kinds: Iterable[Parameters], *, pinned: bool) -> Number:
+    """This process's part of each parameter, pinned and rounded by itself or not.
+
+    Under ZeRO-3 parameters below the persistence threshold stay on the GPU.
+    Source: DeepSpeed 0.19.8 zero/partition_parameters.py _partition_param (``pin_memory`` of each
+    ``ds_tensor``); torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (``sharded_param.pin_memory``).
+    """
+    shards = job.recipe.shards(job.hardware)
+    total: Number = 0
+    persists = settings_of(job).persistence if job.recipe.sharding.is_zero3 else 0
+    for each in kinds:
+        elements = job.elements(each)
+        if pinned:
+            part = pinned_bytes(ceil_div(elements, shards) * each.element_bytes)
+        else:
+            part = elements * each.element_bytes / job.hardware.world_size
+        total = total + where(elements > persists, each.count * part, 0)
+    return total
 
 
 def _offload_bytes(job: Job, exact_bytes: Number) -> Number:
@@ -77,8 +105,8 @@ def offloaded_optimizer_bytes(job: Job) -> Number:
     if not recipe.offloads_optimizer:
         return 0
     if recipe.uses_fsdp:
-        trained = trained_tensors(job)
-        return parts_pinned_alone_bytes(job, trained) + 2 * parts_bytes(job, trained)
+        trained = job.trained_parameters
+        return _parts_bytes(job, trained, pinned=True) + 2 * _parts_bytes(job, trained, pinned=False)
     partition = job.trained / job.optimizer_shards
     if recipe.offloads_to_nvme:
         return 12 * minimum(partition, 2 * settings_of(job).sub_group)
@@ -100,7 +128,7 @@ def offloaded_gradient_bytes(job: Job) -> Number:
     if not recipe.offloads_optimizer:
         return 0
     if recipe.uses_fsdp:
-        return parts_pinned_alone_bytes(job, trained_tensors(job))
+        return _parts_bytes(job, job.trained_parameters, pinned=True)
     partition = job.trained / job.optimizer_shards
     if not recipe.sharding.is_zero3:
         return _gradients_of_stages_1_and_2(job)
@@ -123,10 +151,9 @@ def _gradients_of_stages_1_and_2(job: Job) -> Number:
     """
     flat = _offload_bytes(job, 4 * job.trained / job.optimizer_shards)
     own: Number = 0
-    for each in trained_tensors(job):
-        own = (
-            own + each.count * _offload_bytes(job, each.elements * job.regime.gradient) / job.optimizer_shards
-        )
+    for each in job.trained_parameters:
+        gradient = _offload_bytes(job, job.elements(each) * job.regime.gradient)
+        own = own + each.count * gradient / job.optimizer_shards
     return (
         flat
         + _offload_bytes(job, offload_staging_bytes(job))
@@ -141,16 +168,7 @@ def offload_staging_bytes(job: Job) -> Number:
     Formula: the largest trained tensor in the gradient's dtype.  Source: DeepSpeed 0.12-0.19
     zero/stage_1_and_2.py (temp_grad_buffer_for_gpu_offload, temp_grad_buffer_for_cpu_offload).
     """
-    adapter = job.recipe.adapter
-    largest: Number = job.counts.largest
-    if adapter is not None:
-        sides = (
-            max(linear.in_features, linear.out_features)
-            for group in job.model.groups
-            for linear in group.block.linears
-        )
-        largest = minimum(job.trained, maximum(adapter.rank * max(sides), job.saved_params))
-    return largest * job.regime.gradient
+    return maximum(0, *(job.elements(each) for each in job.trained_parameters)) * job.regime.gradient
 
 
 def upload_buffer_bytes(job: Job) -> Number:
@@ -183,11 +201,10 @@ def offloaded_parameter_bytes(job: Job) -> Number:
     recipe = job.recipe
     if not recipe.offloads_params or recipe.offloads_to_nvme:
         return 0
-    frozen = frozen_tensors(job)
+    frozen = _parts_bytes(job, _frozen(job), pinned=recipe.uses_fsdp or job.stack.pins_offload)
     if recipe.uses_fsdp:
-        return parts_pinned_alone_bytes(job, frozen)
-    alone = parts_pinned_alone_bytes(job, frozen) if job.stack.pins_offload else parts_bytes(job, frozen)
-    return alone + pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
+        return frozen
+    return frozen + pinned_bytes(job.trained_weight_bytes / job.hardware.world_size)
 
 
 def pinned_cache_bytes(job: Job) -> Number:
@@ -205,7 +222,7 @@ def pinned_cache_bytes(job: Job) -> Number:
         or not job.stack.pins_offload
     ):
         return 0
-    return parts_pinned_alone_bytes(job, trained_tensors(job))
+    return _parts_bytes(job, job.trained_parameters, pinned=True)
 
 
 def offloaded_activation_bytes(job: Job) -> Number:
@@ -228,14 +245,13 @@ def offloaded_activation_bytes(job: Job) -> Number:
     return minimum(pinned, maximum(exact, room))
 
 
-def paged_host_bytes(job: Job, paged_bytes: Number) -> Number:
+def paged_host_bytes(job: Job) -> Number:
     """Host pages behind a paged optimizer: managed memory can be evicted whole,
     so RAM must be able to take it.
 
     Source: CUDA programming guide, unified memory; bitsandbytes 0.50 functional.py get_paged.
     """
-    del job
-    return paged_bytes
+    return paged_bytes(job)
 
 
 def saved_copy_bytes(job: Job) -> Number:
@@ -252,49 +268,60 @@ def saved_copy_bytes(job: Job) -> Number:
     """
     if not job.recipe.sharding.is_zero12 or not job.stack.saves_through_host:
         return 0
-    return whole_bytes(job) + sum(constants_bytes(job.recipe.numerics, job.counts.packed))
+    whole: Number = sum(each.count * job.elements(each) * each.element_bytes for each in job.parameters)
+    return whole + sum(constants_bytes(job.recipe.numerics, job.packed))
 
 
-def _term(
-    name: str, n_bytes: Number, formula: Callable[..., Number], *, pinned: bool = False
-) -> tuple[HostTerm, ...]:
-    """The term, or nothing where a job does not have it."""
-    return (
-        () if is_zero(n_bytes) else (HostTerm(name, n_bytes, f"{_HERE}:{formula.__name__}", pinned=pinned),)
-    )
+_TERMS: dict[str, Callable[[Job], Number]] = {
+    "process": process_baseline_bytes,
+    "offloaded_optimizer": offloaded_optimizer_bytes,
+    "offloaded_gradients": offloaded_gradient_bytes,
+    "upload_buffer": upload_buffer_bytes,
+    "offloaded_parameters": offloaded_parameter_bytes,
+    "pinned_cache": pinned_cache_bytes,
+    "offloaded_activations": offloaded_activation_bytes,
+    "paged_optimizer": paged_host_bytes,
+    "saved_copy": saved_copy_bytes,
+    "mapped_checkpoint": mapped_checkpoint_bytes,
+}
+"""Terms of the report, and what writes each of them down."""
+_EARLY = ("process", "offloaded_parameters", "pinned_cache")
+_DETAILS = {"saved_copy": "while a checkpoint is saved", "mapped_checkpoint": "shared on a node, reclaimable"}
 
 
-def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
+def _is_pinned(job: Job, name: str) -> bool:
+    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
+    buffered = job.stack.zero12_upload == "buffer_on_host"
+    depends = {
+        "offloaded_optimizer": fsdp or _pins_masters(job),
+        "offloaded_gradients": fsdp or pins,
+        "upload_buffer": pins and buffered,
+    }
+    return depends.get(name, name in ("offloaded_parameters", "pinned_cache", "offloaded_activations"))
+
+
+def predict_host(job: Job) -> HostPrediction:
     """Host RAM per process and per node.
     Mapped checkpoint files are shared by the processes of a node and counted once.
     """
-    mapped, saved, gpus = (
-        mapped_checkpoint_bytes(job) * job.model.parts,
-        saved_copy_bytes(job),
-        job.hardware.gpus_per_node,
-    )
-    parameters, pinned_cache = offloaded_parameter_bytes(job), pinned_cache_bytes(job)
-    private = (
-        *_kept_terms(job),
-        *_term("offloaded_parameters", parameters, offloaded_parameter_bytes, pinned=True),
-        *_term("pinned_cache", pinned_cache, pinned_cache_bytes, pinned=True),
-        *_term(
-            "offloaded_activations", offloaded_activation_bytes(job), offloaded_activation_bytes, pinned=True
-        ),
-        *_term("paged_optimizer", paged_host_bytes(job, paged_bytes), paged_host_bytes),
-    )
-    copied = tuple(
-        replace(term, detail="while a checkpoint is saved")
-        for term in _term("saved_copy", saved, saved_copy_bytes)
-    )
-    shared = "shared on a node, reclaimable"
-    mapping = HostTerm("mapped_checkpoint", mapped, f"{_HERE}:mapped_checkpoint_bytes", detail=shared)
-    own: Number = sum(term.n_bytes for term in private)
+    held, gpus = {name: formula(job) for name, formula in _TERMS.items()}, job.hardware.gpus_per_node
+    saved, mapped = held["saved_copy"], held["mapped_checkpoint"]
+    own: Number = sum(n_bytes for name, n_bytes in held.items() if name not in _DETAILS)
     # Once training runs, file pages are reclaimed under pressure; while loading,
     # they and the early buffers coexist.
-    early = process_baseline_bytes(job) + parameters + pinned_cache
+    early: Number = sum(held[name] for name in _EARLY)
     return HostPrediction(
-        terms=(*private, *copied, mapping),
+        terms=tuple(
+            HostTerm(
+                name,
+                n_bytes,
+                f"planner.memory.host:{_TERMS[name].__name__}",
+                pinned=_is_pinned(job, name),
+                detail=_DETAILS.get(name, ""),
+            )
+            for name, n_bytes in held.items()
+            if not is_zero(n_bytes)
+        ),
         per_process_bytes=maximum(own + saved, early + mapped),
         per_node_bytes=maximum((own + saved) * gpus, early * gpus + mapped),
         setup_per_process_bytes=early + mapped,
@@ -303,22 +330,4 @@ def predict_host(job: Job, paged_bytes: Number) -> HostPrediction:
         steps_per_node_bytes=own * gpus,
         required_per_node_bytes=(own + saved) * gpus,
         available_bytes=job.hardware.host.memory_bytes,
-    )
-
-
-def _kept_terms(job: Job) -> tuple[HostTerm, ...]:
-    """The process itself, and what an offloaded optimizer keeps."""
-    pins, fsdp = job.stack.pins_offload, job.recipe.uses_fsdp
-    buffered = job.stack.zero12_upload == "buffer_on_host"
-    states = offloaded_optimizer_bytes(job)
-    return (
-        *_term("process", process_baseline_bytes(job), process_baseline_bytes),
-        *_term("offloaded_optimizer", states, offloaded_optimizer_bytes, pinned=fsdp or _pins_masters(job)),
-        *_term(
-            "offloaded_gradients",
-            offloaded_gradient_bytes(job),
-            offloaded_gradient_bytes,
-            pinned=fsdp or pins,
-        ),
-        *_term("upload_buffer", upload_buffer_bytes(job), upload_buffer_bytes, pinned=pins and buffered),
     )

@@ -4,22 +4,14 @@ and the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import lru_cache
-
 from planner.anatomy.parameters import is_quantizable
 from planner.arrays import is_zero, where
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Number
-from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase, Term, TermKind, TermName
-from planner.domain.uncertainty.coefficients import Coefficients
-from planner.memory.structures import NO_BATCH
-from planner.program.job import Job, job_of
+from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
-from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.update.states import states_of
 
 # Threads that one multiprocessor can hold, by compute capability; torch prints the same as
@@ -151,40 +143,20 @@ def _term(
 
 
 def paged_bytes(job: Job) -> Number:
-    """Paged states of the tensors that bitsandbytes pages; small ones have theirs in the program.
+    """Paged optimizer states: managed memory, which is on the card while there is room.
 
-    Source: as of :func:`paged_state_bytes`.
+    Small tensors have theirs in the program.
+    Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer, functional.py get_paged.
     """
     recipe = job.recipe
     if not OPTIMIZER_FACTS[recipe.optimizer].paged or recipe.offloads_optimizer:
         return 0
-    if not job.is_one:
-        return _paged_whole(job) / job.optimizer_shards
-    no_batch = replace(recipe, batch=NO_BATCH)
-    return (
-        _paged_of(replace(job.scenario, recipe=no_batch, assumptions=(), warnings=())) / job.optimizer_shards
-    )
-
-
-@lru_cache(maxsize=256)
-def _paged_of(scenario: Scenario) -> Number:
-    return _paged_whole(job_of(scenario, Coefficients()))
-
-
-def _paged_whole(job: Job) -> Number:
-    """Of all GPUs together."""
-    trained = (weight for weight in (*model_weights(job), *adapter_weights(job)) if weight.trained)
-    return paged_state_bytes(job, trained)
-
-
-def paged_state_bytes(job: Job, trained: Iterable[Weight]) -> Number:
-    """Bytes of paged optimizer states: managed memory, which is on the card while there is room.
-
-    Source: bitsandbytes 0.50 optim/optimizer.py get_state_buffer, functional.py get_paged.
-    """
     values = unit_values(job)
-    paged = (state for weight in trained for state in states_of(job, weight) if state.paged)
-    return sum(state.unit_bytes * values[state.unit] for state in paged)
+    total: Number = 0
+    for each in job.trained_parameters:
+        paged = (state for state in states_of(job, each.weight) if state.paged)
+        total = total + each.count * sum(state.unit_bytes * values[state.unit] for state in paged)
+    return total / job.optimizer_shards
 
 
 def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:

@@ -61,7 +61,7 @@ def predict_quick(job: Job) -> MemoryPrediction:
 
 def _one(job: Job) -> Replayed:
     phases, states = _known(without_card(job.scenario))
-    return _with_slack(job, phases.items(), states)
+    return _with_slack(job, phases, states)
 
 
 @lru_cache(maxsize=4096)
@@ -132,21 +132,19 @@ def _grid(job: Job) -> Replayed:
         phases, held = _extrapolated(one, read)
         peak = where(mask, maximum(*phases.values()), peak)
         states = where(mask, held, states)
-    return _with_slack(job, [("loss_2", peak)], states)
+    return _with_slack(job, {"loss_2": peak}, states)
 
 
-def _with_slack(job: Job, phases: Any, states: Number) -> Replayed:
-    made: dict[Phase, PhaseBytes] = {}
-    for phase, n_bytes in phases:
-        allocated = maximum(n_bytes, made[phase].allocated_bytes) if phase in made else n_bytes
-        made[phase] = PhaseBytes(
-            phase, allocated, allocated + SLACK_SHARE * maximum(allocated - states, 0), {}
-        )
-    most = maximum(*(each.allocated_bytes for each in made.values()))
+def _with_slack(job: Job, phases: Mapping[Phase, Number], states: Number) -> Replayed:
+    made = tuple(
+        PhaseBytes(phase, allocated, allocated + SLACK_SHARE * maximum(allocated - states, 0), {})
+        for phase, allocated in phases.items()
+    )
+    most = maximum(*phases.values())
     batch = job.recipe.batch
     varies: Any = (
         batch.padding == "longest"
         and job.stack.keeps_outgrown_blocks
         and batch.tokens_per_sample < batch.seq_len
     )
-    return Replayed(tuple(made.values()), states, 0, where(varies, maximum(most - states, 0), 0))
+    return Replayed(made, states, 0, where(varies, maximum(most - states, 0), 0))

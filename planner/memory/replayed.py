@@ -113,11 +113,6 @@ def least_bytes(job: Job, limit_bytes: int | None = None) -> int:
     return _least_bytes(without_card(job.scenario), limit_bytes if near else None)
 
 
-def replayed_phases(job: Job) -> tuple[PhaseBytes, ...]:
-    """The phases of ``job`` on a card without a limit."""
-    return replayed(job).phases
-
-
 def without_card(scenario: Scenario) -> Scenario:
     """The scenario without what changes no request, so that equal programs are replayed once."""
     hardware, recipe = scenario.hardware, scenario.recipe

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
-from planner.domain.recipes.recipe import Batch, Recipe
 from planner.program.job import Job, job_of
 from planner.program.step import step_of
 from planner.program.stream import Stream
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Mask = npt.NDArray[np.bool_]
-
-NO_BATCH = Batch(1, 1, 1, "packed", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ def program_of(job: Job) -> Stream:
         batch.images is None,
     ]
     return _program(
-        _Structure((job.model, job.stack, _without_sizes(recipe), job.hardware.gpu, rank, gpus, *flags), job)
+        _Structure((job.model, job.stack, recipe.without_sizes, job.hardware.gpu, rank, gpus, *flags), job)
     )
 
 
@@ -49,11 +46,6 @@ def program_of(job: Job) -> Stream:
 @lru_cache(maxsize=64)
 def _program(structure: _Structure) -> Stream:
     return step_of(structure.job)
-
-
-def _without_sizes(recipe: Recipe) -> Recipe:
-    adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
-    return replace(recipe, batch=NO_BATCH, adapter=adapter)
 
 
 def _by_gpus(job: Job) -> bool:

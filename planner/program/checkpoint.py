@@ -10,7 +10,8 @@ distributed/activation_checkpoint.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import ref
 
@@ -110,32 +111,40 @@ class _Frame:
     def run_again(self) -> None:
         """Run the function once more, with gradients and with an autocast region of its own."""
         torch, self.ran = self.torch, True
-        packed, torch.pack = torch.pack, self.keep_again
-        graded, torch.grad_enabled = torch.grad_enabled, True
-        cached, torch.autocast_cache = torch.autocast_cache, {}
-        returned, torch.returned = torch.returned, []
-        module, manner, direction = torch.module, torch.manner, torch.direction
-        torch.manner, torch.direction = PLAIN, "again"
-        torch.n_parameters, n_parameters = self.n_parameters, torch.n_parameters
-        keeps = torch.keeps
-        torch.mark("before_forward", self.path[-1])
-        if self.offloads:
-            self.x = _brought_back(torch, self.x)
-        if self.outputs:
-            torch.keeps = self.outputs.take
-        try:
-            self.layer(self.x)
-        except _Stop as stop:
-            # The frames that the exception went through hold what their variables refer to.
-            stop.__traceback__ = None
-        torch.module, torch.n_parameters, torch.keeps = module, n_parameters, keeps
-        torch.manner, torch.direction = manner, direction
-        torch.pack, torch.grad_enabled, torch.autocast_cache, torch.returned = (
-            packed,
-            graded,
-            cached,
-            returned,
+        second_run = _replaced(
+            torch,
+            pack=self.keep_again,
+            grad_enabled=True,
+            autocast_cache={},
+            returned=[],
+            module=torch.module,
+            manner=PLAIN,
+            direction="again",
+            n_parameters=self.n_parameters,
+            keeps=self.outputs.take if self.outputs else torch.keeps,
         )
+        with second_run:
+            torch.mark("before_forward", self.path[-1])
+            if self.offloads:
+                self.x = _brought_back(torch, self.x)
+            try:
+                self.layer(self.x)
+            except _Stop as stop:
+                # The frames that the exception went through hold what their variables refer to.
+                stop.__traceback__ = None
+
+
+@contextmanager
+def _replaced(torch: Operators, **values: object) -> Iterator[None]:
+    """Attributes of ``torch`` have other values for a while."""
+    before = {name: getattr(torch, name) for name in values}
+    for name in before:
+        setattr(torch, name, values.pop(name))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(torch, name, value)
 
 
 def _without_memory(x: Tensor) -> Tensor:
@@ -157,14 +166,8 @@ def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing =
     if not torch.grad_enabled:
         return layer(x)
     frame = _Frame(torch, layer, x, how)
-    packed, torch.pack = torch.pack, frame.hold
-    keeps = torch.keeps
-    if frame.outputs:
-        torch.keeps = frame.outputs.keep
-    try:
+    with _replaced(torch, pack=frame.hold, keeps=frame.outputs.keep if frame.outputs else torch.keeps):
         return layer(x)
-    finally:
-        torch.pack, torch.keeps = packed, keeps
 
 
 def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing = _PLAIN) -> Tensor:
@@ -181,19 +184,14 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Check
         if how.hooked:
             # The gradient that arrives is that of the next layer's input.
             torch.hooked += [entry, gradient.alias()]
-        before, torch.grad_enabled = torch.grad_enabled, True
-        cached, torch.autocast_cache = torch.autocast_cache, {}
-        torch.n_parameters, n_parameters = first, torch.n_parameters
-        returned, torch.returned = torch.returned, []
-        torch.direction = "again"
-        again = layer(entry)
-        torch.direction = "backward"
-        torch.autocast_cache, torch.n_parameters = cached, n_parameters
-        torch.grad_enabled = before
-        if again.node is not None:
-            # The output of the second run stays until its backward has run (``outputs_with_grad``).
-            run_backward(torch, again.node, [gradient.alias()])
-        torch.returned = returned
+        with _replaced(torch, returned=[]):
+            with _replaced(
+                torch, grad_enabled=True, autocast_cache={}, n_parameters=first, direction="again"
+            ):
+                again = layer(entry)
+            if again.node is not None:
+                # The output of the second run stays until its backward has run (``outputs_with_grad``).
+                run_backward(torch, again.node, [gradient.alias()])
         return [entry.node.grad]
 
     return record(torch, out, [x], [_without_memory(x) if how.offloads else x], backward)

@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from planner.anatomy.adapters import adapter_param_count, saved_module_params
 from planner.anatomy.divided import on_one_gpu
-from planner.anatomy.parameters import ParamCounts, as_built, param_counts
+from planner.anatomy.packing import Matrices
+from planner.anatomy.parameters import as_built
 from planner.anatomy.regime import Regime, regime_of
-from planner.anatomy.trained import parts_of, trained_counts
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.recipe import Number, Packing, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program.ops.tensors import Unit
+from planner.program.parameters import Parameters, parameters_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """A scenario ready for the formulas.
 
-    ``trained`` is the number of trained parameters, ``adapter_params`` those in LoRA matrices,
-    ``saved_params`` those in ``modules_to_save`` copies.  ``tokens`` are padded tokens of one micro-batch on
-    one GPU.  ``weight_shards`` and ``optimizer_shards`` are over how many processes each is divided (1:
-    replicated).  ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's, the model as its stack
-    builds it.
+    ``model``, ``recipe``, ``stack`` and ``hardware`` are the scenario's, the model as its stack builds it.
     """
 
     scenario: Scenario
     coefficients: Coefficients
     regime: Regime
-    counts: ParamCounts
-    trained: Number
-    adapter_params: Number
-    saved_params: int
-    tokens: Number
-    weight_shards: Number
-    optimizer_shards: Number
     # Read hundreds of times for one estimate, so they are fields and no look-ups.
     model: ModelSpec = field(init=False)
     recipe: Recipe = field(init=False)
@@ -48,6 +39,65 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("model", "recipe", "stack", "hardware"):
             object.__setattr__(self, name, getattr(self.scenario, name))
+
+    @cached_property
+    def parameters(self) -> tuple[Parameters, ...]:
+        """Every parameter of the model and of its adapters, equal ones counted together."""
+        return parameters_of(self)
+
+    def elements(self, each: Parameters) -> Number:
+        """Elements of one parameter."""
+        rank = self.recipe.adapter.rank if self.recipe.adapter else 0
+        return each.weight.count * (rank if each.weight.unit is Unit.RANK else 1)
+
+    @cached_property
+    def base_params(self) -> int:
+        """Parameters of the model itself."""
+        return round(
+            sum(each.count * each.weight.count for each in self.parameters if not each.weight.adapter)
+        )
+
+    @property
+    def adapter_params(self) -> Number:
+        """Parameters of adapters and of trained copies, also of those that get no gradient."""
+        return sum(each.count * self.elements(each) for each in self.parameters if each.weight.adapter)
+
+    @cached_property
+    def trained(self) -> Number:
+        """Parameters that are trained."""
+        return sum(each.count * self.elements(each) for each in self.trained_parameters)
+
+    @property
+    def trained_parameters(self) -> tuple[Parameters, ...]:
+        """Parameters that the optimizer has."""
+        return tuple(each for each in self.parameters if each.weight.trained)
+
+    @property
+    def trained_weight_bytes(self) -> Number:
+        """Bytes of all trained parameters in their own dtypes."""
+        return sum(each.count * self.elements(each) * each.element_bytes for each in self.trained_parameters)
+
+    @cached_property
+    def packed(self) -> Matrices:
+        """What quantisers replace, counted together."""
+        found = (each.weight.matrices.times(each.count) for each in self.parameters if each.weight.packed)
+        return sum(found, Matrices(0, 0, 0, 0))
+
+    @property
+    def tokens(self) -> Number:
+        """Padded tokens of one micro-batch on one GPU."""
+        return self.recipe.batch.rows * self.recipe.batch.seq_len
+
+    @property
+    def weight_shards(self) -> Number:
+        """Over how many processes weights are divided; 1: replicated."""
+        divides = self.recipe.sharding.divides_weights and self.recipe.divides_base
+        return self.recipe.shards(self.hardware) if divides else 1
+
+    @property
+    def optimizer_shards(self) -> Number:
+        """The same of optimizer states."""
+        return self.recipe.shards(self.hardware) if self.recipe.sharding.divides_optimizer else 1
 
     @property
     def is_one(self) -> bool:
@@ -67,15 +117,6 @@ class Job:
         recipe = self.recipe
         batch = replace(recipe.batch, seq_len=tokens)
         return job_of(replace(self.scenario, recipe=replace(recipe, batch=batch)), self.coefficients)
-
-    @property
-    def trained_weight_bytes(self) -> Number:
-        """Bytes of all trained tensors in their own dtypes: adapters in theirs,
-        ``modules_to_save`` in that of table and head.
-        """
-        if self.recipe.method == "full":
-            return self.trained * self.regime.trained
-        return self.adapter_params * self.regime.adapter + self.saved_params * self.regime.outside
 
     @property
     def single(self) -> bool:
@@ -105,33 +146,10 @@ class Job:
         return reached if isinstance(reached, bool) else bool(reached.any())
 
 
-def _own_trained(scenario: Scenario, counts: ParamCounts) -> int:
-    """Trained parameters of the model itself in a full fine-tune."""
-    if not scenario.recipe.train_layers and scenario.model.vision is None:
-        return counts.total
-    return trained_counts(scenario.model, parts_of(scenario.model, scenario.recipe)).params
-
-
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
-    """Work out dtype regime, counts and shard counts of a scenario."""
+    """The part of a scenario that one GPU has, with its dtypes."""
     scenario = on_one_gpu(replace(scenario, model=as_built(scenario.model, scenario.stack)))
-    recipe, model = scenario.recipe, scenario.model
-    counts = param_counts(model, scenario.stack.skips_experts)
-    adapter_params: Number = adapter_param_count(model, recipe.adapter) if recipe.adapter else 0
-    saved = saved_module_params(model, recipe.adapter.modules_to_save) if recipe.adapter else 0
-    sharding, shards = recipe.sharding, recipe.shards(scenario.hardware)
-    return Job(
-        scenario=scenario,
-        coefficients=coefficients,
-        regime=regime_of(scenario),
-        counts=counts,
-        trained=_own_trained(scenario, counts) if recipe.method == "full" else adapter_params + saved,
-        adapter_params=adapter_params,
-        saved_params=saved,
-        tokens=recipe.batch.rows * recipe.batch.seq_len,
-        weight_shards=shards if sharding.divides_weights and recipe.divides_base else 1,
-        optimizer_shards=shards if sharding.divides_optimizer else 1,
-    )
+    return Job(scenario, coefficients, regime_of(scenario))
 
 
 def generation_job(job: Job) -> Job:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from planner.anatomy.packing import Matrices, constants_bytes, packed_bytes
+from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
@@ -41,8 +41,7 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)
-    if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
-        replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, _engine_dtypes(job, weights))
     beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
     for each in beside:
         if each is not None:
@@ -59,8 +58,7 @@ def _load_beside(stream: Stream, job: Job) -> None:
     stream.enter("load")
     weights = model_weights(job)
     arrive(stream, job, weights)
-    if job.regime.engine == "deepspeed" and job.recipe.numerics.mixed:
-        replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, _engine_dtypes(job, weights))
 
 
 def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
@@ -100,11 +98,7 @@ def _pack(stream: Stream, job: Job, weight: Weight) -> None:
 
 def constants(job: Job, weight: Weight) -> Iterator[float]:
     """Bytes of each tensor that unpacking one packed matrix reads."""
-    *_, (_, rows), (_, columns) = weight.shape
-    copies = weight.count / (rows * columns)
-    return constants_bytes(
-        job.recipe.numerics, Matrices(weight.count, rows * copies, columns * copies, copies)
-    )
+    return constants_bytes(job.recipe.numerics, weight.matrices)
 
 
 def prepared_dtype(job: Job, weight: Weight) -> Dtype:
@@ -143,15 +137,15 @@ def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
     Source: deepspeed 0.19.8 runtime/engine.py _configure_distributed_model, _cast_module_mixed_precision.
     """
     numerics, regime = job.recipe.numerics, job.regime
+    if regime.engine != "deepspeed" or not numerics.mixed:
+        return {}
     halves = numerics.quantization == "none" or job.stack.engine_halves_kbit
-    cast = (
-        {id(each): numerics.compute_dtype for each in weights if not each.packed and not each.adapter}
-        if halves
-        else {}
-    )
-    if regime.adapter == ELEMENT_BYTES[numerics.compute_dtype]:
-        cast |= {id(each): numerics.compute_dtype for each in weights if each.adapter}
-    return dict(cast)
+    halves_adapters = regime.adapter == ELEMENT_BYTES[numerics.compute_dtype]
+    return {
+        id(each): numerics.compute_dtype
+        for each in weights
+        if (halves_adapters if each.adapter else halves and not each.packed)
+    }
 
 
 def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[Weight]:
@@ -186,7 +180,8 @@ def take_workspaces(stream: Stream, job: Job) -> None:
         Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
     )
     if job.stack.keeps_expanded_weight and job.recipe.numerics.quantization in ("nf4", "fp4"):
-        elements = job.counts.largest_quantizable
+        packed = (each.weight.matrices for each in job.parameters if each.weight.packed)
+        elements = max((each.elements / each.count for each in packed), default=0)
         for n_bytes in (elements * job.regime.compute, elements / _SCALED * 4):
             stream.allocate(Unit.ONE, n_bytes, "dequantization", ("products", "fast_dequantize", "buffer"))
 

@@ -9,17 +9,21 @@ at most 0.5 MiB for a layer).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 from planner.anatomy.adapters import is_adapted, oft_block_size
+from planner.anatomy.packing import Matrices, packed_bytes
 from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.trained import parts_of
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
 from planner.domain.vision import TowerSpec
 from planner.intake.trained import TrainedParts
-from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
+
+if TYPE_CHECKING:
+    from planner.program.job import Job
 
 Kind = Literal["table", "matrix", "bias", "norm"]
 Shape = tuple[tuple[Unit, float], ...]
@@ -64,12 +68,69 @@ class Weight:
         return self.count * ELEMENT_BYTES[self.dtype]
 
     @property
+    def matrices(self) -> Matrices:
+        """A matrix, or those of all experts."""
+        (_, rows), (_, columns) = self.shape[-2:]
+        copies = self.count / (rows * columns)
+        return Matrices(self.count, rows * copies, columns * copies, copies)
+
+    @property
     def decays(self) -> bool:
         """Whether the Trainer's optimizer has it in the group with weight decay, which steps first.
 
         Source: transformers 5.23 trainer.py get_decay_parameter_names.
         """
         return self.kind in ("table", "matrix")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """``count`` parameters that differ from ``weight`` in their names alone;
+    ``element_bytes``: of each element as it is stored (0.5: packed 4-bit).
+    """
+
+    weight: Weight
+    element_bytes: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A job by all that its parameters depend on, without a rank: they are counted in it."""
+
+    key: tuple[object, ...]
+    job: Job = field(compare=False)
+
+
+def parameters_of(job: Job) -> tuple[Parameters, ...]:
+    """The parameters of a job, equal ones counted together; a model has many and few that differ."""
+    recipe = job.recipe.without_sizes
+    chosen = (recipe.method, recipe.numerics, recipe.adapter, recipe.train_layers, recipe.frozen)
+    key = (job.model, job.stack, chosen, job.recipe.batch.images is None, job.regime)
+    return _parameters(_Described(key, job))
+
+
+@lru_cache(maxsize=256)
+def _parameters(described: _Described) -> tuple[Parameters, ...]:
+    job, regime = described.job, described.job.regime
+    base, adapters = model_weights(job), adapter_weights(job)
+    known = {each.name for each in base}
+    packed = packed_bytes(job.recipe.numerics, 1)
+    found: dict[tuple[object, ...], Parameters] = {}
+    for each in (*base, *adapters):
+        # Trained copies of modules have the names of these.
+        copied = each.adapter and each.name in known
+        width: float = regime.outside if each.outside or copied else regime.base
+        if each.packed:
+            width = packed
+        elif each.kind == "norm":
+            width = regime.norm_weight
+        elif each.adapter and not copied:
+            width = regime.adapter
+        key = (each.kind, each.shape, each.trained, each.packed, each.adapter, copied, width)
+        before = found.get(key)
+        found[key] = replace(before, count=before.count + 1) if before else Parameters(each, width, 1)
+    return tuple(found.values())
 
 
 def model_weights(job: Job) -> list[Weight]:
@@ -83,16 +144,12 @@ def model_weights(job: Job) -> list[Weight]:
     made += _norms(model.final_norms[:n_first], "embeddings")
     for each in made:
         each.outside = True
-    number = 0
-    for group in model.groups:
-        for _ in range(group.count):
-            layer = f"layer {number}"
-            for linear in group.block.linears:
-                made += _linear(job, linear, f"{layer} {linear.name}")
-            if group.block.extra_params:
-                made.append(_weight(f"{layer} extra", "matrix", group.block.extra_params))
-            made += _norms(group.block.norms, layer)
-            number += 1
+    for layer, block in _layers(model):
+        for linear in block.linears:
+            made += _linear(job, linear, f"{layer} {linear.name}")
+        if block.extra_params:
+            made.append(_weight(f"{layer} extra", "matrix", block.extra_params))
+        made += _norms(block.norms, layer)
     last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
     for each in last:
         each.outside = True
@@ -105,6 +162,12 @@ def model_weights(job: Job) -> list[Weight]:
         widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
         each.dtype = "fp32" if widens else job.recipe.numerics.load_dtype
     return made
+
+
+def _layers(model: ModelSpec) -> Iterator[tuple[str, BlockSpec]]:
+    """Names and blocks of the layers of the language model."""
+    blocks = (group.block for group in model.groups for _ in range(group.count))
+    return ((f"layer {number}", block) for number, block in enumerate(blocks))
 
 
 def _is_widened_end(job: Job, weight: Weight) -> bool:
@@ -190,15 +253,11 @@ def adapter_weights(job: Job) -> list[Weight]:
 
 
 def _named_linears(model: ModelSpec) -> Iterator[tuple[LinearSpec, str]]:
-    if model.vision is not None:
-        for layer, block in _seeing_blocks(model.vision):
-            yield from ((linear, f"{layer} {linear.name}") for linear in block.linears)
+    seeing = [] if model.vision is None else _seeing_blocks(model.vision)
+    yield from ((linear, f"{layer} {linear.name}") for layer, block in seeing for linear in block.linears)
     yield from ((linear, linear.name) for linear in model.extra_linears)
-    number = 0
-    for group in model.groups:
-        for _ in range(group.count):
-            yield from ((linear, f"layer {number} {linear.name}") for linear in group.block.linears)
-            number += 1
+    layers = _layers(model)
+    yield from ((linear, f"{layer} {linear.name}") for layer, block in layers for linear in block.linears)
     yield model.head, "head"
 
 

@@ -9,7 +9,7 @@ from planner.anatomy.parameters import is_quantizable
 from planner.anatomy.regime import Regime, frozen_regime
 from planner.anatomy.trained import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
-from planner.domain.recipes.recipe import Batch, Offload, Recipe
+from planner.domain.recipes.recipe import Offload, Recipe
 from planner.domain.stack import Stack
 from planner.program.job import Job
 from planner.program.ops.tensors import Dtype
@@ -108,6 +108,10 @@ class LayerView:
         adapter = self.recipe.adapter
         return adapter is not None and is_merged(linear, adapter.targets, self.stack)
 
+    def product_dtype(self, dtype: Dtype) -> Dtype:
+        """The dtype of a product of what has ``dtype``: autocast casts both factors."""
+        return self.dtypes.compute if self.dtypes.autocast else dtype
+
     @property
     def wraps_parts(self) -> bool:
         """Whether checkpointing wraps the norms,
@@ -160,19 +164,13 @@ def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:
     )
 
 
-_NO_BATCH = Batch(1, 1, 1, "packed", 1)
-
-
 def _of_layers(recipe: Recipe) -> Recipe:
-    adapter = replace(recipe.adapter, rank=1) if recipe.adapter else None
     offload: Offload = "activations" if recipe.offload == "activations" else "none"
     rollout = replace(recipe.rollout, reward=None) if recipe.rollout else None
     return replace(
-        recipe,
+        recipe.without_sizes,
         rollout=rollout,
-        adapter=adapter,
         train_layers=(),
-        batch=_NO_BATCH,
         optimizer="sgd",
         offload=offload,
         checkpoint_every=1,

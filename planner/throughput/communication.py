@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from planner.anatomy.packing import stored_bytes
 from planner.arrays import minimum, where
 from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
+from planner.program.weights.float8 import in_float8
 from planner.throughput.job import TimedJob
 from planner.throughput.kernels import orthogonalized_params
-from planner.throughput.passes import passes_aside
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
-from planner.throughput.terms import modules_called
+from planner.throughput.terms import modules_called, passes_aside
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
@@ -27,13 +28,23 @@ def stored_param_bytes(job: TimedJob) -> Number:
     Source: deepspeed ``runtime/zero/partition_parameters.py`` all_gather_coalesced;
     torch ``fully_shard`` (``param_dtype``).
     """
-    params, regime = job.own.counts, job.regime
+    own, regime = job.own, job.regime
     width = DTYPE_BYTES[job.recipe.numerics.compute_dtype] if regime.engine != "native" else regime.base
-    apart = regime.quantized or job.recipe.numerics.fp8 == GATHERED_FP8
-    plain = params.total - (params.quantizable if apart else 0)
-    moved = job.quantized_weight_bytes if regime.quantized and job.recipe.divides_base else 0
-    moved = moved if regime.quantized or not apart else params.quantizable
-    return plain * width + moved
+    narrow = _float8_params(job)
+    plain = own.base_params - own.packed.elements - narrow
+    moved = (
+        stored_bytes(job.recipe.numerics, own.packed) if regime.quantized and job.recipe.divides_base else 0
+    )
+    return plain * width + moved + narrow
+
+
+def _float8_params(job: TimedJob) -> int:
+    """Weights that are gathered as one byte each."""
+    numerics = job.recipe.numerics
+    if numerics.fp8 != GATHERED_FP8:
+        return 0
+    found = job.own.model.linears()
+    return sum(count * linear.weight_count for linear, count in found if in_float8(numerics, linear))
 
 
 def ring_fraction(world: Number) -> Number:
@@ -68,7 +79,7 @@ def gathered_bytes(job: TimedJob) -> Number:
 def _gathers(job: TimedJob) -> Number:
     """How often per step all weights are gathered."""
     recipe = job.recipe
-    gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(recipe)
+    gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(job)
     return gathers * recipe.batch.grad_accum
 
 
@@ -270,7 +281,7 @@ def hook_seconds(job: TimedJob) -> Number:
     """
     recipe = job.recipe
     if recipe.sharding.is_zero3:
-        passes = job.passes + 1 + passes_aside(recipe)
+        passes = job.passes + 1 + passes_aside(job)
         return modules_called(job) * HOOKS_PER_PASS * passes * job.coefficients.hook_s
     if recipe.sharding.is_zero12:
         return job.trained_tensors * job.coefficients.hook_s

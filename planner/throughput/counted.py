@@ -7,7 +7,7 @@ so that one reading answers a grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from planner.program.head.preferences import Role
 from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
 from planner.program.ops.tensors import Unit
-from planner.program.ops.work import Direction, Kind, Share
+from planner.program.ops.work import Direction, FusedAttention, Kind, Share
 from planner.program.runtime import Part
 from planner.program.step import asides_of, evaluation_of, generation_of, parts_of
 from planner.program.template import FORWARD
@@ -51,12 +51,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """All costs of one micro-step or pass; ``modules``: calls of modules in a forward pass,
-    each of which may have hooks.
+    """All costs of one micro-step or pass.
+
+    ``modules``: calls of modules in a forward pass, each of which may have hooks.  ``asked``: forward passes
+    of language models among what trains nothing.
     """
 
     costs: tuple[Cost, ...]
     modules: int
+    asked: float = 0
+
+    @property
+    def reaches_tower(self) -> bool:
+        """Whether gradients reach the layers of a vision tower, whose attention is fused."""
+        scores = (each for each in self.costs if isinstance(each.kind, FusedAttention))
+        return any(each.place == "tower" and each.direction == "backward" for each in scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +165,21 @@ def _counted(structure: _Structure) -> Counted:
         own = job.recipe.rollout is not None and job.recipe.rollout.generator == "transformers"
         role: Role = "token" if passes == "token" else "prompt"
         return _sum_of(evaluation_of(generation_job(job) if own else job, role))
-    return _sum_of(evaluation_of(job) if passes == "evaluation" else (), _asides(job))
+    asides, scores, times = _asides(job)
+    evaluated = evaluation_of(job) if passes == "evaluation" else ()
+    beside = [(part, times) for parts in (*asides, scores) for part in parts]
+    return replace(_sum_of(evaluated, beside), asked=times * len(asides))
 
 
-def _asides(job: Job) -> Iterable[tuple[Part, float]]:
-    """Parts of the passes that train nothing and how often each micro-step runs them:
+def _asides(job: Job) -> tuple[Sequence[list[Part]], Sequence[Part], float]:
+    """The passes that train nothing, that of a reward model, and how often each micro-step runs them:
     those over what was generated run once, however often that is trained on.
     """
     rollout, generation = job.recipe.rollout, generation_of(job)
     if rollout is not None and generation is not None:
-        passes = (*generation.asides, generation.scores)
-        return [(part, 1 / rollout.iterations) for parts in passes for part in parts]
-    return [(part, 1.0) for when in asides_of(job) for parts in when for part in parts]
+        return generation.asides, generation.scores, 1 / rollout.iterations
+    before, after = asides_of(job)
+    return (*before, *after), (), 1.0
 
 
 def _sum_of(parts: Iterable[Part], asides: Iterable[tuple[Part, float]] = ()) -> Counted:

@@ -8,14 +8,13 @@ from dataclasses import replace
 from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
 from planner.throughput.communication import gathered_bytes, reduced_bytes, second_copy_bytes, update_bytes
+from planner.throughput.counted import by_structure
 from planner.throughput.flop import products_flop
 from planner.throughput.generation import cache_bytes_per_token
 from planner.throughput.job import TimedJob
 from planner.throughput.offload import transfers
 from planner.throughput.parallel import parallel_bytes
-from planner.throughput.passes import passes_aside
-from planner.throughput.terms import modules_called
-from planner.throughput.vision import runs_backward
+from planner.throughput.terms import modules_called, passes_aside
 from planner.units import GIGA, MEGA, MICRO_S, TERA
 
 
@@ -54,7 +53,7 @@ def _logits(job: TimedJob, term: TimeTerm) -> str:
 
 
 def _quantized(job: TimedJob, _: TimeTerm) -> str:
-    packed, rate = job.own.counts.quantizable / GIGA, job.rates.memory_bytes_per_s / GIGA
+    packed, rate = job.own.packed.elements / GIGA, job.rates.memory_bytes_per_s / GIGA
     return f"{packed:.2f} B weights in {job.recipe.numerics.quantization} at {rate:.0f} GB/s"
 
 
@@ -109,13 +108,14 @@ def _nvme(job: TimedJob, _: TimeTerm) -> str:
 
 def _aside(job: TimedJob, _: TimeTerm) -> str:
     """Whose passes they are."""
-    return f"{passes_aside(job.recipe)} forward passes without gradients of {job.micro.computed:,.0f} tokens"
+    return f"{passes_aside(job):g} forward passes without gradients of {job.micro.computed:,.0f} tokens"
 
 
 def _tower(job: TimedJob, _: TimeTerm) -> str:
     images = job.recipe.batch.images
     patches = job.recipe.batch.rows * images.per_sample * images.patches if images else 0
-    return f"{patches:,.0f} patches, {'forward and backward' if runs_backward(job) else 'forward alone'}"
+    back = by_structure(job.scenario, job.micro, "training", lambda all_: {"reached": all_.reaches_tower})
+    return f"{patches:,.0f} patches, {'forward and backward' if back['reached'] else 'forward alone'}"
 
 
 def _parallel(job: TimedJob, _: TimeTerm) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.anatomy.adapters import is_merged
-from planner.arrays import minimum
+from planner.arrays import is_zero, minimum
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
@@ -13,9 +13,8 @@ from planner.program.ops.work import Direction, FusedAttention, Product
 from planner.throughput.counted import Counted, Pass, by_structure, unit_values
 from planner.throughput.job import TimedJob
 from planner.throughput.kernels import FLOP_PER_MAC, mean_keys
-from planner.throughput.passes import passes_aside
+from planner.throughput.terms import passes_aside
 from planner.throughput.tokens import MicroStep
-from planner.throughput.vision import runs_backward
 
 _SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
 _NEEDED: tuple[Direction, ...] = ("forward", "backward")
@@ -50,9 +49,9 @@ def model_flop(job: TimedJob) -> Number:
     """
     recipe, mean = job.recipe, job.mean_micro
     micro = replace(mean, computed=mean.real)
-    aside = passes_aside(recipe)
+    aside = passes_aside(job)
     products = products_flop(job, micro, "training", _NEEDED)
-    if aside:
+    if not is_zero(aside):
         products = products + products_flop(job, micro, "aside", _NEEDED)
     length = micro.real / recipe.batch.rows * recipe.parallel.context
     attention = attention_forward_macs(job.scenario.model, length) * micro.real
@@ -93,13 +92,14 @@ def _spare_macs(job: TimedJob) -> int:
 
 def _tower_attention_macs(job: TimedJob) -> Number:
     """Those of a vision tower's attention, which sees whole images or windows."""
-    images, times = job.recipe.batch.images, 3 if runs_backward(job) else 1
+    images = job.recipe.batch.images
     if job.scenario.model.vision is None or images is None:
         return 0
     patches = job.values[Unit.PATCHES]
 
     def read(counted: Counted) -> dict[str, Number]:
         found: Number = 0.0
+        times = 3 if counted.reaches_tower else 1
         for each in counted.costs:
             kind = each.kind
             if each.place == "tower" and isinstance(kind, FusedAttention) and each.direction == "forward":

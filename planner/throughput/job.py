@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.anatomy.adapters import adapted_linear_count
-from planner.anatomy.packing import stored_bytes
 from planner.anatomy.regime import Regime
-from planner.anatomy.trained import parts_of, rebuilt_share, trained_counts
+from planner.anatomy.trained import rebuilt_share
 from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -48,24 +47,14 @@ class TimedJob:
 
     @property
     def trained_tensors(self) -> int:
-        """Tensors that the optimizer updates (modules to save counted as one each)."""
-        adapter, model = self.recipe.adapter, self.scenario.model
-        if adapter is not None:
-            return adapter.tensors_per_matrix * self.adapted_matrices + len(adapter.modules_to_save)
-        if self.recipe.train_layers or model.vision is not None:
-            return trained_counts(model, parts_of(model, self.recipe)).tensors
-        return self.own.counts.tensors
+        """Tensors that the optimizer updates."""
+        return sum(kind.count for kind in self.own.trained_parameters)
 
     @property
     def adapted_matrices(self) -> int:
         """Matrices that have an adapter."""
         adapter = self.recipe.adapter
         return adapted_linear_count(self.scenario.model, adapter.targets) if adapter else 0
-
-    @property
-    def quantized_weight_bytes(self) -> float:
-        """Stored bytes of the quantised matrices."""
-        return stored_bytes(self.recipe.numerics, self.own.counts.packed)
 
     @property
     def world(self) -> Number:

@@ -32,6 +32,11 @@ def modules_called(job: TimedJob) -> Number:
     ]
 
 
+def passes_aside(job: TimedJob) -> Number:
+    """Forward passes of language models that train nothing, for each micro-step of training."""
+    return by_structure(job.scenario, job.micro, "aside", lambda counted: {"asked": counted.asked})["asked"]
+
+
 def tower_seconds(job: TimedJob) -> Number:
     """Kernels of a vision tower and its projector in one micro-step; seconds.
 

@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from planner.anatomy.parameters import param_counts
 from planner.calibration.score.points import Point
 from planner.calibration.score.rows import RowScore
 from planner.domain.recipes.sharding import ZERO2, ZERO3
@@ -43,19 +42,18 @@ def deepspeed_bytes(scenario: Scenario) -> float | None:
     recipe, hardware = scenario.recipe, scenario.hardware
     if recipe.method != "full":
         return None
-    counts = param_counts(scenario.model, scenario.stack.fused_experts)
+    model = scenario.model
+    largest = max(model.token_embedding.param_count, *(linear.weight_count for linear, _ in model.linears()))
     gpus = {"num_gpus_per_node": int(hardware.gpus_per_node), "num_nodes": int(hardware.nodes)}
     if recipe.sharding == ZERO2:
         return float(
             estimate_zero2_model_states_mem_needs(
-                counts.total, cpu_offload=recipe.offloads_optimizer, **gpus
+                model.param_count, cpu_offload=recipe.offloads_optimizer, **gpus
             )[1]
         )
     if recipe.sharding == ZERO3:
         offload = {"cpu_offload": recipe.offloads_optimizer, "cpu_offload_params": recipe.offloads_params}
-        return float(
-            estimate_zero3_model_states_mem_needs(counts.total, counts.largest, **offload, **gpus)[1]
-        )
+        return float(estimate_zero3_model_states_mem_needs(model.param_count, largest, **offload, **gpus)[1])
     return None
 
 
@@ -70,8 +68,7 @@ def accelerate_bytes(scenario: Scenario) -> float | None:
     dtype = {2: "bfloat16", 4: "float32"}[
         2 if scenario.recipe.numerics.compute_dtype in ("bf16", "fp16") else 4
     ]
-    counts = param_counts(scenario.model, scenario.stack.fused_experts)
-    return float(max(estimate_training_usage(4 * counts.total, dtype).values()))
+    return float(max(estimate_training_usage(4 * scenario.model.param_count, dtype).values()))
 
 
 def llama_factory_bytes(scenario: Scenario) -> float | None:
@@ -84,10 +81,9 @@ def llama_factory_bytes(scenario: Scenario) -> float | None:
     recipe, hardware = scenario.recipe, scenario.hardware
     if hardware.world_size > 1 or recipe.offload != "none":
         return None
-    counts = param_counts(scenario.model, scenario.stack.fused_experts)
     quantization = recipe.numerics.quantization
     per_param = 18.0 if recipe.method == "full" else {"none": 2.0, "int8": 1.0}.get(quantization, 0.5)
-    return round(per_param * counts.total / GIGA) * GIGA
+    return round(per_param * scenario.model.param_count / GIGA) * GIGA
 
 
 _ZERO = "full fine-tuning under ZeRO-2 and ZeRO-3"

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from planner.domain.term import Phase, TermName
-from planner.memory.outside import paged_state_bytes
+from planner.memory.outside import paged_bytes
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.sizes import unit_values
@@ -56,7 +56,7 @@ def optimizer_bytes(job: Job) -> tuple[int, int]:
             live += sizes[event] if event >= 0 else -sizes[~event]
             lives.append(live)
         changes[number] = max(lives, default=0) if number else live
-    return round(changes[0] + float(paged_state_bytes(job, trained))), changes[1]
+    return round(changes[0] + float(paged_bytes(job))), changes[1]
 
 
 def saved_by_a_layer(job: Job) -> int:

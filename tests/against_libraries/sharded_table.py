@@ -18,7 +18,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.replayed import replayed_phases
+from planner.memory.replayed import replayed
 from planner.program.job import job_of
 
 KEY = (
@@ -129,7 +129,7 @@ class Apart:
 
 def compared(row: Row) -> Apart:
     """The program as it is now beside the trace of ``row``."""
-    phases_of_job = replayed_phases(job_of(scenario_of(row), Coefficients()))
+    phases_of_job = replayed(job_of(scenario_of(row), Coefficients())).phases
     trace_bytes = int(row["trace_bytes"])
     phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
     planned = {

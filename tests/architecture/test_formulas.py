@@ -28,7 +28,6 @@ NO_FORMULA = {
     ),
     "memory/replayed.py:least_bytes": "replays",
     "memory/replayed.py:replayed": "replays",
-    "memory/replayed.py:replayed_phases": "replays",
     "memory/replayed.py:run_of": "replays",
     "memory/replayed.py:slot_events": "fills sizes in",
     "memory/replayed.py:states_at_end": "adds up",
@@ -49,6 +48,7 @@ NO_FORMULA = {
     "throughput/step.py:predict_time": "adds up the terms of the other files",
     "throughput/terms.py:kernel_seconds": "adds up",
     "throughput/terms.py:modules_called": "reads the step program",
+    "throughput/terms.py:passes_aside": "reads the step program",
     "throughput/terms.py:term_of": "names a term",
     "throughput/tokens.py:micro_step": "counts tokens as the padding mode defines them",
 }

@@ -138,15 +138,6 @@ def test_a_smaller_card_retries_or_fails_but_is_never_exceeded(
         assert failure.reserved_bytes + failure.attempted_bytes > limit
 
 
-@given(EVENTS, SETTINGS)
-def test_terms_and_blocks_add_up(events: list[AllocEvent], chosen: AllocatorSettings) -> None:
-    """The bytes by term sum to what is allocated, at every event."""
-    named = [replace(event, term=f"term {event.block % 3}") for event in events]
-    result = replay(named, chosen)
-    for index in range(0, len(events), 7):
-        assert sum(result.allocated_by_term(named, index).values()) == result.allocated_timeline[index]
-
-
 # --- last in, first out -------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,6 @@ from planner.domain.uncertainty.calibration import Knob, Offset, applies, level_
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.uncertainty.hierarchy import Level, moved
 from planner.memory.host import predict_host
-from planner.memory.outside import paged_bytes
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 from planner.throughput.step import predict_time
@@ -153,7 +152,7 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
         return value if value is None or column is None or not column.endswith("_per_s") else 1 / value
     job = job_of(scenario, coefficients)
     if target.quantity == "host_memory":
-        host = predict_host(job, paged_bytes(job))
+        host = predict_host(job)
         return host.per_node_bytes if target.bound == "at_most" else host_bytes(record, host)
     memory = predict_replayed(job, minimum_too=record.outcome == "oom")
     if record.outcome == "oom":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.domain.recipes.attention import Attention
@@ -114,11 +114,6 @@ class Adapter:
     dora: bool
     relora: bool = False
     oft_block_size: int = 0
-
-    @property
-    def tensors_per_matrix(self) -> int:
-        """Trained tensors of one adapted matrix: the factors and DoRA's magnitudes, or a rotation."""
-        return 1 if self.oft_block_size else 3 if self.dora else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +255,12 @@ class Recipe:
     optimizer_rank: int | None = None
     rollout: Rollout | None = None
     parallel: Parallel = ALONE
+
+    @property
+    def without_sizes(self) -> Recipe:
+        """The same with sizes that say nothing, so that recipes which differ in sizes alone are equal."""
+        adapter = replace(self.adapter, rank=1) if self.adapter else None
+        return replace(self, batch=Batch(1, 1, 1, "packed", 1), adapter=adapter)
 
     def shards(self, hardware: Hardware) -> Number:
         """Over how many GPUs one copy of what is divided lies;

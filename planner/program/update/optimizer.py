@@ -18,7 +18,10 @@ from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.stream import Stream
 from planner.program.update.states import BLOCK, is_in_blocks, states_of, sums_of
-from planner.program.update.step_kernels import Make, States, adam_mini, muon, muon_of_parts
+from planner.program.update.step_kernels import Make, States, adam_mini, like, muon, muon_of_parts
+
+Step = Callable[[Make, States, Sequence[Weight]], None]
+"""One step over parameters, of which it makes the states before it needs them."""
 
 
 def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
@@ -26,8 +29,7 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
     which is all of them in the ``first`` step.
 
     The Trainer makes two groups of parameters, and each is stepped after the other: matrices and tables, then
-    biases and norms.  ``foreach`` updates a group together; others one parameter after the other, whose
-    states they make just before.
+    biases and norms.  LLaMA-Factory makes some optimizers in the place of the Trainer's, without groups.
     """
     states: list[int] = []
 
@@ -35,27 +37,13 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
         if first:
             states.extend(make_states(stream, job, weight))
 
-    if job.recipe.optimizer_rank and job.recipe.optimizer in APOLLO:
-        apollo(partial(_temporary, stream), made, trained, job.recipe.optimizer_rank, first=first)
+    alone = _without_groups(job, first=first)
+    if alone is not None:
+        alone(partial(Temporary, stream), made, trained)
         return states
-    one_by_one = _one_by_one(job)
-    if one_by_one is not None:
-        one_by_one(partial(_temporary, stream), made, trained)
-        return states
-    by_group = {"adafactor": _adafactor, "adamw_torch_8bit": _torchao, "adamw_torch_4bit": _torchao}.get(
-        job.recipe.optimizer
-    )
     for decays in (True, False):
         group = [each for each in trained if each.decays == decays]
-        if by_group is not None:
-            states += by_group(stream, job, group, first=first)
-            continue
-        if first:
-            for each in group:
-                states += make_states(stream, job, each)
-        _own_gradients(stream, job, group)
-        if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
-            _foreach_roots(stream, job, group)
+        _of_group(job)(partial(Temporary, stream), made, group)
     return states
 
 
@@ -68,12 +56,19 @@ def make_states(stream: Stream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
-def _one_by_one(job: Job) -> Callable[[Make, States, Sequence[Weight]], None] | None:
-    """Optimizers without groups of parameters, which LLaMA-Factory makes in the place of the Trainer's."""
-    optimizer = job.recipe.optimizer
+def _without_groups(job: Job, *, first: bool) -> Step | None:
+    optimizer, rank = job.recipe.optimizer, job.recipe.optimizer_rank
+    if rank and optimizer in APOLLO:
+        return partial(apollo, rank=rank, first=first)
     if optimizer == "muon" and job.recipe.sharding.dtensors:
         return partial(muon_of_parts, n_parts=int(job.recipe.shards(job.hardware)))
     return {"adam_mini": adam_mini, "muon": muon}.get(optimizer)
+
+
+def _of_group(job: Job) -> Step:
+    if job.recipe.optimizer == "adafactor":
+        return _adafactor
+    return partial(_torchao if OPTIMIZER_FACTS[job.recipe.optimizer].library == "torchao" else _together, job)
 
 
 class Temporary:
@@ -81,30 +76,31 @@ class Temporary:
 
     __slots__ = ("slot", "stream")
 
-    def __init__(self, stream: Stream, unit: Unit, unit_bytes: float, place: tuple[str, str]) -> None:
+    def __init__(self, stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str) -> None:
         self.stream = stream
-        self.slot = stream.allocate(unit, unit_bytes, "optimizer_temporaries", ("optimizer", *place))
+        self.slot = stream.allocate(unit, unit_bytes, "optimizer_temporaries", ("optimizer", name, op))
 
     def __del__(self) -> None:
         self.stream.free(self.slot)
 
 
-def _temporary(stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str) -> Temporary:
-    return Temporary(stream, unit, unit_bytes, (name, op))
+def _together(job: Job, make: Make, states: States, group: Sequence[Weight]) -> None:
+    """All states, then kernels that update the whole group (``foreach``) or allocate nothing.
 
-
-def _own_gradients(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
-    """The part of a table's gradient that belongs to this GPU's rows,
-    copied where GPUs have parts of the table as DTensors.
-
-    Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
+    Where GPUs have parts of a table as DTensors, the part of its gradient that belongs to this GPU's rows is
+    copied.  Source: torch 2.13 distributed/tensor/_redistribute.py, from replicated to divided.
     """
+    for each in group:
+        states(each)
     if job.model.parts > 1 and job.stack.model_parallel == "features" and job.recipe.method == "full":
         tables = [each for each in group if each.name == job.model.token_embedding.name]
-        _copies = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "clone")) for each in tables]
+        _copies = [like(make, each, "clone") for each in tables]
+        del _copies
+    if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
+        _foreach_roots(make, group, n_copies=job.stack.foreach_step_copies)
 
 
-def _foreach_roots(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
+def _foreach_roots(make: Make, group: Sequence[Weight], n_copies: int) -> None:
     """One dtype after the other: the root of every second moment at once;
     before torch 2.1 one more copy to add epsilon.
 
@@ -116,15 +112,13 @@ def _foreach_roots(stream: Stream, job: Job, group: Sequence[Weight]) -> None:
     roots, sums = [], []
     for dtype in reversed(dict.fromkeys(each.dtype for each in group)):
         same = [each for each in group if each.dtype == dtype]
-        roots = [Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_sqrt")) for each in same]
-        if job.stack.foreach_step_copies > 1:
-            sums = [
-                Temporary(stream, each.unit, each.unit_bytes, (each.name, "_foreach_add")) for each in same
-            ]
+        roots = [like(make, each, "_foreach_sqrt") for each in same]
+        if n_copies > 1:
+            sums = [like(make, each, "_foreach_add") for each in same]
     del roots, sums
 
 
-def _torchao(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:
+def _torchao(job: Job, make: Make, states: States, group: Sequence[Weight]) -> None:
     """One parameter after the other, by a compiled step:
     new moments in fp32 and their scales are buffers between its kernels.
 
@@ -135,41 +129,33 @@ def _torchao(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) 
     Ignored: copies that Triton makes while it chooses a kernel, in the first step;
     what other versions of torch fuse.
     """
-    states: list[int] = []
+    bits = OPTIMIZER_FACTS[job.recipe.optimizer].bits
     for each in group:
-        if first:
-            states += make_states(stream, job, each)
-        if not is_in_blocks(job, each):
-            continue
-
-        def new(element_bytes: float, op: str, weight: Weight = each) -> Temporary:
-            return Temporary(stream, weight.unit, element_bytes * weight.count, (weight.name, op))
-
-        scales = [new(4 / BLOCK, "amax") for _ in range(2)]
-        moments = [new(4, "lerp") for _ in range(2)]
-        codes = [new(8, "where") for _ in range(2)] if OPTIMIZER_FACTS[job.recipe.optimizer].bits == 4 else []
-        del moments, codes, scales
-    return states
+        states(each)
+        if is_in_blocks(job, each):
+            new = partial(_pair, make, each)
+            scales, moments = new(4 / BLOCK, "amax"), new(4, "lerp")
+            codes = new(8, "where") if bits == 4 else []
+            del moments, codes, scales
 
 
-def _adafactor(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool) -> list[int]:
+def _pair(make: Make, weight: Weight, element_bytes: float, op: str) -> list[object]:
+    return [make(weight.unit, element_bytes * weight.count, weight.name, op) for _ in range(2)]
+
+
+def _adafactor(make: Make, states: States, group: Sequence[Weight]) -> None:
     """One parameter after the other, in fp32.
     Variables of the loop keep what they refer to until they are bound again.
 
     Source: transformers 5.23 optimization.py Adafactor.step (without a first moment,
     as the Trainer asks for it).
     """
-    states: list[int] = []
     gradient = data = update = None
     for each in group:
-
-        def new(op: str, weight: Weight = each) -> Temporary:
-            return Temporary(stream, weight.unit, 4 * weight.count, (weight.name, op))
-
+        new = partial(make, each.unit, 4 * each.count, each.name)
         gradient = None  # ``grad = p.grad`` lets the fp32 copy of the gradient before go.
         gradient = new("float") if each.dtype != "fp32" else None
-        if first:
-            states += make_states(stream, job, each)
+        states(each)
         data = None
         data = new("float") if each.dtype != "fp32" else None
         square = new("pow")
@@ -177,26 +163,21 @@ def _adafactor(stream: Stream, job: Job, group: Sequence[Weight], *, first: bool
         del square
         update = total
         del total
-        update = _approximated(stream, each) if len(each.shape) > 1 else new("rsqrt")
+        update = _approximated(make, each) if len(each.shape) > 1 else new("rsqrt")
         _negative = new("neg")
         del _negative
     del gradient, data, update
-    return states
 
 
-def _approximated(stream: Stream, weight: Weight) -> Temporary:
+def _approximated(make: Make, weight: Weight) -> object:
     """``_approx_sq_grad``: means of rows and columns, and their product;
     the caller keeps the squares until it returns.
     """
-
-    def new(size: tuple[Unit, float], op: str) -> Temporary:
-        return Temporary(stream, *size, (weight.name, op))
-
     rows, columns = sums_of(weight)
     for size in (rows, columns):
-        _mean = new(size, "mean")
+        _mean = make(*size, weight.name, "mean")
         del _mean
-    factors = [new(rows, "div"), new(columns, "rsqrt")]
-    product = new((weight.unit, 4 * weight.count), "mul")
+    factors = [make(*rows, weight.name, "div"), make(*columns, weight.name, "rsqrt")]
+    product = make(weight.unit, 4 * weight.count, weight.name, "mul")
     del factors
     return product

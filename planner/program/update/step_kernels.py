@@ -26,19 +26,20 @@ States = Callable[[Weight], None]
 """Makes the states of a parameter, in the first step."""
 
 
+def like(make: Make, weight: Weight, op: str) -> Any:
+    """A temporary as large as a parameter."""
+    return make(weight.unit, weight.unit_bytes, weight.name, op)
+
+
 def adam_mini(make: Make, states: States, trained: Sequence[Weight]) -> None:
     """One parameter after the other: squares of the gradient, the update, and its negative."""
     update = None
     for each in trained:
-
-        def new(op: str, weight: Weight = each) -> Any:
-            return make(weight.unit, weight.unit_bytes, weight.name, op)
-
         states(each)
-        square = new("mul")
+        square = like(make, each, "mul")
         del square
-        update = new("mul")
-        _negative = new("neg")
+        update = like(make, each, "mul")
+        _negative = like(make, each, "neg")
         del _negative
     del update
 
@@ -59,7 +60,7 @@ def muon(make: Make, states: States, trained: Sequence[Weight]) -> None:
         if is_orthogonalized(each):
             gradient = None  # ``g = p.grad``
             states(each)
-            gradient = make(each.unit, each.unit_bytes, each.name, "add")
+            gradient = like(make, each, "add")
             update = _orthogonalized(make, each)
     del gradient  # ``g = p.grad`` of the first that Adam steps.
     _stepped_by_adam(make, states, trained)
@@ -77,7 +78,7 @@ def muon_of_parts(make: Make, states: States, trained: Sequence[Weight], n_parts
         (unit, rows), columns = each.shape
         whole = replace(each, shape=((unit, rows * n_parts), columns))
         states(each)
-        gradient = make(each.unit, each.unit_bytes, each.name, "add")
+        gradient = like(make, each, "add")
         gathered = make(each.unit, whole.unit_bytes, each.name, "all_gather")
         update = _orthogonalized(make, whole)
         part = make(each.unit, 2 * each.count, each.name, "scatter")
@@ -90,18 +91,14 @@ def _stepped_by_adam(make: Make, states: States, trained: Sequence[Weight]) -> N
     quotient = None
     for each in trained:
         if not is_orthogonalized(each):
-
-            def new(op: str, weight: Weight = each) -> Any:
-                return make(weight.unit, weight.unit_bytes, weight.name, op)
-
             quotient = None
             states(each)
-            square = new("square")
+            square = like(make, each, "square")
             del square
-            root = new("sqrt")
-            divisor = new("add")
+            root = like(make, each, "sqrt")
+            divisor = like(make, each, "add")
             del root
-            quotient = new("div")
+            quotient = like(make, each, "div")
             del divisor
     del quotient
 

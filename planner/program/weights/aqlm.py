@@ -38,7 +38,7 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """Autocast casts both factors where it computes in another dtype."""
-    seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
+    seen = view.product_dtype(x.dtype)
     _weight = None if seen == view.recipe.numerics.load_dtype else _decoded(torch, view, spec, seen)
     _input = x if x.dtype == seen else torch.like(x, "to", seen)
     return torch.new(

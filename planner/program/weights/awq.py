@@ -52,7 +52,7 @@ def _forward(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """Autocast casts both factors where it computes in another dtype."""
-    seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
+    seen = view.product_dtype(x.dtype)
     with torch.counted_as("dequantization"):
         weight = _dequantized(torch, view, spec, x.dtype)
         _weight = _as(torch, weight, seen)

@@ -117,6 +117,6 @@ def _unpacked_twice(torch: Operators, view: LayerView, spec: LinearSpec, x: Tens
 
 def _first_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     _weight = weight_copy(torch, view, _dequantized(torch, view, spec, x.dtype))
-    seen: Dtype = view.dtypes.compute if view.dtypes.autocast else x.dtype
+    seen = view.product_dtype(x.dtype)
     cost = costs_of(spec, Tensor(None, x.unit, x.count, seen)).forward
     return torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=cost)

@@ -145,15 +145,11 @@ def _forward_by_columns(
         x.unit, spec.out_features * rows_of(spec, x), "int32", "igemmlt", cost=_int8_cost(spec, x)
     )
     out = torch.to(torch.like(product, "mm_dequant", "fp16"), x.dtype)
-    added = torch.new(x.unit, spec.out_features * rows_of(spec, x), _seen(view, x), "mm", cost=[outliers])
+    seen = view.product_dtype(x.dtype)
+    added = torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=[outliers])
     torch.pay([out, added], [out])
     del added
     return torch.like(out, "clone"), [columns, outliers]
-
-
-def _seen(view: LayerView, x: Tensor) -> Dtype:
-    """The dtype of a product of ``x``."""
-    return view.dtypes.compute if view.dtypes.autocast else x.dtype
 
 
 def _quantized_both_ways(torch: Operators, x: Tensor) -> tuple[Tensor, Tensor]:

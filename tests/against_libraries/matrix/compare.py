@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matrix.cells import Cell, scenario_of
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.memory.replayed import replayed_phases
+from planner.memory.replayed import replayed
 from planner.program.job import job_of
 
 # Terms that are compared together, because the border between them is where each instrument draws it: what
@@ -73,7 +73,7 @@ def traced(cell: Cell) -> Traced:
 
 def planned(cell: Cell, phase: str) -> Planned:
     """Replay the program of a cell; ``phase``: where its trace peaks."""
-    phases = {each.phase: each for each in replayed_phases(job_of(scenario_of(cell), Coefficients()))}
+    phases = {each.phase: each for each in replayed(job_of(scenario_of(cell), Coefficients())).phases}
     allocated = {name: each.allocated_bytes for name, each in phases.items()}
     reserved = max(each.reserved_bytes for each in phases.values())
     terms = next(each.terms for name, each in phases.items() if name == phase)

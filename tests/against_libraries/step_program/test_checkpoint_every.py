@@ -24,7 +24,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.replayed import replayed_phases
+from planner.memory.replayed import replayed
 from planner.program.job import job_of
 
 LAYERS = 13
@@ -49,7 +49,7 @@ def scenario_of(model: str, folder: Path, **flags: Any) -> Scenario:
 
 def program_bytes(scenario: Scenario) -> int:
     """Allocated peak of the program."""
-    return max(each.allocated_bytes for each in replayed_phases(job_of(scenario, Coefficients())))
+    return max(each.allocated_bytes for each in replayed(job_of(scenario, Coefficients())).phases)
 
 
 @pytest.mark.every(4)

@@ -11,10 +11,10 @@ from test_trained_layers import check, scenario_of
 
 from measure.trace.program import trace_events
 from planner.allocator.documents.summary import summarize
-from planner.anatomy.adapters import adapter_param_count
 from planner.domain.scenario import Scenario
 from planner.domain.stack import DoraBranch
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program.job import job_of
 from planner.throughput.job import job_of as timed_job_of
 from planner.throughput.terms import pass_seconds
 
@@ -94,9 +94,7 @@ def forward_of_0_18(layer: Any, x: Any, *, lora_A: Any, lora_B: Any, base_layer:
 def test_one_number_for_each_output(tmp_path: Path) -> None:
     """DoRA trains as many parameters more as the adapted matrices have outputs, and takes longer."""
     scenarios = [scenario_of("llama-3.1-8b", tmp_path, method="lora", dora=each) for each in (False, True)]
-    counts = [
-        adapter_param_count(each.model, each.recipe.adapter) for each in scenarios if each.recipe.adapter
-    ]
+    counts = [job_of(each, Coefficients()).adapter_params for each in scenarios]
     group = scenarios[0].model.groups[0]
     assert counts[1] - counts[0] == group.count * sum(linear.out_features for linear in group.block.linears)
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]

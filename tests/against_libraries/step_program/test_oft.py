@@ -11,9 +11,10 @@ from test_trained_layers import check, scenario_of
 
 from measure.trace.program import trace_events
 from planner.allocator.documents.summary import summarize
-from planner.anatomy.adapters import adapter_param_count, oft_block_size
+from planner.anatomy.adapters import oft_block_size
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.program.job import job_of
 from planner.throughput.job import job_of as timed_job_of
 from planner.throughput.terms import pass_seconds
 
@@ -68,9 +69,7 @@ def test_parameters_and_time(tmp_path: Path) -> None:
     inputs = sum(
         group.count * each.in_features for group in scenarios[0].model.groups for each in group.block.linears
     )
-    counts = [
-        adapter_param_count(each.model, each.recipe.adapter) for each in scenarios if each.recipe.adapter
-    ]
+    counts = [job_of(each, Coefficients()).adapter_params for each in scenarios]
     assert counts == [inputs * 31 / 2, inputs * 127 / 2]
     jobs = [timed_job_of(each, Coefficients()) for each in scenarios]
     assert [job.trained_params for job in jobs if job] == counts

@@ -24,7 +24,7 @@ from planner.domain.term import Phase
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.replayed import replayed_phases
+from planner.memory.replayed import replayed
 from planner.program.job import job_of
 
 # Several tiles of words, the last of which is not full.
@@ -101,7 +101,7 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
 def compare(scenario: Scenario) -> None:
     """The allocated peaks of the trained steps are within 0.5 %."""
     traced = summarize(trace_events(scenario)).allocated_peak_bytes
-    phases = replayed_phases(job_of(scenario, Coefficients()))
+    phases = replayed(job_of(scenario, Coefficients())).phases
     predicted = max(each.allocated_bytes for each in phases if each.phase != "eval")
     assert predicted == pytest.approx(traced, rel=0.005)
 
@@ -203,7 +203,7 @@ def allocated_bytes(scenario: Scenario, phase: Phase) -> float:
     """The most that the program allocates in one phase."""
     return next(
         float(each.allocated_bytes)
-        for each in replayed_phases(job_of(scenario, Coefficients()))
+        for each in replayed(job_of(scenario, Coefficients())).phases
         if each.phase == phase
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 import planner
 from planner.anatomy.packing import stored_bytes
-from planner.anatomy.parameters import param_counts
+from planner.anatomy.parameters import is_quantizable
 from planner.catalog import hub
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import load_model, storage_of, stored_checkpoints
@@ -22,7 +22,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.job import job_of
+from planner.program.job import Job, job_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -126,7 +126,10 @@ def test_modules_that_were_left_whole_are_not_packed() -> None:
     whole = {linear.name for linear in spec.groups[1].block.linears if linear.left_whole}
     assert whole == {"o_proj", "gate_proj", "up_proj", "down_proj"}
     packed = 4 * (256 * 256 * 3 + 3 * 256 * 512) - 3 * 256 * 512
-    assert param_counts(spec, fused_experts=True).quantizable == packed
+    replaced = (
+        count * linear.weight_count for linear, count in spec.linears() if is_quantizable(linear, True)
+    )
+    assert sum(replaced) == packed
 
 
 @pytest.mark.parametrize("name", [name for name, entry in stored_checkpoints().items() if entry.size_gb])
@@ -135,16 +138,11 @@ def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
     size_gb, spec = stored_checkpoints()[name].size_gb, load_model(name).spec
     assert size_gb is not None
     assert spec.stored is not None
-    counts = param_counts(spec, fused_experts=True)
-    numerics = Numerics(
-        "fp16",
-        "fp16-mixed",
-        spec.stored.quantization,
-        double_quant=spec.stored.double_quant,
-        packing=spec.stored.packing,
+    subject = job_over(name)
+    whole = (subject.base_params - subject.packed.elements) * DTYPE_BYTES[spec.checkpoint_dtype]
+    assert (stored_bytes(subject.recipe.numerics, subject.packed) + whole) / 1e9 == pytest.approx(
+        size_gb, rel=0.002
     )
-    whole = (counts.total - counts.quantizable) * DTYPE_BYTES[spec.checkpoint_dtype]
-    assert (stored_bytes(numerics, counts.packed) + whole) / 1e9 == pytest.approx(size_gb, rel=0.002)
 
 
 @pytest.mark.parametrize("name", stored_checkpoints())
@@ -225,17 +223,21 @@ def test_groups_that_are_assumed_lie_within_the_interval(hub_id: str) -> None:
     have four times the scales of those that are assumed.
     """
     peak = planner.estimate(model=hub_id, method="lora", gpu="a100-80gb", seq=1024).peak
-    elements = param_counts(load_model(hub_id).spec, fused_experts=True).quantizable
+    elements = job_over(hub_id).packed.elements
     assert peak.driver_interval is not None
     assert peak.driver_interval.low < peak.driver_bytes - elements * 2.5 / 128
     assert peak.driver_bytes + elements * 2.5 * (1 / 32 - 1 / 128) < peak.driver_interval.high
 
 
+def job_over(model: str, **flags: object) -> Job:
+    """A LoRA job over ``model``."""
+    said = {"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, **flags}
+    return job_of(resolve(from_flags(said)), Coefficients())
+
+
 def numerics_of(model: str, **flags: object) -> Numerics:
-    """What a LoRA job over ``model`` has."""
-    return resolve(
-        from_flags({"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, **flags})
-    ).recipe.numerics
+    """What it has."""
+    return job_over(model, **flags).recipe.numerics
 
 
 def test_a_checkpoint_that_keeps_matrices_whole_is_refused_with_one_that_does_not() -> None:

@@ -37,7 +37,7 @@ def job(**flags: object) -> Job:
 
 def held(subject: Job) -> dict[str, float]:
     """Host memory of a process by name."""
-    return {term.name: float(term.n_bytes) for term in predict_host(subject, 0).terms}
+    return {term.name: float(term.n_bytes) for term in predict_host(subject).terms}
 
 
 def up(n_bytes: float) -> int:
@@ -75,8 +75,8 @@ def test_stages_1_and_2_copy_all_weights_to_the_host_to_save() -> None:
     trained = LAYERS * sum(count * elements for count, elements in LORA)
     for sharding in ("zero1", "zero2"):
         subject = job(sharding=sharding)
-        host = predict_host(subject, 0)
-        assert held(subject)["saved_copy"] == 2 * subject.counts.total + 2 * trained
+        host = predict_host(subject)
+        assert held(subject)["saved_copy"] == 2 * subject.base_params + 2 * trained
         assert host.per_process_bytes == host.steps_per_process_bytes + held(subject)["saved_copy"]
         assert host.required_per_node_bytes == host.per_node_bytes == 2 * host.per_process_bytes
         assert "saved_copy" not in held(job(sharding=sharding, stack="torchtune"))

@@ -37,7 +37,7 @@ def test_the_states_of_a_job_are_what_their_shapes_say() -> None:
     """Of a full fine-tune in bf16: 2 bytes a weight, and two states of 2 bytes each after the first step."""
     whole = job(method="full", load_dtype="bf16", precision="bf16", optimizer="adamw_torch")
     memory = predict_replayed(whole)
-    weights = whole.counts.total
+    weights = whole.base_params
     names = {term.name: float(term.n_bytes) for term in memory.terms if "forward_2" in term.phases}
     assert names["weights"] == pytest.approx(2 * weights, rel=1e-6)
     assert names["optimizer_states"] == pytest.approx(4 * weights, rel=1e-3)

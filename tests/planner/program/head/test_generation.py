@@ -17,7 +17,7 @@ from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.outside import vllm_bytes
-from planner.memory.replayed import replayed_phases
+from planner.memory.replayed import replayed
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
@@ -55,7 +55,7 @@ def seconds_of(**flags: Any) -> float:
 
 def peaks(job: Job) -> dict[Phase, int]:
     """The most that is allocated in each phase."""
-    return {each.phase: int(each.allocated_bytes) for each in replayed_phases(job)}
+    return {each.phase: int(each.allocated_bytes) for each in replayed(job).phases}
 
 
 @pytest.mark.parametrize(

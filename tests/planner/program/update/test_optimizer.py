@@ -13,13 +13,13 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.outside import paged_state_bytes
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Dtype, Unit
 from planner.program.parameters import Shape, Weight
 from planner.program.stream import Stream
 from planner.program.update.optimizer import optimizer_step
+from planner.program.update.states import states_of
 
 
 def job(optimizer: Optimizer, foreach_step_copies: int = 1) -> Job:
@@ -138,7 +138,8 @@ def test_large_paged_states_are_the_drivers(optimizer: Optimizer, ours: int, dri
     """The small matrix and the scales stay with the allocator."""
     subject = job(optimizer)
     assert sum(stepped(subject, [BIG, SMALL])) == ours
-    assert paged_state_bytes(subject, [BIG, SMALL]) == drivers
+    states = (state for weight in (BIG, SMALL) for state in states_of(subject, weight))
+    assert sum(state.unit_bytes for state in states if state.paged) == drivers
 
 
 def test_adafactor_keeps_the_update_before_until_the_next_squares_are_there() -> None:
