@@ -80,6 +80,11 @@ class Checkpoints:
                 "has the text part alone in the catalog; name a folder with its config.json", name
             )
             return None
+        if entry.config_fields().get("model_type") not in _known_types():
+            self._guesses.refuse(
+                "has a class that comes with its checkpoint; name a folder that has its code", name
+            )
+            return None
         folder = Path(tempfile.mkdtemp())
         fields = {**_architectures(entry.config_fields()), **entry.config_fields()}
         (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
@@ -147,6 +152,11 @@ def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
     ).MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     found = known.get(fields.get("model_type"))
     return {} if found is None else {"architectures": [found]}
+
+
+def _known_types() -> set[str]:
+    """Kinds of models that the program's own Transformers has, and those that the program brings itself."""
+    return set(importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING.keys())
 
 
 def _without_generation_files(module: ModuleType) -> None:
