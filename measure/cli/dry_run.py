@@ -100,7 +100,10 @@ def _stand_ins(job: ToolJob, file: str) -> tuple[Assumed, ...]:
         file,
         "as long as its limit; --lengths says another length",
     )
-    if not job.n_micro_steps:
-        return (rows,)
-    instead = f"over {MICRO_STEPS} micro-steps instead of {job.n_micro_steps}, which repeat the second"
-    return rows, Assumed("gradients", instead, file, "accumulated")
+    noted = [rows]
+    if job.left_out:
+        noted.append(Assumed("text that it generates while it evaluates", "left out", file, job.left_out))
+    if job.n_micro_steps:
+        instead = f"over {MICRO_STEPS} micro-steps instead of {job.n_micro_steps}, which repeat the second"
+        noted.append(Assumed("gradients", instead, file, "accumulated"))
+    return tuple(noted)

@@ -81,6 +81,7 @@ class Stages:
         self._n_steps = n_steps
         self._stage: Stage = "load"
         self._models: dict[int, nn.Module] = {}
+        self._trained: set[int] = set()
         self._moved()
 
     def install(self) -> None:
@@ -112,11 +113,23 @@ class Stages:
         if id(module) not in self._models:
             self._models[id(module)] = module
             self._mark_weights(module)
-        if torch.is_grad_enabled() and module.training:
+        if module.training:
+            self._trained.add(id(module))
+        if torch.is_grad_enabled() and self._is_trained(module):
             self.micro_steps += 1
             self.enter("forward")
         else:
             self.enter("eval")
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Whether a call with gradients is of training.
+
+        Transformers loads models for evaluation, and not every loop changes that: one that was never set to
+        train is trained as it is.
+        """
+        if id(module) in self._trained:
+            return module.training
+        return any(each.requires_grad for each in module.parameters())
 
     def _follow_backward(self) -> None:
         run = torch.autograd.graph._engine_run_backward

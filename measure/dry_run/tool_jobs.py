@@ -82,7 +82,8 @@ class ToolJob:
     """``files`` by name below the folder that the program sees; ``n_tokens``: of each row.
 
     ``n_micro_steps``: what the file accumulates over, where the dry run does over fewer; 0 where it does as
-    the file says.  ``variables``: that the tool reads.
+    the file says.  ``variables``: that the tool reads.  ``left_out``: key of what the dry run leaves out of
+    an evaluation, because it would generate text; empty for nothing.
     """
 
     command: tuple[str, ...]
@@ -90,6 +91,7 @@ class ToolJob:
     n_tokens: int
     n_micro_steps: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,11 +341,6 @@ def _axolotl(asked: _Asked) -> ToolJob:
         raise NotModelledError(
             f"--check has no rows for what {asked.path} trains: give the whole command after --"
         )
-    if asked.n_held_out and asked.fields.get(_AXOLOTL_GENERATES):
-        raise NotModelledError(
-            f"{asked.path} generates text while it evaluates ({_AXOLOTL_GENERATES}), and --check has no "
-            "prompts for that: take the key out, or give the whole command after --"
-        )
     columns, form = _AXOLOTL_COLUMNS[kind], {"type": "completion"} if not kind else {}
     if kind == "reward model":
         form = {"type": "bradley_terry.chat_template"}
@@ -356,6 +353,7 @@ def _axolotl(asked: _Asked) -> ToolJob:
         "val_set_size": 0,
         "output_dir": "dry_run_output",
         "dataset_num_proc": 1,
+        _AXOLOTL_GENERATES: False,
     }
     changed |= {
         "dataset_prepared_path": "dry_run_prepared",
@@ -368,7 +366,9 @@ def _axolotl(asked: _Asked) -> ToolJob:
     if asked.n_held_out:
         changed |= {"test_datasets": described(_HELD_OUT), "eval_steps": 1}
         files[f"{FOLDER}/{_HELD_OUT}.jsonl"] = asked.rows(asked.n_held_out, columns, *cut)
-    return _job(("axolotl", "train"), asked, changed, files)
+    job = _job(("axolotl", "train"), asked, changed, files)
+    generates = asked.n_held_out and asked.fields.get(_AXOLOTL_GENERATES)
+    return replace(job, left_out=_AXOLOTL_GENERATES) if generates else job
 
 
 def _job(

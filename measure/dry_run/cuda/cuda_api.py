@@ -77,6 +77,7 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses:
     torch.version.cuda = CUDA_VERSION
     _beside(facts)
     _resizing(native)
+    _copying_storages()
     _recording(native)
 
 
@@ -201,6 +202,19 @@ def _resizing(native: Native) -> None:
         return storage
 
     torch.UntypedStorage.resize_ = on_card  # type: ignore[method-assign,assignment]
+
+
+def _copying_storages() -> None:
+    """``UntypedStorage.clone``, by which tensors are copied deeply: a CPU build makes none on the card."""
+    clone: Any = torch.UntypedStorage.clone
+
+    def on_card(storage: Any) -> Any:
+        if storage.device.type != "cuda":
+            return clone(storage)
+        content = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return content.set_(storage, 0, (storage.nbytes(),), (1,)).clone().untyped_storage()
+
+    torch.UntypedStorage.clone = on_card  # type: ignore[method-assign]
 
 
 def _recording(native: Native) -> None:

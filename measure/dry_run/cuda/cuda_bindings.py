@@ -139,6 +139,9 @@ def _settings(native: Native, facts: CardFacts, guesses: Guesses) -> dict[str, C
     def set_fraction(fraction: float, *_: Any) -> None:
         guesses.assume("the share of the card that the program allows itself", "not applied", f"{fraction:g}")
 
+    def keep_workspaces(*_: Any) -> None:
+        guesses.assume("workspaces of cuBLAS that the program gives back", "kept", "torch.cuda")
+
     idle = (
         "_cuda_set_sync_debug_mode",
         "_cuda_set_cudnn_benchmark_limit",
@@ -162,6 +165,7 @@ def _settings(native: Native, facts: CardFacts, guesses: Guesses) -> dict[str, C
         **dict.fromkeys(idle, nothing),
         **dict.fromkeys(off, always(False)),
         "_cuda_emptyCache": native.empty_cache,
+        "_cuda_clearCublasWorkspaces": keep_workspaces,
         "_cuda_getAllocatorBackend": always("native"),
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": always(1.0),

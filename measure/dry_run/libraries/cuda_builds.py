@@ -4,6 +4,7 @@ their Python code runs.
 
 from __future__ import annotations
 
+import io
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,8 @@ _NAMES, _SCHEMA = (
     ("torchvision::nms", "torchvision::qnms"),
     "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
+
+_MODES = {"GRAY": "L", "GRAY_ALPHA": "LA", "RGB": "RGB", "RGB_ALPHA": "RGBA"}
 
 
 def install(imports: OnImport, guesses: Guesses) -> None:
@@ -43,5 +46,26 @@ def install(imports: OnImport, guesses: Guesses) -> None:
 
         module._load_lib = load_or_note  # type: ignore[attr-defined]  # noqa: SLF001
 
+    def decode_by_pillow(module: ModuleType) -> None:
+        try:
+            module._assert_has_image_ops()  # noqa: SLF001 - what its own functions ask
+        except RuntimeError:
+            module.decode_image = _decoded  # type: ignore[attr-defined]
+
     imports.add("torchvision.extension", name_operators)
+    imports.add("torchvision.io.image", decode_by_pillow)
     imports.add("torchaudio._extension.utils", find_no_library)
+
+
+def _decoded(input: Any, mode: Any = "UNCHANGED", *_: Any, **__: Any) -> torch.Tensor:  # noqa: A002 - torchvision's own name
+    """An image file, or its bytes, as whole numbers of (channels, height, width);
+    torchvision 0.28 io/image.py.
+    """
+    import numpy as np
+    from PIL import Image
+
+    source = io.BytesIO(input.numpy().tobytes()) if isinstance(input, torch.Tensor) else input
+    wanted = _MODES.get(getattr(mode, "name", str(mode)), "RGB")
+    with Image.open(source) as image:
+        pixels = torch.from_numpy(np.array(image.convert(wanted)))
+    return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()

@@ -28,7 +28,7 @@ def install(imports: OnImport, guesses: Guesses) -> None:
     """
     if find_spec("flash_attn") is not None:
         return
-    if transformers_4.is_installed():
+    if transformers_4.imports_flash_attention():
         transformers_4.install_flash_attention(imports, partial(_assume, guesses))
     else:
         imports.add("kernels", _from_hub(guesses))
@@ -63,7 +63,9 @@ def _as_package(guesses: Guesses) -> Change:
             if implementation != _NAME:
                 return others(implementation, *args, **kwargs)
             _assume(guesses, "transformers")
-            return flash_attn_func, Varlen(), None, module._pad_input, module._unpad_input
+            # Transformers 5 asks for a kernel with a cache, too, which training does not use.
+            cached = (None,) if hasattr(module, "_flash_with_kvcache_fn") else ()
+            return flash_attn_func, Varlen(), *cached, module._pad_input, module._unpad_input
 
         module._lazy_imports = functions  # type: ignore[attr-defined]
 
@@ -72,6 +74,10 @@ def _as_package(guesses: Guesses) -> Change:
 
 def _allow(module: ModuleType) -> None:
     base: Any = module.PreTrainedModel
+    if not hasattr(base, "_flash_attn_import_error"):
+        # Transformers 4.54 to 4.57 ask this function, where FlashAttention 2 was asked for by name.
+        vars(module)["is_flash_attn_2_available"] = lambda: True
+        return
     check = base._flash_attn_import_error
 
     def checked(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:

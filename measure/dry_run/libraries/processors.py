@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,12 +24,15 @@ from measure.dry_run.libraries.words import tokenizer_of_words
 @dataclass(frozen=True, slots=True)
 class _Family:
     """Classes of Transformers, and the tokens of images:
-    by name the attribute of the configuration that has the number.
+    by name the attribute of the configuration that has the number.  ``image``: those of one in a dialogue.
+    ``named``: those that the processor asks of its tokenizer, by the attribute.
     """
 
     processor: str
     image_processor: str
     tokens: Mapping[str, str]
+    image: str = "<|vision_start|><|image_pad|><|vision_end|>"
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
 _QWEN_TOKENS = {
@@ -37,6 +40,14 @@ _QWEN_TOKENS = {
     "<|video_pad|>": "video_token_id",
     "<|vision_start|>": "vision_start_token_id",
     "<|vision_end|>": "vision_end_token_id",
+}
+_GEMMA_TOKENS = {
+    "<start_of_image>": "boi_token_index",
+    "<end_of_image>": "eoi_token_index",
+    "<image_soft_token>": "image_token_index",
+}
+_GEMMA_NAMES = {
+    f"{name}_token": token for name, token in zip(("boi", "eoi", "image"), _GEMMA_TOKENS, strict=True)
 }
 # transformers 5.23 models/auto/processing_auto.py, image_processing_auto.py,
 # and what each processor asks its tokenizer.
@@ -47,7 +58,10 @@ _FAMILIES = {
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
         _Family("Qwen3VLProcessor", "Qwen2VLImageProcessor", _QWEN_TOKENS),
     ),
-    "llava": _Family("LlavaProcessor", "LlavaImageProcessor", {"<image>": "image_token_id"}),
+    "llava": _Family("LlavaProcessor", "LlavaImageProcessor", {"<image>": "image_token_id"}, "<image>"),
+    "gemma3": _Family(
+        "Gemma3Processor", "Gemma3ImageProcessor", _GEMMA_TOKENS, "<start_of_image>", _GEMMA_NAMES
+    ),
 }
 
 
@@ -103,7 +117,10 @@ def _processors(guesses: Guesses) -> Change:
 def _folder(config: Any, family: _Family) -> str:
     """A temporary folder with the files that Transformers makes a processor of."""
     folder = Path(tempfile.mkdtemp())
-    tokenizer_of_words("right", _numbers(config, family)).save_pretrained(folder)
+    tokenizer = tokenizer_of_words("right", _numbers(config, family), image=family.image)
+    for name, token in family.named.items():
+        tokenizer.init_kwargs[name] = token
+    tokenizer.save_pretrained(folder)
     files = {
         "config.json": {"model_type": config.model_type},
         "preprocessor_config.json": {"image_processor_type": family.image_processor, **_sizes(config)},
@@ -121,11 +138,15 @@ def _sizes(config: Any) -> dict[str, Any]:
     if hasattr(vision, "spatial_merge_size"):
         return {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size,
                 "temporal_patch_size": vision.temporal_patch_size}  # fmt: skip
-    side = vision.image_size
-    return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    square = {"height": vision.image_size, "width": vision.image_size}
+    if config.model_type == "gemma3":
+        return {"size": square}
+    return {"size": {"shortest_edge": vision.image_size}, "crop_size": square}
 
 
 def _options(config: Any) -> dict[str, Any]:
+    if config.model_type == "gemma3":
+        return {"image_seq_length": config.mm_tokens_per_image}
     if config.model_type != "llava":
         return {}
     # The tower's first token is no patch.

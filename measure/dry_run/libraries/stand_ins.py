@@ -13,8 +13,12 @@ from measure.dry_run.libraries.words import N_WORDS, tokenizer_of_words
 from planner.catalog.models import ModelEntry, entry_named_in, model_entry
 from planner.errors import UnknownNameError
 
+# What a tokenizer without files ends with; the third where Transformers 4.57 hands no path to an old class.
+_NO_FILES = OSError, ValueError, TypeError
 # One of bytes has so many.
 _FEWEST_WORDS = 256
+# Nobody knows into which parts a data set that is not there is divided: each of these has all rows.
+_SPLITS = ("train", "validation", "test")
 _FILES_OF_MODEL = ("config.json", "model.safetensors")
 
 
@@ -46,7 +50,7 @@ def _tokenizers(guesses: Guesses, name_of_class: str, *, allowed: bool) -> Chang
         def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 found = load(cls, name, *args, **kwargs)
-            except (OSError, ValueError):
+            except _NO_FILES:
                 if not allowed:
                     raise
             else:
@@ -104,9 +108,17 @@ def _data_sets(guesses: Guesses, rows: str) -> Change:
                 return load(path, *args, **kwargs)
             except (OSError, ValueError):
                 guesses.assume("data set", f"the rows of {rows}", str(path))
-                found = load("json", data_files=rows)
-                return found["train"] if kwargs.get("split") else found
+                asked = {"split": _split(kwargs.get("split")), "streaming": kwargs.get("streaming", False)}
+                return load("json", data_files=dict.fromkeys(_SPLITS, rows), **asked)
 
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
 
     return change
+
+
+def _split(asked: Any) -> str | None:
+    """A part of the rows as ``load_dataset`` names it (``train[:5%]``); one of another name is all rows."""
+    if asked is None:
+        return None
+    name, bracket, rest = str(asked).partition("[")
+    return f"{name if name in _SPLITS else _SPLITS[0]}{bracket}{rest}"

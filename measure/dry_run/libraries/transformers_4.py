@@ -1,7 +1,8 @@
-"""Loading in Transformers before 4.49, which finds and reads the files of a checkpoint in other places.
+"""Transformers 4: up to 4.49 it finds and reads the files of a checkpoint in other places, and up to 4.53
+FlashAttention 2 is imported as a package.
 
-Source: transformers 4.46.3 modeling_utils.py (``from_pretrained``, ``_load_pretrained_model``),
-modeling_flash_attention_utils.py.
+Source: transformers 4.46.3, 4.49.0, 4.53.3 modeling_utils.py (``from_pretrained``,
+``_load_pretrained_model``), modeling_flash_attention_utils.py.
 """
 
 # ruff: noqa: SLF001 - what Transformers calls private here has no public name
@@ -25,13 +26,13 @@ from measure.trace.cuda.flash_kernel import Varlen, flash_attn_func
 # No file of safetensors: those would be opened for their metadata.
 _WEIGHTS = "weights-without-content.bin"
 _ENDINGS = (".safetensors", ".bin", ".index.json")
-_CHANGED = (4, 49)
+_CHANGED = (4, 54)
 
 Content = Callable[[Any, str], dict[str, torch.Tensor]]
 
 
-def is_installed() -> bool:
-    """Whether the program will find one of these versions."""
+def imports_flash_attention() -> bool:
+    """Whether the program will find a version that imports the package flash-attn where it is defined."""
     try:
         major, minor = version("transformers").split(".")[:2]
     except PackageNotFoundError:
@@ -108,14 +109,25 @@ def _allow(assume: Callable[[str], None], module: ModuleType) -> None:
 @contextmanager
 def _package() -> Iterator[None]:
     """The package, for the one module that takes its functions."""
-    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
-    vars(package).update(flash_attn_func=flash_attn_func, flash_attn_varlen_func=Varlen())
-    vars(padding).update(index_first_axis=_index_first_axis, pad_input=_pad_input, unpad_input=None)
-    sys.modules.update({"flash_attn": package, "flash_attn.bert_padding": padding})
+    contents: dict[str, dict[str, Any]] = {
+        "flash_attn": {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": Varlen()},
+        "flash_attn.bert_padding": {
+            "index_first_axis": _index_first_axis,
+            "pad_input": _pad_input,
+            "unpad_input": None,
+        },
+        # Since 4.51; one model of sound and text calls it.
+        "flash_attn.layers": {},
+        "flash_attn.layers.rotary": {"apply_rotary_emb": None},
+    }
+    for name, content in contents.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(content)
     try:
         yield
     finally:
-        del sys.modules["flash_attn"], sys.modules["flash_attn.bert_padding"]
+        for name in contents:
+            del sys.modules[name]
 
 
 def _index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

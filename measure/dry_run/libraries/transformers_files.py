@@ -7,6 +7,7 @@ and tensors without content.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from planner.catalog.models import entry_named_in, model_entry
 from planner.errors import UnknownNameError
 
 _WEIGHTS = "weights-without-content.safetensors"
+# Transformers 4 would open one of safetensors for its metadata.
+_WEIGHTS_4 = "weights-without-content.bin"
 
 
 class Checkpoints:
@@ -77,6 +80,11 @@ class Checkpoints:
                 "has the text part alone in the catalog; name a folder with its config.json", name
             )
             return None
+        if entry.config_fields().get("model_type") not in _known_types():
+            self._guesses.refuse(
+                "has a class that comes with its checkpoint; name a folder that has its code", name
+            )
+            return None
         folder = Path(tempfile.mkdtemp())
         fields = {**_architectures(entry.config_fields()), **entry.config_fields()}
         (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
@@ -99,19 +107,21 @@ class Checkpoints:
         return _content_free(model, dtype)
 
     def _load_models(self, module: ModuleType) -> None:
-        if transformers_4.is_installed():
+        if not hasattr(module, "_get_resolved_checkpoint_files"):
             transformers_4.load_models(module, self._dtype_of, self._content)
             return
+        base: Any = module.PreTrainedModel
+        load: Any = inspect.getattr_static(base, "_load_pretrained_model")
+        # A function of the class until Transformers 5.
+        before, weights = (1, _WEIGHTS_4) if isinstance(load, classmethod) else (0, _WEIGHTS)
+        read = module.load_state_dict
 
         def no_files(pretrained_model_name_or_path: Any, *_: Any, **__: Any) -> tuple[list[str], None]:
-            return [str(PurePath(str(pretrained_model_name_or_path), _WEIGHTS))], None
-
-        base: Any = module.PreTrainedModel
-        load, read = base._load_pretrained_model, module.load_state_dict
+            return [str(PurePath(str(pretrained_model_name_or_path), weights))], None
 
         def one_tensor(checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
             # Asked for the dtype of the whole.
-            if not str(checkpoint_file).endswith(_WEIGHTS):
+            if not str(checkpoint_file).endswith(weights):
                 return read(checkpoint_file, *args, **kwargs)
             return {
                 "weight": torch.empty(
@@ -119,17 +129,15 @@ class Checkpoints:
                 )
             }
 
-        def without_files(
-            model: Any, state_dict: Any, checkpoint_files: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            if state_dict is None and checkpoint_files and checkpoint_files[0].endswith(_WEIGHTS):
-                name = str(PurePath(checkpoint_files[0]).parent)
-                state_dict, checkpoint_files = self._content(model, name), None
-            return load(model, state_dict, checkpoint_files, *args, **kwargs)
+        def without_files(*args: Any, **kwargs: Any) -> Any:
+            model, tensors, files = args[before : before + 3]
+            if tensors is None and files and files[0].endswith(weights):
+                tensors, files = self._content(model, str(PurePath(files[0]).parent)), None
+            return load.__func__(*args[:before], model, tensors, files, *args[before + 3 :], **kwargs)
 
         module.load_state_dict = one_tensor  # type: ignore[attr-defined]
         module._get_resolved_checkpoint_files = no_files  # type: ignore[attr-defined]
-        base._load_pretrained_model = staticmethod(without_files)
+        base._load_pretrained_model = type(load)(without_files)
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtypes.get(name, torch.float32)
@@ -144,6 +152,11 @@ def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
     ).MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     found = known.get(fields.get("model_type"))
     return {} if found is None else {"architectures": [found]}
+
+
+def _known_types() -> set[str]:
+    """Kinds of models that the program's own Transformers has, and those that the program brings itself."""
+    return set(importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING.keys())
 
 
 def _without_generation_files(module: ModuleType) -> None:

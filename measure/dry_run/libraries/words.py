@@ -10,14 +10,24 @@ N_WORDS = 1000
 # For tokens that the program adds: those of the real tokenizer are among its rows already.
 _ROOM = 64
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-_TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s>{% endfor %}"
+# What is said is a text, or a list of texts and images.
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }} "
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }} {% elif part['type'] == 'image' %}IMAGE{% endif %}"
+    "{% endfor %}{% endif %} </s>{% endfor %}"
+)
 
 
-def tokenizer_of_words(padding_side: str, numbers: Mapping[str, int] | None = None, n_tokens: int = 0) -> Any:
+def tokenizer_of_words(
+    padding_side: str, numbers: Mapping[str, int] | None = None, n_tokens: int = 0, image: str = ""
+) -> Any:
     """Made of the classes that the program itself has loaded; known words are w0, w1, ...
 
     ``numbers``: of tokens with a meaning of their own.  ``n_tokens``: rows of the model's embedding; the
-    tokenizer has almost as many, because some programs cut the embedding to its size.
+    tokenizer has almost as many, because some programs cut the embedding to its size.  ``image``: what the
+    template writes for one.
     """
     transformers, tokenizers = sys.modules["transformers"], sys.modules["tokenizers"]
     words = [*_SPECIAL.values(), *(f"w{number}" for number in range(N_WORDS))]
@@ -35,5 +45,5 @@ def tokenizer_of_words(padding_side: str, numbers: Mapping[str, int] | None = No
     made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, padding_side=padding_side, **_SPECIAL
     )
-    made.chat_template = _TEMPLATE
+    made.chat_template = _TEMPLATE.replace("IMAGE", image)
     return made

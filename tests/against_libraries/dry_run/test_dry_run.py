@@ -231,6 +231,34 @@ def test_the_trainer_asks_for_what_the_traced_step_asks_for(folder: Path) -> Non
     assert requests(_one_step(read_jsonl("dry.jsonl"))) == requests(_one_step(read_jsonl("trace.jsonl")))
 
 
+PLAIN = """
+import copy, torch
+model = torch.nn.Linear(1024, 1024).eval()
+assert (2.0 * model.weight).shape == model.weight.shape
+model.cuda()
+assert copy.deepcopy(torch.arange(4, device="cuda")).tolist() == [0, 1, 2, 3]
+torch._C._cuda_clearCublasWorkspaces()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_loops_of_other_libraries_do(folder: Path) -> None:
+    """Large tensors of the host times a number, deep copies on the card with their values, cuBLAS' workspace
+    given back, and steps of a model that was never set to train.
+    """
+    (folder / "train.py").write_text(PLAIN, encoding="utf-8")
+    code, out, err = run("trace", "--gpu", "a100-80-sxm", "--json", "--", "python", "train.py")
+    assert code == 0, err
+    document = json.loads(out)
+    assert "backward_2" in {each["phase"] for each in document["phases"]}
+    assert "workspaces of cuBLAS that the program gives back" in {
+        each["name"] for each in document["assumptions"]
+    }
+
+
 FSDP = {
     "fsdp_version": 2,
     "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",

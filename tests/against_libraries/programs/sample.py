@@ -37,15 +37,15 @@ PLANNED = ("plan_allocated_bytes", "plan_reserved_bytes", "says")
 VERSIONS = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed")
 N_FILES, LIMIT_S = 20, 600
 # How the tools say that a file is not for them: the parsers of pydantic, HfArgumentParser and argparse, an
-# optimizer that LLaMA-Factory's own code no longer knows, a class that Transformers dropped, and TRL of a
-# template that is given twice.
+# optimizer that is left empty or that LLaMA-Factory's own code no longer knows, and TRL of a template that is
+# given twice.
 REFUSED = (
     "ValidationError:",
     "Some keys are not used",
     "Some specified arguments are not used",
     "ended with exit code 2",
     "Unknown optim: OptimizerNames",
-    "Transformers does not recognize this architecture",
+    "None is not a valid OptimizerNames",
     "Chat template is already added",
 )
 

@@ -2,6 +2,12 @@
 
 Run it by the interpreters of ``make env-trl``, ``env-llamafactory`` and ``env-axolotl``, each of which runs
 what is for its tool: ``.venv-trl/bin/python -m tests.against_libraries.programs.table``.
+
+With a folder behind it that holds other projects' repositories, it runs their examples: accelerate at
+16cb6eb, peft at 5d602fd, trl at f2cd577, and those of Transformers 4.57.0.dev0 (macorisd/transformers-qwen3
+at 4a42c1b).  Beside ``make env-trl`` they need evaluate, fire, lightning, scikit-learn, torchvision 0.28.0.
+Two of them are for Transformers 4: an environment with 4.57.6 and PEFT 0.17.1, with accelerate 0.34.2 for
+``run_clm_no_trainer.py`` and 1.10.1 for the other.
 """
 
 from __future__ import annotations
@@ -40,6 +46,8 @@ LIBRARIES = (
     "llamafactory",
     "axolotl",
     "liger_kernel",
+    "accelerate",
+    "lightning",
 )
 # A plain loop, and the same job in words of the trace.
 STEP = ("--model", "Qwen/Qwen2.5-0.5B", "--seq", "512")
@@ -62,6 +70,7 @@ FILES = {
     "llama_factory_images.yaml": "llamafactory",
     "axolotl.yaml": "axolotl",
 }
+# Of our own programs.
 WITH_ROWS = ("trl_task.py", "no_trainer.py", "trl")
 # A command of TRL itself, alone and as the first of four processes, by its own files for Accelerate.
 TRL_SFT = (
@@ -79,6 +88,30 @@ TRL_SFT = (
     "512",
 )
 FOUR = ("--num_processes", "4")
+CLM = ("--model_name_or_path", STEP[1], "--dataset_name", "wikitext", "--dataset_config_name",
+    "wikitext-2-raw-v1", "--per_device_train_batch_size", "2", "--per_device_eval_batch_size", "2",
+    "--block_size", "512", "--output_dir", "out")  # fmt: skip
+OF_TRANSFORMERS = "transformers/examples/pytorch/language-modeling"
+SEES = ("--dataset_name", "trl-lib/llava-instruct-mix", "--output_dir", "out",
+    "--per_device_train_batch_size", "2", "--dtype", "bfloat16", "--use_peft",
+    "--lora_target_modules", "q_proj", "k_proj", "v_proj", "o_proj")  # fmt: skip
+# Examples of other projects as they are, by their paths in a folder of repositories, and the columns of
+# their rows.
+EXAMPLES: dict[tuple[str, ...], tuple[str, ...]] = {
+    (f"{OF_TRANSFORMERS}/run_clm.py", *CLM, "--do_train", "--do_eval", "--bf16"): ("text",),
+    (f"{OF_TRANSFORMERS}/run_clm_no_trainer.py", *CLM): ("text",),
+    ("accelerate/examples/by_feature/gradient_accumulation_for_autoregressive_models.py",
+     "--mixed_precision", "bf16", "--gradient_accumulation_steps", "2"): ("text",),
+    ("peft/examples/dora_finetuning/dora_finetuning.py", "--base_model", STEP[1], "--batch_size", "2",
+     "--use_dora"): ("text",),
+    ("peft/examples/sft/train.py", "--model_name_or_path", STEP[1], "--output_dir", "out",
+     "--use_peft_lora", "True", "--use_4bit_quantization", "True", "--use_nested_quant", "True",
+     "--bnb_4bit_compute_dtype", "bfloat16", "--bf16", "True", "--per_device_train_batch_size", "2",
+     "--max_length", "512"): ("text",),
+    **{("trl/examples/scripts/sft_vlm.py", "--model_name_or_path", name, *SEES): ("messages", "images")
+       for name in ("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-3-4b-it")},
+}  # fmt: skip
+OF_TRANSFORMERS_4 = ("run_clm_no_trainer.py", "dora_finetuning.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
     ("step.py", *STEP, "--checkpointing=not"): ("--method=full", "--precision=bf16", AGAIN),
@@ -94,6 +127,7 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("trainer.py", STEP[1]): (),
     ("trainer.py", STEP[1], "liger"): (),
     ("no_trainer.py", STEP[1]): (),
+    ("lightning_loop.py", STEP[1]): (),
     **{("adapter.py", name): () for name in ("lora", "dora", "oft", "vera")},
     **{("trl_task.py", task): () for task in ("sft", "dpo", "kto", "orpo", "reward", "grpo")},
     **{("--check", name): () for name in FILES},
@@ -103,10 +137,11 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
      *FOUR): (),
     **{(*TRL_SFT, "--accelerate_config", name, *FOUR): ()
        for name in ("multi_gpu", "fsdp2", "zero2", "zero3")},
+    **dict.fromkeys(EXAMPLES, ()),
 }  # fmt: skip
 
 
-def main() -> None:
+def main(repositories: Path | None) -> None:
     """Run what has no row yet, and write after each."""
     rows = (
         {row["program"]: row for row in csv.DictReader(PATH.open(encoding="utf-8"))} if PATH.exists() else {}
@@ -115,11 +150,13 @@ def main() -> None:
         name = " ".join(program)
         if (
             name in rows
-            or find_spec(FILES.get(program[-1], "trl")) is None
+            or find_spec(FILES.get(program[-1], "peft")) is None
             or (program[0] != "--check" and _is_other_tool())
+            or (program in EXAMPLES and repositories is None)
+            or version("transformers").startswith("4.") is not program[0].endswith(OF_TRANSFORMERS_4)
         ):
             continue
-        rows[name] = _row(name, program, traced)
+        rows[name] = _row(name, program, traced, repositories or HERE)
         with PATH.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
@@ -131,14 +168,12 @@ def _is_other_tool() -> bool:
     return any(find_spec(tool) is not None for tool in FILES.values())
 
 
-def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...]) -> dict[str, object]:
+def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...], scripts: Path) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        columns = ("text",) if program[0] == "trl" else tuple(_sample(0))
-        samples = ({column: _sample(number)[column] for column in columns} for number in range(32))
-        rows.write_text("".join(json.dumps(each) + "\n" for each in samples), encoding="utf-8")
+        _write_rows(program, rows)
         begun = time.monotonic()
-        done = _trace(folder, *_words(program, rows))
+        done = _trace(folder, *_words(program, rows, scripts))
         seconds = round(time.monotonic() - begun)
         beside = _trace(folder, *TRACED, *traced) if traced else None
     row: dict[str, object] = {"program": name, "versions": _versions(), "seconds": seconds}
@@ -155,12 +190,23 @@ def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...]) -> dict[s
     return row
 
 
-def _words(program: tuple[str, ...], rows: Path) -> tuple[str, ...]:
+def _write_rows(program: tuple[str, ...], path: Path) -> None:
+    """Few rows; an example of Accelerate chooses 500 of them.  A picture lies beside them."""
+    columns = ("text",) if program[0] == "trl" else EXAMPLES.get(program, _COLUMNS)
+    picture = path.with_name("picture.pbm")
+    picture.write_text(f"P1\n{_SIDE} {_SIDE}\n" + ("0" * _SIDE + "\n") * _SIDE, encoding="utf-8")
+    count = 512 if program in EXAMPLES else 32
+    samples = ({column: _sample(number, picture)[column] for column in columns} for number in range(count))
+    path.write_text("".join(json.dumps(each) + "\n" for each in samples), encoding="utf-8")
+
+
+def _words(program: tuple[str, ...], rows: Path, scripts: Path) -> tuple[str, ...]:
     """What comes behind ``measure trace`` and the card."""
     if program[0] == "--check":
         return "--check", str(HERE / program[1])
-    data = ("--data", str(rows)) if program[0] in WITH_ROWS else ()
-    own = program if program[0] == "trl" else ("python", str(HERE / program[0]), *program[1:])
+    data = ("--data", str(rows)) if program[0] in WITH_ROWS or program in EXAMPLES else ()
+    folder = scripts if program in EXAMPLES else HERE
+    own = program if program[0] == "trl" else ("python", str(folder / program[0]), *program[1:])
     return *data, "--", *own
 
 
@@ -170,12 +216,18 @@ def _trace(folder: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def _sample(number: int) -> dict[str, object]:
+_COLUMNS = ("text", "prompt", "completion", "chosen", "rejected", "label")
+# Pixels of the side of a picture.
+_SIDE = 448
+
+
+def _sample(number: int, picture: Path) -> dict[str, object]:
     words = [f"w{(number * 7 + each) % 1000}" for each in range(512)]
-    half = " ".join(words[256:])
-    return {"text": " ".join(words), "prompt": " ".join(words[:256]), "completion": half, "chosen": half,
-        "rejected": half,
-            "label": number % 2 == 0}  # fmt: skip
+    half, quarter = " ".join(words[256:]), " ".join(words[:128])
+    said = [{"role": role, "content": quarter} for role in ("user", "assistant")]
+    return {"text": " ".join(words), "prompt": " ".join(words[:256]), "label": number % 2 == 0,
+        **dict.fromkeys(("completion", "chosen", "rejected"), half),
+        "messages": said, "images": [str(picture)]}  # fmt: skip
 
 
 def _versions() -> str:
@@ -189,4 +241,4 @@ def _versions() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None)

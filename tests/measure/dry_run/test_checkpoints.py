@@ -63,6 +63,33 @@ def test_old_transformers_load_what_the_model_has(*, low_memory: bool) -> None:
     assert list(module.load_state_dict(file)) == ["weight"]
 
 
+@pytest.mark.parametrize(("kind", "ending"), [(classmethod, ".bin"), (staticmethod, ".safetensors")])
+def test_newer_transformers_load_what_the_model_has(
+    kind: Any, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of the class from 4.50 to 4.57, where a file of safetensors would be opened;
+    of nothing since 5.
+    """
+    loaded: list[Any] = []
+    content = {"a": torch.empty(2)}
+
+    def load(*args: Any) -> None:
+        loaded.append(args[-3:])
+
+    module: Any = ModuleType("modeling_utils")
+    module.PreTrainedModel = type("PreTrainedModel", (), {"_load_pretrained_model": kind(load)})
+    module.load_state_dict, module._get_resolved_checkpoint_files = str, None
+    checkpoints = Checkpoints(Guesses())
+    monkeypatch.setattr(checkpoints, "_content", lambda *_: content)
+    checkpoints._load_models(module)
+    files, shards = module._get_resolved_checkpoint_files(pretrained_model_name_or_path="m")
+    assert (files[0].endswith(ending), shards) == (True, None)
+    assert module.load_state_dict(files[0])["weight"].dtype == torch.float32
+    module.PreTrainedModel._load_pretrained_model("model", None, files)
+    module.PreTrainedModel._load_pretrained_model("model", {"b": 1}, None)
+    assert loaded == [("model", content, None), ("model", {"b": 1}, None)]
+
+
 def test_the_tokenizer_that_stands_in_has_almost_as_many_words_as_the_embedding() -> None:
     """A program that cuts the embedding to its size takes little off; one that adds some adds none."""
     import_or_skip("tokenizers")

@@ -128,15 +128,21 @@ def test_a_file_with_images_gets_one_a_row(tmp_path: Path) -> None:
         tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}processor_type: AutoProcessor\ndatasets: []\n"))
 
 
+def test_an_evaluation_that_generates_text_is_left_out_and_said(tmp_path: Path) -> None:
+    """What it would generate needs prompts; where nothing is evaluated, nothing is left out."""
+    evaluates = "datasets: []\nval_set_size: 0.1\ndo_causal_lm_eval: true\n"
+    job = tool_job(written(tmp_path, "a.yaml", f"{AXOLOTL}{evaluates}eval_steps: 9\n"))
+    assert job.left_out == "do_causal_lm_eval"
+    assert yaml.safe_load(job.files[f"{FOLDER}/train.yaml"])["do_causal_lm_eval"] is False
+    assert tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}{evaluates}")).left_out == ""
+
+
 def test_what_generates_text_is_refused(tmp_path: Path) -> None:
     """PPO and GRPO have no fixed rows, and tools that are not started by themselves are named."""
     with pytest.raises(NotModelledError, match="generates text"):
         tool_job(written(tmp_path, "a.yaml", f"{LLAMA_FACTORY}stage: ppo\n"))
     with pytest.raises(NotModelledError, match="has no rows"):
         tool_job(written(tmp_path, "b.yaml", f"{AXOLOTL}rl: grpo\ndatasets: []\n"))
-    evaluates = "datasets: []\nval_set_size: 0.1\neval_steps: 9\ndo_causal_lm_eval: true\n"
-    with pytest.raises(NotModelledError, match="do_causal_lm_eval"):
-        tool_job(written(tmp_path, "d.yaml", f"{AXOLOTL}{evaluates}"))
     with pytest.raises(NotModelledError, match="torchtune"):
         tool_job(
             written(

@@ -69,7 +69,9 @@ Tensor on_host(const Tensor& tensor) {
   return alias;
 }
 
+// A number of Python stays one on the host: shape functions in Python take it from there (torch/csrc/jit/python/pybind_utils.cpp).
 Tensor on_meta(const Tensor& tensor) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.device().is_cpu()) return tensor;
   auto alias = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
   Tensor made(alias);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
