@@ -12,16 +12,9 @@ from planner.configs.launchers.launch import with_commented_launch_file, with_la
 from planner.configs.launchers.sharding import Beside, remark_on_twice
 from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools import (
-    axolotl,
-    hf_trainer,
-    llama_factory,
-    llama_factory_v1,
-    open_instruct,
-    torchtitan,
-    torchtune,
-    trl,
-)
+from planner.configs.tools import hf_trainer, open_instruct, torchtitan, torchtune, trl
+from planner.configs.tools.axolotl import axolotl
+from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
 from planner.configs.tools.other_tools import refuse_other_tools
 from planner.errors import InputFileError, NotModelledError, UnknownNameError
 

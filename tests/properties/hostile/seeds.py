@@ -19,7 +19,9 @@ from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
 from planner.configs.launchers import accelerate, zero
 from planner.configs.shared import harmless, trainer
-from planner.configs.tools import axolotl, hf_trainer, llama_factory, llama_factory_optimizers, trl
+from planner.configs.tools import hf_trainer, trl
+from planner.configs.tools.axolotl import axolotl
+from planner.configs.tools.llama_factory import llama_factory, llama_factory_optimizers
 from planner.records import COLUMNS, RECORD_SCHEMA_ID
 from planner.units import MIB
 

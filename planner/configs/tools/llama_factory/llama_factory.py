@@ -17,11 +17,19 @@ from planner.configs.shared.liger import say_liger
 from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_task, read_likelihood
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
-from planner.configs.tools.llama_factory_checkpointing import drop_trainers_switch, read_manner, read_switch
-from planner.configs.tools.llama_factory_optimizers import read_own_optimizer
-from planner.configs.tools.llama_factory_outdated import read_fp8, refuse_depths
-from planner.configs.tools.llama_factory_v1 import MARKS as V1
-from planner.configs.tools.llama_factory_vision import READ_TEMPLATES, VISION_TEMPLATES, read_vision
+from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
+    drop_trainers_switch,
+    read_manner,
+    read_switch,
+)
+from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
+from planner.configs.tools.llama_factory.llama_factory_outdated import read_fp8, refuse_depths
+from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
+from planner.configs.tools.llama_factory.llama_factory_vision import (
+    READ_TEMPLATES,
+    VISION_TEMPLATES,
+    read_vision,
+)
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory 0.9.5"

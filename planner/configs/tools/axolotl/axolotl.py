@@ -22,8 +22,8 @@ from planner.configs.shared.trainer import (
     remark_on_tf32,
     say_optimizer,
 )
-from planner.configs.tools.axolotl_parallel import read_parallel
-from planner.configs.tools.axolotl_parts import (
+from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
+from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
     read_attention_keys,
     read_attention_of_2023,
@@ -38,7 +38,7 @@ from planner.configs.tools.axolotl_parts import (
     remark_on_short_convolutions,
     stores_in_fp32,
 )
-from planner.configs.tools.axolotl_vision import language_model_targets, read_images
+from planner.configs.tools.axolotl.axolotl_vision import language_model_targets, read_images
 from planner.errors import UsageError, show
 
 TOOL = "Axolotl 0.19.0"

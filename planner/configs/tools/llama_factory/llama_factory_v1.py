@@ -16,7 +16,7 @@ from planner.configs.reading import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trained import read_freeze
 from planner.configs.shared.trainer import ATTENTIONS, ends_by_steps
-from planner.configs.tools.llama_factory_v1_task import read_quantization, read_task
+from planner.configs.tools.llama_factory.llama_factory_v1_task import read_quantization, read_task
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"
