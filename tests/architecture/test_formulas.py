@@ -99,7 +99,7 @@ MAY_NAME_STACKS = {
     "measure/dry_run/tool_jobs.py",  # which tool a file is for
     "planner/configs/read.py",
     "planner/configs/launchers/commands.py",
-    *(f"planner/configs/tools/{path.name}" for path in (ROOT / "planner/configs/tools").glob("*.py")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "planner/configs/tools").rglob("*.py")),
 }
 
 

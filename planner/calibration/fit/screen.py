@@ -36,6 +36,9 @@ RULES: Mapping[str, str] = {
     "link_unknown": (
         "the column use says that nobody knows the link between its GPUs; only its time is left out"
     ),
+    "power_unknown": (
+        "the column use says that nobody knows the power limit of its cards; only its time is left out"
+    ),
     "length_at_peak_unknown": (
         "the column use says that nobody knows its longest batch; only its memory is left out"
     ),

@@ -20,7 +20,7 @@ from planner.calibration.score.rows import (
     throughput_column,
 )
 from planner.domain.recipes.recipe import Number
-from planner.domain.run_record import NOT_ITS_MEMORY, RunRecord
+from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Knob, Offset, applies, level_key
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -117,7 +117,7 @@ def _memory_target(record: RunRecord, scenario: Scenario) -> Target | None:
 
 def _time_target(record: RunRecord, scenario: Scenario) -> Target | None:
     column = throughput_column(record) if record.outcome == "ok" else None
-    if column is None or record.use in ("loop_time", "link_unknown"):
+    if column is None or record.use in NOT_ITS_TIME:
         return None
     measured = float(getattr(record, column))
     target = Target(record, scenario, "throughput", 1 / measured if column.endswith("_per_s") else measured)

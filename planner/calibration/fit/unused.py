@@ -10,7 +10,7 @@ from planner.calibration.fit.problem import MIN_READINGS_PER_LEVEL, Problem
 from planner.calibration.fit.screen import RULES, LeftOut, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
 from planner.calibration.score.rows import throughput_column
-from planner.domain.run_record import NOT_ITS_MEMORY, RunRecord
+from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Knob
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -23,8 +23,7 @@ _DOUBTFUL = frozenset(
         "duplicate",
         "repeat",
         "impossible_rate",
-        "loop_time",
-        "link_unknown",
+        *NOT_ITS_TIME,
         *NOT_ITS_MEMORY,
     }
 )
@@ -48,7 +47,7 @@ def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOu
         column = throughput_column(record) if record.outcome == "ok" else None
         if column is None:
             continue
-        if record.use in ("loop_time", "link_unknown"):
+        if record.use is not None and record.use in NOT_ITS_TIME:
             found.append(LeftOut(record.id, record.use, f"{column}: {RULES[record.use]}"))
             continue
         printed = float(getattr(record, column))

@@ -10,7 +10,7 @@ from planner.calibration.score.percentile import at_percentile
 from planner.calibration.score.plausible import above_card, scenario_of
 from planner.domain.prediction import HostPrediction, MemoryPrediction, Prediction, TimePrediction
 from planner.domain.recipes.recipe import Number
-from planner.domain.run_record import HostMemoryScope, MemoryKind, RunRecord
+from planner.domain.run_record import TIME_NOT_SCORED, HostMemoryScope, MemoryKind, RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASES, Phase
 from planner.domain.uncertainty.calibration import Calibration
@@ -179,8 +179,9 @@ def compare_throughput(record: RunRecord, time: TimePrediction | None) -> tuple[
     column = throughput_column(record)
     if column is None:
         return None, ""
-    if record.use == "link_unknown":
-        return None, f"{column}: the link between its GPUs is not known"
+    if record.use is not None and record.use in TIME_NOT_SCORED:
+        what = "link between" if record.use == "link_unknown" else "power limit of"
+        return None, f"{column}: the {what} its GPUs is not known"
     if record.padding == "longest" and record.tokens_per_sample is None:
         return None, f"{column}: the mean length of the samples is not said"
     if time is None:

@@ -36,6 +36,7 @@ TIMES: dict[str, RunRecord] = {
     "impossible_rate": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) / 50),
     "loop_time": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 2, use="loop_time"),
     "link_unknown": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 3, use="link_unknown"),
+    "power_unknown": replace(GOOD, id="x", step_time_s=(GOOD.step_time_s or 0) * 4, use="power_unknown"),
     "not_timed": replace(GOOD, id="x", step_time_s=None, run_time_s=3600.0),
 }
 PEAKS: dict[str, RunRecord] = {
@@ -102,6 +103,7 @@ def test_only_what_is_wrong_is_doubtful() -> None:
         "impossible_rate",
         "loop_time",
         "link_unknown",
+        "power_unknown",
         "length_at_peak_unknown",
         "data_on_card",
     }
