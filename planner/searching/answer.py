@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,7 +97,7 @@ def answer_of(pool: Pool, choice: Choice, settle: Settle = confirmed) -> FoundRe
     n_fit = sum(group.n_fit for group in groups)
     return FoundRecipes(
         groups=groups,
-        verdict=_verdict(pool),
+        verdict=_verdict(groups, pool.confidence),
         n_fit=n_fit,
         n_tried=pool.n_tried,
         n_refused=len(refused),
@@ -181,10 +181,10 @@ def _distance(tried: Tried, confidence: float) -> tuple[int, bool, float, float]
     return _STATES.index(state), lacks_both, miss, math.inf if seconds is None else seconds
 
 
-def _verdict(pool: Pool) -> Verdict:
-    """The best that was seen."""
-    every = (tried for group in pool.by_training.values() for tried in group)
-    return min((state_of(tried.prediction, pool.confidence) for tried in every), key=_STATES.index)
+def _verdict(groups: Sequence[RecipeGroup], confidence: float) -> Verdict:
+    """The best of what is shown, all of which is replayed: a quick reading may call a miss a fit."""
+    shown = (tried for group in groups for tried in group.rows or (group.nearest,) if tried is not None)
+    return min((state_of(tried.prediction, confidence) for tried in shown), key=_STATES.index)
 
 
 def _values_tried(every: Iterable[Tried]) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -62,6 +62,7 @@ def answer_to(capsys: Captured, flags: str, code: int | None = None) -> dict[str
     assert code is None or got == code, out
     document: dict[str, Any] = json.loads(out)
     assert document["exit_code"] == got
+    assert document["verdict"] != "fits" or document["n_fit"]
     return document
 
 
