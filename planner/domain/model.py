@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from planner.domain.attention_shape import AttentionSpec
 from planner.domain.mixers import MixerSpec
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec
@@ -36,7 +37,6 @@ NormKind = Literal["rms", "layer"]
 NormScaling = Literal[
     "cast", "cast_first", "wide", "one_plus", "centred", "operators", "narrowed", "widened", "in_fp32"
 ]
-SdpaInput = Literal["grouped", "expanded", "broadcast"]
 RouterKind = Literal[
     "softmax",
     "softmax_fp32",
@@ -50,13 +50,7 @@ RouterKind = Literal[
     "every",
     "beside",
 ]
-FusedParts = Literal["split", "split_heads", "slices", "selected", "indexed", "unbound"]
-RotaryForm = Literal["halves", "pairs", "repeated_pairs", "crossed", "complex"]
-RotaryJoin = Literal["inline", "function", "forward"]
-RotaryResult = Literal["wider", "input", "fp32", "floated"]
 BranchSum = Literal["branches", "in_place", "stream"]
-EagerScores = Literal["fp32_softmax", "fp32_biased", "fp32", "compute"]
-Pieces = Literal["none", "window", "image"]
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal[
     "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
@@ -151,105 +145,6 @@ class NormSpec:
     def param_count(self) -> int:
         """Parameters over all copies."""
         return self.width * self.copies * (int(self.weight) + int(self.bias))
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """Shape of one attention layer.  ``head_dim`` is that of query and key,
-    ``value_head_dim`` of value and output.
-
-    ``window_tokens`` is the sliding window (``None``: full attention).
-
-    How the modelling code goes about it: ``joined_rotary`` when rotary code concatenates a turned and an
-    untouched part, which lays query and key out head by head.  ``sdpa_input``: keys and values reach torch's
-    kernel ``grouped``, ``expanded`` to all heads, or to be ``broadcast`` by it, which only its unfused form
-    does.  ``eager_scores``: dtype of attention that is written out: a softmax in fp32, scores that an fp32
-    bias widens, scores in ``fp32`` too, or all in ``compute``.  ``dropout``: whether probabilities are
-    dropped in training, which eager attention keeps a mask of.  ``returned_scores``: a layer that always
-    returns its probabilities, as the softmax made them or cast for the product, so that they live until the
-    next layer has run.  ``makes_mask``: the code has the causal mask made under SDPA too, where others leave
-    it to the kernel.  ``fused_parts``: how query, key and value are taken from a fused product: ``split`` at
-    once, over all features or of each head; as ``slices``; each head's parts ``selected`` by a number, or
-    ``indexed`` by a list of one, which copies them.  ``unbound``: they are a dimension of three that was
-    moved to the front.  ``rotary_width``: features of each head that rotary positions turn (0: all).
-    ``rotary_join``: where a turned and an untouched part are joined: in one expression (``inline``), in a
-    ``function`` behind both turns, or in the ``forward`` that calls attention, whose variables keep the parts
-    until it returns.  ``rotary_form``: what the second product of ``x * cos + turned(x) * sin`` reads:
-    swapped ``halves`` or ``pairs``; ``repeated_pairs``: of tables that each layer repeats for both of a pair;
-    ``crossed``: products of halves, then joined; ``complex``: one product of complex numbers.
-    ``rotary_result``: its dtype, that of the ``wider`` of input and tables, the ``input``'s by a cast (of
-    fp32 tables), or that after a computation in ``fp32``, or one whose products alone are (``floated``: input
-    and swapped input are cast, tables are fp32).  ``head_norms_last``: query and key norms run after all
-    three projections, not each behind its own.  ``heads_last``: the code sees the three products as heads
-    when all are there.  ``scales_query``: the code itself multiplies the query by a number.
-    ``head_norms_turned``: query and key norms run behind the rotary turn of both.  ``clips_products``: query,
-    key and value are clamped in place.  ``scales_turned_query``: the turned query is multiplied by a number
-    for each position.  ``scales_query_in_fp32``: a query without positions is multiplied by fp32 numbers of
-    its position, and cast back.  ``output_gate``: the query's product is twice as wide, and the sigmoid of
-    its second half weighs what attention returns.  ``pieces``: the code cuts the patches of all images into
-    pieces that attend to themselves, a ``window`` of ``window_tokens`` patches or an ``image`` each.
-    ``position_bias``: an fp32 number for each head and pair of positions is made once a pass.
-    ``key_is_value``: the value is the key's product, before the key's norm.  ``borrows_keys``: keys and
-    values are those of a layer before.
-    """
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    value_head_dim: int
-    position: Literal["rope", "alibi", "learned", "none"] = "rope"
-    window_tokens: int | None = None
-    softcap: bool = False
-    sinks: bool = False
-    fused_qkv: bool = False
-    joined_rotary: bool = False
-    sdpa_input: SdpaInput = "grouped"
-    eager_scores: EagerScores = "fp32_softmax"
-    dropout: bool = False
-    returned_scores: Literal["none", "softmax", "cast"] = "none"
-    makes_mask: bool = False
-    fused_parts: FusedParts = "split"
-    rotary_width: int = 0
-    rotary_join: RotaryJoin = "function"
-    rotary_form: RotaryForm = "halves"
-    rotary_result: RotaryResult = "wider"
-    head_norms_last: bool = False
-    heads_last: bool = False
-    scales_query: bool = False
-    head_norms_turned: bool = False
-    clips_products: bool = False
-    scales_turned_query: bool = False
-    scales_query_in_fp32: bool = False
-    output_gate: bool = False
-    pieces: Pieces = "none"
-    scales_key: bool = False
-    position_bias: bool = False
-    key_is_value: bool = False
-    borrows_keys: bool = False
-
-    @property
-    def q_width(self) -> int:
-        """Query features per token."""
-        return self.n_heads * self.head_dim
-
-    @property
-    def k_width(self) -> int:
-        """Key features per token."""
-        return self.n_kv_heads * self.head_dim
-
-    @property
-    def v_width(self) -> int:
-        """Value features per token."""
-        return self.n_kv_heads * self.value_head_dim
-
-    @property
-    def out_width(self) -> int:
-        """Features per token that attention hands to its output projection."""
-        return self.n_heads * self.value_head_dim
-
-
-NO_ATTENTION = AttentionSpec(0, 0, 0, 0, position="none")
-"""The attention of a layer that has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.domain.attention_shape import AttentionSpec
 from planner.domain.hardware import Hardware
-from planner.domain.model import AttentionSpec, BlockSpec, ModelSpec
+from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from planner.catalog.architectures.fields import ConfigFields
+from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import (
-    AttentionSpec,
     BlockGroup,
     BlockSpec,
     EmbeddingSpec,

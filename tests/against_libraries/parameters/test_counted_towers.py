@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -85,8 +86,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _built(fields: dict[str, Any]) -> Any:
-    config = transformers.AutoConfig.for_model(**fields)
+@cache
+def _built(kind: str) -> Any:
+    config = transformers.AutoConfig.for_model(**CONFIGS[kind])
     with torch.device("meta"):
         module = transformers.AutoModelForImageTextToText.from_config(config)
     module.tie_weights()
@@ -98,7 +100,7 @@ def test_parameters_are_those_of_the_modules(kind: str) -> None:
     """All of them; and those of tower and projector, but of Llama 3.2,
     whose layers that see are counted with its tower.
     """
-    spec, module = model_from_config(CONFIGS[kind], kind), _built(CONFIGS[kind])
+    spec, module = model_from_config(CONFIGS[kind], kind), _built(kind)
     distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
     assert spec.param_count == sum(distinct.values())
     assert spec.vision is not None
@@ -114,7 +116,7 @@ def test_parameters_are_those_of_the_modules(kind: str) -> None:
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_matrices_are_those_that_peft_finds(kind: str) -> None:
     """Names and shapes of every linear layer of the whole model, by the last part of their names."""
-    spec, module = model_from_config(CONFIGS[kind], kind), _built(CONFIGS[kind])
+    spec, module = model_from_config(CONFIGS[kind], kind), _built(kind)
     linears = [*(linear for linear, _ in spec.linears()), *spec.extra_linears]
     ours = {(each.name, each.in_features, each.out_features) for each in linears if each.kind == "linear"}
     theirs = {

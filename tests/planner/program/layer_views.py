@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, NormSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, NormSpec
 from planner.program.view import LayerView
 from tests.planner.program.matrix_runs import view_of
 

@@ -19,15 +19,8 @@ from planner.catalog.architectures.parts import (
     with_scaling,
 )
 from planner.catalog.architectures.windows import alternating_types, layer_windows
-from planner.domain.model import (
-    AttentionSpec,
-    BlockSpec,
-    EmbeddingSpec,
-    LinearSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-)
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 _PERIOD = 6

@@ -13,7 +13,8 @@ from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import gated_mlp, rms, separate_qkv, with_scaling
 from planner.catalog.architectures.vision.square_vision import siglip_tower
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
-from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 
 _GEMMA3_TEXT_VOCAB = 262_208

@@ -19,7 +19,8 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     token_embedding,
 )
-from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 
 
 def read_glm(fields: ConfigFields) -> ModelSpec:

@@ -29,7 +29,8 @@ from planner.catalog.architectures.windows import (
     qwen_windows,
     window_field,
 )
-from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def attention_of(

@@ -20,7 +20,8 @@ from planner.catalog.architectures.parts import (
     token_embedding,
     with_scaling,
 )
-from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def _grouped_heads(

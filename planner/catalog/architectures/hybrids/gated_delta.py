@@ -29,8 +29,9 @@ from planner.catalog.architectures.parts import (
     with_scaling,
 )
 from planner.catalog.architectures.vision.qwen_vision import qwen3_tower
+from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
 from planner.domain.mixers import GatedDeltaSpec
-from planner.domain.model import NO_ATTENTION, AttentionSpec, BlockSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 _LINEAR, _FULL = "linear_attention", "full_attention"

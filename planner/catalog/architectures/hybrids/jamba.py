@@ -19,16 +19,9 @@ from planner.catalog.architectures.parts import (
     router,
     separate_qkv,
 )
+from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
 from planner.domain.mixers import Mamba1Spec
-from planner.domain.model import (
-    NO_ATTENTION,
-    AttentionSpec,
-    BlockSpec,
-    LinearSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-)
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 
 def _mixer(fields: ConfigFields) -> Mamba1Spec:

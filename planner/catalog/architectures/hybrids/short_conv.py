@@ -13,8 +13,9 @@ from planner.catalog.architectures.dense.llama_family import attention_of, decod
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, rms, router, separate_qkv
+from planner.domain.attention_shape import NO_ATTENTION
 from planner.domain.mixers import ShortConvSpec
-from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 
 _CONV, _FULL = "conv", "full_attention"

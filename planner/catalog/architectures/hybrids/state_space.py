@@ -24,16 +24,9 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     with_scaling,
 )
+from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
 from planner.domain.mixers import Mamba2Spec
-from planner.domain.model import (
-    NO_ATTENTION,
-    AttentionSpec,
-    BlockSpec,
-    LinearSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-)
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 _FULL, _MIXED = "full_attention", "linear_attention"

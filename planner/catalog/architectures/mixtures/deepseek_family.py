@@ -16,16 +16,8 @@ from planner.catalog.architectures.dense.llama_family import decoder
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, gated_mlp, reached_by_peft, rms, router
-from planner.domain.model import (
-    AttentionSpec,
-    BlockSpec,
-    LinearSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-    RotaryForm,
-    RouterKind,
-)
+from planner.domain.attention_shape import AttentionSpec, RotaryForm
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec, RouterKind
 from planner.errors import NotModelledError
 
 

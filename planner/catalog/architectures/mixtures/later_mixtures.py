@@ -26,7 +26,8 @@ from planner.catalog.architectures.parts import (
     router,
     separate_qkv,
 )
-from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
 
 def _dense(

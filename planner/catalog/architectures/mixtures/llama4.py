@@ -13,7 +13,8 @@ from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import FULL
-from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 _CHUNKED = "chunked_attention"

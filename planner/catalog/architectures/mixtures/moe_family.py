@@ -27,7 +27,8 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
 )
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
-from planner.domain.model import AttentionSpec, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 
 SPLIT_NAMES = (("gate_proj", "up_proj"), "down_proj")
 """Names of the separate matrices that these architectures had before Transformers 5: gate and up, down."""

@@ -12,7 +12,8 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
 from planner.catalog.architectures.parts import fused_qkv, layer_norm, lm_head, plain_mlp, token_embedding
-from planner.domain.model import AttentionSpec, BlockSpec, MlpSpec, ModelSpec, NormSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 
 # BloomMLP and MptMLP multiply by four in code; no field changes it.

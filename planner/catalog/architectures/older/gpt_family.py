@@ -20,7 +20,8 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     token_embedding,
 )
-from planner.domain.model import AttentionSpec, BlockSpec, EmbeddingSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 
 # OPTLearnedPositionalEmbedding keeps two rows more than there are positions (modeling_opt.py).

@@ -21,7 +21,8 @@ from planner.catalog.architectures.parts import (
     rms,
     token_embedding,
 )
-from planner.domain.model import AttentionSpec, BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec, SdpaInput
+from planner.domain.attention_shape import AttentionSpec, SdpaInput
+from planner.domain.model import BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 
 _BAICHUAN_1_VOCAB, _BAICHUAN_2_VOCAB = 64000, 125696

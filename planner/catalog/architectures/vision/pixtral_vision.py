@@ -13,7 +13,8 @@ from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import gated_mlp, rms
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import language_model
-from planner.domain.model import AttentionSpec, BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 

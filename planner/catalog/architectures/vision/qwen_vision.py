@@ -20,15 +20,8 @@ from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import read_qwen3_moe
 from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms
 from planner.catalog.architectures.windows import qwen_windows
-from planner.domain.model import (
-    AttentionSpec,
-    BlockGroup,
-    BlockSpec,
-    LinearSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-)
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.domain.vision import ImageRule, TowerSpec
 
 NO_ATTENTION = AttentionSpec(1, 1, 1, 1, position="none")

@@ -12,15 +12,8 @@ from dataclasses import replace
 from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
-from planner.domain.model import (
-    AttentionSpec,
-    BlockGroup,
-    BlockSpec,
-    LinearSpec,
-    MlpSpec,
-    ModelSpec,
-    NormSpec,
-)
+from planner.domain.attention_shape import AttentionSpec
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from planner.domain.attention_shape import NO_ATTENTION
 from planner.domain.mixers import Mamba1Spec, Mamba2Spec
-from planner.domain.model import NO_ATTENTION, BlockSpec, LinearSpec, MlpSpec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2
 from planner.program.view import LayerView

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.domain.model import AttentionSpec
+from planner.domain.attention_shape import AttentionSpec
 from planner.domain.recipes.parallel import ALONE
 from planner.program.ops.kernels import fused_attention, kernel_of
 from planner.program.ops.operators import Operators

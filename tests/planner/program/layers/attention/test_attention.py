@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from planner.domain.model import AttentionSpec
+from planner.domain.attention_shape import AttentionSpec
 from planner.program.head.heads import by_heads, split
 from planner.program.layers.rotary import rotated
 from planner.program.ops.operators import Operators

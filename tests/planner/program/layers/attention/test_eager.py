@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from planner.domain.model import AttentionSpec
+from planner.domain.attention_shape import AttentionSpec
 from planner.program.layers.attention.eager import eager
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
