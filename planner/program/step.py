@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from planner.anatomy.trained import is_checkpointed, makes_input_require_gradient
 from planner.anatomy.trained import parts_of as trained_of
 from planner.domain.stack import ENTERS
+from planner.errors import NotModelledError
 from planner.intake.trained import TrainedParts
 from planner.program.checkpoint import Checkpointing, checkpointed, checkpointed_reentrant
 from planner.program.engines import runtime_of
@@ -57,7 +58,15 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
 
     The first micro-step meets neither gradients nor optimizer states.  With accumulation a third one follows,
     which finds gradients.  ``runtime_type`` writes it, where that is not the job's own.
+
+    Raises:
+        NotModelledError: nothing is trained, which a forced job may ask for.
     """
+    if not job.trained:
+        raise NotModelledError(
+            "Nothing of this job is trained, so it has no step: lora_targets or train_layers name no part"
+            " of the model"
+        )
     stream = Stream()
     runtime = (runtime_type or runtime_of(job))(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1

@@ -15,6 +15,7 @@ import planner
 from planner.api.keywords import JobFlags, SearchFlags, SearchKeywords
 from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS
 from planner.cli.main import main
+from planner.errors import NotModelledError
 from planner.intake.given.flags import request_fields
 
 EXAMPLES = Path(__file__).parents[1] / "configs" / "examples"
@@ -250,3 +251,13 @@ def test_a_search_solves_and_reads_a_file(said: Said) -> None:
     assert found.to_dict() == document
     assert found.solved == "batch"
     assert planner.estimate(**found.rows[0].flags).needs_bytes == found.rows[0].needs_bytes
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero2", "fsdp"])
+def test_a_forced_job_that_trains_nothing_has_no_answer(sharding: str) -> None:
+    """A name that no matrix has is refused; forced, there is no step to count, however GPUs share it."""
+    with pytest.raises(NotModelledError, match="Nothing of this job is trained"):
+        planner.estimate(
+            model="qwen2.5-0.5b", method="lora", gpu="4090:2", seq=512, lora_targets="V_PROJ",
+            sharding=sharding, force=True,
+        )  # fmt: skip
