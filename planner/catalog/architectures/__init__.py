@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.domain.model import ModelSpec
 
 Reader = Callable[[ConfigFields], ModelSpec]
