@@ -24,7 +24,7 @@ help:
 	@echo "make differential   the step program against the trace: every cell of the matrix that is not stored yet (AGAIN=--again: all)"
 	@echo "make bench   speed, as ratios"
 	@echo "make calibrate   fit the calibration that ships to the published rows and our own measurements"
-	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether data/accuracy.json is stale"
+	@echo "make accuracy    refit, cross-validate, print aims beside what is reached, and say whether a stored figure or a notebook is stale"
 	@echo "make figures     every figure of data/accuracy.json as a table: aims, misses, errors by source, method and GPU"
 	@echo "make corpus      the share of public recipes in CORPUS=DIR that plan check answers, tool by tool"
 	@echo "make regenerate  what follows from the formulas: calibration, accuracy.json, golden tables, examples that are no longer true"
@@ -120,6 +120,7 @@ calibrate: env
 
 accuracy: env
 	$(BIN)/python -m tests.accuracy.accuracy --check
+	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal -m "figures and not slow"
 
 # NAMES: some of them only, such as `make figures NAMES="aims misses"`.
 figures: env

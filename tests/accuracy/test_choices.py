@@ -34,6 +34,7 @@ def test_a_choice_concerns_rows_and_changes_them(choice: Choice) -> None:
     assert all(choice.other_reading(record) != record for record in concerned)
 
 
+@pytest.mark.figures
 @pytest.mark.parametrize("n_timed", [4, pytest.param(99, marks=pytest.mark.slow)])
 def test_the_other_readings_never_make_it_better(n_timed: int) -> None:
     """The error with the worse of both readings is at least that of the settled one.

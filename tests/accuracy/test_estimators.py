@@ -10,6 +10,7 @@ from tests.accuracy.stored import stored_accuracy
 from tests.extras import import_or_skip
 
 
+@pytest.mark.figures
 def test_the_stored_comparison_is_what_the_estimators_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed's and accelerate's functions, run on the same rows, give the stored errors."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

@@ -18,6 +18,7 @@ def answers() -> tuple[Answer, ...]:
     return stored_answers()
 
 
+@pytest.mark.figures
 def test_stored_answers_are_those_of_the_code() -> None:
     """Some of them, worked out anew with the calibration that ships."""
     model = chosen_calibration(None).model

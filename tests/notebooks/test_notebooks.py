@@ -85,6 +85,7 @@ def test_paths_in_the_text_exist(path: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.figures
 def test_the_bytes_by_hand() -> None:
     """Counted by hand, by the formulas and by the trace of the real modules,
     the peak is the same within 1 %.
@@ -112,6 +113,7 @@ def test_nothing_is_shown_as_measured_that_was_not() -> None:
     assert {each for each in numbers if isinstance(each, int | float)} <= {1}
 
 
+@pytest.mark.figures
 def test_every_table_is_drawn() -> None:
     """Each table of the four documents becomes a picture of its memory, its time and its host RAM,
     as far as it has them.
@@ -129,6 +131,7 @@ def test_every_table_is_drawn() -> None:
     assert re.search(r"^memory +\d+ of \d+ measurements inside", printed(notebook), re.MULTILINE)
 
 
+@pytest.mark.figures
 def test_the_calibration_is_shown() -> None:
     """Posteriors, residuals and distributions are drawn;
     coverage is printed for each group that was held out.
@@ -139,6 +142,7 @@ def test_the_calibration_is_shown() -> None:
     assert groups == {"doc-001", "qwen-finetune", "doc-003", "doc-004"}
 
 
+@pytest.mark.figures
 def test_a_recipe_is_chosen() -> None:
     """The first try does not fit, the chosen recipe does, and the grid says up to which batch."""
     notebook = _run(NOTEBOOKS[3])
