@@ -32,16 +32,16 @@ from planner.units import HOUR_S
 
 # Names of terms, and where the formula of each is.
 _GPU_FORMULAS = {
-    "matmul": "kernels:product_seconds",
-    "attention": "kernels:attention_seconds",
-    "elementwise": "kernels:moving_seconds",
-    "weight_casts": "kernels:moving_seconds",
-    "adapters": "kernels:moving_seconds",
-    "logits_and_loss": "kernels:moving_seconds",
-    "dequantization": "kernels:expansion_seconds",
+    "matmul": "kernel_time:product_seconds",
+    "attention": "kernel_time:attention_seconds",
+    "elementwise": "kernel_time:moving_seconds",
+    "weight_casts": "kernel_time:moving_seconds",
+    "adapters": "kernel_time:moving_seconds",
+    "logits_and_loss": "kernel_time:moving_seconds",
+    "dequantization": "kernel_time:expansion_seconds",
     "passes_aside": "terms:aside_seconds",
     "vision_tower": "terms:tower_seconds",
-    "parallel_collectives": "parallel:parallel_seconds",
+    "parallel_collectives": "parallel_time:parallel_seconds",
     "sharding_copies": "communication:sharding_copy_seconds",
 }
 # Kernels over weights: as long in a short micro-step as in a long one.
@@ -124,7 +124,7 @@ def _host_terms(
     hidden_hooks = maximum(
         both_busy_seconds(gpu_s, launch - waiting + hooks - exposed, varying, job.micro.spread) - hidden, 0.0
     )
-    terms = _term("launch", launch, "step:launch_seconds", hidden)
+    terms = _term("launch", launch, "step_time:launch_seconds", hidden)
     return terms + _term("sharding_hooks", hooks, "communication:hook_seconds", hidden_hooks)
 
 
@@ -146,11 +146,11 @@ def both_busy_seconds(gpu_s: Number, host_s: Number, varying_s: Number, spread: 
 def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     """Update, collectives and offload; what is prefetched hides behind kernels, each GPU second only once."""
     recipe, overlap = job.recipe, job.coefficients.comm_overlap
-    terms = _term("optimizer_step", optimizer_seconds(job), "kernels:optimizer_seconds")
+    terms = _term("optimizer_step", optimizer_seconds(job), "kernel_time:optimizer_seconds")
     terms += _term(
         "update_collectives", update_collective_seconds(job), "communication:update_collective_seconds"
     )
-    terms += _term("generation", generation_seconds(job), "generation:generation_seconds")
+    terms += _term("generation", generation_seconds(job), "generation_time:generation_seconds")
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
