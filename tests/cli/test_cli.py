@@ -497,6 +497,9 @@ def test_models_lists_the_whole_catalog(capsys: Captured) -> None:
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert all(each["id"][:20] in out for each in document["models"])
+    assert "What a size alone stands for" in out
+    assert main(["models", "qwen2.5-7b"]) == 0
+    assert "What a size alone stands for" not in capsys.readouterr().out
 
 
 def test_gpus_lists_the_whole_catalog_and_marks_what_has_no_source(capsys: Captured) -> None:
