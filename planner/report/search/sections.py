@@ -86,9 +86,7 @@ def _head(answer: FoundRecipes, rows: list[Tried]) -> Section:
         word, tone = "FITS IF HOST RAM SUFFICES", "warn"
     sure = f"a chance to fit of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
-        sure = (
-            "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit to judge by"
-        )
+        sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit to judge by"
     if answer.verdict == "host_memory_short":
         sure += " and the host RAM that they need"
     notes = [
