@@ -479,6 +479,22 @@ def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> No
     assert "unknown calibration 'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ([*JOB, "--calibration", "qqq"], "(allowed: default, "),
+        ([*JOB, "--stack", "qqq"], "(plan stacks lists them)"),
+        ([*JOB, "--switches", "qqq=true"], "(plan stacks --json has them)"),
+        (["schema", "qqq"], "(allowed: prediction, "),
+    ],
+)
+def test_an_unknown_name_tells_where_the_known_ones_are(
+    capsys: Captured, words: list[str], way_out: str
+) -> None:
+    """Also where no known name is near it."""
+    assert way_out in refused(capsys, *words)
+
+
 def test_version_is_printed(capsys: Captured) -> None:
     """`plan --version` prints name and version."""
     assert main(["--version"]) == 0
