@@ -97,4 +97,4 @@ def format_seconds(seconds: float) -> str:
     whole = round(seconds)
     if whole < HOUR_S:
         return f"{whole // MINUTE_S} min {whole % MINUTE_S:02d} s"
-    return f"{whole // HOUR_S} h {whole % HOUR_S // MINUTE_S:02d} min"
+    return f"{whole // HOUR_S:,} h {whole % HOUR_S // MINUTE_S:02d} min"

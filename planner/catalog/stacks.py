@@ -100,7 +100,7 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
     if not (_FILE_NAME.fullmatch(name) and path.is_file()):
         found = _names().get(fold_name(name))
         if found is None:
-            raise UnknownNameError("stack", name, stack_ids())
+            raise UnknownNameError("stack", name, stack_ids(), hint="plan stacks lists them")
         path = found[1]
     entry = validate(StackEntry, read_toml(path), path)
     if path.stem != entry.id.replace("@", "-"):
@@ -121,7 +121,7 @@ def with_switches(stack: Stack, said: Mapping[str, str], origin: str) -> Stack:
     values: dict[str, Any] = {}
     for name, text in said.items():
         if name not in SWITCH_NAMES:
-            raise UnknownNameError("switch", name[:60], SWITCH_NAMES)
+            raise UnknownNameError("switch", name[:60], SWITCH_NAMES, hint="plan stacks --json has them")
         annotation = _types(Stack)[name]
         value = _from_text(text, annotation)
         low, high = _RANGES.get(name, (-math.inf, math.inf))

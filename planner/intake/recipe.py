@@ -453,7 +453,8 @@ def _resolve_batch(
         lengths=replace(lengths, drops_long=setting.stack.drops_long_samples) if lengths else None,
         images=resolve_images(ledger, setting.model),
     )
-    return replace(batch, tokens_per_sample=_resolve_mean(ledger, batch))
+    mean = _resolve_mean(ledger, batch)
+    return replace(batch, tokens_per_sample=mean, seq_len=batch.padded_within(seq))
 
 
 def _default_batch(task: Task) -> tuple[int, str, str]:

@@ -266,7 +266,8 @@ def find_calibration(name: str, shipped: Path) -> Calibration:
     own = personal_names()
     known = [*own, *_names(shipped)]
     if name not in known:
-        raise UnknownNameError("calibration", name[:60], (*dict.fromkeys(known), NO_CALIBRATION))
+        names = (*dict.fromkeys(known), NO_CALIBRATION)
+        raise UnknownNameError("calibration", name[:60], names, hint=f"allowed: {', '.join(names)}")
     return read_calibration((personal_dir() if name in own else shipped) / f"{name}.json")
 
 

@@ -178,8 +178,8 @@ class _Values:
         """Runs of lengths that are all padded or all not:
         an attention mask exists for a whole chunk or for none of it.
         """
-        length = self.arrays[1]
-        padded = self.base.recipe.batch.mean_tokens_at(length) < length
+        batch, length = self.base.recipe.batch, self.arrays[1]
+        padded = batch.mean_tokens_at(length) < batch.padded_within(length)
         edges = [0, *(np.flatnonzero(np.diff(padded)) + 1).tolist(), length.size]
         return pairwise(edges)
 
@@ -203,8 +203,9 @@ class _Values:
         return self._put(scenario, *(int(values.max()) for values in self.arrays))
 
     def _put(self, scenario: Scenario, batch: Number, length: Number, rank: Number, gpus: Number) -> Scenario:
-        tokens = self.base.recipe.batch.mean_tokens_at(length)
-        scenario = with_rank(with_sizes(scenario, batch, length, tokens), rank)
+        own = self.base.recipe.batch
+        sizes = (batch, own.padded_within(length), own.mean_tokens_at(length))
+        scenario = with_rank(with_sizes(scenario, *sizes), rank)
         hardware = replace(scenario.hardware, gpus_per_node=gpus)  # type: ignore[arg-type]  # the formulas take arrays here too
         return replace(scenario, hardware=hardware)
 

@@ -20,7 +20,16 @@ from planner.intake.supported import code_lacks, lacks_flash2
 from planner.prediction import PRIORS, predict_with
 from planner.searching.affordable import n_affordable
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
-from planner.searching.moves import KINDS, LeverKind, Move, larger_cards, more_cards, moves, other_stacks
+from planner.searching.moves import (
+    KINDS,
+    LeverKind,
+    Move,
+    larger_cards,
+    less_offload,
+    more_cards,
+    moves,
+    other_stacks,
+)
 from planner.searching.variants import refusals, request_of, warnings_about, with_flags
 from planner.units import GIB, MIB
 
@@ -193,8 +202,8 @@ class _Judge:
 def levers(
     scenario: Scenario, model: Coefficients | Calibration = PRIORS, *, alone: bool = False
 ) -> tuple[Lever, ...]:
-    """Changes that save GPU memory: free ones, then those that cost time, money or host RAM,
-    last those that change the training.
+    """Changes that save GPU memory, or host RAM where that is short: free ones, then those that cost time,
+    money or host RAM, last those that change the training.
 
     In each kind what makes the job fit comes first.  Of changes that cost time, money or host RAM that is the
     one that slows a step least, on the same cards before others.  Else the largest saver is first.  Where no
@@ -206,7 +215,11 @@ def levers(
     """
     judge = _Judge(scenario, model, quick=alone)
     judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
-    trials = _saving(judge.tries((*moves(scenario), *other_stacks(scenario))))
+    short = judge.base.verdict == "host_memory_short"
+    options = (*moves(scenario), *other_stacks(scenario), *(less_offload(scenario) if short else ()))
+    trials = [
+        trial for trial in judge.tries(options) if _is_worth(trial.lever) or (short and trial.lever.fits)
+    ]
     if judge.base.verdict not in ("fits", "no_verdict") and not alone:
         memory, first = judge.base.memory, _Judge(scenario, model, quick=True)
         first.left = min(first.left, n_affordable(scenario, quick=True))
@@ -285,8 +298,8 @@ def _moved(scenario: Scenario, move: Move) -> Scenario:
     return with_flags(scenario, of_recipe, move.hardware)
 
 
-def _saving(trials: list[_Trial]) -> list[_Trial]:
-    return [trial for trial in trials if trial.lever.saves_bytes >= _WORTH_BYTES]
+def _is_worth(lever: Lever) -> bool:
+    return lever.saves_bytes >= _WORTH_BYTES
 
 
 def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:

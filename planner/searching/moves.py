@@ -106,6 +106,13 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
     )
 
 
+def less_offload(scenario: Scenario) -> tuple[Move, ...]:
+    """Less in host RAM, for a node that has too little of it: what comes back takes memory of the card."""
+    options = {"optimizer+params": ("optimizer", "none"), "none": ()}.get(scenario.recipe.offload, ("none",))
+    words = {"optimizer": "weights on the card", "none": "nothing in host RAM"}
+    return tuple(Move("offload", "free", words[each], {"offload": each}) for each in options)
+
+
 def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
     """The next larger common cards that make ``need_bytes`` visible, one of each size, smallest first.
 

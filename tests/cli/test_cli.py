@@ -479,6 +479,22 @@ def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> No
     assert "unknown calibration 'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ([*JOB, "--calibration", "qqq"], "(allowed: default, "),
+        ([*JOB, "--stack", "qqq"], "(plan stacks lists them)"),
+        ([*JOB, "--switches", "qqq=true"], "(plan stacks --json has them)"),
+        (["schema", "qqq"], "(allowed: prediction, "),
+    ],
+)
+def test_an_unknown_name_tells_where_the_known_ones_are(
+    capsys: Captured, words: list[str], way_out: str
+) -> None:
+    """Also where no known name is near it."""
+    assert way_out in refused(capsys, *words)
+
+
 def test_version_is_printed(capsys: Captured) -> None:
     """`plan --version` prints name and version."""
     assert main(["--version"]) == 0
@@ -497,6 +513,9 @@ def test_models_lists_the_whole_catalog(capsys: Captured) -> None:
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert all(each["id"][:20] in out for each in document["models"])
+    assert "What a size alone stands for" in out
+    assert main(["models", "qwen2.5-7b"]) == 0
+    assert "What a size alone stands for" not in capsys.readouterr().out
 
 
 def test_gpus_lists_the_whole_catalog_and_marks_what_has_no_source(capsys: Captured) -> None:

@@ -235,6 +235,11 @@ def test_a_lower_confidence_accepts_what_plan_calls_uncertain(capsys: Captured) 
         ("--model 8b --gpu 4090 --method full --seq 1000000", 3, "times the card's"),
         ("--model deepseek-v3 --method lora --gpu-memory 8GB --seq 2048", 3, "NOTHING FITS"),
         ("--model 8b --gpu b100 --seq 2048", 6, "--gpu-memory"),
+        (
+            "--model 1b --gpu mi300x --seq 64 --method lora --batch 1 --loss hf --offload none",
+            6,
+            "This is no CUDA device. The recipe that holds least needs",
+        ),
         ("--model 7b --method full --gpu 4090 --seq 512 --host-memory 32GiB", 5, "GiB of host RAM on a node"),
     ],
 )

@@ -56,10 +56,8 @@ def list_models(name: str | None, output_format: str) -> Outcome:
         "models": [_document(entry, spec) for entry, spec in models],
         "sizes": [dict(zip(("size", "model", "reason"), each, strict=True)) for each in sizes],
     }
-    sections = (
-        table("Models", _columns(of_all=name is None), rows, _NOTE),
-        table("What a size alone stands for", _SIZE_COLUMNS, sizes),
-    )
+    sections = [table("Models", _columns(of_all=name is None), rows, _NOTE)]
+    sections += [table("What a size alone stands for", _SIZE_COLUMNS, sizes)] if sizes else []
     return listing("models", document, sections, output_format)
 
 

@@ -42,4 +42,4 @@ def print_schema(document: str) -> Outcome:
         from planner.report.validation.document import validation_json_schema
 
         return Outcome(json_text(validation_json_schema()))
-    raise UnknownNameError("document", document[:60], DOCUMENTS)
+    raise UnknownNameError("document", document[:60], DOCUMENTS, hint=f"allowed: {', '.join(DOCUMENTS)}")

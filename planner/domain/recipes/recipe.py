@@ -167,6 +167,13 @@ class Numerics:
         return self.precision.endswith("-mixed")
 
 
+def _smaller(first: Number, second: Number) -> Number:
+    """The smaller of both, elementwise."""
+    is_above: Any = first > second
+    smaller: Number = first + (second - first) * is_above
+    return smaller
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Sizes of one optimizer step.
@@ -204,9 +211,15 @@ class Batch:
             return self.lengths.mean_tokens(seq_len)
         if self.tokens_per_sample >= self.seq_len:
             return seq_len
-        is_above: Any = seq_len > self.tokens_per_sample
-        cut: Number = seq_len + (self.tokens_per_sample - seq_len) * is_above
-        return cut
+        return _smaller(seq_len, self.tokens_per_sample)
+
+    def padded_within(self, seq_len: Number) -> Number:
+        """Tokens of the longest sequence where none may be longer than ``seq_len``:
+        a batch that is padded to its longest sample is never longer than the longest of the data set.
+        """
+        if self.lengths is None or self.padding != "longest":
+            return seq_len
+        return _smaller(seq_len, int(self.lengths.tokens[-1]))
 
     @property
     def is_padded(self) -> bool:

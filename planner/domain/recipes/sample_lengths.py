@@ -40,11 +40,14 @@ class SampleLengths:
     @classmethod
     def of(cls, lengths: Iterable[int]) -> SampleLengths:
         """The table of these lengths in tokens, each at least 1;
-        those within 1 % of each other share a row.
+        those within 1 % of each other share a row.  The longest, which decides the peak, has its own.
         """
-        rows: dict[int, list[int]] = {}
-        for length, count in Counter(lengths).items():
-            row = rows.setdefault(int(math.log(length) / math.log(_ROW_WIDTH)), [0, 0])
+        counted = Counter(lengths)
+        longest = max(counted, default=0)
+        rows: dict[float, list[int]] = {}
+        for length, count in counted.items():
+            number = math.inf if length == longest else int(math.log(length) / math.log(_ROW_WIDTH))
+            row = rows.setdefault(number, [0, 0])
             row[0] += length * count
             row[1] += count
         ordered = [rows[number] for number in sorted(rows)]

@@ -19,6 +19,13 @@ from planner.intake.supported import (
 from planner.units import format_gib
 
 _FLASH2_MAX_HEAD_DIM = 256
+# GPUs that switches of NVLink join: those of DGX-2, and of GB200 and GB300 NVL72.
+_MOST_OF_A_NODE, _MOST_OF_A_RACK = 16, 72
+
+
+def _above_a_node(case: Case) -> bool:
+    most = _MOST_OF_A_RACK if case.gpu.id in ("gb200", "gb300") else _MOST_OF_A_NODE
+    return bool(case.hardware.gpus_per_node > most)
 
 
 def _needs_an_engine(case: Case) -> bool:
@@ -99,6 +106,13 @@ SYSTEM_RULES = (
         "warn",
         "ZeRO and FSDP on one process divide nothing; they only change dtypes, buffers and offload",
         lambda case: case.hardware.world_size == 1 and (case.recipe.uses_deepspeed or case.recipe.uses_fsdp),
+    ),
+    Rule(
+        "many-gpus-in-a-node",
+        "warn",
+        "More GPUs than one node has: say --nodes, else no network is counted between them",
+        _above_a_node,
+        lambda case: f"{case.hardware.gpus_per_node:,}",
     ),
     Rule(
         "many-gpus-without-ddp",

@@ -399,7 +399,7 @@ def run_notes(subject: Subject) -> Iterator[Note]:
 
 
 def _usd(amount: float) -> str:
-    return f", {amount:,.2f} USD"
+    return ", <0.01 USD" if 0 < amount < 0.01 else f", {amount:,.2f} USD"
 
 
 def _row(term: TimeTerm, step_s: float) -> Row:

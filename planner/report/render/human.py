@@ -185,12 +185,17 @@ def _listed(grid: Grid, shown: Sequence[int], width: int) -> Text:
 def _drawn(grid: Grid, shown: Sequence[int]) -> Table:
     titled = any(column.title for column in grid.columns)
     table = Table(box=None, show_header=titled, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in (grid.columns[index] for index in shown):
+    for index in shown:
+        column = grid.columns[index]
+        whole = column.whole or column.align == "right"
+        # Else rich takes the longest word for the least width of a column that it does not wrap.
+        longest = max(map(len, (column.title, *(printable(row.cells[index]) for row in grid.rows))))
         table.add_column(
             column.title,
             justify=column.align,
-            no_wrap=column.whole or column.align == "right",
+            no_wrap=whole,
             overflow="fold",
+            min_width=longest if whole else None,
         )
     for row in grid.rows:
         cells = _cells(row)

@@ -86,9 +86,7 @@ def _head(answer: FoundRecipes, rows: list[Tried]) -> Section:
         word, tone = "FITS IF HOST RAM SUFFICES", "warn"
     sure = f"a chance to fit of at least {100 * answer.confidence:g} %"
     if all(tried.prediction.fits_probability is None for tried in rows):
-        sure = (
-            "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit that is known"
-        )
+        sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit to judge by"
     if answer.verdict == "host_memory_short":
         sure += " and the host RAM that they need"
     notes = [
@@ -245,12 +243,11 @@ def _miss(nearest: Tried, confidence: float) -> str:
         nearest.prediction.fits_probability,
     )
     need, limit = nearest.need_bytes, memory.limit_bytes
-    if limit is None:
-        return (
-            "The card's limit is not known: say --gpu-memory. The recipe that holds least needs "
-            f"{gib(need)} GiB."
-        )
     state = state_of(nearest.prediction, confidence)
+    if limit is None or state == "no_verdict":
+        cuda = nearest.scenario.hardware.gpu.is_cuda
+        why = "The card's limit is not known: say --gpu-memory." if cuda else "This is no CUDA device."
+        return f"{why} The recipe that holds least needs {gib(need)} GiB{'' if cuda else ' on a CUDA card'}."
     if state == "host_memory_short":
         node, has = float(host.required_per_node_bytes), float(host.available_bytes or 0)
         return (

@@ -63,7 +63,8 @@ def recipe_text(scenario: Scenario) -> str:
     """What of a recipe a search varies, in a few words."""
     recipe, defaults = scenario.recipe, scenario.stack.defaults_over(scenario.recipe.numerics.quantization)
     parts: list[str] = [recipe.sharding.name] if recipe.sharding.communicates else []
-    parts += [] if recipe.offload == "none" else [f"offload {recipe.offload}"]
+    # Lines may end between words alone.
+    parts += [] if recipe.offload == "none" else [f"offload {recipe.offload.replace('+', ' + ')}"]
     parts.append("checkpointing" if recipe.gradient_checkpointing else "no checkpointing")
     parts += [] if recipe.loss == "hf" else [f"{recipe.loss} loss"]
     parts += [] if recipe.attention == defaults.attention else [recipe.attention]

@@ -46,6 +46,15 @@ def test_the_mean_follows_the_sequence_length(data: str) -> None:
     assert shorter.recipe.batch.tokens_per_sample == pytest.approx((6 * 100 + 4 * 512) / 10)
 
 
+def test_no_batch_is_longer_than_the_longest_sample(data: str) -> None:
+    """Batches that are padded to their longest sample end at 3,000 tokens, whatever the cap allows."""
+    lengths = [
+        resolve(from_flags(job(data, padding=padding, seq=seq))).recipe.batch.seq_len
+        for padding, seq in [("longest", "8k"), ("longest", "2k"), ("max_length", "8k"), ("packed", "8k")]
+    ]
+    assert lengths == [3000, 2048, 8192, 8192]
+
+
 def test_a_packed_run_has_as_many_sequences_as_its_tokens_fill(data: str) -> None:
     """3,724 tokens are four sequences of 1,024."""
     scenario = resolve(from_flags(job(data, padding="packed")))

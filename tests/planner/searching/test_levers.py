@@ -204,6 +204,18 @@ def test_what_moves_to_the_host_says_how_much() -> None:
     assert offered["--seq 1024"].host_bytes == 0
 
 
+def test_what_is_in_host_ram_comes_back_where_that_is_short() -> None:
+    """A node of 8 GiB cannot hold what ZeRO-3 offloads of a 1B model, and the card has room for all of it.
+    Changes that leave too much there are not called a way out.
+    """
+    base: Flags = {"model": "1b", "method": "full", "gpu": "a100-40-sxm", "seq": "256", "sharding": "zero3"}
+    offloaded = scenario({**base, "offload": "optimizer+params", "host_memory": "8GiB"})
+    offered = by_flags(levers(offloaded))
+    assert offered["--offload none"].fits
+    assert estimate(with_flags(offloaded, {"offload": "none"})).verdict == "fits"
+    assert "--offload optimizer" not in offered
+
+
 def test_costs_are_compared_where_a_price_was_said() -> None:
     """On the same card a sample costs as many times more as it takes longer and as there are more cards;
     else it is unknown.

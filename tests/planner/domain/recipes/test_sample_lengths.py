@@ -40,3 +40,10 @@ def test_a_grid_answers_as_single_jobs_do() -> None:
         for column, each in enumerate(draws[0]):
             assert grid.tokens[row, column] == pytest.approx(table.longest(float(cap), float(each)).tokens)
     assert table.mean_tokens(caps)[:, 0] == pytest.approx([5, 20, 212])
+
+
+def test_the_longest_sample_has_a_row_of_its_own() -> None:
+    """Samples within 1 % share a row and its mean, but the peak is that of the longest."""
+    table = SampleLengths.of([10_000, 10_010, 10_020])
+    assert table.tokens == (10_005, 10_020)
+    assert table.counts == (2, 1)

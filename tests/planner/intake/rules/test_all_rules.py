@@ -278,6 +278,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"samples": 8, "batch": 2, "grad_accum": 4},
     ),
     "sharding-on-one-process": ({"sharding": "zero2"}, {"sharding": "zero2", "gpus": 2}),
+    "many-gpus-in-a-node": ({"gpu": "h100-sxm", "gpus": 64}, {"gpu": "gb200", "gpus": 64}),
     "many-gpus-without-ddp": ({"gpus": 2, "sharding": "none"}, {"gpus": 2}),
     "hsdp-on-one-node": ({"gpus": 2, "sharding": "hsdp"}, {"gpus": 2, "sharding": "hsdp", "nodes": 2}),
     "nf4-sharded-without-storage": (

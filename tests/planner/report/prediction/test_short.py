@@ -138,6 +138,8 @@ def test_run_time_and_cost_are_asked_for_or_offered() -> None:
     assert "Run: 10,000 samples x 3 epochs: 1 h 02 min, 0.46 USD" in draw_short(subject())
     made = prediction()
     assert made.time is not None
+    brief = draw_short(subject(time=replace(made.time, cost_usd=0.004)))
+    assert ", <0.01 USD" in brief
     unasked = replace(made, time=replace(made.time, run_time_s=None, cost_usd=None))
     text = draw_short(Subject(replace(scenario(), run=RunPlan()), unasked))
     assert "Run:" not in text

@@ -28,6 +28,18 @@ def test_plain_text_has_no_escape_codes_and_no_trailing_blanks(monkeypatch: pyte
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
+def test_no_word_of_a_table_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that is not wrapped is as wide as its longest cell, not as its longest word:
+    where that leaves another one less than a word, the table becomes a list.
+    """
+    columns = (Column("cost of each of all samples", "right"), Column("recipe"))
+    grid = Grid(columns, (Row(("12 USD", "fsdp, optimizer+params, checkpointing")),))
+    for width in range(40, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = human.to_text([Section("", (grid,))], human.make_console(io.StringIO()))
+        assert "optimizer+params," in text, text
+
+
 class FakeTerminal(io.StringIO):
     """A stream that says it is a terminal."""
 
