@@ -34,7 +34,7 @@ from planner.memory.host import predict_host
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
 from planner.units import format_gib
 
 PRIORS = Coefficients()
@@ -67,7 +67,7 @@ def estimate(
         judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     )
     if explain:
-        from planner.memory.details import with_details
+        from planner.memory.memory_details import with_details
         from planner.memory.shares import with_shares
 
         memory, host = with_details(job, with_shares(job, memory), host)

@@ -55,9 +55,9 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     """
     from measure.dry_run.cuda.card import CardFacts
     from measure.dry_run.cuda.compile import compiled_library
-    from measure.dry_run.job import ProgramJob
+    from measure.dry_run.messages import ProgramJob
     from measure.dry_run.parent import dry_run
-    from measure.dry_run.program import check_program
+    from measure.dry_run.run_program import check_program
     from measure.dry_run.tool_jobs import tool_job
     from measure.trace.assumed import Assumed
 

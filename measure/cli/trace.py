@@ -175,7 +175,7 @@ def trace(**said: Any) -> int:
     scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
     need("measure", *_LIBRARIES)
     quiet()
-    from measure.trace.program import TraceOptions, trace_step
+    from measure.trace.traced_job import TraceOptions, trace_step
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
     summary = summarize(traced.events, limit_bytes, settings)

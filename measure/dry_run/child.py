@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure.dry_run.cuda.native import Native
-from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob
+from measure.dry_run.messages import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, Ending, ProgramEnd, ProgramJob
 
 if TYPE_CHECKING:
     from measure.dry_run.guesses import Guesses
@@ -64,7 +64,7 @@ def _end_with_parent() -> None:
 
 def _run(job: ProgramJob) -> tuple[Ending, str, int]:
     """Run the program; how it ended, why, and its own exit code."""
-    from measure.dry_run.program import run_program
+    from measure.dry_run.run_program import run_program
     from measure.dry_run.stages import StepsDone
 
     try:

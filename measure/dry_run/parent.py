@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import IO
 
-from measure.dry_run.job import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, ProgramEnd, ProgramJob
+from measure.dry_run.messages import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, ProgramEnd, ProgramJob
 from measure.dry_run.sandbox import view_of
 from measure.output import write_foreign
 from measure.trace.assumed import Assumed

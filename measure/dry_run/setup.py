@@ -18,12 +18,11 @@ from measure.dry_run.cuda.card import LiveAllocator
 from measure.dry_run.cuda.launches import Launches
 from measure.dry_run.cuda.native import Native
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.job import ProgramJob
 from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
+    cuda_kernels,
     flash_attention,
-    kernels,
     processors,
     refused,
     saving,
@@ -32,6 +31,7 @@ from measure.dry_run.libraries import (
 )
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.libraries.transformers_files import Checkpoints
+from measure.dry_run.messages import ProgramJob
 from measure.dry_run.sandbox import close_in
 from measure.dry_run.stages import Stages
 from measure.trace.cuda.sdpa import cublas_workspace_bytes
@@ -53,7 +53,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     cuda_api.install(native, job.card, LiveAllocator(native, job.allocator), guesses)
     stages = Stages(native, job.n_steps)
     stages.install()
-    library = kernels.install(native)
+    library = cuda_kernels.install(native)
     imports = OnImport()
     sys.meta_path.insert(0, imports)
     Checkpoints(guesses).install(imports)

@@ -15,8 +15,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from measure.dry_run.cuda.native import Native
-from measure.trace.modules import ModuleStack
 from measure.trace.record import Role, Stage
+from measure.trace.running_module import ModuleStack
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _CONSTANTS = ("absmax", "code", "offset", "SCB")

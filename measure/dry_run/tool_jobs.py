@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from planner.configs.document import read_document
 from planner.configs.read import recognise
+from planner.configs.yaml_or_json import read_document
 from planner.errors import NotModelledError, UsageError
 
 FOLDER = "dry_run_stand_ins"

@@ -13,7 +13,7 @@ from measure.recipe.modules import find_layer_list
 from planner.domain.scenario import Scenario
 from planner.domain.stack import ENTERS, FrozenLayers
 from planner.errors import NotModelledError
-from planner.intake.trained import End, TrainedParts, drawn, trained_parts
+from planner.intake.train_layers import End, TrainedParts, drawn, trained_parts
 
 
 def freeze(model: Any, scenario: Scenario) -> Any:

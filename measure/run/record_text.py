@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from measure.run.single import Finished
-from planner.records.schema import RECORD_SCHEMA_ID
+from planner.records.record_schema import RECORD_SCHEMA_ID
 from planner.units import MIB, format_bytes, format_seconds
 
 _NONE = "-"

@@ -17,7 +17,7 @@ from planner.errors import InputFileError, UsageError
 from planner.files.reading import read_lines
 from planner.files.writing import whole_file
 from planner.records import RecordSet, append_jsonl, read_records
-from planner.records.reading import RECORD_BOUNDS
+from planner.records.parsing import RECORD_BOUNDS
 from planner.units import MIB, format_bytes
 
 _MIN_FREE_BYTES = 64 * MIB

@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.checkpointing import checkpoint_kwargs
 from measure.recipe.modules import config_fields, find_layer_list
-from measure.recipe.preferences import add_value_head
+from measure.recipe.preference_steps import add_value_head
 from measure.recipe.trained import differentiate, freeze
 from measure.trace.cuda.quantized import CONSTANTS, dora_reads_stand_ins, quantize_on_meta
 from measure.trace.record import Role, TracedBlock

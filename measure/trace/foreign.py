@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from measure.recipe.modules import find_layer_list
 from measure.trace.build import configuration_of
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.hf_config import in_checkpoint_dtype
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import (

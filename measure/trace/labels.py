@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from measure.trace.host import is_on_host
+from measure.trace.host_records import is_on_host
 from measure.trace.record import ASIDES
 from planner.allocator.events import AllocEvent
 from planner.domain.term import Phase, TermName

@@ -88,7 +88,7 @@ class TracedBlock:
 
     ``parameter``: what was loaded into it, for weights.  ``stream``: the CUDA stream whose pool it is from.
     ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream
-    (:mod:`measure.trace.host`).  ``recomputed``: made by a module that runs again inside the backward pass.
+    (:mod:`measure.trace.host_records`).  ``recomputed``: made by a module that runs again in backward.
     ``part_layers``: the layers of the tensors that it holds one element of each for, where its size grows
     with the depth of the model.
     """

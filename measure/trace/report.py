@@ -4,7 +4,7 @@ and the verdict for a card.
 
 from __future__ import annotations
 
-from measure.trace.host import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
+from measure.trace.host_records import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import PhaseSummary, Summary
 from planner.allocator.documents.timeline import Moment
 from planner.allocator.replay import ReplayResult

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from measure.trace.assumed import Assumed
-from measure.trace.host import NO_HOST_MEMORY, HostMemory
+from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import Summary
 from planner.allocator.documents.timeline import Moment
 from planner.allocator.documents.trace_document import TRACE_SCHEMA_ID, TraceDocument

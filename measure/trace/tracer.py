@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from measure.trace.host import HOST_STREAMS
-from measure.trace.modules import ModuleStack
+from measure.trace.host_records import HOST_STREAMS
 from measure.trace.record import OUTSIDE, HostKind, HostName, Place, Record, Role, Stage, Trace, TracedBlock
+from measure.trace.running_module import ModuleStack
 
 # An AccumulateGrad node has no place in the forward pass: torch gives it the largest number
 # (torch/csrc/autograd/function.h).

@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.units import MIB
 
 if TYPE_CHECKING:
-    from measure.worker.probes.device import DeviceProbe
+    from measure.worker.probes.device_memory import DeviceProbe
 
 # What full device memory is called where torch's allocator was not asked: by the driver, cuBLAS, cuDNN,
 # NCCL and Triton.
@@ -62,7 +62,7 @@ def run_worker(folder: Path, *, started: str) -> bool:
 def _measure(case: RunCase, reporter: Reporter, started: str) -> None:
     import torch
 
-    from measure.worker.probes.phases import PhaseRecorder
+    from measure.worker.probes.phase_peaks import PhaseRecorder
     from measure.worker.workloads.task import Task
 
     scenario = case.scenario()
@@ -91,7 +91,7 @@ def _open_probe(case: RunCase, scenario: Scenario, reporter: Reporter, started: 
     """The device of this rank with its history and its limit in force, and the first word of the worker."""
     import torch
 
-    from measure.worker.probes.device import open_device
+    from measure.worker.probes.device_memory import open_device
 
     if _variable("WORLD_SIZE", 1) == 1:
         # With several devices in sight the Trainer would use them all, by nn.DataParallel; a CPU run's

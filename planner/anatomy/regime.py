@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planner.anatomy.parameters import has_quantizable
+from planner.anatomy.quantized_matrices import has_quantizable
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, STAYS_16_BIT, Numerics, Recipe
 from planner.domain.recipes.sharding import Engine, Sharding

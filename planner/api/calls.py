@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from typing import Any, Unpack, overload
 
+from planner.api.answering import How, answer_job
 from planner.api.answers import Answer, FileAnswer, FileFailure
 from planner.api.building import answer_of, file_answer_of
 from planner.api.files import CheckOptions, answer_file, check_file
 from planner.api.found import SearchAnswer, search_answer_of
-from planner.api.job import How, answer_job
 from planner.api.keywords import JobFlags, SearchKeywords, Text, job_flags, path_text, search_flags, text_of
 from planner.api.searches import SearchOptions, answer_search
 from planner.errors import UsageError

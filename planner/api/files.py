@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.api.job import How, answer_request
-from planner.configs.launchers.sharding import Beside
+from planner.api.answering import How, answer_request
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags

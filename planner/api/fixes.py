@@ -10,11 +10,11 @@ from pathlib import Path
 
 from planner.api.calibration_choice import calibration_for
 from planner.api.files import CheckOptions, answer_file
-from planner.configs.document import Document, read_document
 from planner.configs.writing.edits import Edit, applied
-from planner.configs.writing.engines import Files
+from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.text import trial_text
 from planner.configs.writing.translate import OWN_TOOL, edits_for
+from planner.configs.yaml_or_json import Document, read_document
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, PlannerError
 from planner.files.reading import read_text, reading_instead

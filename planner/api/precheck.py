@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
 
+from planner.api.answering import How, answer_request
 from planner.api.answers import Answer
 from planner.api.building import answer_of
 from planner.api.held import (
@@ -25,11 +26,10 @@ from planner.api.held import (
     spec_of,
     trained_and_frozen,
 )
-from planner.api.job import How, answer_request
 from planner.api.keywords import JobFlags, job_flags
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOLS
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.domain.scenario import Scenario

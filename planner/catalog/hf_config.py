@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from planner.catalog.architectures import reader_for
-from planner.catalog.architectures.fields import ConfigFields
-from planner.catalog.stored import with_stored
+from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.quantization_config import with_stored
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, UnknownArchitectureError
 from planner.files.reading import decoded, read_bytes

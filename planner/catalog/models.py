@@ -21,7 +21,7 @@ from planner.catalog.hf_config import (
 )
 from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
-from planner.catalog.stored import stored_said, with_stored
+from planner.catalog.quantization_config import stored_said, with_stored
 from planner.domain.model import ModelSpec
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import InputFileError, UnknownNameError, UsageError
@@ -350,7 +350,7 @@ def storage_of(hub_id: str) -> StoredWeights | None:
     """How the checkpoint ``hub_id`` is stored, as the catalog or else its id says;
     ``None`` where neither does.
     """
-    from planner.catalog.stored import stored_by_name
+    from planner.catalog.quantization_config import stored_by_name
 
     if (entry := _stored_entry(hub_id)) is None:
         owner, _, name = hub_id.rpartition("/")
@@ -405,8 +405,8 @@ def _packed_alike(hub_id: str) -> str | None:
 
 def _from_name(hub_id: str) -> ResolvedModel | None:
     """The known model that ``hub_id`` names as its base; ``None`` where it names none, or two that differ."""
+    from planner.catalog.quantization_config import stored_by_name
     from planner.catalog.same_shape import kin_of
-    from planner.catalog.stored import stored_by_name
 
     owner, _, name = hub_id.partition("/")
     named = stored_by_name(name, owner)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.cli.flags import (
+from planner.cli.command_options import (
     CHECK_OPTIONS,
     SEARCH_OPTIONS,
     VALIDATE_OPTIONS,

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.configs.document import Document, read_document
-from planner.configs.launchers import accelerate, deepspeed
+from planner.configs.launchers import accelerate, deepspeed_json
+from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
-from planner.configs.launchers.sharding import Beside, remark_on_twice
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools import hf_trainer, open_instruct, torchtitan, torchtune, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
 from planner.configs.tools.other_tools import refuse_other_tools
+from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, NotModelledError, UnknownNameError
 
 Reader = Callable[[Keys, Reading, Beside], None]
@@ -40,7 +40,7 @@ class Tool:
 
 def _deepspeed(keys: Keys, reading: Reading, beside: Beside) -> None:
     del beside
-    deepspeed.read_deepspeed(keys, reading)
+    deepspeed_json.read_deepspeed(keys, reading)
 
 
 _TRAINING = (
@@ -79,7 +79,7 @@ _REST = (
         hf_trainer.read_hf_trainer,
         launched=True,
     ),
-    Tool("deepspeed", deepspeed.TOOL, "", deepspeed.MARKS, _deepspeed),
+    Tool("deepspeed", deepspeed_json.TOOL, "", deepspeed_json.MARKS, _deepspeed),
     Tool(
         "accelerate",
         accelerate.TOOL,

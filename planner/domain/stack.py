@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipes.attention import Attention
+from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import (
     CheckpointPolicy,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.domain.hardware import Hardware
 from planner.domain.model import ModelSpec
 from planner.domain.origin import ASSUMED, CATALOG, DATA, stack_default
-from planner.domain.recipes.attention import ATTENTION_FACTS, Attention
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.recipes.recipe import (
@@ -47,7 +47,11 @@ from planner.intake.given.fields import CHECKPOINT_DTYPE
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
-from planner.intake.kernels import (
+from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
+from planner.intake.parallel import resolve_parallel
+from planner.intake.patterns import matched_targets
+from planner.intake.rollout import resolve_rollout
+from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
@@ -55,12 +59,8 @@ from planner.intake.kernels import (
     lacks_flash2,
     widest_head,
 )
-from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
-from planner.intake.parallel import resolve_parallel
-from planner.intake.patterns import matched_targets
-from planner.intake.rollout import resolve_rollout
 from planner.intake.tasks import scores_by_value, takes_tiles
-from planner.intake.trained import trained_parts
+from planner.intake.train_layers import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
 _SCALING_NOTE = "fp16 loss scaling refuses 16-bit trained weights"

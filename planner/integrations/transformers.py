@@ -14,9 +14,9 @@ from typing import Any, Literal, Unpack
 
 from transformers import TrainerCallback
 
+from planner.api.answering import How
 from planner.api.answers import Answer
 from planner.api.held import held_by_model
-from planner.api.job import How
 from planner.api.keywords import JobFlags, job_flags
 from planner.api.precheck import precheck_held
 from planner.errors import DoesNotFit, NotModelledError, UsageError, show

@@ -17,7 +17,7 @@ from planner.arrays import maximum
 from planner.domain.recipes.recipe import Number
 from planner.domain.term import Phase
 from planner.program.ops.tensors import Unit
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 UNITS = tuple(Unit)
 
 
-def phase_bytes(stream: Stream, values: Mapping[Unit, Number]) -> dict[Phase, Number]:
+def phase_bytes(stream: RequestStream, values: Mapping[Unit, Number]) -> dict[Phase, Number]:
     """Most bytes allocated at once in each phase, with what is there when it begins,
     where there are ``values`` of each unit.
     """
@@ -45,7 +45,7 @@ def phase_bytes(stream: Stream, values: Mapping[Unit, Number]) -> dict[Phase, Nu
     return found
 
 
-def state_bytes(stream: Stream, values: Mapping[Unit, Number]) -> Number:
+def state_bytes(stream: RequestStream, values: Mapping[Unit, Number]) -> Number:
     """Bytes of weights and states when the step ends."""
     states = stream.state_slots()
     units = np.array([stream.units[slot] for slot in states], dtype=np.int64)
@@ -63,7 +63,7 @@ def _total(row: Floats, counts: list[Number]) -> Number:
     return found
 
 
-def _levels(stream: Stream) -> tuple[Floats, Any]:
+def _levels(stream: RequestStream) -> tuple[Floats, Any]:
     """Bytes of each unit after every event, [events, units],
     and the events that are allocations before a free.
     """

@@ -4,7 +4,7 @@ and the limit.
 
 from __future__ import annotations
 
-from planner.anatomy.parameters import is_quantizable
+from planner.anatomy.quantized_matrices import is_quantizable
 from planner.arrays import is_zero, where
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS

@@ -31,7 +31,7 @@ from planner.memory.structures import program_of
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.units import MIB
 
 # The minimum is searched to a 128th of what is allocated, and no finer than this.
@@ -58,7 +58,7 @@ class Replayed:
     ``state_bytes``: weights, adapters and optimizer states that are there when the step ends.
     ``length_cache_bytes``: what is reserved above that where batches have drawn lengths, and
     ``order_spread_bytes`` its standard deviation over orders of the samples.  ``n_single``: as
-    :attr:`Stream.n_single`.
+    :attr:`RequestStream.n_single`.
     """
 
     phases: tuple[PhaseBytes, ...]
@@ -87,7 +87,7 @@ class Replayed:
 class ReplayedProgram:
     """The program of one job, its requests in bytes, and what they do on a card without a limit."""
 
-    stream: Stream
+    stream: RequestStream
     events: SlotEvents
     done: SlotReplay
 
@@ -157,7 +157,7 @@ def _values(job: Job) -> dict[Unit, float]:
     return {unit: float(count) for unit, count in unit_values(job).items()}
 
 
-def slot_events(stream: Stream, job: Job) -> SlotEvents:
+def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     """The requests of ``stream`` in bytes, with the events at which its phases begin."""
     streams = stream.streams if any(stream.streams) else array("B")
     begins = [begin for begin, _ in stream.phases]
@@ -172,7 +172,7 @@ def slot_events(stream: Stream, job: Job) -> SlotEvents:
     return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags))
 
 
-def _growth(job: Job, stream: Stream, events: SlotEvents) -> list[int]:
+def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> list[int]:
     """Bytes reserved after each batch that is longer than all before it, for one drawn order of the samples.
 
     Shorter batches find room in what longer ones left, so only new longest batches are replayed.
@@ -185,7 +185,7 @@ def _growth(job: Job, stream: Stream, events: SlotEvents) -> list[int]:
     return replay_again(events, later, sizes)
 
 
-def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:
+def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:
     """Each phase once; those that several micro-steps go through take the most of them."""
     terms = terms_at(stream, events, [phase.peak_event for phase in done.phases])
     found: dict[Phase, PhaseBytes] = {}
@@ -206,7 +206,7 @@ def _by_phase(stream: Stream, events: SlotEvents, done: SlotReplay) -> Iterator[
     return iter(found.values())
 
 
-def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dict[TermName, int]]:
+def terms_at(stream: RequestStream, events: SlotEvents, moments: list[int]) -> list[dict[TermName, int]]:
     """Bytes of each term after each of the events ``moments``, which are in order; terms as they come up."""
     order: dict[int, None] = {}
     by_slot = sorted(range(len(TERM_NAMES)), key=stream.kinds.tobytes().find)
@@ -217,7 +217,7 @@ def terms_at(stream: Stream, events: SlotEvents, moments: list[int]) -> list[dic
     return found
 
 
-def states_at_end(stream: Stream, events: SlotEvents) -> int:
+def states_at_end(stream: RequestStream, events: SlotEvents) -> int:
     """Bytes of weights, adapters and optimizer states that are there when the step ends."""
     (held,) = held_at(events.events, events.sizes, stream.kinds, len(TERM_NAMES), [len(events.events) - 1])
     return sum(n_bytes for term, n_bytes in zip(TERM_NAMES, held, strict=True) if term in STATE_TERMS)

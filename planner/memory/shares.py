@@ -12,7 +12,7 @@ from planner.domain.prediction import MemoryPrediction
 from planner.domain.term import PHASE_WORDS, PHASES, Phase, Term, TermName
 from planner.memory.replayed import run_of
 from planner.program.job import Job
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.units import format_bytes
 
 _MOST_SHARES = 6
@@ -99,7 +99,7 @@ def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:
     return found
 
 
-def _grouped(stream: Stream, events: SlotEvents, live: Iterable[int]) -> dict[TermName, list[Share]]:
+def _grouped(stream: RequestStream, events: SlotEvents, live: Iterable[int]) -> dict[TermName, list[Share]]:
     """Equal operators together: how many in each layer, and in how many layers as many."""
     counts: Counter[tuple[TermName, str, int, str]] = Counter()
     for slot in live:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.program.job import Job, job_of
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
-from planner.program.stream import Stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ class _Structure:
     job: Job = field(compare=False)
 
 
-def program_of(job: Job) -> Stream:
+def program_of(job: Job) -> RequestStream:
     """The program of ``job``, which it may share with jobs of other sizes."""
     recipe, batch = job.recipe, job.recipe.batch
     rank = recipe.adapter.rank if recipe.adapter and _by_rank(job) else 0
@@ -44,7 +44,7 @@ def program_of(job: Job) -> Stream:
 # One of a large model takes some five megabytes.
 # A search over counts of GPUs meets the same ones at each count.
 @lru_cache(maxsize=64)
-def _program(structure: _Structure) -> Stream:
+def _program(structure: _Structure) -> RequestStream:
     return step_of(structure.job)
 
 

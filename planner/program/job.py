@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.anatomy.divided import on_one_gpu
 from planner.anatomy.packing import Matrices
-from planner.anatomy.parameters import as_built
+from planner.anatomy.quantized_matrices import as_built
 from planner.anatomy.regime import Regime, regime_of
 from planner.domain.hardware import Hardware
 from planner.domain.model import BlockSpec, ModelSpec

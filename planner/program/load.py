@@ -17,14 +17,14 @@ from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.units import KIB, MIB
 
 _SCALED = 64
 """Elements of one scale.  Source: bitsandbytes 0.50 functional.quantize_4bit."""
 
 
-def load(stream: Stream, job: Job) -> list[Weight]:
+def load(stream: RequestStream, job: Job) -> list[Weight]:
     """Weights, one tensor after the other, then adapters; gives every parameter with its slot."""
     weights = load_whole(stream, job)
     stream.enter("forward")
@@ -32,7 +32,7 @@ def load(stream: Stream, job: Job) -> list[Weight]:
     return weights
 
 
-def load_whole(stream: Stream, job: Job) -> list[Weight]:
+def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     """The same without what the first products take."""
     stream.enter("load")
     weights = model_weights(job)
@@ -49,7 +49,7 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
     return weights
 
 
-def _load_beside(stream: Stream, job: Job) -> None:
+def _load_beside(stream: RequestStream, job: Job) -> None:
     """A model that a policy is compared with or scored by, whole; DeepSpeed runs it by an engine of stage 0,
     which casts it.
 
@@ -61,7 +61,7 @@ def _load_beside(stream: Stream, job: Job) -> None:
     replace(stream, weights, _engine_dtypes(job, weights))
 
 
-def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
+def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
     """Tensor by tensor; those first that preparation replaces later."""
     for each in sorted(weights, key=lambda each: prepared_dtype(job, each) == each.dtype):
         if each.packed:
@@ -70,7 +70,7 @@ def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
             each.slot = stream.allocate(each.unit, each.unit_bytes, "weights", ("load", each.name, "weight"))
 
 
-def _pack(stream: Stream, job: Job, weight: Weight) -> None:
+def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:
     """A matrix arrives whole, is packed, and goes; of a checkpoint that is packed already it arrives so.
 
     int8 is made of an fp16 copy, whatever the dtype: it goes through the host.
@@ -116,7 +116,7 @@ def prepared_dtype(job: Job, weight: Weight) -> Dtype:
     return "fp32" if widens else weight.dtype
 
 
-def replace(stream: Stream, weights: Iterable[Weight], dtypes: dict[int, Dtype]) -> None:
+def replace(stream: RequestStream, weights: Iterable[Weight], dtypes: dict[int, Dtype]) -> None:
     """``parameter.data = parameter.data.to(dtype)``, one after the other;
     ``dtypes`` by ``id`` of each weight.
     """
@@ -148,7 +148,7 @@ def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
     }
 
 
-def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[Weight]:
+def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> list[Weight]:
     """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals.
 
     OFT's rotations have the places above the diagonal in two buffers.
@@ -169,7 +169,7 @@ def add_adapters(stream: Stream, job: Job, weights: Iterable[Weight]) -> list[We
     return made
 
 
-def take_workspaces(stream: Stream, job: Job) -> None:
+def take_workspaces(stream: RequestStream, job: Job) -> None:
     """What the first products take and keep: cuBLAS's workspace,
     and a buffer for expanded weights where the stack has one.
 

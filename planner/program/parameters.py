@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from planner.anatomy.adapters import is_adapted, oft_block_size
+from planner.anatomy.adapted_matrices import is_adapted, oft_block_size
 from planner.anatomy.packing import Matrices, packed_bytes
-from planner.anatomy.parameters import is_quantizable
-from planner.anatomy.trained import parts_of
+from planner.anatomy.quantized_matrices import is_quantizable
+from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
 from planner.domain.vision import TowerSpec
-from planner.intake.trained import TrainedParts
+from planner.intake.train_layers import TrainedParts
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 
 if TYPE_CHECKING:

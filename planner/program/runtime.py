@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.domain.term import Phase
-from planner.intake.trained import drawn
+from planner.intake.train_layers import drawn
 from planner.program.head.generation import hand_over
 from planner.program.job import Job
 from planner.program.load import load
 from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, SCORED, Unit
 from planner.program.parameters import Weight
-from planner.program.stream import Instance, Stream, instances
-from planner.program.template import (
+from planner.program.recorded_part import (
     BACKWARD,
     BACKWARD_END,
     BACKWARD_OUT,
@@ -30,6 +29,7 @@ from planner.program.template import (
     RETURNS_AGAIN,
     Template,
 )
+from planner.program.request_stream import Instance, RequestStream, instances
 from planner.program.update.optimizer import make_states, optimizer_step
 from planner.program.weights.merge import merge_adapters
 
@@ -87,7 +87,7 @@ class Runtime:
 
     adds_gradients = True
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         self.stream = stream
         self.job = job
         self.parts: list[Part] = []

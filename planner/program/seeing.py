@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from planner.anatomy.trained import is_tower_checkpointed, makes_patches_require_gradient, parts_of
+from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
 from planner.program.head.ends import EndsView
 from planner.program.job import Job
 from planner.program.ops.tensors import Unit
+from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
-from planner.program.stream import Stream
-from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.view import LayerView, tower_view
 from planner.program.vision import (
     TOKEN_EMBEDS,
@@ -103,7 +103,7 @@ def seeing_parts(
     )
 
 
-def take_pixels(stream: Stream, job: Job, before: int | None = None) -> int | None:
+def take_pixels(stream: RequestStream, job: Job, before: int | None = None) -> int | None:
     """Images of all micro-batches of a step in fp32, which go when those of the next one are there.
 
     Source: transformers 5.23 trainer.py get_batch_samples, whose list lives until it is called again;

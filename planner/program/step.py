@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from planner.anatomy.trained import is_checkpointed, makes_input_require_gradient
-from planner.anatomy.trained import parts_of as trained_of
+from planner.anatomy.trained_parts import is_checkpointed, makes_input_require_gradient
+from planner.anatomy.trained_parts import parts_of as trained_of
 from planner.domain.stack import ENTERS
 from planner.errors import NotModelledError
-from planner.intake.trained import TrainedParts
+from planner.intake.train_layers import TrainedParts
 from planner.program.checkpoint import Checkpointing, checkpointed, checkpointed_reentrant
 from planner.program.engines import runtime_of
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
@@ -28,10 +28,10 @@ from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
+from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
 from planner.program.seeing import Before, Manner, seeing_parts, take_pixels
-from planner.program.stream import Stream
-from planner.program.template import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.view import LayerView, layer_view
 from planner.program.vision import of_patches
 
@@ -49,7 +49,7 @@ _LAYER = Terms("saved_activations", "block_recompute")
 _LOSS = Terms("logits_and_loss", "logits_and_loss")
 
 
-def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
+def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStream:
     """Loading, a first micro-step, the optimizer's step, a later micro-step,
     and an evaluation of as many samples.
 
@@ -67,7 +67,7 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> Stream:
             "Nothing of this job is trained, so it has no step: lora_targets or train_layers name no part"
             " of the model"
         )
-    stream = Stream()
+    stream = RequestStream()
     runtime = (runtime_type or runtime_of(job))(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts

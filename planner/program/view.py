@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.anatomy.adapters import is_adapted, is_merged
-from planner.anatomy.parameters import is_quantizable
+from planner.anatomy.adapted_matrices import is_adapted, is_merged
+from planner.anatomy.quantized_matrices import is_quantizable
 from planner.anatomy.regime import Regime, frozen_regime
-from planner.anatomy.trained import parts_of
+from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, LinearSpec
 from planner.domain.recipes.recipe import Offload, Recipe
 from planner.domain.stack import Stack

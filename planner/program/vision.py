@@ -25,7 +25,7 @@ from planner.program.ops.casts import rows_of
 from planner.program.ops.operators import Operators, part_of
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
-from planner.program.template import Template
+from planner.program.recorded_part import Template
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, linear, weight_copy
 

@@ -4,10 +4,10 @@ a crash loses at most the line being written.
 
 from __future__ import annotations
 
-from planner.records.reading import read_records
+from planner.records.parsing import read_records
+from planner.records.record_schema import COLUMNS, RECORD_SCHEMA_ID, record_json_schema
 from planner.records.record_set import Quarantined, RecordSet
-from planner.records.schema import COLUMNS, RECORD_SCHEMA_ID, record_json_schema
-from planner.records.writing import append_jsonl, write_csv
+from planner.records.storing import append_jsonl, write_csv
 
 __all__ = [
     "COLUMNS",

@@ -8,7 +8,7 @@ import types
 from functools import cache
 from typing import Any, Union, get_args, get_origin
 
-from planner.records.schema import LIST_COLUMNS, column_types
+from planner.records.record_schema import LIST_COLUMNS, column_types
 
 SEPARATOR = ";"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from planner.domain.run_record import RunRecord
 from planner.records.cells import format_cell
-from planner.records.reading import COMMENT
-from planner.records.schema import REQUIRED_COLUMNS
+from planner.records.parsing import COMMENT
+from planner.records.record_schema import REQUIRED_COLUMNS
 
 # Beside the required columns: what a run is told apart by, and what was read.
 # Any other column of the schema may be added.

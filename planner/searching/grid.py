@@ -24,7 +24,7 @@ from planner.memory.quick import predict_quick
 from planner.prediction import PRIORS, order_reach_bytes
 from planner.program.job import job_of
 from planner.searching.variants import Flags, refusals, with_flags, with_rank, with_sizes
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
 
 if TYPE_CHECKING:
     import numpy.typing as npt

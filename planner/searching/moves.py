@@ -16,7 +16,7 @@ from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import FSDP, ZERO2, ZERO3, Sharding
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
-from planner.intake.kernels import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
+from planner.intake.supported import GPU_ONLY_OPTIMIZERS, cannot_step, code_lacks, lacks_flash2
 from planner.searching.common_stacks import COMMON_STACKS, offloads_activations, runs_sharding, stack_is_open
 from planner.searching.variants import Flags, request_of
 from planner.units import GIB

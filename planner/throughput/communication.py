@@ -6,10 +6,10 @@ from planner.anatomy.packing import stored_bytes
 from planner.arrays import minimum, where
 from planner.domain.recipes.recipe import DTYPE_BYTES, GATHERED_FP8, Number
 from planner.program.weights.float8 import in_float8
-from planner.throughput.job import TimedJob
-from planner.throughput.kernels import orthogonalized_params
+from planner.throughput.kernel_time import orthogonalized_params
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 from planner.throughput.terms import modules_called, passes_aside
+from planner.throughput.time_inputs import TimedJob
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2

@@ -25,9 +25,9 @@ from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Direction, FusedAttention, Kind, Share
+from planner.program.recorded_part import FORWARD
 from planner.program.runtime import Part
 from planner.program.step import asides_of, evaluation_of, generation_of, parts_of
-from planner.program.template import FORWARD
 from planner.throughput.tokens import MicroStep
 
 Place = Literal["model", "head", "tower"]

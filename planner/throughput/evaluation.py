@@ -12,8 +12,8 @@ from planner.throughput.communication import (
     ring_fraction,
     stored_param_bytes,
 )
-from planner.throughput.job import TimedJob
 from planner.throughput.terms import kernel_seconds, modules_called, pass_seconds
+from planner.throughput.time_inputs import TimedJob
 from planner.throughput.tokens import micro_step
 
 
@@ -35,7 +35,7 @@ def evaluation_step_seconds(job: TimedJob) -> Number:
 
     Formula: max(kernels, issue time of the operators and hooks) + gathered and fetched weights as
     far as they do not hide.  Weights that live elsewhere are brought in for one pass.
-    Source: as the training step, :mod:`planner.throughput.step`.  Ignored: collecting of logits, metrics.
+    Source: :mod:`planner.throughput.step_time`, as for training.  Ignored: collecting of logits, metrics.
     """
     batch = replace(job.recipe.batch, micro_batch=_micro_batch(job))
     recipe = replace(job.recipe, batch=batch)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.anatomy.adapters import is_merged
+from planner.anatomy.adapted_matrices import is_merged
 from planner.arrays import is_zero, minimum
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import Direction, FusedAttention, Product
 from planner.throughput.counted import Counted, Pass, by_structure, unit_values
-from planner.throughput.job import TimedJob
-from planner.throughput.kernels import FLOP_PER_MAC, mean_keys
+from planner.throughput.kernel_time import FLOP_PER_MAC, mean_keys
 from planner.throughput.terms import passes_aside
+from planner.throughput.time_inputs import TimedJob
 from planner.throughput.tokens import MicroStep
 
 _SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)

@@ -8,7 +8,7 @@ from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.recipes.recipe import Number
 from planner.throughput.communication import stored_param_bytes
-from planner.throughput.job import TimedJob
+from planner.throughput.time_inputs import TimedJob
 
 # Fused CPU Adam reads p, g, m, v (16 bytes), writes p, m, v (12) and a 16-bit copy (2) per parameter.
 _CPU_ADAM_BYTES = 30

@@ -8,7 +8,7 @@ from planner.anatomy.regime import Regime
 from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.hardware import GpuSpec, Hardware, MatmulShapes
-from planner.domain.recipes.attention import ATTENTION_FACTS
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients

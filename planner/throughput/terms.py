@@ -10,8 +10,13 @@ from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import FusedAttention, Kind, Product, Unpacking
 from planner.throughput.counted import Cost, Counted, Pass, by_structure
-from planner.throughput.job import TimedJob
-from planner.throughput.kernels import attention_seconds, expansion_seconds, moving_seconds, product_seconds
+from planner.throughput.kernel_time import (
+    attention_seconds,
+    expansion_seconds,
+    moving_seconds,
+    product_seconds,
+)
+from planner.throughput.time_inputs import TimedJob
 
 _SCORES = (Unit.PAIRS, Unit.SINK_PAIRS)
 
@@ -20,7 +25,7 @@ def pass_seconds(job: TimedJob, passes: Pass) -> dict[str, Number]:
     """Seconds of the kernels of a micro-step's ``passes`` by term,
     and under ``launches`` and ``waits`` counts of operators.
 
-    Source: :mod:`planner.program`; :mod:`planner.throughput.kernels`.
+    Source: :mod:`planner.program`; :mod:`planner.throughput.kernel_time`.
     """
     return by_structure(job.scenario, job.micro, passes, partial(_read, job))
 
@@ -42,7 +47,7 @@ def tower_seconds(job: TimedJob) -> Number:
 
     Formula: those of its products, attention and other operators over their rates, as for the language model.
     Expanded weights and casts are in their own terms.
-    Source: :mod:`planner.program.vision`, which names the code; :mod:`planner.throughput.kernels`.
+    Source: :mod:`planner.program.vision`, which names the code; :mod:`planner.throughput.kernel_time`.
     """
     return pass_seconds(job, "training").get("vision_tower", 0.0)
 

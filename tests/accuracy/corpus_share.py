@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.main import main as plan
-from planner.configs.document import read_document
 from planner.configs.read import recognise
+from planner.configs.yaml_or_json import read_document
 from planner.errors import REFUSED_BY_TOOL, PlannerError
 
 ANSWERED = (0, 3, 4, 5)

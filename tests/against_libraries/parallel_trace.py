@@ -39,9 +39,9 @@ from measure.trace.build import build_on_meta, make_config
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.labels import to_events
-from measure.trace.sharding.step import note_parameters
-from measure.trace.step import Inputs, run_step
+from measure.trace.sharding.sharded_step import note_parameters
 from measure.trace.tracer import Recorder
+from measure.trace.trainer_step import Inputs, run_step
 from planner.allocator.events import AllocEvent
 from planner.domain.scenario import Scenario
 

@@ -10,9 +10,9 @@ from planner.memory.outside import paged_bytes
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.sizes import unit_values
+from planner.program.recorded_part import FORWARD
+from planner.program.request_stream import RequestStream
 from planner.program.step import parts_of, step_of
-from planner.program.stream import Stream
-from planner.program.template import FORWARD
 from planner.program.update.optimizer import optimizer_step
 
 
@@ -43,7 +43,7 @@ def at_the_end_of(job: Job, phase: Phase) -> PhaseBytes:
 
 def optimizer_bytes(job: Job) -> tuple[int, int]:
     """(bytes of states after a step, paged ones too; most bytes that a second step needs beyond them)."""
-    stream = Stream()
+    stream = RequestStream()
     trained = [weight for weight in load_whole(stream, job) if weight.trained]
     values = {unit: float(count) for unit, count in unit_values(job).items()}
     changes = [0, 0]

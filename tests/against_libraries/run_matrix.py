@@ -46,7 +46,7 @@ def _prepare() -> None:
     import torch
 
     # What tracing imports, before all that exists is left out of collections for good.
-    import measure.trace.program  # noqa: F401
+    import measure.trace.traced_job  # noqa: F401
 
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)

@@ -12,7 +12,7 @@ from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.model import ModelSpec
-from planner.domain.recipes.attention import Attention
+from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import Adapter, Batch, Dtype, Numerics, Recipe
 from planner.domain.recipes.sharding import ShardingName, sharding_named

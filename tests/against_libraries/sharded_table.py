@@ -97,7 +97,7 @@ def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
 
 def traced(row: Mapping[str, str]) -> Row:
     """The trace's half of a row."""
-    from measure.trace.program import trace_events
+    from measure.trace.traced_job import trace_events
     from planner.allocator.documents.summary import summarize
 
     summary = summarize(trace_events(scenario_of(row)))

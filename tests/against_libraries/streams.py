@@ -36,7 +36,7 @@ def both(scenario: Scenario, phases: Phases = LATER) -> Sides:
 
 def both_in(scenario: Scenario, *parts: Phases) -> Iterator[Sides]:
     """The same for each of several ``parts`` of one step, which is traced once."""
-    from measure.trace.program import trace_events
+    from measure.trace.traced_job import trace_events
 
     ignored, job, trace = ignored_sizes(scenario), job_of(scenario, Coefficients()), trace_events(scenario)
     return ((of_program(job, ignored, phases), of_trace(trace, ignored, phases)) for phases in parts)

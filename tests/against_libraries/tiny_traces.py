@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from measure.trace.build import Built, build_on_meta, materialize
 from measure.trace.cuda.shims import Situation, shims
 from measure.trace.record import Trace
-from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
+from measure.trace.trainer_step import run_step
 from planner.domain.recipes.recipe import Batch
 from planner.domain.scenario import Scenario
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Public functions of the formula packages that state no physics of their own, with what they do instead.
 NO_FORMULA = {
-    "memory/details.py:with_details": "writes text",
+    "memory/memory_details.py:with_details": "writes text",
     "memory/drawn_lengths.py:longest_of_batch_tokens": "reads a law that states its source",
     "memory/drawn_lengths.py:micro_steps": "divides samples by processes",
     "memory/failing.py:ends_expandable": "replays",
@@ -40,12 +40,12 @@ NO_FORMULA = {
     "memory/structures.py:alike": "compares jobs",
     "memory/structures.py:program_of": "asks the step program",
     "throughput/counted.py:by_structure": "reads the step program",
-    "throughput/details.py:with_time_details": "writes text",
-    "throughput/job.py:job_of": "gathers what the formulas read",
+    "throughput/time_details.py:with_time_details": "writes text",
+    "throughput/time_inputs.py:job_of": "gathers what the formulas read",
     "throughput/rates.py:pcie_bytes_per_s": "reads the catalog and the table of PCIe rates with its source",
     "throughput/rates.py:peak_flop_per_s": "reads the catalog, which carries its sources",
     "throughput/rates.py:rates_of": "multiplies catalog rates by coefficients, which carry their sources",
-    "throughput/step.py:predict_time": "adds up the terms of the other files",
+    "throughput/step_time.py:predict_time": "adds up the terms of the other files",
     "throughput/terms.py:kernel_seconds": "adds up",
     "throughput/terms.py:modules_called": "reads the step program",
     "throughput/terms.py:passes_aside": "reads the step program",
@@ -92,13 +92,13 @@ MAY_NAME_STACKS = {
     "planner/records/template.py",  # an example row
     "planner/searching/common_stacks.py",
     "planner/configs/launchers/launch_lines.py",
-    "planner/configs/writing/engines.py",
+    "planner/configs/writing/sharding_keys.py",
     "planner/configs/writing/refusals.py",
     "planner/configs/writing/tools.py",
     "measure/run/cases/case.py",
     "measure/dry_run/tool_jobs.py",  # which tool a file is for
     "planner/configs/read.py",
-    "planner/configs/launchers/commands.py",
+    "planner/configs/launchers/command_line.py",
     *(str(path.relative_to(ROOT)) for path in (ROOT / "planner/configs/tools").rglob("*.py")),
 }
 

@@ -27,7 +27,7 @@ TRACE = """
 import json, logging, resource, sys, time, warnings
 warnings.simplefilter("ignore"); logging.disable(logging.CRITICAL)
 import accelerate, bitsandbytes, peft
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve

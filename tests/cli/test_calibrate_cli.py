@@ -10,7 +10,7 @@ import pytest
 
 from planner.cli.main import main
 from planner.records import read_records
-from planner.records.reading import MAX_TOLD
+from planner.records.parsing import MAX_TOLD
 
 Captured = pytest.CaptureFixture[str]
 

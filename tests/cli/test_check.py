@@ -13,7 +13,7 @@ from typing import get_args
 
 import pytest
 
-from planner.cli.flags import CHECK_OPTIONS
+from planner.cli.command_options import CHECK_OPTIONS
 from planner.cli.main import main
 from planner.configs.read import TOOL_NAMES
 from planner.errors import ExitCode

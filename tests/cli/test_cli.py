@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from planner import __version__
-from planner.api.job import EXAMPLE
+from planner.api.answering import EXAMPLE
 from planner.catalog.gpus import gpu_ids
 from planner.catalog.models import model_ids
 from planner.catalog.stacks import stack_ids
@@ -24,7 +24,7 @@ from planner.cli.app import app
 from planner.cli.commands import predict as predict_module
 from planner.cli.main import main
 from planner.intake.given.flags import request_fields
-from planner.report.prediction.schema import PredictionDocument
+from planner.report.prediction.document import PredictionDocument
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]

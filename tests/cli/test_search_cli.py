@@ -51,7 +51,7 @@ SEARCHES = {
 @pytest.fixture(autouse=True)
 def _no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``plan`` advises is another test's, and takes most of its time."""
-    monkeypatch.setattr("planner.api.job._advised", lambda subject, model: subject)
+    monkeypatch.setattr("planner.api.answering._advised", lambda subject, model: subject)
 
 
 def answer_to(capsys: Captured, flags: str, code: int | None = None) -> dict[str, Any]:

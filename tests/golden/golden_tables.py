@@ -10,8 +10,8 @@ from unittest.mock import patch
 from fixed_coefficients import FIXED
 from rich.console import Console
 
+from planner.api.answering import How, answer_job
 from planner.api.calibration_choice import Choice, calibration_for
-from planner.api.job import How, answer_job
 from planner.domain.scenario import Scenario
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.short import short_text
@@ -71,7 +71,7 @@ def golden_text(name: str) -> str:
     all of them would move with every other stack and recipe.
     """
     flags = SCENARIOS[name]
-    with patch("planner.api.job.calibration_for", _fixed):
+    with patch("planner.api.answering.calibration_for", _fixed):
         subject = answer_job(flags, how=How(calibration="none"))
         alone = answer_job(flags, how=How(calibration="none", advise=False))
     console = Console(

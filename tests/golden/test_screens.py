@@ -19,7 +19,7 @@ pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
 
 from terminal import Terminal
 
-from planner.api.job import answer_job
+from planner.api.answering import answer_job
 from planner.cli.main import main
 from planner.report.prediction.short import MAX_LINES
 from planner.report.prediction.subject import Subject

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from planner.catalog.hf_config import model_from_config
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.recipes.attention import ATTENTIONS
+from planner.domain.recipes.attention_kernels import ATTENTIONS
 from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import LOSSES, PADDINGS
 from planner.domain.scenario import Scenario

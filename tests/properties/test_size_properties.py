@@ -25,7 +25,7 @@ import planner
 from planner.allocator.slots import replay_slots
 from planner.catalog.location import data_dir
 from planner.domain.prediction import MemoryPrediction, Prediction
-from planner.domain.recipes.attention import ATTENTIONS
+from planner.domain.recipes.attention_kernels import ATTENTIONS
 from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import LOSSES, PADDINGS
 from planner.domain.scenario import Scenario

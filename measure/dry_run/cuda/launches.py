@@ -20,7 +20,7 @@ import torch
 
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries.importing import OnImport
-from measure.dry_run.program import is_python_program, run_program
+from measure.dry_run.run_program import is_python_program, run_program
 
 _WHAT = "a process that the program would start"
 _EXECS = {"execv": 0, "execvp": 0, "execve": 1, "execvpe": 1}

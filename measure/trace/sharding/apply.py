@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from measure.trace.host import is_on_host
+from measure.trace.host_records import is_on_host
 from measure.trace.record import Place, Record, TracedBlock
 from measure.trace.sharding.flat_optimizer import as_shards, on_host, record_steps
 from measure.trace.sharding.fsdp import FsdpRank
 from measure.trace.sharding.marks import MARK
-from measure.trace.sharding.parameters import TracedParameter, parameter_of
-from measure.trace.sharding.settings import fsdp_settings, reference_settings, zero_settings
-from measure.trace.sharding.stream import RankRecords, Steps
+from measure.trace.sharding.runtime_settings import fsdp_settings, reference_settings, zero_settings
+from measure.trace.sharding.shard_records import RankRecords, Steps
+from measure.trace.sharding.sharded_parameters import TracedParameter, parameter_of
 from measure.trace.sharding.zero3 import TracedZero3
 from measure.trace.sharding.zero12 import TracedZero12
 from planner.domain.recipes.recipe import Recipe

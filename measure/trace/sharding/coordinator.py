@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from measure.trace.record import TracedBlock
-from measure.trace.sharding.parameters import TracedParameter
-from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import GATHER_STREAM, RankRecords, TracedPurpose
+from measure.trace.sharding.runtime_settings import ZeroSettings
+from measure.trace.sharding.shard_records import GATHER_STREAM, RankRecords, TracedPurpose
+from measure.trace.sharding.sharded_parameters import TracedParameter
 
 _FLAT = TracedPurpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = TracedPurpose("gathered parameter", "gathered_parameters", GATHER_STREAM)

@@ -10,8 +10,8 @@ end.  Before that all weights are copied to be sent, at least 250 MiB at a time 
 from __future__ import annotations
 
 from measure.trace.record import Record, TracedBlock
-from measure.trace.sharding.parameters import parameter_of
-from measure.trace.sharding.stream import RankRecords, TracedPurpose
+from measure.trace.sharding.shard_records import RankRecords, TracedPurpose
+from measure.trace.sharding.sharded_parameters import parameter_of
 from planner.units import MIB
 
 _BUCKET = TracedPurpose("DDP bucket", "gradient_buckets")

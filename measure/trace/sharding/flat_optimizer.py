@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.recipe.optimizers import optimizer_over
 from measure.trace.cuda.shims import Situation, shims
-from measure.trace.host import HOST_STREAMS
+from measure.trace.host_records import HOST_STREAMS
 from measure.trace.record import Record
 from measure.trace.tracer import Recorder
 from planner.domain.recipes.recipe import Recipe

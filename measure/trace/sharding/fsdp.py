@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 
 from measure.trace.record import ASIDES, HostName, Record, TracedBlock
 from measure.trace.sharding.fsdp_units import ROOT
-from measure.trace.sharding.parameters import TracedParameter
-from measure.trace.sharding.settings import FsdpSettings
-from measure.trace.sharding.stream import GATHER_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
+from measure.trace.sharding.runtime_settings import FsdpSettings
+from measure.trace.sharding.shard_records import (
+    GATHER_STREAM,
+    REDUCE_STREAM,
+    RankRecords,
+    Steps,
+    TracedPurpose,
+)
+from measure.trace.sharding.sharded_parameters import TracedParameter
 
 _FORWARD = ("forward", *ASIDES)
 _WHOLE = TracedPurpose("parameter before it is sharded", "workspace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from measure.trace.sharding.parameters import TracedParameter
+from measure.trace.sharding.sharded_parameters import TracedParameter
 
 _START_ALIGNMENT = 2
 """Parts start at multiples of 4 bytes.  Source: DeepSpeed 0.19.8 zero/stage_1_and_2.py

@@ -8,10 +8,10 @@ contiguous, reduced in buckets and scattered (``contiguous_gradients``, ``reduce
 from __future__ import annotations
 
 from measure.trace.record import Record, TracedBlock
-from measure.trace.sharding.parameters import TracedParameter
 from measure.trace.sharding.partition import TracedFlatGroup, merged, sent_together
-from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import MAIN_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
+from measure.trace.sharding.runtime_settings import ZeroSettings
+from measure.trace.sharding.shard_records import MAIN_STREAM, REDUCE_STREAM, RankRecords, Steps, TracedPurpose
+from measure.trace.sharding.sharded_parameters import TracedParameter
 
 _FP32, _FP64 = 4, 8
 _BUCKET = TracedPurpose("ipg_buffer", "gradient_buckets")

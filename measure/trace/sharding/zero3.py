@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from measure.trace.record import Record, Role, TracedBlock
 from measure.trace.sharding.coordinator import TracedCoordinator, TracedUse
-from measure.trace.sharding.parameters import TracedParameter
-from measure.trace.sharding.settings import ZeroSettings
-from measure.trace.sharding.stream import REDUCE_STREAM, RankRecords, Steps, TracedPurpose
+from measure.trace.sharding.runtime_settings import ZeroSettings
+from measure.trace.sharding.shard_records import REDUCE_STREAM, RankRecords, Steps, TracedPurpose
+from measure.trace.sharding.sharded_parameters import TracedParameter
 
 _FP32, _FP64 = 4, 8
 _WHOLE = TracedPurpose("parameter before it is divided", "workspace")

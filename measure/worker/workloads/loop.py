@@ -15,7 +15,7 @@ from measure.run.pace import Pace
 from measure.worker.workloads.engine import Engine
 from measure.worker.workloads.engines import open_engine
 from measure.worker.workloads.feed import Feed
-from measure.worker.workloads.model import LIGER_LOSS_ONLY, build_model, checkpoint_activations
+from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model, checkpoint_activations
 from measure.worker.workloads.task import Task
 
 

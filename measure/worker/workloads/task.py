@@ -10,8 +10,8 @@ from measure.run.cases.case import RunCase
 from measure.run.cases.lengths import MicroBatch, plan_batches
 from measure.run.pace import Pace
 from measure.run.protocol import HISTORY_FILE, Reporter
-from measure.worker.probes.device import DeviceProbe
-from measure.worker.probes.phases import PhaseRecorder
+from measure.worker.probes.device_memory import DeviceProbe
+from measure.worker.probes.phase_peaks import PhaseRecorder
 from planner.domain.scenario import Scenario
 
 

@@ -20,7 +20,7 @@ from measure.run.pace import Pace
 from measure.worker.workloads.engine import EngineMismatchError
 from measure.worker.workloads.feed import collate
 from measure.worker.workloads.loop import mark_loss
-from measure.worker.workloads.model import LIGER_LOSS_ONLY, build_model
+from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model
 from measure.worker.workloads.task import Task
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Recipe

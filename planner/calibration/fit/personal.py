@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from planner.calibration.fit.calibrate import support_of
-from planner.calibration.fit.machine import Attachments, one_machine
+from planner.calibration.fit.measured_machine import Attachments, one_machine
 from planner.calibration.fit.problem import Problem, machine_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.solver import Pull, Solution, solve

@@ -28,7 +28,7 @@ from planner.domain.uncertainty.hierarchy import Level, moved
 from planner.memory.host import predict_host
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
 from planner.units import MIB
 
 Floats = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from planner.domain.uncertainty.scale import memory_scale, time_scale, widened
 from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import order_reach_bytes
 from planner.program.job import job_of
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
 
 
 def residuals_of(fit: CrossFit, blind: Mapping[str, Calibration]) -> Iterator[Residual]:

@@ -25,7 +25,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, UsageError
 from planner.prediction import PRIORS
 from planner.records import Quarantined, RecordSet
-from planner.records.reading import told_at_once
+from planner.records.parsing import told_at_once
 
 OVERALL = "overall"
 # A mean over groups takes a group only where it has this many compared rows: one row is an anecdote.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.domain.model import ModelSpec
 
 Reader = Callable[[ConfigFields], ModelSpec]
@@ -45,7 +45,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "dense.stablelm": ("stablelm", "cohere"),
     "dense.glm": ("glm", "glm4"),
     "hybrids.short_conv": ("lfm2", "lfm2_moe"),
-    "hybrids.state_space": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
+    "hybrids.mamba2": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
     "hybrids.jamba": ("jamba",),
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "vision.square_vision": ("llava",),

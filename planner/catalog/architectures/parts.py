@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import (
     BlockGroup,

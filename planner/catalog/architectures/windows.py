@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.errors import NotModelledError
 
 FULL, SLIDING = "full_attention", "sliding_attention"

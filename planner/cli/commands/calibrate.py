@@ -75,7 +75,7 @@ def _records(files: Sequence[str]) -> RecordSet:
     so all that cannot be read is told instead.
     """
     from planner.records import read_records
-    from planner.records.reading import told_at_once
+    from planner.records.parsing import told_at_once
 
     records = read_records(files, by_row=True)
     broken: dict[str, list[Quarantined]] = {}

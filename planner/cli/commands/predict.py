@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from planner.api.job import How, answer_job, read_request
+from planner.api.answering import How, answer_job, read_request
 from planner.cli.outcome import Outcome, human_text
 from planner.domain.recipes.job_line import picture_title
 from planner.errors import NotModelledError, UnknownArchitectureError, UsageError, how_to_install

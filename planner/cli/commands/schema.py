@@ -15,7 +15,7 @@ def print_schema(document: str) -> Outcome:
         UnknownNameError: no such document.
     """
     if document == "prediction":
-        from planner.report.prediction.schema import prediction_json_schema
+        from planner.report.prediction.document import prediction_json_schema
 
         return Outcome(json_text(prediction_json_schema()))
     if document == "check":
@@ -27,7 +27,7 @@ def print_schema(document: str) -> Outcome:
 
         return Outcome(json_text(error_json_schema()))
     if document == "record":
-        from planner.records.schema import record_json_schema
+        from planner.records.record_schema import record_json_schema
 
         return Outcome(json_text(record_json_schema()))
     if document == "search":

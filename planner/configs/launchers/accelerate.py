@@ -5,10 +5,10 @@ Keys and defaults: Accelerate 1.15.0 commands/config/config_args.py ``ClusterCon
 
 from __future__ import annotations
 
-from planner.configs.launchers.deepspeed import read_deepspeed, swap_for_cpu_adam
-from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
+from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cpu_adam
+from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
 from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import UsageError, show
 

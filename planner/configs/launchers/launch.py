@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.configs.document import MAX_DOCUMENT_BYTES, Document
-from planner.configs.launchers.sharding import Beside
-from planner.configs.reading import Reading
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
+from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
 from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.printing import printable

@@ -5,7 +5,7 @@ Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and offload_config.py
 
 from __future__ import annotations
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
 from planner.errors import show

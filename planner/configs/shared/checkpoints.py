@@ -6,7 +6,7 @@ import re
 
 from planner.catalog.models import storage_of
 from planner.catalog.same_shape import QUANTISED
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import GPTQ
 from planner.errors import show

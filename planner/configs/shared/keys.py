@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.configs.document import Document
+from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PARAMETER, TARGET_PATTERN
 from planner.errors import InputFileError, NotModelledError, show
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 
 # Switch of the stack -> kernel that turns it on.

@@ -7,7 +7,7 @@ Keys and defaults: trl 0.16.1, 0.24.0 and 1.16.0 trainer/grpo_config.py, 1.16.0 
 
 from __future__ import annotations
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"

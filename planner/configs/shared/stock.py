@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.catalog.location import data_dir
-from planner.configs.document import Document
+from planner.configs.yaml_or_json import Document
 from planner.files.structured import read_toml
 
 

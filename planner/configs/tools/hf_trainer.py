@@ -6,13 +6,13 @@ What trains, and in which dtype it is loaded, is the script's, so the file leave
 
 from __future__ import annotations
 
-from planner.configs.launchers.sharding import Beside
-from planner.configs.reading import Reading
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import read_dtype
-from planner.configs.shared.trainer import (
+from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_attention,
     read_distribution,

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.configs.launchers.deepspeed import read_deepspeed
+from planner.configs.launchers.deepspeed_json import read_deepspeed
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launch import find_launch_files, take_launch_file
-from planner.configs.launchers.sharding import Beside
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import OPEN_INSTRUCT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.stock import stock_file
-from planner.configs.shared.trainer import read_files
+from planner.configs.shared.trainer_arguments import read_files
 from planner.configs.tools.open_instruct_dpo import is_dpo, read_dpo, read_dpo_optimizer, read_own_zero
 from planner.errors import UsageError, show
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.configs.launchers.deepspeed import read_deepspeed
-from planner.configs.reading import Reading
+from planner.configs.launchers.deepspeed_json import read_deepspeed
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preferences import ASKED_BEFORE
+from planner.configs.shared.preference_tasks import ASKED_BEFORE
 from planner.errors import UsageError, show
 
 STACK_OF_JANUARY = "open-instruct@2026-01"

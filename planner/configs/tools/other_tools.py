@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.configs.document import Document
+from planner.configs.yaml_or_json import Document
 from planner.errors import NotModelledError
 
 # Program -> its own keys.  One is enough: none of them is a key of a tool that is read.

@@ -8,11 +8,11 @@ models/qwen3/__init__.py.
 
 from __future__ import annotations
 
-from planner.configs.document import Document
-from planner.configs.launchers.sharding import Beside
-from planner.configs.reading import Reading
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_float8 import read_float8
+from planner.configs.yaml_or_json import Document
 from planner.errors import show
 
 TOOL = "torchtitan e347b1e"

@@ -6,7 +6,7 @@ Source: torchtitan e347b1e5e components/quantization/float8.py Float8LinearConve
 
 from __future__ import annotations
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 

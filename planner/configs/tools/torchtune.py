@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.configs.document import Document
-from planner.configs.launchers.sharding import Beside
-from planner.configs.reading import Reading
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.yaml_or_json import Document
 from planner.errors import show
 
 TOOL = "torchtune 0.6.1"

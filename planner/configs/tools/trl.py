@@ -10,19 +10,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from planner.configs.launchers.sharding import ACCELERATE_FILE, Beside, referred
-from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import DTYPES, read_dtype
-from planner.configs.shared.preferences import TRL_HARMLESS as PREFERENCE_HARMLESS
-from planner.configs.shared.preferences import read_precomputed, trl_task
+from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
+from planner.configs.shared.preference_tasks import read_precomputed, trl_task
 from planner.configs.shared.rollouts import read_rollout
 from planner.configs.shared.stock import stock_launch_file
-from planner.configs.shared.trainer import (
+from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_attention,
     read_distribution,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from planner.configs.writing.engines import Files, deepspeed_place
+from planner.configs.writing.sharding_keys import Files, deepspeed_place
 
 _BNB_8BIT = ("adamw_8bit", "adamw_bnb_8bit")
 

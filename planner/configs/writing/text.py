@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.configs.document import Document
 from planner.configs.writing.edits import REMOVED, Edit, applied
+from planner.configs.yaml_or_json import Document
 from planner.errors import InputFileError, show
 from planner.files.structured import toml_table
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.configs.shared.trainer import OPTIMIZERS
+from planner.configs.shared.trainer_arguments import OPTIMIZERS
 from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
 from planner.configs.tools.open_instruct import OLD_KEYS
 from planner.configs.tools.open_instruct_dpo import is_dpo_table

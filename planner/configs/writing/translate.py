@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from planner.configs.document import Document
 from planner.configs.launchers.zero import AUTO
 from planner.configs.writing.edits import REMOVED, Edit, Settings, applied
-from planner.configs.writing.engines import Files, deepspeed_place, engine_edits
 from planner.configs.writing.refusals import refusals
+from planner.configs.writing.sharding_keys import Files, deepspeed_place, engine_edits
 from planner.configs.writing.tools import RULES
+from planner.configs.yaml_or_json import Document
 
 OWN_TOOL = "plan"
 # What a file of a trainer does not say: the machine is where it is started.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from planner.domain.recipes.attention import Attention
+from planner.domain.recipes.attention_kernels import Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.parallel import ALONE, Parallel
 from planner.domain.recipes.rollout import Rollout
@@ -225,9 +225,9 @@ class Recipe:
     the intake resolves each one and records its origin.
 
     ``train_layers``: what a full fine-tune trains where that is not everything
-    (:mod:`planner.intake.trained`); empty for all.  ``frozen``: parts of a vision-language model that are not
-    trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.  ``rollout``:
-    what is generated, of a task that does so.
+    (:mod:`planner.intake.train_layers`); empty for all.  ``frozen``: parts of a vision-language model
+    that are not trained, and get no adapters.  ``optimizer_rank``: rows to which APOLLO projects gradients.
+    ``rollout``: what is generated, of a task that does so.
     ``checkpoint_policy``: a checkpointed layer keeps its input alone (``full``), or attention's output and
     that of every second matrix product, too (``selective-op``).  ``caches_reference``: what the model was
     before is asked once, before training.  ``compares_logits``: the loss of tokens has a part that compares

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
 
-from planner.domain.environment import Environment
 from planner.domain.hardware import UNKNOWN_HOST
+from planner.domain.measured_on import Environment
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from planner.configs.document import read_document
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOL_NAMES, read_config
-from planner.configs.reading import Alone, Reading, Remark
+from planner.configs.said_by_file import Alone, Reading, Remark
 from planner.configs.tools.torchtitan import is_torchtitan
+from planner.configs.yaml_or_json import read_document
 from planner.domain.origin import tool_default
 from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from planner.domain.recipes.attention import ATTENTIONS
+from planner.domain.recipes.attention_kernels import ATTENTIONS
 from planner.domain.recipes.optimizers import OPTIMIZERS
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,

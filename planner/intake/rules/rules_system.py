@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from planner.domain.recipes.attention import ATTENTION_FACTS, ATTENTIONS, Attention
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.errors import REFUSED_BY_TOOL
-from planner.intake.kernels import (
+from planner.intake.rules.rule import Case, Rule
+from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
@@ -15,7 +16,6 @@ from planner.intake.kernels import (
     stops_on_cpu,
     widest_head,
 )
-from planner.intake.rules.rule import Case, Rule
 from planner.units import format_gib
 
 _FLASH2_MAX_HEAD_DIM = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.intake.rules.rule import Case, Rule
-from planner.intake.trained import drawn, missing_layers, trained_parts
+from planner.intake.train_layers import drawn, missing_layers, trained_parts
 
 
 def _missing_layers(case: Case) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight
+from planner.program.request_stream import RequestStream
 from planner.program.runtime import Runtime
-from planner.program.stream import Stream
 from planner.program.update.optimizer import optimizer_step
 
 _FP32 = ELEMENT_BYTES["fp32"]
@@ -25,7 +25,7 @@ _FP32 = ELEMENT_BYTES["fp32"]
 class Blockwise(Runtime):
     """One process that updates fp32 copies of the layer that it trains."""
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._copies: list[Weight] = []
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain.term import TermName
+from planner.program.engines.deepspeed_settings import settings_of
 from planner.program.engines.params import Param, params_of
-from planner.program.engines.settings import settings_of
 from planner.program.job import Job
 from planner.program.load import take_workspaces
 from planner.program.ops.tensors import Mark, Unit
 from planner.program.parameters import Weight
+from planner.program.recorded_part import BACKWARD, FORWARD
+from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
-from planner.program.stream import Instance, Stream
-from planner.program.template import BACKWARD, FORWARD
 from planner.program.update.optimizer import optimizer_step
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
@@ -45,7 +45,7 @@ class DeepSpeed(Runtime):
     buffers = "buffers of DeepSpeed"
     hears: tuple[str, ...] = ("gradient",)
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self.settings = settings_of(job)
         self.params: dict[str, list[Param]] = {}
@@ -139,7 +139,7 @@ class DeepSpeed(Runtime):
                 self.stream.events.append(~slot)
 
     def free_late(self, slot: int | None, lag: int) -> None:
-        """Free what another stream still uses, as :meth:`Stream.free_late` says."""
+        """Free what another stream still uses, as :meth:`RequestStream.free_late` says."""
         if slot is not None:
             self.stream.free_late(slot, lag)
 

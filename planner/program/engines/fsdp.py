@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable
 
 from planner.domain.term import TermName
+from planner.program.engines.fsdp_units import INNER, Units, gradients_inside, pieces
 from planner.program.engines.groups import (
     EMBEDDINGS,
     HEAD,
@@ -25,13 +26,12 @@ from planner.program.engines.groups import (
     around,
     load_shards,
 )
-from planner.program.engines.units import INNER, Units, gradients_inside, pieces
 from planner.program.job import Job
 from planner.program.ops.tensors import Moment, Unit
 from planner.program.parameters import Weight
+from planner.program.recorded_part import BACKWARD, FORWARD
+from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Part, Pass, Runtime
-from planner.program.stream import Instance, Stream
-from planner.program.template import BACKWARD, FORWARD
 from planner.program.update.optimizer import optimizer_step
 
 GATHER_STREAM, REDUCE_STREAM, CAST_STREAM = 1, 2, 3
@@ -41,7 +41,7 @@ GATHER_STREAM, REDUCE_STREAM, CAST_STREAM = 1, 2, 3
 class Fsdp(Runtime):
     """One of the processes of an FSDP job.  ``order``: groups as their forward ended."""
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self.sizes, self.units = Sizes(job), Units(job)
         self.mixed, self.offloads = job.recipe.numerics.mixed, job.recipe.offloads_params

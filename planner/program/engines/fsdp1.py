@@ -15,7 +15,7 @@ from planner.program.engines.groups import ROOT, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 
 # The host runs ahead of the card.  ``_FreeEventQueue`` lets two flat parameters be given back that compute
 # still uses; before the next gather it waits for the older one.  Source: torch 2.13 distributed/fsdp
@@ -29,7 +29,7 @@ _GRADIENT_LAG = 2
 class Fsdp1(Fsdp):
     """One process."""
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self.adds_gradients = False
         self._initialised = False

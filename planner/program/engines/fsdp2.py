@@ -14,8 +14,8 @@ from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group, p
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
+from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
-from planner.program.stream import Stream
 
 
 class Fsdp2(Fsdp):
@@ -23,7 +23,7 @@ class Fsdp2(Fsdp):
     the last one that is reduced.
     """
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self.adds_gradients = self.reduces_last_only
         self._replicates = int(job.recipe.copies(job.hardware)) > 1

@@ -17,7 +17,7 @@ from planner.program.job import Job
 from planner.program.load import constants, load_whole, prepared_dtype, take_workspaces
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
-from planner.program.stream import Instance, Stream
+from planner.program.request_stream import Instance, RequestStream
 from planner.program.update.states import largest_rank
 from planner.program.weights.float8 import MULTIPLE
 
@@ -139,7 +139,7 @@ def part_of(weight: Weight) -> str:
     return " ".join(name.split(maxsplit=2)[:2]) if name.startswith("layer ") else ""
 
 
-def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
+def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
     """Each parameter whole, and then its shard;
     some versions of Transformers load the whole of a k-bit model before that.
 
@@ -172,7 +172,7 @@ def load_shards(stream: Stream, job: Job, sizes: Sizes) -> list[Weight]:
     return weights
 
 
-def _one_by_one(stream: Stream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
+def _one_by_one(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
     for each in weights:
         if not job.recipe.offloads_params:
             whole = each.count * ELEMENT_BYTES[sizes.stored(each)]
@@ -183,7 +183,7 @@ def _one_by_one(stream: Stream, job: Job, sizes: Sizes, weights: Iterable[Weight
         _keep_shard(stream, job, sizes, each)
 
 
-def _keep_constants(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
+def _keep_constants(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> None:
     """Scales of a packed matrix are divided with it.
 
     Source: torchao 0.17 dtypes/nf4tensor.py nf4_split, fsdp_pre_all_gather.
@@ -196,7 +196,7 @@ def _keep_constants(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> N
             )
 
 
-def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
+def _keep_shard(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> None:
     if not job.recipe.offloads_params:
         term: TermName = "adapters" if weight.adapter else "weights"
         shard = sizes.shard(weight)
@@ -204,7 +204,9 @@ def _keep_shard(stream: Stream, job: Job, sizes: Sizes, weight: Weight) -> None:
         stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 
-def around(stream: Stream, events: array[int], module: str) -> tuple[array[int], array[int], array[int]]:
+def around(
+    stream: RequestStream, events: array[int], module: str
+) -> tuple[array[int], array[int], array[int]]:
     """Events before, while and after ``module`` runs:
     from its first allocation to the next one of another module.
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from planner.program.job import Job
 from planner.program.ops.tensors import Mark, Unit
 from planner.program.parameters import Kind, Weight
+from planner.program.recorded_part import BACKWARD
+from planner.program.request_stream import Instance, RequestStream
 from planner.program.runtime import Runtime
-from planner.program.stream import Instance, Stream
-from planner.program.template import BACKWARD
 from planner.program.update.optimizer import optimizer_step
 
 
 class Layerwise(Runtime):
     """One process whose gradients do not outlive their parameter's step."""
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._named: dict[tuple[str, str], list[Weight]] = {}
         self._stepped: set[tuple[str, int]] = set()

@@ -13,8 +13,8 @@ from planner.program.engines.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_ST
 from planner.program.engines.params import Param
 from planner.program.job import Job
 from planner.program.load import load_whole
+from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
-from planner.program.stream import Stream
 
 _CLONE = Purpose("splited_params.clone()", "master_weights")
 _MASTER = Purpose("master_param", "master_weights")
@@ -30,7 +30,7 @@ class LowLevelZero(DeepSpeed):
 
     buffers = "buffers of Colossal-AI"
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._bucket: list[tuple[Param, int]] = []
         self._kept: list[int] = []

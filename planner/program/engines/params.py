@@ -13,8 +13,8 @@ from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.request_stream import labelled
 from planner.program.runtime import Part
-from planner.program.stream import labelled
 
 
 @dataclass(slots=True, eq=False)

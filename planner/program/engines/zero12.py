@@ -13,8 +13,8 @@ from planner.program.engines.params import Param, optimizer_groups
 from planner.program.engines.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job
 from planner.program.load import load_whole
+from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
-from planner.program.stream import Stream
 
 _CLONE = Purpose("partition.clone()", "master_weights")
 _MASTER = Purpose("single_partition_of_fp32_groups", "master_weights")
@@ -31,7 +31,7 @@ _UPLOAD = Purpose("updated weights in fp32", "optimizer_temporaries")
 class Zero12(DeepSpeed):
     """One rank under ZeRO-1 or ZeRO-2."""
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._is_first_stage = job.recipe.sharding.is_zero1
         self._groups: list[FlatGroup] = []

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from planner.domain.term import TermName
 from planner.program.engines.coordinator import Coordinator, Live, Module
 from planner.program.engines.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.deepspeed_settings import reference_settings
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
-from planner.program.engines.settings import reference_settings
 from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Mark
+from planner.program.request_stream import Instance, RequestStream, labelled
 from planner.program.runtime import Part, Pass
-from planner.program.stream import Instance, Stream, labelled
 
 _WHOLE = Purpose("parameter before it is divided", "weights")
 _CONVERTED = Purpose("partition in fp32", "master_weights")
@@ -65,7 +65,7 @@ class Zero3(DeepSpeed):
 
     hears = ("before_forward", "after_forward", "before_backward", "after_backward", "gradient")
 
-    def __init__(self, stream: Stream, job: Job) -> None:
+    def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._own = _Engine(Coordinator(self))
         self._reference = _Engine(Coordinator(self, reference_settings(self.settings)))

@@ -26,9 +26,9 @@ from planner.program.ops.collectives import (
 )
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
-from planner.program.template import FORWARD_OUT, Shape
+from planner.program.recorded_part import FORWARD_OUT, Shape
 from planner.program.view import LayerView
-from planner.program.weights.adapters import with_adapter
+from planner.program.weights.lora_operators import with_adapter
 from planner.program.weights.matrices import autocast, base_product, dropout, linear, weight_copy
 
 HEAD_GRADIENT = "head gradient"

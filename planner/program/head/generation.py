@@ -17,8 +17,8 @@ from planner.domain.term import TermName
 from planner.program.head.ends import EndsView, head_weight, last_norm, scaled_logits
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit, promoted
-from planner.program.stream import Instance
-from planner.program.template import SHARED_SLOTS, Shape
+from planner.program.recorded_part import SHARED_SLOTS, Shape
+from planner.program.request_stream import Instance
 from planner.program.view import LayerView
 
 KEYS, VALUES = "cached keys", "cached values"
@@ -33,8 +33,8 @@ def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor
 
     A cache begins as an empty tensor in the dtype of the keys, so that values come to it, too.
 
-    Reading and writing what was cached is timed by :mod:`planner.throughput.generation`: it grows from token
-    to token.  ``new`` lives until both are joined, because the caller refers to it, and is emptied.
+    Reading and writing what was cached is timed by :mod:`planner.throughput.generation_time`: it grows from
+    token to token.  ``new`` lives until both are joined, because the caller refers to it, and is emptied.
     """
     grown = Unit.CACHED_TOKENS if view.block.attention.window_tokens is None else Unit.WINDOW_TOKENS
     dtype = promoted(new[0].dtype, new[1].dtype)

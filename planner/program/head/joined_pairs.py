@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from planner.program.head.losses import cross_entropy
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
-from planner.program.template import FORWARD_LOSS
+from planner.program.recorded_part import FORWARD_LOSS
 from planner.program.view import LayerView
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from planner.program.head.tiles import TILE_TOKENS
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.units import GIB, MIB
 
 # Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:220-311.
@@ -71,7 +71,7 @@ def _planned_bytes(job: Job) -> Number:
     visible = job.hardware.gpu.visible_memory_bytes
     if visible is None:
         return _MOST_PLANNED_BYTES
-    stream = Stream()
+    stream = RequestStream()
     load_whole(stream, job)
     rank = job.recipe.adapter.rank if job.recipe.adapter else 0
     counts: dict[Unit, Number] = {Unit.ONE: 1, Unit.RANK: rank}

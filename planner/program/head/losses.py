@@ -17,7 +17,7 @@ from planner.program.checkpoint import checkpointed
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Costs, Operators
 from planner.program.ops.tensors import Tensor, Unit
-from planner.program.template import FORWARD_OUT
+from planner.program.recorded_part import FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, weight_copy
 

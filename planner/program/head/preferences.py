@@ -27,7 +27,7 @@ from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
-from planner.program.template import FORWARD_LOSS, FORWARD_OUT
+from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 

@@ -16,7 +16,7 @@ from planner.program.head.losses import cross_entropy, shifted
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
-from planner.program.template import FORWARD_OUT
+from planner.program.recorded_part import FORWARD_OUT
 
 
 def weighted_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """What GPUs that divide a model send one another in the passes: each collective gives a new tensor.
 
-Their time is that of the links: :mod:`planner.throughput.parallel`.
+Their time is that of the links: :mod:`planner.throughput.parallel_time`.
 The tensors are made on the stream of the kernels, which waits for the collective before its next kernel.
 Source: torch 2.13 distributed/_functional_collectives.py (all_reduce, all_gather_single,
 reduce_scatter_single), distributed/tensor/_redistribute.py; transformers 5.23 distributed/tensor_parallel.py;

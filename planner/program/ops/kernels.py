@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from planner.domain.recipes.attention import ATTENTION_FACTS
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.program.head.inputs import MASK, has_mask
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators

@@ -16,7 +16,7 @@ from planner.program.job import Job
 from planner.program.layers.projected import APOLLO, apollo
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.program.update.states import BLOCK, is_in_blocks, states_of, sums_of
 from planner.program.update.step_kernels import Make, States, adam_mini, like, muon, muon_of_parts
 
@@ -24,7 +24,7 @@ Step = Callable[[Make, States, Sequence[Weight]], None]
 """One step over parameters, of which it makes the states before it needs them."""
 
 
-def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
+def optimizer_step(stream: RequestStream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
     """One step over ``trained``; gives the slots of the states that it made,
     which is all of them in the ``first`` step.
 
@@ -47,7 +47,7 @@ def optimizer_step(stream: Stream, job: Job, trained: Sequence[Weight], *, first
     return states
 
 
-def make_states(stream: Stream, job: Job, weight: Weight) -> list[int]:
+def make_states(stream: RequestStream, job: Job, weight: Weight) -> list[int]:
     """The states of one parameter; paged ones are not the allocator's."""
     return [
         stream.allocate(state.unit, state.unit_bytes, "optimizer_states", ("optimizer", weight.name, "state"))
@@ -76,7 +76,7 @@ class Temporary:
 
     __slots__ = ("slot", "stream")
 
-    def __init__(self, stream: Stream, unit: Unit, unit_bytes: float, name: str, op: str) -> None:
+    def __init__(self, stream: RequestStream, unit: Unit, unit_bytes: float, name: str, op: str) -> None:
         self.stream = stream
         self.slot = stream.allocate(unit, unit_bytes, "optimizer_temporaries", ("optimizer", name, op))
 

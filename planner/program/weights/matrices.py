@@ -16,7 +16,6 @@ from planner.program.ops.collectives import entering, leaving
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
 from planner.program.view import LayerView
-from planner.program.weights.adapters import with_adapter
 from planner.program.weights.aqlm import linear_aqlm
 from planner.program.weights.awq import linear_awq
 from planner.program.weights.float8 import in_float8, linear_float8
@@ -25,6 +24,7 @@ from planner.program.weights.fused_adapters import fused_linear, is_fused
 from planner.program.weights.gptq import linear_gptq
 from planner.program.weights.int8 import linear_int8
 from planner.program.weights.lora import dropout
+from planner.program.weights.lora_operators import with_adapter
 
 __all__ = ["autocast", "base_product", "dropout", "linear", "product_4bit", "weight_copy"]
 

@@ -9,14 +9,14 @@ Ignored: what pruning the optimizer's states takes, twice a state of one factor.
 
 from __future__ import annotations
 
-from planner.anatomy.adapters import is_adapted
+from planner.anatomy.adapted_matrices import is_adapted
 from planner.domain.recipes.recipe import DTYPE_BYTES, Adapter
 from planner.program.job import Job
 from planner.program.ops.tensors import Unit
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 
 
-def merge_adapters(stream: Stream, job: Job, adapter: Adapter) -> None:
+def merge_adapters(stream: RequestStream, job: Job, adapter: Adapter) -> None:
     """The product and what it is scaled to;
     over a quantised base also the weight of the file and the sum, which is packed.
     """

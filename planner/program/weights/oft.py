@@ -9,7 +9,7 @@ Ignored: the index of a triangle while it is written.  ``oft_dropout`` is a modu
 
 from __future__ import annotations
 
-from planner.anatomy.adapters import oft_block_size
+from planner.anatomy.adapted_matrices import oft_block_size
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import Base, autocast

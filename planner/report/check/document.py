@@ -15,7 +15,7 @@ from planner.documents import DocumentPart, at, at_or_none, document_schema, doc
 from planner.domain.prediction import Verdict
 from planner.errors import ExitCode
 from planner.report.check.checked import Checked, worst_exit_code
-from planner.report.prediction.schema import AssumptionPart, Bytes, MaybeBytes, Real
+from planner.report.prediction.document import AssumptionPart, Bytes, MaybeBytes, Real
 from planner.searching.moves import LeverKind
 from planner.version import __version__
 

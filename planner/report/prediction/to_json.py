@@ -9,8 +9,8 @@ from planner.domain.recipes.flat_recipe import flat_recipe
 from planner.domain.recipes.recipe import Batch, Number, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
+from planner.report.prediction.document import JsonValue, MemoryPart, PredictionDocument
 from planner.report.prediction.explain import explanations
-from planner.report.prediction.schema import JsonValue, MemoryPart, PredictionDocument
 from planner.report.prediction.subject import Subject, exit_code_of, level_of
 from planner.report.prediction.value_sources import settled_coefficients, words_of
 from planner.version import __version__

@@ -12,7 +12,7 @@ from pydantic import Field
 from planner.documents import DocumentPart, at, at_or_none, document_schema, document_text
 from planner.domain.prediction import Verdict
 from planner.domain.term import Phase
-from planner.report.prediction.schema import (
+from planner.report.prediction.document import (
     ByteIntervalPart,
     Bytes,
     IntervalPart,

@@ -18,8 +18,8 @@ from planner.domain.term import PHASES
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
-from planner.program.stream import Stream
 
 SMALLEST_BYTES = 2048
 _CUBLAS = ("workspace", "cuBLAS workspace")
@@ -97,7 +97,7 @@ def of_program(job: Job, ignored: Collection[int], phases: Collection[str] = ())
     return found.requests
 
 
-def _end_of_micro_steps(stream: Stream) -> int:
+def _end_of_micro_steps(stream: RequestStream) -> int:
     """Where the last micro-step ends: a trace ends there, while the program steps and evaluates once more."""
     last = max(index for index, (_, phase) in enumerate(stream.phases) if phase == "backward_2")
     return stream.phases[last + 1][0] if last + 1 < len(stream.phases) else len(stream.events)

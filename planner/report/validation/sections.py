@@ -11,7 +11,7 @@ from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.rows import Comparison, OomResult, RowScore
 from planner.calibration.score.validate import MIN_GROUP_ROWS, SourceScore, Validation
 from planner.prediction import PRIORS
-from planner.records.reading import MAX_TOLD
+from planner.records.parsing import MAX_TOLD
 from planner.report.render.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import percent
 from planner.report.validation.phase_errors import phase_sections

@@ -58,7 +58,7 @@ def traced(cell: Cell) -> Traced:
     Raises:
         PlannerError: the cell cannot be traced; says why.
     """
-    from measure.trace.program import trace_events
+    from measure.trace.traced_job import trace_events
     from planner.allocator.documents.summary import summarize
 
     summary = summarize(trace_events(scenario_of(cell)))

@@ -1,4 +1,4 @@
-"""Which optimizers can step the DTensors of FSDP2: what `planner/intake/kernels.py` says of each,
+"""Which optimizers can step the DTensors of FSDP2: what `planner/intake/supported.py` says of each,
 against real steps.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 from planner.domain.recipes.optimizers import OPTIMIZERS, Optimizer
 from planner.domain.recipes.sharding import FSDP
-from planner.intake.kernels import cannot_step
+from planner.intake.supported import cannot_step
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

@@ -23,8 +23,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from planner.configs.document import read_document
 from planner.configs.read import recognise
+from planner.configs.yaml_or_json import read_document
 from planner.errors import PlannerError
 from tests.against_libraries.programs.table import CARD
 

@@ -17,7 +17,7 @@ import_or_skip("torch")
 import_or_skip("peft")
 
 from measure.trace.build import make_config, spare_layers
-from measure.trace.program import TraceOptions, trace_events, trace_records
+from measure.trace.traced_job import TraceOptions, trace_events, trace_records
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients

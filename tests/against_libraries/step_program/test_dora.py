@@ -9,14 +9,14 @@ import pytest
 from test_checkpoint_every import program_bytes
 from test_trained_layers import check, scenario_of
 
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.stack import DoraBranch
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
-from planner.throughput.job import job_of as timed_job_of
 from planner.throughput.terms import pass_seconds
+from planner.throughput.time_inputs import job_of as timed_job_of
 
 EQUAL: dict[str, dict[str, Any]] = {
     "kept": {"gradient_checkpointing": False},

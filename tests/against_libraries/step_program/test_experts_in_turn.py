@@ -26,7 +26,7 @@ from planner.program.job import job_of
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
-from planner.program.template import BACKWARD, FORWARD, Shape, Terms, run
+from planner.program.recorded_part import BACKWARD, FORWARD, Shape, Terms, run
 from planner.program.view import layer_view
 
 HIDDEN, WIDTH, EXPERTS, TOP_K, TOKENS = 256, 896, 8, 2, 512

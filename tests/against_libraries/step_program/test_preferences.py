@@ -17,7 +17,7 @@ from tests.extras import import_or_skip
 import_or_skip("torch")
 import_or_skip("peft")
 
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.term import Phase

@@ -12,7 +12,7 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.replay import replay
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags

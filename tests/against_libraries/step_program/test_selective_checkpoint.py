@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from test_checkpoint_every import program_bytes, scenario_of
 
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
 from planner.program.job import job_of
 from planner.throughput.flop import products_flop
-from planner.throughput.job import job_of as timed_job_of
+from planner.throughput.time_inputs import job_of as timed_job_of
 
 MODELS = ("llama-3.1-8b", "gpt-neox-20b", "gemma-2-9b", "qwen2.5-7b")
 

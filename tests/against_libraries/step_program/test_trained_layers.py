@@ -12,7 +12,7 @@ import pytest
 from matrix.models import small_fields, text_fields
 from test_checkpoint_every import program_bytes
 
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
@@ -26,9 +26,9 @@ from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
 from planner.report.trace.requests import differences
 from planner.throughput.flop import products_flop
-from planner.throughput.job import TimedJob
-from planner.throughput.job import job_of as timed_job_of
 from planner.throughput.terms import pass_seconds
+from planner.throughput.time_inputs import TimedJob
+from planner.throughput.time_inputs import job_of as timed_job_of
 from tests.extras import import_or_skip
 
 LAYERS = 5

@@ -83,7 +83,7 @@ def test_heads_exchanged_for_tokens(batch: int, checkpointing: bool) -> None:
     import_or_skip("torch")
     from parallel_trace import exchanging_heads
 
-    from measure.trace.program import trace_events
+    from measure.trace.traced_job import trace_events
 
     alone = scenario_of(Cell(0, "small", "llama-3.1-8b", "full", checkpointing, "flash2", batch, 512))
     whole = replace(alone.recipe, batch=replace(alone.recipe.batch, seq_len=1_024, tokens_per_sample=1_024))
@@ -104,7 +104,7 @@ def test_heads_exchanged_for_tokens(batch: int, checkpointing: bool) -> None:
 def test_the_dry_run_says_that_it_does_not_divide() -> None:
     """It would trace the whole model on each GPU."""
     import_or_skip("torch")
-    from measure.trace.program import trace_events
+    from measure.trace.traced_job import trace_events
 
     cell = Cell(0, "small", "llama-3.1-8b", "full", False, "sdpa", 1, 512)
     with pytest.raises(NotModelledError, match="share a batch"):

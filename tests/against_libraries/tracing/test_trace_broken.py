@@ -16,7 +16,7 @@ from scenarios import Setup
 from tiny_traces import small_config, small_scenario
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from measure.trace.program import trace_records
+from measure.trace.traced_job import trace_records
 from planner.errors import ExitCode, NotModelledError
 
 

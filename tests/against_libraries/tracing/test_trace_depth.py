@@ -10,7 +10,7 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-from measure.trace.program import TraceOptions, trace_events
+from measure.trace.traced_job import TraceOptions, trace_events
 from planner.allocator.documents.summary import summarize
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve

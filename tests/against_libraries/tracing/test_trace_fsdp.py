@@ -21,7 +21,7 @@ from scenarios import Setup, scenario
 from tiny_traces import small_config, small_scenario
 
 from measure.trace.labels import to_events
-from measure.trace.program import TraceOptions, sharded_records
+from measure.trace.traced_job import TraceOptions, sharded_records
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay
 from planner.domain.recipes.recipe import Batch

@@ -17,7 +17,7 @@ from scenarios import Setup
 from tiny_traces import CONFIGS, small_config, small_scenario
 
 from measure.trace.labels import to_events
-from measure.trace.program import trace_records
+from measure.trace.traced_job import trace_records
 from planner.allocator.events import AllocEvent
 from planner.domain.recipes.recipe import Numerics
 

@@ -18,9 +18,9 @@ from test_trace_fsdp import fsdp_llama
 from test_zero_shards import MODEL, OFFLOADED, Reports, reports  # noqa: F401, a fixture
 from tiny_traces import SHALLOW, small_config, small_scenario
 
-from measure.trace.host import HostMemory, host_memory
-from measure.trace.program import TraceOptions, host_of, sharded_records, trace_records
+from measure.trace.host_records import HostMemory, host_memory
 from measure.trace.record import Place, Record, TracedBlock
+from measure.trace.traced_job import TraceOptions, host_of, sharded_records, trace_records
 from planner.domain.recipes.recipe import Batch
 from planner.domain.recipes.sharding import ShardingName
 from planner.domain.scenario import Scenario

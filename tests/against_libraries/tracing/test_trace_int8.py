@@ -28,7 +28,7 @@ from tiny_traces import small_config, small_scenario
 from torch import nn
 
 from measure.trace.cuda.quantized import MatMul8bit, int8_stand_in
-from measure.trace.program import trace_records
+from measure.trace.traced_job import trace_records
 from measure.trace.tracer import Recorder
 from planner.domain.recipes.recipe import Numerics
 from planner.errors import NotModelledError

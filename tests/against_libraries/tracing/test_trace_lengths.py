@@ -15,7 +15,7 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-from measure.trace.program import trace_events
+from measure.trace.traced_job import trace_events
 from planner.allocator.blocks import Block
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
@@ -25,8 +25,8 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
+from planner.program.request_stream import RequestStream as Program
 from planner.program.step import step_of
-from planner.program.stream import Stream as Program
 from planner.units import MIB
 
 CAP, MEAN, BATCH, STEPS = 1024, 400, 2, 100

@@ -14,12 +14,12 @@ import_or_skip("peft")
 from scenarios import Setup
 from tiny_traces import small_config, small_scenario
 
-from measure.trace import program
+from measure.trace import traced_job
 from measure.trace.expansion import repeat
 from measure.trace.labels import to_events
 from measure.trace.period import Irregular, Pattern, find_pattern
-from measure.trace.program import TraceOptions, trace_records
 from measure.trace.record import Place, Record, TracedBlock
+from measure.trace.traced_job import TraceOptions, trace_records
 from planner.allocator.replay import replay
 from planner.domain.recipes.recipe import Numerics
 
@@ -65,7 +65,7 @@ def test_repeated_periods_equal_all_layers(name: str, setup: str, monkeypatch: p
     and the allocator's peaks in each phase are the same.
     """
     # layers that do not repeat would be traced one by one
-    monkeypatch.setattr(program, "Irregular", _NotCaughtError)
+    monkeypatch.setattr(traced_job, "Irregular", _NotCaughtError)
     case = small_scenario(name, SETUPS[setup], layers=LAYERS)
     config = small_config(name, case, layers=LAYERS)
     every = trace_records(case, config, TraceOptions(all_layers=True))

@@ -22,7 +22,7 @@ from torch import nn
 
 from measure.trace.cuda.quantized import _stand_in
 from measure.trace.labels import to_events
-from measure.trace.program import trace_records
+from measure.trace.traced_job import trace_records
 from planner.domain.recipes.recipe import Numerics
 from planner.errors import NotModelledError
 

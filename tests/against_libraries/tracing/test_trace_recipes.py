@@ -14,7 +14,7 @@ import_or_skip("peft")
 from scenarios import Setup
 from tiny_traces import built, fake_trace, real_trace, small_scenario
 
-from measure.trace.program import refuse_what_is_not_traced
+from measure.trace.traced_job import refuse_what_is_not_traced
 from planner.domain.recipes.recipe import Numerics
 from planner.errors import NotModelledError
 

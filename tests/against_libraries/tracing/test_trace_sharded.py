@@ -19,7 +19,7 @@ from test_zero_shards import CASES, MODEL, RANK, Reports, prediction, reports  #
 from tiny_traces import small_config, small_scenario
 
 from measure.trace.labels import to_events
-from measure.trace.program import TraceOptions, refuse_what_is_not_traced, sharded_records
+from measure.trace.traced_job import TraceOptions, refuse_what_is_not_traced, sharded_records
 from planner.allocator.documents.summary import summarize
 from planner.allocator.events import AllocEvent
 from planner.allocator.replay import replay

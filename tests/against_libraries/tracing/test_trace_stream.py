@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.build import materialize
 from measure.trace.record import Trace
-from measure.trace.step import run_step
 from measure.trace.tracer import Recorder
+from measure.trace.trainer_step import run_step
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import Numerics
 

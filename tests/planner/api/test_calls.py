@@ -13,7 +13,7 @@ import pytest
 
 import planner
 from planner.api.keywords import JobFlags, SearchFlags, SearchKeywords
-from planner.cli.flags import CHECK_OPTIONS, SEARCH_OPTIONS
+from planner.cli.command_options import CHECK_OPTIONS, SEARCH_OPTIONS
 from planner.cli.main import main
 from planner.errors import NotModelledError
 from planner.intake.given.flags import request_fields

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.document import MAX_DOCUMENT_BYTES, read_document
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
+from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, read_document
 from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.api.files import flags_of
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import TOOLS
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from tests.extras import needs
 

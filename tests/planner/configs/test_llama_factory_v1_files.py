@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.writing.tools import RULES
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 

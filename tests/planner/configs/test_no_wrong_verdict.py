@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags

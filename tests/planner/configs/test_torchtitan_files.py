@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.configs.read import read_config
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.errors import InputFileError, NotModelledError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags

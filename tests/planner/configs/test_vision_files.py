@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.configs.launchers.sharding import Beside
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.vision import Images
 from planner.errors import NotModelledError
 from planner.intake.given.config_file import read_config_file, with_flags

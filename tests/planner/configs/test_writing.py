@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from planner.configs.document import Document, read_document
+from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.launch_lines import Launch, launch_line
-from planner.configs.launchers.sharding import Beside
 from planner.configs.read import TOOLS, read_config
 from planner.configs.writing.edits import REMOVED, Edit
-from planner.configs.writing.engines import Files
+from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.text import trial_text, with_edits
 from planner.configs.writing.tools import RULES
 from planner.configs.writing.translate import edits_for
+from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError
 from planner.files.reading import reading_instead
 from planner.intake.given.fields import REQUEST_FIELDS

@@ -17,8 +17,8 @@ from planner.memory.liveness import phase_bytes, state_bytes
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
-from planner.program.stream import Stream
 
 PLACE = ("part", "module", "op")
 
@@ -28,7 +28,7 @@ def values_of(**given: object) -> dict[Unit, object]:
     return {unit: 1 if unit is Unit.ONE else given.get(unit.name, 0) for unit in Unit}
 
 
-def fullest(stream: Stream, values: Mapping[Unit, Number]) -> Number:
+def fullest(stream: RequestStream, values: Mapping[Unit, Number]) -> Number:
     """The fullest of all phases."""
     return maximum(*phase_bytes(stream, values).values())
 
@@ -37,7 +37,7 @@ def test_moments_by_hand() -> None:
     """10 bytes stay; 3 for each token, then 2 for each token, then 40 come and go:
     at 14 tokens 3 for each are more.
     """
-    stream = Stream()
+    stream = RequestStream()
     stream.enter("load")
     stream.allocate(Unit.ONE, 10, "weights", PLACE)
     stream.enter("forward")
@@ -53,7 +53,7 @@ def test_a_moment_that_is_less_by_one_unit_and_more_by_another_is_kept() -> None
     """4 for each token or 30 or 2 for each token and 12 more, of 0 to 20 tokens:
     each is the fullest somewhere.
     """
-    stream = Stream()
+    stream = RequestStream()
     stream.enter("forward")
     for made in ([(Unit.TOKENS, 4)], [(Unit.ONE, 30)], [(Unit.TOKENS, 2), (Unit.ONE, 12)]):
         slots = [stream.allocate(unit, n_bytes, "saved_activations", PLACE) for unit, n_bytes in made]

@@ -13,7 +13,7 @@ from planner.program.job import Job, job_of
 from planner.program.load import load
 from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Weight
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.units import KIB, MIB
 
 TABLE = 32_000 * 4_096
@@ -34,7 +34,7 @@ def with_stack(subject: Job, **switches: object) -> Job:
 
 def loaded(subject: Job) -> tuple[list[str], list[Weight]]:
     """Each request as ``+bytes`` or ``-bytes`` in the order of loading, and the record of parameters."""
-    stream, values = Stream(), unit_values(subject)
+    stream, values = RequestStream(), unit_values(subject)
     weights = load(stream, subject)
     sizes = [round(float(n * values[unit])) for n, unit in zip(stream.unit_bytes, stream.units, strict=True)]
     return [f"+{sizes[event]}" if event >= 0 else f"-{sizes[~event]}" for event in stream.events], weights

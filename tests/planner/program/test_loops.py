@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.anatomy.parameters import as_built, is_quantizable
+from planner.anatomy.quantized_matrices import as_built, is_quantizable
 from planner.catalog.stacks import load_stack
 from planner.domain.recipes.recipe import Recipe
 from planner.domain.uncertainty.coefficients import Coefficients

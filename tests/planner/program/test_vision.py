@@ -14,9 +14,9 @@ from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.runtime import Part
 from planner.program.step import parts_of
-from planner.program.template import BACKWARD, FORWARD
 
 WIDTH, PATCHES = 160, 24 * 36
 VISION = {

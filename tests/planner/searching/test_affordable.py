@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.api.job import answer_job
+from planner.api.answering import answer_job
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.searching import affordable

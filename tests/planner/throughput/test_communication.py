@@ -8,7 +8,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import hook_seconds, update_bytes
-from planner.throughput.job import TimedJob, job_of
+from planner.throughput.time_inputs import TimedJob, job_of
 
 
 def divided(optimizer: str) -> TimedJob:

@@ -15,11 +15,11 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.ops.work import Unpacking
-from planner.throughput.job import TimedJob, job_of
-from planner.throughput.kernels import expansion_seconds
+from planner.throughput.kernel_time import expansion_seconds
 from planner.throughput.offload import cpu_adam_seconds
 from planner.throughput.rates import accumulates_at_half_rate, reached_share
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
+from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA
 
 PRIORS = Coefficients()

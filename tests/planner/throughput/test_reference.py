@@ -10,7 +10,7 @@ from planner.domain.prediction import TimePrediction
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
 
 JOB = {
     "model": "llama-2-7b",

@@ -15,9 +15,9 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import HOOKS_PER_UNIT, hook_seconds, reduced_bytes, waiting_hook_seconds
-from planner.throughput.job import TimedJob, job_of
-from planner.throughput.step import predict_time
+from planner.throughput.step_time import predict_time
 from planner.throughput.terms import pass_seconds
+from planner.throughput.time_inputs import TimedJob, job_of
 
 PRIORS = Coefficients()
 MISTRAL: dict[str, Any] = {

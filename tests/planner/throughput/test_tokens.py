@@ -18,9 +18,9 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.ops.work import FusedAttention
-from planner.throughput.job import TimedJob, job_of
-from planner.throughput.kernels import attention_seconds
-from planner.throughput.step import both_busy_seconds, predict_time
+from planner.throughput.kernel_time import attention_seconds
+from planner.throughput.step_time import both_busy_seconds, predict_time
+from planner.throughput.time_inputs import TimedJob, job_of
 
 PRIORS = Coefficients()
 NATURAL = {

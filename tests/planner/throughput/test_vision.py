@@ -12,8 +12,8 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.flop import model_flop
-from planner.throughput.job import TimedJob, job_of
 from planner.throughput.terms import pass_seconds, tower_seconds
+from planner.throughput.time_inputs import TimedJob, job_of
 
 PATCHES = 24 * 36
 VISION = {

@@ -18,7 +18,7 @@ from planner.allocator.documents.history_file import pack_history
 from planner.catalog.location import data_dir
 from planner.catalog.models import model_entry
 from planner.configs.launchers import accelerate, zero
-from planner.configs.shared import harmless, trainer
+from planner.configs.shared import harmless, trainer_arguments
 from planner.configs.tools import hf_trainer, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_optimizers
@@ -51,7 +51,7 @@ CONFIG_KEYS = sorted(
             hf_trainer,
             llama_factory,
             llama_factory_optimizers,
-            trainer,
+            trainer_arguments,
             trl,
             zero,
         )

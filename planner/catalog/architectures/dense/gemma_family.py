@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms, with_windows
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import gated_mlp, rms, separate_qkv, with_scaling
 from planner.catalog.architectures.vision.square_vision import siglip_tower
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field

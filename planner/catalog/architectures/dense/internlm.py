@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import fused_qkv, gated_mlp, lm_head, rms, token_embedding
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
@@ -18,7 +19,6 @@ from planner.catalog.architectures.dense.llama_family import (
     with_windows,
 )
 from planner.catalog.architectures.dense.stablelm import read_cohere
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import group_layers, plain_mlp, rms, separate_qkv
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block, with_windows
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp, rms, separate_qkv
 from planner.catalog.architectures.windows import FULL, SLIDING, layer_windows, window_field
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
 from planner.catalog.architectures.parts import (
     layer_norm,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import fused_gated_mlp, fused_qkv, rms, rotary_width
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, with_windows
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import fused_experts, rms, router, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import alternating_types, layer_windows, window_field

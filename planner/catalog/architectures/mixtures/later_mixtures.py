@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
     head_norms,
     wide_head_norms,
 )
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import SPLIT_NAMES, experts_of, shared_experts
 from planner.catalog.architectures.parts import (
     fused_experts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
@@ -17,7 +18,6 @@ from planner.catalog.architectures.dense.llama_family import (
     wide_head_norms,
     with_windows,
 )
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import (
     fused_experts,
     gated_mlp,

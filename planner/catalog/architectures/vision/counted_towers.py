@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import read_llama
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, rms
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import clip_tower, language_model, siglip_layers

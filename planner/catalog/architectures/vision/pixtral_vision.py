@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.parts import gated_mlp, rms
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import language_model

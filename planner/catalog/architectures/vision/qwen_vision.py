@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import (
     attention_of,
     decoder,
@@ -16,7 +17,6 @@ from planner.catalog.architectures.dense.llama_family import (
     llama_block,
     with_windows,
 )
-from planner.catalog.architectures.fields import ConfigFields
 from planner.catalog.architectures.mixtures.moe_family import read_qwen3_moe
 from planner.catalog.architectures.parts import gated_mlp, layer_norm, plain_mlp, rms
 from planner.catalog.architectures.windows import qwen_windows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.catalog.architectures.fields import ConfigFields
+from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.parts import layer_norm, plain_mlp
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.domain.attention_shape import AttentionSpec

@@ -6,14 +6,14 @@ utils/config/__init__.py.
 
 from __future__ import annotations
 
-from planner.configs.launchers.sharding import Beside, FsdpKeys, read_fsdp
-from planner.configs.reading import Reading
+from planner.configs.launchers.fsdp_keys import Beside, FsdpKeys, read_fsdp
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
+from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preferences import axolotl_task, read_precomputed
-from planner.configs.shared.trained import read_lisa, read_unfrozen
-from planner.configs.shared.trainer import (
+from planner.configs.shared.preference_tasks import axolotl_task, read_precomputed
+from planner.configs.shared.trainer_arguments import (
     OPTIMIZERS,
     ends_by_steps,
     read_batches,

@@ -6,7 +6,7 @@ core/trainers/base.py additional_accelerator_args.
 
 from __future__ import annotations
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.rollouts import read_rollout
-from planner.configs.shared.trainer import read_attention
+from planner.configs.shared.trainer_arguments import read_attention
 from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
 
 _LANGUAGE_MODEL = re.compile(

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import re
 
-from planner.configs.launchers.sharding import Beside
-from planner.configs.reading import Reading
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
-from planner.configs.shared.preferences import OTHER_REFERENCES, llama_factory_task, read_likelihood
-from planner.configs.shared.trained import read_freeze
-from planner.configs.shared.trainer import need_precision, read_distribution, read_precision, read_trainer
+from planner.configs.shared.preference_tasks import OTHER_REFERENCES, llama_factory_task, read_likelihood
+from planner.configs.shared.trainer_arguments import (
+    need_precision,
+    read_distribution,
+    read_precision,
+    read_trainer,
+)
 from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     drop_trainers_switch,
     read_manner,

@@ -5,7 +5,7 @@ Source: llamafactory 0.9.5 model/model_utils/checkpointing.py, the same in 0.9.0
 
 from __future__ import annotations
 
-from planner.configs.reading import Reading
+from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 
 _OFF = "disable_gradient_checkpointing"

@@ -6,7 +6,7 @@ what it refuses, hparams/parser.py:388-398 (the same in 0.7.1 for GaLore and BAd
 
 from __future__ import annotations
 
-from planner.configs.reading import Alone, Reading
+from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import UsageError, show
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 
-from planner.configs.document import read_document
-from planner.configs.launchers.deepspeed import read_deepspeed
-from planner.configs.launchers.sharding import DEEPSPEED_FILE, Beside, referred
-from planner.configs.reading import Reading
+from planner.configs.launchers.deepspeed_json import read_deepspeed
+from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, referred
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.trained import read_freeze
-from planner.configs.shared.trainer import ATTENTIONS, ends_by_steps
+from planner.configs.shared.trainer_arguments import ATTENTIONS, ends_by_steps
 from planner.configs.tools.llama_factory.llama_factory_v1_task import read_quantization, read_task
+from planner.configs.yaml_or_json import read_document
 from planner.errors import UsageError, show
 
 TOOL = "LLaMA-Factory v1 ff6d4d1"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import Task
 from planner.errors import UsageError, show

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from math import isqrt
 
-from planner.configs.reading import IMAGES_UNSAID, Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
 
 _MAX_PIXELS = 768 * 768

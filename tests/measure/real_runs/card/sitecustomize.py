@@ -265,7 +265,7 @@ def patch_driver(library: ModuleType) -> None:
         setattr(library, name, answer)
 
 
-PATCHES = {"torch": patch_torch, "pynvml": patch_driver, "measure.worker.probes.device": patch_probe}
+PATCHES = {"torch": patch_torch, "pynvml": patch_driver, "measure.worker.probes.device_memory": patch_probe}
 
 
 class After(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -9,7 +9,7 @@ import pytest
 
 from planner.calibration.fit.calibrate import ANYTHING, Fitted, calibrate
 from planner.calibration.fit.personal import calibrate_machine
-from planner.domain.environment import Environment
+from planner.domain.measured_on import Environment
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
 from planner.intake.given.request import from_record

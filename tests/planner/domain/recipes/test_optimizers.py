@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.configs.shared import trainer
+from planner.configs.shared import trainer_arguments
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, OPTIMIZERS
-from planner.throughput.kernels import UPDATES
+from planner.throughput.kernel_time import UPDATES
 from tests.extras import import_or_skip
 
 
@@ -17,14 +17,14 @@ def test_a_name_of_the_trainer_is_that_of_one_optimizer_and_exists() -> None:
     """Config files and real runs use the same names, which Transformers takes."""
     transformers = import_or_skip("transformers")
     names = [name for facts in OPTIMIZER_FACTS.values() for name in facts.trainer_names]
-    assert sorted(names) == sorted(trainer.OPTIMIZERS)
+    assert sorted(names) == sorted(trainer_arguments.OPTIMIZERS)
     assert set(names) <= {each.value for each in transformers.training_args.OptimizerNames}
 
 
 def test_an_optimizer_that_only_tools_make_has_no_name_in_the_trainer() -> None:
     """`optim` says nothing where a tool's own key chose one."""
     tools = {name for name, facts in OPTIMIZER_FACTS.items() if facts.library == "tool"}
-    assert tools == set(trainer.OWN_OPTIMIZERS)
+    assert tools == set(trainer_arguments.OWN_OPTIMIZERS)
 
 
 def test_optimizers_of_bitsandbytes_are_issued_tensor_by_tensor() -> None:

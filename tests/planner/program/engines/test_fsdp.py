@@ -15,8 +15,8 @@ from planner.program.engines.groups import around
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
-from planner.program.stream import Stream
 
 N, LAYERS, WIDTH = 8, 32, 4_096
 TABLE = 32_000 * WIDTH
@@ -48,7 +48,7 @@ def rows(subject: Job, phase: str) -> list[Row]:
     return [found for found, here in _rows(stream, subject) if here == phase]
 
 
-def _rows(stream: Stream, subject: Job) -> list[tuple[Row, str]]:
+def _rows(stream: RequestStream, subject: Job) -> list[tuple[Row, str]]:
     values, begins, phase, found = unit_values(subject), dict(stream.phases), "", []
     for index, event in enumerate(stream.events):
         phase = begins.get(index, phase)
@@ -202,7 +202,7 @@ def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> Non
 
 def test_a_module_is_found_among_the_events_of_a_part() -> None:
     """Frees after its last allocation are its own."""
-    stream = Stream()
+    stream = RequestStream()
     slots = [
         stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")
     ]

@@ -13,8 +13,8 @@ from planner.program.engines.params import Param
 from planner.program.engines.partition import FlatGroup, merged, sent_together
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
-from planner.program.stream import Stream
 
 # Parameters of Qwen2.5-0.5B, whose head is its token table; norms and biases among them.
 TRAINED, VECTORS = 494_032_768, 24 * (896 + 128 + 128 + 2 * 896) + 896
@@ -29,7 +29,7 @@ FLAGS = {
 }
 
 
-def stream_of(**flags: str) -> tuple[Stream, dict[int, int]]:
+def stream_of(**flags: str) -> tuple[RequestStream, dict[int, int]]:
     """The stream of a job and the bytes of each of its slots."""
     job = job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
     stream, values = step_of(job), unit_values(job)
@@ -40,12 +40,12 @@ def stream_of(**flags: str) -> tuple[Stream, dict[int, int]]:
     return stream, sizes
 
 
-def allocated(stream: Stream, sizes: dict[int, int], op: str) -> list[int]:
+def allocated(stream: RequestStream, sizes: dict[int, int], op: str) -> list[int]:
     """Bytes of every allocation of one name, in order."""
     return [sizes[event] for event in stream.events if event >= 0 and stream.place(event)[2] == op]
 
 
-def left(stream: Stream, sizes: dict[int, int]) -> Counter[str | None]:
+def left(stream: RequestStream, sizes: dict[int, int]) -> Counter[str | None]:
     """Bytes that are allocated at the end, by term; nothing is freed twice or before it is made."""
     alive: set[int] = set()
     for event in stream.events:

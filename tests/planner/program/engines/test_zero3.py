@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from planner.program.engines.coordinator import Coordinator, Live, Module
 from planner.program.engines.deepspeed import Purpose
+from planner.program.engines.deepspeed_settings import Settings
 from planner.program.engines.params import Param
-from planner.program.engines.settings import Settings
 from tests.planner.program.engines.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 SETTINGS = Settings(

@@ -22,8 +22,8 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
-from planner.throughput.generation import cache_bytes_per_token
-from planner.throughput.step import predict_time
+from planner.throughput.generation_time import cache_bytes_per_token
+from planner.throughput.step_time import predict_time
 
 DRY_RUNS = Path(__file__).parents[3] / "against_libraries/programs/grpo.csv"
 SAID: dict[str, Any] = {

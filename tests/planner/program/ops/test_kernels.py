@@ -14,7 +14,7 @@ from planner.domain.recipes.parallel import ALONE
 from planner.program.ops.kernels import fused_attention, kernel_of
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
-from planner.program.template import Shape, Template, Terms, run
+from planner.program.recorded_part import Shape, Template, Terms, run
 from planner.program.view import Dtypes, LayerView
 
 HEADS, SHARED, WIDTH = 4, 2, 64

@@ -17,7 +17,7 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Dtype, Unit
 from planner.program.parameters import Shape, Weight
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.program.update.optimizer import optimizer_step
 from planner.program.update.states import states_of
 
@@ -44,7 +44,7 @@ def matrix(rows: int, columns: int, dtype: Dtype = "fp32") -> Weight:
 
 def stepped(subject: Job, weights: list[Weight], *, first: bool = True) -> list[int]:
     """Bytes of each request, negative where they are freed."""
-    stream, values = Stream(), unit_values(subject)
+    stream, values = RequestStream(), unit_values(subject)
     optimizer_step(stream, subject, weights, first=first)
     sizes = [round(float(n * values[unit])) for n, unit in zip(stream.unit_bytes, stream.units, strict=True)]
     return [sizes[event] if event >= 0 else -sizes[~event] for event in stream.events]

@@ -10,7 +10,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
-from planner.program.stream import Stream
+from planner.program.request_stream import RequestStream
 from planner.program.weights.merge import merge_adapters
 
 
@@ -29,7 +29,7 @@ def test_the_largest_matrix_is_merged(method: str, element_bytes: int) -> None:
     }
     job = job_of(resolve(from_flags(flags)), Coefficients())
     assert job.recipe.adapter is not None
-    stream = Stream()
+    stream = RequestStream()
     merge_adapters(stream, job, job.recipe.adapter)
     sizes = [
         stream.unit_bytes[event] if event >= 0 else -stream.unit_bytes[~event] for event in stream.events

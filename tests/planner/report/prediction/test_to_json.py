@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from planner.domain.term import TimeTerm
-from planner.report.prediction.schema import PredictionDocument
+from planner.report.prediction.document import PredictionDocument
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import prediction_document, to_json
 from tests.planner.report.prediction.made import (

@@ -15,7 +15,7 @@ from planner.program.head.heads import by_heads, split
 from planner.program.layers.rotary import rotated
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor
-from planner.program.template import Shape, Template, Terms, run
+from planner.program.recorded_part import Shape, Template, Terms, run
 from planner.program.view import LayerView
 
 WHOLE = 2 * 8 * 2

@@ -13,7 +13,7 @@ from planner.program.layers.attention.eager import eager
 from planner.program.ops.autograd import run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Node, Tensor, Unit
-from planner.program.template import FORWARD, FORWARD_NEXT, Shape, Terms, run
+from planner.program.recorded_part import FORWARD, FORWARD_NEXT, Shape, Terms, run
 from planner.program.view import Dtypes, LayerView
 
 LLAMA = AttentionSpec(n_heads=2, n_kv_heads=2, head_dim=4, value_head_dim=4)

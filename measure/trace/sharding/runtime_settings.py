@@ -1,0 +1,175 @@
+"""What the sharding runtime of a scenario is told: stage, sizes of buckets, streams."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from measure.trace.sharding.sharded_parameters import TracedParameter
+from planner.domain.recipes.recipe import DTYPE_BYTES
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Zero12Upload
+
+# DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19.8 runtime/zero/config.py.
+_REDUCE_BUCKET = 500_000_000
+_PREFETCH_BUCKET = 50_000_000
+_PERSISTENCE = 100_000
+_MAX_LIVE = 1_000_000_000
+_MAX_REUSE_DISTANCE = 1_000_000_000
+_SUB_GROUP = 1_000_000_000
+_FP32 = 4
+# What "auto" stands for in transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
+_PREFETCH_SHARE = 0.9
+_PERSISTENCE_WIDTHS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """How DeepSpeed keeps what it offloads: what is pinned,
+    and how stages 1 and 2 send updated weights back.
+    """
+
+    pins: bool
+    pins_masters: bool
+    upload: Zero12Upload
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSettings:
+    """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
+    ``world`` the number of processes.  ``waits_for_copies``: stage 3 waits for each gradient's copy to an
+    offloaded optimizer.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before
+    each step.
+
+    ``rank`` is the process that is traced.
+    """
+
+    stage: int
+    world: int
+    element_bytes: int
+    bucket_elements: int
+    overlaps: bool
+    accumulates: bool
+    offloads_optimizer: bool
+    offloads_params: bool
+    host: HostSettings
+    quantized: bool
+    waits_for_copies: bool
+    checks_overflow: bool
+    prefetch_elements: int
+    persistence_elements: int
+    rank: int
+    max_live_elements: int = _MAX_LIVE
+    max_reuse_elements: int = _MAX_REUSE_DISTANCE
+    sub_group_elements: int = _SUB_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpSettings:
+    """An FSDP2 run: every parameter is divided over ``shards`` processes along its first dimension, padded.
+
+    ``mixed``: shards are cast to 16-bit to be gathered.  ``quantized``: the base is of k-bit matrices, and
+    whole on every GPU before it is divided.  ``replicates``: the shards of a node are repeated on others.
+    """
+
+    shards: int
+    mixed: bool
+    quantized: bool
+    offloads: bool
+    accumulates: bool
+    replicates: bool
+    reshards_after_forward: bool
+
+    def stored_bytes(self, parameter: TracedParameter) -> int:
+        """Bytes of each element of a shard: fp32 where it is trained in mixed precision,
+        unless the base is of 4-bit matrices.
+
+        Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
+        which upcasts trained 16-bit parameters.
+        """
+        if not self.mixed:
+            return parameter.element_bytes
+        return _FP32 if parameter.trained and not self.quantized else parameter.stored_bytes
+
+    def shard_shape(self, parameter: TracedParameter) -> tuple[int, ...]:
+        """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py
+        (``padded_sharded_size``).
+        """
+        rows, *rest = parameter.shape
+        return (-(-rows // self.shards), *rest)
+
+    def shard_elements(self, parameter: TracedParameter) -> int:
+        """Elements of the padded shard."""
+        return math.prod(self.shard_shape(parameter))
+
+
+def fsdp_settings(scenario: Scenario) -> FsdpSettings:
+    """The settings of an FSDP2 scenario."""
+    recipe, hardware = scenario.recipe, scenario.hardware
+    hybrid = recipe.sharding.scope == "node"
+    return FsdpSettings(
+        shards=int(recipe.sharding.shards(hardware)),
+        mixed=recipe.numerics.mixed,
+        quantized=recipe.numerics.quantization != "none",
+        offloads=recipe.offloads_params,
+        accumulates=int(recipe.batch.grad_accum) > 1,
+        replicates=hybrid and int(hardware.nodes) > 1,
+        reshards_after_forward=recipe.sharding.divides_weights,
+    )
+
+
+def makes_buckets_early(scenario: Scenario) -> bool:
+    """Whether stage 1 or 2 makes its buckets before the loss runs backward, as DeepSpeed does up to 0.18.2.
+
+    Source: the switch ``zero12_early_buckets`` of the stack's DeepSpeed version,
+    with its places in DeepSpeed.
+    """
+    return scenario.recipe.sharding.is_zero12 and scenario.stack.zero12_early_buckets
+
+
+def reference_settings(settings: ZeroSettings) -> ZeroSettings:
+    """Those of the engine of a second model: nobody fills in what is ``auto`` for it,
+    so that DeepSpeed's own values hold.
+
+    Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed; DeepSpeed 0.19.8 runtime/config_utils.py.
+    """
+    return replace(settings, prefetch_elements=_PREFETCH_BUCKET, persistence_elements=_PERSISTENCE)
+
+
+def zero_settings(scenario: Scenario) -> ZeroSettings:
+    """The settings of a DeepSpeed scenario, as the Trainer finishes them with the bucket sizes of the stack.
+
+    Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8
+    runtime/zero/config.py (stage 3 overlaps by default); the switches ``zero_auto_buckets``,
+    ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``.
+    """
+    recipe, stack = scenario.recipe, scenario.stack
+    stage, width = recipe.sharding.zero_stage, scenario.model.hidden_size
+    auto = stack.zero_auto_buckets
+    bucket = (
+        (width * width if auto else _REDUCE_BUCKET)
+        if stage == 3
+        else stack.zero12_bucket_elements or width * width
+    )
+    world = int(scenario.hardware.world_size)
+    return ZeroSettings(
+        stage=stage,
+        world=world,
+        rank=world - 1,
+        element_bytes=DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else 4,
+        bucket_elements=bucket,
+        overlaps=stage == 3 or stack.zero12_overlap,
+        accumulates=int(recipe.batch.grad_accum) > 1,
+        offloads_optimizer=recipe.offloads_optimizer,
+        offloads_params=recipe.offloads_params,
+        quantized=recipe.numerics.quantization != "none",
+        waits_for_copies=recipe.offloads_optimizer and stack.zero3_waits_for_copies,
+        checks_overflow=recipe.numerics.precision == "fp16-mixed",
+        host=HostSettings(
+            stack.pins_offload,
+            stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),
+            stack.zero12_upload,
+        ),
+        prefetch_elements=int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET,
+        persistence_elements=_PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE,
+    )

@@ -1,0 +1,102 @@
+"""The modules' side of a sharded step: micro-steps that hand each gradient over as it comes,
+with marks for the runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from measure.recipe.adapters import DTYPES
+from measure.recipe.optimizers import parameter_groups
+from measure.trace.cuda.quantized import is_packed
+from measure.trace.record import ParameterNote
+from measure.trace.sharding.fsdp_units import TracedUnit, UnitHooks, make_units, unit_of
+from measure.trace.sharding.marks import mark_gradients, put_mark
+from measure.trace.sharding.module_hooks import hook_modules
+from measure.trace.sharding.runtime_settings import makes_buckets_early
+from measure.trace.sharding.sharded_parameters import FROZEN
+from measure.trace.tracer import Recorder
+from measure.trace.trainer_step import BackwardHooks, Inputs, losses_of, micro_step, prepare
+from planner.domain.scenario import Scenario
+
+
+def cast_for_engine(model: Any, scenario: Scenario) -> None:
+    """The dtypes that the modules compute with: 16-bit throughout where the precision is mixed,
+    and no autocast.
+
+    ZeRO-3 leaves adapters as PEFT made them where the base was made inside ``zero.Init``, which k-bit ones
+    are not.  Packed k-bit matrices stay as they are.
+    Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``;
+    torch 2.13 distributed/fsdp MixedPrecisionPolicy.
+    """
+    recipe = scenario.recipe
+    if not recipe.numerics.mixed:
+        return
+    dtype = DTYPES[recipe.numerics.compute_dtype]
+    keeps_adapters = recipe.sharding.is_zero3 and recipe.numerics.quantization == "none"
+    for name, tensor in model.named_parameters():
+        adapter = ".lora_" in name or ".modules_to_save." in name
+        tensor.stored_bytes = tensor.element_size()
+        if tensor.is_floating_point() and not is_packed(tensor) and not (adapter and keeps_adapters):
+            tensor.data = tensor.data.to(dtype)
+
+
+def run_sharded_step(
+    model: Any, scenario: Scenario, recorder: Recorder, layer_list: str, reference: Any = None
+) -> None:
+    """The micro-steps; what lies between them is the runtime's,
+    which is executed over the records afterwards.
+
+    ``reference``: the model that a policy is compared with, which an engine of its own divides.
+    """
+    recipe = scenario.recipe
+    prepare(model, scenario)
+    if reference is not None:
+        prepare(reference, scenario)
+        note_parameters(reference, recorder, [])
+        hook_modules(reference, recorder)
+    units = make_units(model, layer_list, scenario.stack.fsdp2_units) if recipe.uses_fsdp else []
+    note_parameters(model, recorder, units)
+    hooks = UnitHooks(model, units, recorder)
+    if recipe.sharding.is_zero3:
+        hook_modules(model, recorder)
+    batch = Inputs(recipe, model.config.get_text_config().vocab_size)
+    losses = losses_of(model, reference, scenario, recorder)
+    mark_gradients(model, recorder)
+
+    def begins() -> None:
+        if makes_buckets_early(scenario):
+            put_mark(recorder, "start_of_backward", "")
+
+    def ended() -> None:
+        hooks.end_of_backward()
+        put_mark(recorder, "end_of_backward", "")
+
+    with recorder:
+        for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
+            micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
+        recorder.close()
+
+
+def note_parameters(model: Any, recorder: Recorder, units: list[TracedUnit]) -> None:
+    """Say on the block of each parameter which one it is; ``units`` are those of FSDP."""
+    numbers: dict[torch.Tensor, int] = {}
+    for number, group in enumerate(parameter_groups(model)):
+        numbers |= dict.fromkeys(group, number)
+    for full_name, tensor in model.named_parameters():
+        block = recorder.block_of(tensor)
+        if block is not None:
+            module, _, name = full_name.rpartition(".")
+            unit = unit_of(module, units) if units else None
+            block.parameter = ParameterNote(
+                name,
+                tuple(tensor.shape),
+                tensor.element_size(),
+                numbers.get(tensor, FROZEN),
+                "" if unit is None else unit.place,
+                unit is not None and unit.stays_whole,
+                getattr(tensor, "stored_bytes", tensor.element_size()),
+                tensor.is_floating_point(),
+            )

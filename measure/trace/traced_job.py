@@ -1,0 +1,275 @@
+"""Scenario -> allocation events: the whole trace of one training step."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from measure.trace.build import Built, build_on_meta, make_config, materialize, prediction_answers
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
+from measure.trace.cuda.shims import Situation, shims
+from measure.trace.expansion import repeat
+from measure.trace.host_records import HostMemory, host_memory
+from measure.trace.labels import to_events
+from measure.trace.layers import layer_pattern, shortened
+from measure.trace.period import TRACED_PERIODS, Irregular
+from measure.trace.record import Record, Trace
+from measure.trace.sharding.apply import apply_runtime
+from measure.trace.sharding.ddp import with_buckets
+from measure.trace.sharding.sharded_step import cast_for_engine, note_parameters, run_sharded_step
+from measure.trace.tracer import Recorder
+from measure.trace.trainer_step import run_step
+from planner.allocator.events import AllocEvent
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.sharding import FSDP1, HSDP1
+from planner.domain.scenario import Scenario
+from planner.domain.stack import Stack
+from planner.errors import NotModelledError, PlannerError
+
+_OFFLOADS = ("none", "optimizer", "params", "optimizer+params")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """How to trace.  ``all_layers`` runs every layer instead of one period of them."""
+
+    all_layers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One training step: every allocation and free on the card, and the host memory of each process."""
+
+    events: list[AllocEvent]
+    host: HostMemory
+
+
+def trace_step(scenario: Scenario, options: TraceOptions = TraceOptions()) -> TracedStep:
+    """One training step of one rank.
+
+    Raises:
+        NotModelledError: something that is not traced; says what, and what to do.
+    """
+    refuse_what_is_not_traced(scenario)
+    with _own_garbage_only():
+        recorded = sharded_records if scenario.recipe.sharding.communicates else trace_records
+        records = recorded(scenario, make_config(scenario), options)
+        return TracedStep(to_events(records), host_of(records, scenario))
+
+
+def host_of(records: list[Record], scenario: Scenario) -> HostMemory:
+    """The host memory in ``records``, pinned as the scenario's stack pins."""
+    rounds = not scenario.stack.pins_if_room
+    return host_memory(records, rounds_pinned=rounds, processes=int(scenario.hardware.gpus_per_node))
+
+
+def trace_events(scenario: Scenario, options: TraceOptions = TraceOptions()) -> list[AllocEvent]:
+    """The events of :func:`trace_step`."""
+    return trace_step(scenario, options).events
+
+
+@contextmanager
+def _own_garbage_only() -> Iterator[None]:
+    """Collect garbage only where the step itself says so, and look at nothing that is older than the trace.
+
+    Imported libraries hold some million objects: each collection of them takes as long as a quarter of a
+    trace.  Without automatic collections a tensor in a cycle goes at the end of its micro-step, every time at
+    the same place.
+    """
+    was_on, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if not was_frozen:
+            gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+def sharded_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
+    """Records of one rank of a sharded run: the runtime is executed over those of the whole model."""
+    records = trace_records(scenario, config, options)
+    return apply_runtime(records, scenario) if _is_sharded(scenario) else with_buckets(records)
+
+
+def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
+    """Records of the whole model, from a few periods of its layers where they repeat."""
+    if not options.all_layers and not scenario.recipe.train_layers:
+        pattern = layer_pattern(scenario, config)
+        if pattern.periods > TRACED_PERIODS:
+            built = build_on_meta(scenario, shortened(config, pattern.traced_layers))
+            try:
+                return repeat(trace_built(scenario, built).records, pattern)
+            except Irregular:
+                pass  # every layer is traced instead, which is slower and needs no pattern
+    return trace_built(scenario, build_on_meta(scenario, config)).records
+
+
+def trace_built(scenario: Scenario, built: Built) -> Trace:
+    """The step of a model on meta, recorded on fake tensors.
+
+    Raises:
+        NotModelledError: a module that cannot run on fake tensors, with its name and the operator.
+    """
+    products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
+    recorder = Recorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
+    batch = scenario.recipe.batch
+    situation = Situation(
+        batch.is_padded,
+        recorder,
+        int(batch.rows * batch.tokens_per_sample),
+        scenario.hardware.gpu.counted_multiprocessors,
+    )
+    if _is_sharded(scenario):
+        cast_for_engine(built.model, scenario)
+    models = [each for each in (built.model, built.reference) if each is not None]
+    for each in models[1:] if _is_sharded(scenario) else []:
+        cast_for_engine(each, scenario)
+    with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):
+        try:
+            for number, model in enumerate(models):
+                materialize(model, recorder, number)
+            if _is_sharded(scenario):
+                run_sharded_step(built.model, scenario, recorder, built.layer_list, built.reference)
+            else:
+                note_parameters(built.model, recorder, [])
+                run_step(built.model, scenario, recorder, built.reference)
+        except (PlannerError, MemoryError):
+            raise
+        except Exception as error:
+            raise NotModelledError(_broken(scenario, recorder, error)) from error
+    return recorder.trace
+
+
+def _is_sharded(scenario: Scenario) -> bool:
+    return scenario.recipe.uses_deepspeed or scenario.recipe.uses_fsdp
+
+
+def _broken(scenario: Scenario, recorder: Recorder, error: Exception) -> str:
+    """The sentence for a module that cannot run on fake tensors: operator, module, what happened,
+    and the way out if any.
+    """
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        what = "needs values, which fake tensors do not have"
+    else:
+        first_line = str(error).strip().partition("\n")[0][:200]
+        what = f"fails on fake tensors ({type(error).__name__}: {first_line})"
+    # torch names the operator where it could not run one; else it is the one before the failure.
+    operator = getattr(error, "func", None) or recorder.last_operator or "(none)"
+    return (
+        f"model '{scenario.model.id}' cannot be traced: operator {operator} in module "
+        f"{recorder.last_path or '(none)'} {what}{prediction_answers(scenario.model)}"
+    )
+
+
+def refuse_what_is_not_traced(scenario: Scenario) -> None:
+    """Refuse a scenario whose events would be wrong.
+
+    Raises:
+        NotModelledError: names the setting and the way out.
+    """
+    recipe, stack = scenario.recipe, scenario.stack
+    trained = (
+        recipe.adapter.dtype
+        if recipe.adapter
+        else "fp32"
+        if stack.trainable_fp32
+        else recipe.numerics.load_dtype
+    )
+    unscales = recipe.numerics.precision == "fp16-mixed"
+    wider = "--adapter-dtype fp32" if recipe.adapter else "--load-dtype fp32"
+    refused = (
+        *_untraced_divisions(recipe),
+        (
+            unscales and trained == "fp16" and not recipe.uses_deepspeed,
+            "fp16 gradients under loss scaling, which torch refuses to unscale,",
+            wider,
+        ),
+        (
+            recipe.rollout is not None,
+            f"task '{recipe.task}'",
+            "the dry run of its script (measure trace --gpu CARD -- PROGRAM)",
+        ),
+        (recipe.offload not in _OFFLOADS, f"offload '{recipe.offload}'", "--offload optimizer or none"),
+        *_divided_kbit_bases(recipe),
+        (
+            recipe.has_reference_model
+            and (recipe.uses_deepspeed or recipe.uses_fsdp)
+            and not recipe.sharding.is_zero3,
+            f"a second model as the reference under {recipe.sharding}",
+            "--sharding ddp or none",
+        ),
+        *_untraced_stacks(recipe, stack),
+    )
+    for applies, what, way_out in refused:
+        if applies:
+            raise NotModelledError(
+                f"{what} cannot be traced yet; use {way_out}, or ask for a prediction: plan --model ..."
+            )
+
+
+def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+    """What is divided, or computed in fp8, in a way that is not traced: whether it is so, what it is,
+    the way out.
+    """
+    return (
+        (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
+        (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
+        (recipe.parallel.hpz > 1, "a second copy of weights (hpz)", "no --hpz"),
+        (recipe.sharding in (FSDP1, HSDP1), f"sharding '{recipe.sharding}'", "--sharding fsdp"),
+        (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
+    )
+
+
+def _untraced_stacks(recipe: Recipe, stack: Stack) -> tuple[tuple[bool, str, str], ...]:
+    """What a stack does that is not traced: whether it does so here, what it is, the way out."""
+    untraced = (
+        (stack.fused_norm or stack.fused_mlp, "the fused kernels"),
+        (recipe.gradient_checkpointing and stack.checkpoints_parts, "the checkpointing"),
+        (stack.prepares_unquantized, "the preparation of unquantised bases"),
+        (
+            not recipe.is_preference and stack.loss_forward != ("compute", "float", "log_softmax"),
+            "the loss",
+        ),
+    )
+    return tuple((is_so, f"{what} of stack '{stack.id}'", "--stack hf-trainer@5") for is_so, what in untraced)
+
+
+def _divided_kbit_bases(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
+    """K-bit bases that the engine would divide in a way that is not traced: whether it is so, what it is,
+    the way out.
+    """
+    numerics, storage = recipe.numerics, recipe.numerics.quant_storage
+    divides, four_bit = recipe.sharding.gathers_weights, numerics.quantization in ("nf4", "fp4")
+    return (
+        (
+            divides and numerics.quantization == "int8",
+            f"an int8 base under {recipe.sharding}",
+            "--sharding zero2",
+        ),
+        (
+            recipe.sharding.is_zero3 and four_bit and storage is None,
+            "4-bit matrices that are stored as bytes under zero3, which divides elements of a float dtype,",
+            f"--quant-storage {numerics.compute_dtype}",
+        ),
+        (
+            divides and four_bit and storage not in (None, numerics.compute_dtype),
+            (
+                f"4-bit matrices stored as {storage} under {recipe.sharding}, which would cast them to "
+                f"{numerics.compute_dtype},"
+            ),
+            f"--quant-storage {numerics.compute_dtype}",
+        ),
+    )

@@ -1,0 +1,212 @@
+"""One training step as the Hugging Face Trainer runs it, and the micro-step after it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from accelerate.utils.operations import convert_outputs_to_fp32  # type: ignore[import-untyped]
+from torch import nn
+
+from measure.recipe.adapters import DTYPES
+from measure.recipe.engine_configs import MAX_GRAD_NORM
+from measure.recipe.fused_head import add_fused_head
+from measure.recipe.losses import install_loss
+from measure.recipe.optimizers import make_optimizer
+from measure.recipe.preference_steps import Passes, Stage, disable_dropout, preference_loss
+from measure.recipe.weighted_loss import compared_loss, weighted_loss
+from measure.trace.tracer import Recorder
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.scenario import Scenario
+
+
+def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any = None) -> None:
+    """Two micro-steps with an optimizer step between them;
+    with gradient accumulation the second one finds gradients.
+
+    Micro-step 0 starts with neither gradients nor states, as training does.  ``reference``: the model that a
+    policy is compared with, where that is not the same one without its adapters.
+    """
+    recipe = scenario.recipe
+    for each in (model, reference):
+        if each is not None:
+            prepare(each, scenario)
+    optimizer = make_optimizer(model, recipe)
+    # The Trainer scales the loss under fp16 autocast (accelerate 1.15 accelerator.py, ``native_amp``).
+    scaler = torch.amp.GradScaler("cpu") if recipe.numerics.precision == "fp16-mixed" else None
+    batch = Inputs(recipe, model.config.get_text_config().vocab_size, scaler)
+    losses = losses_of(model, reference, scenario, recorder)
+    _mark_gradients(model, recorder)
+    accumulates = int(recipe.batch.grad_accum) > 1
+    with recorder:
+        micro_step(model, recorder, 0, batch, losses=losses)
+        recorder.enter_stage("optimizer_step")
+        _optimizer_step(model, optimizer, scaler)
+        _mark_states(optimizer, recorder)
+        micro_step(model, recorder, 1, batch, losses=losses)
+        if accumulates:
+            micro_step(model, recorder, 2, batch, losses=losses)
+        recorder.close()
+
+
+class Inputs:
+    """What the data collator hands over, and what scales the loss."""
+
+    def __init__(self, recipe: Recipe, vocabulary: int, scaler: torch.amp.GradScaler | None = None) -> None:
+        self.shape = (int(recipe.batch.rows), int(recipe.batch.seq_len))
+        self.vocabulary = vocabulary
+        self.scaler = scaler
+
+    def make(self) -> dict[str, torch.Tensor]:
+        """One micro-batch."""
+        ids = torch.randint(0, self.vocabulary, self.shape)
+        labels = torch.randint(0, self.vocabulary, self.shape)
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones(self.shape, dtype=torch.int64),
+            "labels": labels,
+        }
+
+
+Losses = Callable[[dict[str, torch.Tensor], int], torch.Tensor]
+"""The loss of one micro-batch, from what the data collator hands over and the number of the micro-step."""
+
+
+def prepare(model: Any, scenario: Scenario) -> None:
+    """The forward that the trainer calls: with its loss, and under autocast where nobody else casts."""
+    recipe = scenario.recipe
+    if recipe.is_preference:
+        if not scenario.model.value_head:
+            disable_dropout(model)
+        if recipe.loss == "chunked":
+            add_fused_head(model)
+    elif _in_tiles(scenario):
+        add_fused_head(model)
+    else:
+        install_loss(model, recipe)
+    if recipe.numerics.mixed and not (recipe.uses_deepspeed or recipe.uses_fsdp):
+        _wrap_forward(model, DTYPES[recipe.numerics.compute_dtype])
+    elif (
+        recipe.is_preference
+        and recipe.uses_fsdp
+        and recipe.numerics.mixed
+        and scenario.stack.pair_logps != "joined"
+    ):
+        # Autocast finds nothing left to cast.
+        model.forward = MethodType(convert_outputs_to_fp32(model.forward.__func__), model)
+
+
+def _in_tiles(scenario: Scenario) -> bool:
+    return scenario.recipe.loss == "chunked" and scenario.stack.loss_pieces == "tiles"
+
+
+def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder) -> Losses | None:
+    """The loss of a training from preferences, or with a weight for each token;
+    ``None`` where the model has the loss itself.
+    """
+    recipe, weights = scenario.recipe, scenario.stack.loss_weights
+    if weights == "divergence":
+
+        def compared(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+            recorder.enter_stage("reference", number)
+            return compared_loss(model, reference, inputs, lambda: recorder.enter_stage("forward", number))
+
+        return compared
+    if weights != "none":
+        return lambda inputs, _: weighted_loss(model, inputs, weights)
+    if _in_tiles(scenario) and not recipe.is_preference:
+        return lambda inputs, _: -model(**inputs).log_probs.sum()
+    if not recipe.is_preference:
+        return None
+
+    def losses(inputs: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+        def enter(stage: Stage) -> None:
+            recorder.enter_stage(stage, number)
+
+        return preference_loss(Passes(model, reference, recipe, scenario.stack.pair_logps, enter), inputs)
+
+    return losses
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardHooks:
+    """What a runtime does before the loss runs backward,
+    and when the backward is over and the graph not yet gone.
+    """
+
+    begins: Callable[[], None]
+    ended: Callable[[], None]
+
+
+def micro_step(
+    model: Any,
+    recorder: Recorder,
+    number: int,
+    batch: Inputs,
+    hooks: BackwardHooks | None = None,
+    losses: Losses | None = None,
+) -> None:
+    """Forward, loss and backward of one micro-batch; ``losses``: instead of the model's own."""
+    recorder.enter_stage("forward", number)
+    inputs = batch.make()
+    count = torch.ones((), dtype=torch.int64)
+    loss = model(**inputs, num_items_in_batch=count).loss if losses is None else losses(inputs, number)
+    if batch.scaler is not None:
+        loss = batch.scaler.scale(loss)
+    recorder.enter_stage("backward", number)
+    if hooks is not None:
+        hooks.begins()
+    loss.backward()
+    # What goes with the graph goes at once, when no layer runs any more: contexts hold tensors until then.
+    recorder.enter_stage("backward", number)
+    if hooks is not None:
+        hooks.ended()
+    del loss, inputs, count
+    gc.collect()
+
+
+def _optimizer_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
+) -> None:
+    """Clip, then update; scaled gradients are unscaled in place first, before their norm is taken."""
+    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(trained, MAX_GRAD_NORM, foreach=True)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _mark_gradients(model: nn.Module, recorder: Recorder) -> None:
+    def mark(tensor: torch.Tensor) -> None:
+        if tensor.grad is not None:
+            recorder.mark(tensor.grad, "gradients")
+
+    for tensor in model.parameters():
+        if tensor.requires_grad:
+            hook: Any = tensor.register_post_accumulate_grad_hook
+            hook(mark)
+
+
+def _mark_states(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                recorder.mark(value, "optimizer_states")
+
+
+def _wrap_forward(model: Any, dtype: torch.dtype) -> None:
+    """Autocast around the forward pass and outputs in fp32,
+    as accelerate's ``prepare_model`` does (accelerator.py).
+    """
+    autocast = torch.autocast("cpu", dtype=dtype, cache_enabled=True)
+    inner = model.forward.__func__
+    model.forward = MethodType(convert_outputs_to_fp32(autocast(inner)), model)

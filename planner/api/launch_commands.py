@@ -1,0 +1,54 @@
+"""Command lines and launch scripts as jobs: the files that would say the same,
+which are read in place of real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.api.files import CheckOptions
+from planner.configs.launchers.command_line import started
+from planner.errors import show
+from planner.files.reading import read_text
+
+COMMAND = "command"
+"""How a command given as text is called, where a config has its name."""
+SCRIPT_SUFFIX = ".sh"
+_NO_FILE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFiles:
+    """What to read for a command: ``texts`` by resolved path, the options to read them with,
+    and what to say of the script.
+    """
+
+    texts: Mapping[Path, str]
+    options: CheckOptions
+    remark: str
+
+
+def command_files(config: str, command: str, options: CheckOptions) -> CommandFiles:
+    """The arguments of a command as the file ``config``, and its launch as one beside it;
+    a launch file that is given wins.
+
+    ``command``: its text; empty for the text of the launch script ``config``.
+
+    Raises:
+        InputFileError: the script cannot be read.
+        UsageError: it has no command that starts a training, or several.
+        NotModelledError: a training that no formula covers.
+    """
+    path = Path(config)
+    job = started(path, command or read_text(path))
+    arguments, launch = job.texts
+    texts, beside = {path.resolve(): arguments}, options.accelerate
+    if beside is None:
+        line = path.with_name("launch line")
+        beside = str(line) if job.launch else _NO_FILE
+        texts[line.resolve()] = launch
+    text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
+    tool = options.tool or job.tool
+    return CommandFiles(texts, replace(options, accelerate=beside, tool=tool, task=job.task), text)

@@ -1,0 +1,277 @@
+"""Models with layers of Mamba 2: Granite 4 H, Bamba, Nemotron-H, Falcon-H1.
+
+Module names, shapes and defaults are those of Transformers 5.23
+(``models/<model_type>/modeling_<model_type>.py`` and ``configuration_<model_type>.py``).  A default named
+here is the default of that configuration class.  The kernel reads the weight of ``out_proj`` itself, so an
+adapter there would be trained by nothing: it is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block
+from planner.catalog.architectures.mixtures.moe_family import experts_of
+from planner.catalog.architectures.parts import (
+    fused_experts,
+    fused_gated_mlp,
+    layers_in_order,
+    plain_mlp,
+    rms,
+    rotary_width,
+    router,
+    separate_qkv,
+    with_scaling,
+)
+from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
+from planner.domain.mixers import Mamba2Spec
+from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
+from planner.errors import NotModelledError
+
+_FULL, _MIXED = "full_attention", "linear_attention"
+# Names that Transformers 5 turns into others when it reads a configuration (configuration_utils.py
+# remap_legacy_layer_types).
+_LEGACY = {"attention": _FULL, "mamba": _MIXED}
+_NO_MLP = MlpSpec(0, gated=False, activation="silu")
+
+
+def _heads(fields: ConfigFields, width: int) -> tuple[int, int]:
+    """Heads and features of each, which together are ``width``."""
+    heads = fields.integer("mamba_n_heads", default=128)
+    is_auto = fields.data.get("mamba_d_head", "auto") == "auto"
+    head_dim = width // heads if is_auto else fields.integer("mamba_d_head")
+    if heads * head_dim != width:
+        raise fields.fail(
+            f"mamba_n_heads {heads} times mamba_d_head {head_dim} is not the width of the mixer, {width}"
+        )
+    return heads, head_dim
+
+
+def _checked(fields: ConfigFields, spec: Mamba2Spec) -> Mamba2Spec:
+    if spec.heads % spec.groups:
+        raise fields.fail(f"{spec.heads} heads of Mamba are not divisible by their {spec.groups} groups")
+    if spec.conv_width % 8:
+        raise fields.fail(
+            f"the convolution runs over {spec.conv_width} features, and its kernel takes multiples of 8 alone"
+        )
+    return spec
+
+
+def _mixer(fields: ConfigFields, width: int) -> Mamba2Spec:
+    """The mixer by the names that Bamba, Granite 4 and Falcon-H1 share."""
+    heads, head_dim = _heads(fields, width)
+    spec = Mamba2Spec(
+        heads=heads,
+        head_dim=head_dim,
+        groups=fields.integer("mamba_n_groups", default=1),
+        state=fields.integer("mamba_d_state", default=256),
+        kernel=fields.integer("mamba_d_conv", default=4),
+        chunk=fields.integer("mamba_chunk_size", default=256),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+    )
+    return _checked(fields, spec)
+
+
+def _projections(spec: Mamba2Spec, hidden: int, *, in_bias: bool, out_bias: bool) -> tuple[LinearSpec, ...]:
+    return (
+        LinearSpec("in_proj", "mixer", hidden, spec.joined_width, "mixer_in", in_bias),
+        LinearSpec("out_proj", "mixer", spec.width, hidden, "mixer_out", out_bias, adaptable=False),
+    )
+
+
+def _mixer_norms(spec: Mamba2Spec) -> tuple[NormSpec, ...]:
+    return (NormSpec("rms", spec.width, on="mixer"),) if spec.normed else ()
+
+
+def mixed_block(full: BlockSpec, spec: Mamba2Spec, hidden: int, *, bias: bool) -> BlockSpec:
+    """The block ``full`` with a mixer in place of its attention."""
+    return replace(
+        full,
+        attention=NO_ATTENTION,
+        mixer=spec,
+        linears=(
+            *_projections(spec, hidden, in_bias=bias, out_bias=bias),
+            *(linear for linear in full.linears if linear.group != "attention"),
+        ),
+        norms=(*(norm for norm in full.norms if norm.on == "hidden"), *_mixer_norms(spec)),
+        extra_params=full.extra_params + spec.param_count,
+    )
+
+
+def _kinds(fields: ConfigFields, name: str, n_layers: int, known: set[str]) -> list[str]:
+    """Kinds of all layers as ``name`` lists them; mixers alone where it is absent."""
+    kinds = (
+        [_LEGACY.get(kind, kind) for kind in fields.texts(name)] if fields.has(name) else [_MIXED] * n_layers
+    )
+    if len(kinds) != n_layers:
+        raise fields.fail(f"{name} names {len(kinds)} layers, num_hidden_layers is {n_layers}")
+    others = sorted(set(kinds) - known)
+    if others:
+        raise NotModelledError(
+            f"{fields.where}: layers of type '{others[0][:40]}' are not modelled, only "
+            f"{', '.join(sorted(known))}"
+        )
+    return kinds
+
+
+def _of_kinds(fields: ConfigFields, kinds: list[str], blocks: dict[str, BlockSpec]) -> ModelSpec:
+    layers = [blocks[kind] for kind in kinds]
+    return replace(decoder(fields, layers), groups=layers_in_order(layers))
+
+
+def read_granite4(fields: ConfigFields) -> ModelSpec:
+    """``granitemoehybrid``: layers of Mamba 2 or attention; a shared MLP,
+    and beside it experts where there are any.
+    """
+    hidden, n_layers = fields.integer("hidden_size"), fields.layers("num_hidden_layers")
+    bias = fields.flag("attention_bias", False)
+    attention = replace(
+        attention_of(fields),
+        position="rope" if fields.text("position_embedding_type", "") == "rope" else "none",
+    )
+    full = _granite_block(fields, attention, separate_qkv(attention, hidden, qkv_bias=bias, out_bias=bias))
+    name = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
+    kinds = _kinds(fields, name, n_layers, {_FULL, _MIXED})
+    blocks = {_FULL: full}
+    if _MIXED in kinds:
+        mixer = _mixer(fields, fields.integer("mamba_expand", default=2) * hidden)
+        blocks[_MIXED] = mixed_block(full, mixer, hidden, bias=fields.flag("mamba_proj_bias", False))
+    return replace(_of_kinds(fields, kinds, blocks), embedding_scale="model", scales_logits=True)
+
+
+def _granite_block(
+    fields: ConfigFields, attention: AttentionSpec, projections: tuple[LinearSpec, ...]
+) -> BlockSpec:
+    hidden, shared = fields.integer("hidden_size"), fields.integer("shared_intermediate_size", default=1024)
+    dense = fused_gated_mlp(hidden, shared, ("input_linear", "output_linear"))
+    mlp = MlpSpec(shared, gated=True, activation=fields.text("hidden_act", "silu"))
+    n_experts = fields.count("num_local_experts", default=8)
+    if n_experts:
+        width, top_k = (
+            fields.integer("intermediate_size", default=11008),
+            fields.integer("num_experts_per_tok", default=2),
+        )
+        mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="chosen")
+        shared_linears = tuple(replace(linear, group="shared_expert") for linear in dense)
+        dense = (router(hidden, n_experts, name="router"), *fused_experts(hidden, mlp), *shared_linears)
+    return BlockSpec(attention, mlp, (*projections, *dense), (rms(hidden, copies=2),), scales_branches=True)
+
+
+def read_bamba(fields: ConfigFields) -> ModelSpec:
+    """``bamba``: Llama's block, most layers of Mamba 2; attention turns half of each head."""
+    hidden, n_layers, bias = (
+        fields.integer("hidden_size"),
+        fields.layers("num_hidden_layers"),
+        fields.flag("attention_bias", False),
+    )
+    attention = attention_of(fields, kv_default=8)
+    attention = replace(
+        attention, rotary_width=rotary_width(fields, attention.head_dim, 0.5), joined_rotary=True
+    )
+    full = llama_block(
+        fields, attention, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias", False)
+    )
+    mixer = _mixer(fields, fields.integer("mamba_expand", default=2) * hidden)
+    attends = set(fields.integers("attn_layer_indices"))
+    kinds = [_FULL if index in attends else _MIXED for index in range(n_layers)]
+    blocks = {
+        _FULL: full,
+        _MIXED: mixed_block(full, mixer, hidden, bias=fields.flag("mamba_proj_bias", False)),
+    }
+    return _of_kinds(fields, kinds, blocks)
+
+
+def read_falcon_h1(fields: ConfigFields) -> ModelSpec:
+    """``falcon_h1``: Mamba 2 and attention side by side in every layer,
+    and numbers that multiply most of what they make.
+    """
+    hidden, bias = fields.integer("hidden_size"), fields.flag("attention_bias", False)
+    attention = replace(attention_of(fields, kv_default=8), scales_key=True)
+    full = llama_block(
+        fields, attention, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias", False)
+    )
+    is_null = "mamba_d_ssm" in fields.data and not fields.has("mamba_d_ssm")
+    expanded = fields.integer("mamba_expand", default=2) * hidden
+    mixer = _mixer(fields, expanded if is_null else fields.integer("mamba_d_ssm", default=1024))
+    mixer = replace(mixer, normed=fields.flag("mamba_rms_norm", False), scaled=True)
+    projections = _projections(
+        mixer,
+        hidden,
+        in_bias=fields.flag("mamba_proj_bias", False),
+        out_bias=fields.flag("projectors_bias", False),
+    )
+    block = replace(
+        full,
+        mixer=mixer,
+        mlp=replace(full.mlp, scales_gate=True),
+        linears=(*projections, *full.linears),
+        norms=(*full.norms, *_mixer_norms(mixer)),
+        extra_params=mixer.param_count,
+    )
+    spec = decoder(fields, [block] * fields.layers("num_hidden_layers"))
+    return replace(spec, embedding_scale="model", scales_logits=True)
+
+
+_PATTERN = {"M": _MIXED, "*": _FULL, "-": "mlp", "E": "moe"}
+"""Letters of ``hybrid_override_pattern`` (configuration_nemotron_h.py _pattern_to_list)."""
+
+
+def read_nemotron_h(fields: ConfigFields) -> ModelSpec:
+    """``nemotron_h``: every layer is one part, Mamba 2, attention without positions,
+    or a feed-forward of two matrices.
+    """
+    hidden = fields.integer("hidden_size")
+    kinds = _nemotron_kinds(fields)
+    attention = replace(
+        attention_of(fields, kv_default=8, head_dim_default=128, heads_default=32), position="none"
+    )
+    norm, width = (rms(hidden),), fields.integer("intermediate_size", default=21504)
+    mlp = MlpSpec(width, gated=False, activation=fields.text("mlp_hidden_act", "relu2"))
+    matrices = plain_mlp(hidden, width, ("up_proj", "down_proj"), bias=fields.flag("mlp_bias", False))
+    full = BlockSpec(attention, _NO_MLP, separate_qkv(attention, hidden), norm)
+    blocks = {
+        _FULL: full,
+        _MIXED: mixed_block(full, _nemotron_mixer(fields), hidden, bias=fields.flag("use_bias", False)),
+        "mlp": BlockSpec(NO_ATTENTION, mlp, matrices, norm),
+    }
+    spec = with_scaling(_of_kinds(fields, kinds, blocks), "widened")
+    return replace(spec, token_embedding=replace(spec.token_embedding, name="embeddings"), wide_logits=True)
+
+
+def _nemotron_mixer(fields: ConfigFields) -> Mamba2Spec:
+    spec = Mamba2Spec(
+        heads=fields.integer("mamba_num_heads", default=128),
+        head_dim=fields.integer("mamba_head_dim", default=64),
+        groups=fields.integer("n_groups", "mamba_n_groups", default=8),
+        state=fields.integer("ssm_state_size", default=128),
+        kernel=fields.integer("conv_kernel", "mamba_d_conv", default=4),
+        chunk=fields.integer("chunk_size", "mamba_chunk_size", default=128),
+        conv_bias=fields.flag("use_conv_bias", fields.flag("mamba_conv_bias", True)),
+    )
+    return _checked(fields, spec)
+
+
+def _nemotron_kinds(fields: ConfigFields) -> list[str]:
+    name = "layers_block_type" if fields.has("layers_block_type") else "layer_types"
+    kinds = [_LEGACY.get(kind, kind) for kind in fields.texts(name)]
+    pattern = fields.text("hybrid_override_pattern", "")
+    if not kinds and pattern:
+        kinds = [_PATTERN.get(letter, letter) for letter in pattern]
+    if not kinds:
+        raise fields.fail("neither layers_block_type nor hybrid_override_pattern says what the layers are")
+    others = sorted(set(kinds) - {_FULL, _MIXED, "mlp"})
+    if others:
+        what = "experts" if others[0] == "moe" else f"layers of type '{others[0][:40]}'"
+        raise NotModelledError(f"{fields.where}: {what} of this architecture are not modelled")
+    if len(kinds) > 10_000:
+        raise fields.fail(f"{len(kinds)} layers are more than the limit of 10000")
+    return kinds
+
+
+READERS = {
+    "granitemoehybrid": read_granite4,
+    "bamba": read_bamba,
+    "falcon_h1": read_falcon_h1,
+    "nemotron_h": read_nemotron_h,
+}

@@ -1,0 +1,392 @@
+"""A command line that starts a script with Transformers' or TRL's arguments,
+as the two files that would say the same.
+
+Sources: accelerate 1.15.0 commands/launch.py; torch 2.13.0 distributed/run.py; deepspeed 0.19.8
+launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.configs.launchers.shell import commands
+from planner.configs.yaml_or_json import read_document
+from planner.errors import InputFileError, NotModelledError, UsageError, show
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MOST_CHARACTERS = 65_536
+_DATA_SUFFIXES = (".yaml", ".yml", ".json")
+# Switches, which take no value; every other option of a launcher takes one.
+ACCELERATE_SWITCHES = _names(
+    """
+    cpu multi_gpu tpu ipex use_xpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config debug m
+    module no_python quiet q same_network downcast_bf16 dynamo_use_fullgraph dynamo_use_dynamic
+    dynamo_use_regional_compilation enable_cpu_affinity tpu_use_cluster no_tpu_cluster tpu_cluster
+    tpu_use_sudo h help
+    """
+)
+TORCHRUN_SWITCHES = _names("standalone m module no_python run_path virtual_local_rank")
+DEEPSPEED_SWITCHES = _names(
+    "no_python no_local_rank no_ssh no_ssh_check force_multi save_pid module bind_cores_to_cpu "
+    "elastic_training"
+)
+_PYTHON_SWITCHES = _names("u m O OO B I E s S")
+_PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
+# Arguments of TrainingArguments, by which a plain ``python SCRIPT`` is told from other work of a script.
+_TRAINS = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "max_steps",
+        "learning_rate",
+    }
+)
+# What a script's name says where its arguments may not.
+_OTHERS = {
+    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "cpo xpo nash online_dpo",
+    "reinforcement learning other than GRPO is not modelled": "rloo ppo",
+    "reward models of this kind are not modelled: say the job by flags": "prm rm",
+    "distillation is not modelled; supervised fine-tuning is": "gkd distill distillation minillm",
+    "a loop of its own is not modelled: say the job by flags": "no_trainer",
+}
+_TASKS = ("dpo", "kto", "orpo", "simpo", "reward", "grpo")
+# trl 1.16.0 scripts and examples/scripts.
+_TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo")
+_OWN_COMMANDS = {
+    "llamafactory-cli": "its file: plan check FILE",
+    "lmf": "its file: plan check FILE",
+    "axolotl": "its file: plan check FILE",
+    "tune": "its file: plan check FILE",
+}
+# First word of a command -> words that train, and the program.
+_UNREAD_COMMANDS = {
+    "swift": (("sft", "pt", "rlhf"), "ms-swift", "say the job by flags, with --stack swift"),
+    "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
+    "oumi": (("train",), "Oumi", "say the job by flags"),
+    "xtuner": (("train",), "XTuner", "say the job by flags"),
+}
+_FALSE = "no_"
+_KEPT_NO = frozenset({"no_cuda"})
+
+
+@dataclass(slots=True)
+class Started:
+    """One command: the script, its arguments, and how it is launched,
+    as a configuration of Accelerate says it.
+
+    ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
+    script's name says.
+    """
+
+    words: list[str]
+    script: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+    tool: str | None = None
+    task: str = ""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Arguments and launch as the text of a file each."""
+        return json.dumps(self.arguments), json.dumps(self.launch)
+
+
+def started(path: Path, text: str) -> Started:
+    """The one command of a text that starts a training; ``path`` names the text in messages.
+
+    Raises:
+        InputFileError: too long, or quotes that are not closed.
+        UsageError: no such command, several, or arguments that cannot be read.
+        NotModelledError: a training that no formula covers.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise InputFileError(
+            path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
+        )
+    found = [words for words in commands(path, text) if _starts_training(words)]
+    if len(found) != 1:
+        what = (
+            f"{len(found)} commands that start a training" if found else "no command that starts a training"
+        )
+        ways = (
+            "accelerate launch, torchrun, deepspeed, python and trl sft with arguments of "
+            "Transformers are known; for another script say the job by flags: plan --model ..."
+        )
+        raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
+    words = found[0]
+    job = _LAUNCHERS[_launcher(words)](path, words)
+    _read_name(path, job)
+    return job
+
+
+def _launcher(words: Sequence[str]) -> str:
+    """Name of the launcher of a command, empty for others."""
+    if not words:
+        return ""
+    name, second = Path(words[0]).name, words[1] if len(words) > 1 else ""
+    if name in _OWN_COMMANDS:
+        return "own"
+    if name in _UNREAD_COMMANDS:
+        return "unread" if second in _UNREAD_COMMANDS[name][0] else ""
+    if name == "accelerate":
+        return "accelerate" if second == "launch" else ""
+    if name == "trl":
+        return "trl" if second in ("sft", "dpo", "grpo", "kto", "reward", "rloo") else ""
+    if _PYTHON.fullmatch(name):
+        module = _option(words, "-m")
+        return "torchrun" if module in ("torch.distributed.run", "torch.distributed.launch") else "python"
+    return name if name in ("torchrun", "deepspeed") else ""
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    return words[words.index(name) + 1] if name in words[:-1] else ""
+
+
+def _starts_training(words: Sequence[str]) -> bool:
+    kind = _launcher(words)
+    if kind == "own":
+        return "train" in words or "run" in words
+    return bool(kind) and (
+        kind != "python" or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+    )
+
+
+def _name(word: str) -> str:
+    """An option's name as Python has it."""
+    return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _read_name(path: Path, job: Started) -> None:
+    """What the script's name says of its task, and of its tool.
+
+    Raises:
+        NotModelledError: a training that no formula covers.
+    """
+    stem = Path(job.script).stem.lower()
+    words = {*re.split(r"[^a-z]+", Path(job.script).name.lower()), stem}
+    for why, names in _OTHERS.items():
+        for name in names.split():
+            if name in words or (name == "no_trainer" and name in job.script.lower()):
+                raise NotModelledError(f"{path}: {show(job.script)}: {why}")
+    job.task = next((task for task in _TASKS if task in words), "")
+    job.tool = job.tool or ("trl" if stem in _TRL_SCRIPTS and job.task else None)
+
+
+def _own_command(path: Path, words: list[str]) -> Started:
+    name = Path(words[0]).name
+    raise UsageError(f"{path}: {name} reads a file of its own, so check {_OWN_COMMANDS[name]}")
+
+
+def _unread_command(path: Path, words: list[str]) -> Started:
+    _, program, way_out = _UNREAD_COMMANDS[Path(words[0]).name]
+    raise NotModelledError(f"{path}: command lines of {program} are not read: {way_out} (plan --help)")
+
+
+def _options(path: Path, words: Sequence[str], switches: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
+    """A launcher's options by name, and the words from the script on."""
+    found: dict[str, Any] = {}
+    rest = iter(range(len(words)))
+    for index in rest:
+        word = words[index]
+        if not word.startswith("-"):
+            return found, list(words[index:])
+        name, mark, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if mark:
+            found[name] = value
+        elif name in switches:
+            found[name] = True
+        else:
+            found[name] = words[next(rest)] if index + 1 < len(words) else ""
+    raise UsageError(f"{path}: no script stands behind '{show(words[0] if words else '')}'")
+
+
+def _accelerate(path: Path, words: list[str]) -> Started:
+    options, rest = _options(path, words[2:], ACCELERATE_SWITCHES)
+    job = Started(words, rest[0], _arguments(path, rest[1:]))
+    job.launch = _launch_table(path, options)
+    return job
+
+
+def _launch_table(path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of ``accelerate launch`` over the file that they name, whose keys they win over."""
+    table: dict[str, Any] = {}
+    if (file := options.pop("config_file", None)) is not None:
+        table = dict(read_document(_named(path, file)).table)
+    for name in ("m", "module", "no_python", "quiet", "q", "num_cpu_threads_per_process", "multi_gpu"):
+        options.pop(name, None)
+    kinds = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}
+    chosen = next((kind for name, kind in kinds.items() if options.pop(name, False)), None)
+    for name in list(options):
+        part = (
+            "fsdp_config"
+            if name.startswith("fsdp_")
+            else "deepspeed_config"
+            if name in _DEEPSPEED_OPTIONS
+            else None
+        )
+        value = _scalar(options.pop(name))
+        if part is None:
+            table["use_cpu" if name == "cpu" else name] = value
+        else:
+            table[part] = {**(table.get(part) or {}), name: value}
+    alone = table.get("num_processes") == 1
+    table["distributed_type"] = chosen or table.get("distributed_type") or ("NO" if alone else "MULTI_GPU")
+    return table
+
+
+_DEEPSPEED_OPTIONS = _names(
+    """
+    zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path
+    offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag
+    zero3_save_16bit_model deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter
+    deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names
+    """
+)
+
+
+def _torchrun(path: Path, words: list[str]) -> Started:
+    start = words.index("-m") + 2 if _PYTHON.fullmatch(Path(words[0]).name) else 1
+    options, rest = _options(path, words[start:], TORCHRUN_SWITCHES)
+    per_node, nodes = options.get("nproc_per_node", "1"), str(options.get("nnodes", "1")).rpartition(":")[2]
+    return Started(words, rest[0], _arguments(path, rest[1:]), _processes(per_node, nodes))
+
+
+def _deepspeed(path: Path, words: list[str]) -> Started:
+    """Without a number all GPUs of the nodes are used."""
+    options, rest = _options(path, words[1:], DEEPSPEED_SWITCHES)
+    per_node = options.get("num_gpus")
+    if per_node is None and "include" in options:
+        hosts = str(options["include"]).split("@")
+        per_node = (
+            str(len(hosts[0].partition(":")[2].split(","))) if len(hosts) == 1 and ":" in hosts[0] else None
+        )
+    return Started(
+        words, rest[0], _arguments(path, rest[1:]), _processes(per_node, options.get("num_nodes", "1"))
+    )
+
+
+def _python(path: Path, words: list[str]) -> Started:
+    """One process; the Trainer would use nn.DataParallel where it sees several GPUs."""
+    options, rest = _options(path, words[1:], _PYTHON_SWITCHES)
+    del options
+    return Started(words, rest[0], _arguments(path, rest[1:]), {"distributed_type": "NO", "num_processes": 1})
+
+
+def _trl(path: Path, words: list[str]) -> Started:
+    """``trl sft`` is ``accelerate launch`` of its script: the launcher's options stand among the script's."""
+    arguments = _arguments(path, words[2:])
+    return Started(words, words[1], arguments, {}, "trl")
+
+
+def _processes(per_node: Any, nodes: Any) -> dict[str, Any]:
+    """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide."""
+    table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    if str(nodes).isdecimal() and int(nodes) > 1:
+        table["num_machines"] = int(nodes)
+    if str(per_node or "").isdecimal():
+        table["num_processes"] = int(str(per_node)) * table.get("num_machines", 1)
+        if table["num_processes"] == 1:
+            table["distributed_type"] = "NO"
+    elif per_node not in (None, "gpu", "auto"):
+        table["num_processes"] = str(per_node)
+    return table
+
+
+_LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
+    "accelerate": _accelerate,
+    "torchrun": _torchrun,
+    "deepspeed": _deepspeed,
+    "python": _python,
+    "trl": _trl,
+    "own": _own_command,
+    "unread": _unread_command,
+}
+
+
+def _arguments(path: Path, words: Sequence[str]) -> dict[str, Any]:
+    """A script's arguments by name, over those of a file that is given with them.
+
+    A switch is true, one that begins with ``no_`` false, and several values are a list (hf_argparser.py).
+
+    Raises:
+        UsageError: a word that is no argument.
+    """
+    base: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    for name, values in _groups(path, words):
+        if name in ("", "config"):
+            for file in values:
+                base |= read_document(_named(path, file)).table
+        elif not values and name.startswith(_FALSE) and name not in _KEPT_NO:
+            found[name.removeprefix(_FALSE)] = False
+        else:
+            found[name] = (
+                True
+                if not values
+                else _scalar(values[0])
+                if len(values) == 1
+                else [_scalar(each) for each in values]
+            )
+    return base | found
+
+
+def _groups(path: Path, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each option with its values; words before the first are files of arguments."""
+    name, values = "", list[str]()
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            if name or values:
+                yield name, values
+            text, mark, value = word[2:].partition("=")
+            name, values = text.replace("-", "_"), [value] if mark else []
+        elif not name and not word.endswith(_DATA_SUFFIXES):
+            what = "may hold several arguments" if word.startswith("$") else "is no argument"
+            raise UsageError(f"{path}: '{show(word)}' {what}: write out --NAME VALUE")
+        else:
+            values.append(word)
+    if name or values:
+        yield name, values
+
+
+def _scalar(value: Any) -> Any:
+    """Text as the number, table or text that it is."""
+    if not isinstance(value, str):
+        return value
+    if re.fullmatch(r"[+-]?\d{1,18}", value):
+        return int(value)
+    if value.startswith("{"):
+        try:
+            table = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return table if isinstance(table, dict) else value
+    return value
+
+
+def _named(path: Path, file: Any) -> Path:
+    """A file of the command, from here or else from the folder of the script ``path``;
+    a variable in its name is not expanded.
+
+    Raises:
+        UsageError: it has one.
+        InputFileError: the file is in neither folder.
+    """
+    if "$" in str(file):
+        raise UsageError(f"{path}: the file '{show(str(file))}' has a variable in its name: write it out")
+    for found in (Path(str(file)), path.parent / str(file)):
+        if found.exists():
+            return found
+    raise InputFileError(
+        path, f"no such file: {show(str(file))}; check the job from the folder in which it is launched"
+    )

@@ -1,0 +1,220 @@
+"""A DeepSpeed configuration (JSON), handed to a trainer, referred to by another file, or alone.
+
+Keys and defaults: DeepSpeed 0.19.8 runtime/zero/config.py and runtime/constants.py; what ``auto`` stands for:
+Transformers 5.23 integrations/deepspeed.py ``trainer_config_process``.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.zero import AUTO, TOOL, read_zero, say_zero
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.errors import UsageError, show
+
+__all__ = ["TOOL", "read_deepspeed"]
+
+# Keys that a trainer's file has not.
+MARKS = frozenset(
+    {
+        "zero_optimization",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "prescale_gradients",
+    }
+)
+# Neither memory nor time of a step: reports, schedules, how a checkpoint is written, checks.
+_HARMLESS = (
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "gradient_clipping",
+    "scheduler",
+    "zero_allow_untested_optimizer",
+    "dump_state",
+    "checkpoint",
+    "comms_logger",
+    "comms_config",
+    "monitor_config",
+    "flops_profiler",
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "disable_allgather",
+    "dataloader_drop_last",
+    "memory_breakdown",
+    # DeepSpeed's own checkpointing, which a model must call; those of Transformers do not.
+    "activation_checkpointing",
+    # Read under sequence parallelism only, which is refused (runtime/engine.py:2182).
+    "seq_parallel_communication_data_type",
+    # How swapping to NVMe reads and writes (runtime/swap_tensor/aio_config.py).
+    "aio",
+    "gradient_allreduce_op",
+    "nebula",
+    "timers",
+    "use_node_local_storage",
+)
+_UNMODELLED = {
+    "compression_training": "compression in training is not modelled",
+    "quantize_training": "quantised training is not modelled",
+    "sparse_attention": "sparse attention is not modelled",
+    "amp": "Apex amp is not modelled",
+    "torch_autocast": "DeepSpeed's autocast is not modelled",
+    "data_types": "other dtypes of gradients or parameters are not modelled",
+    "elasticity": "a batch that changes with the number of GPUs is not modelled",
+    "autotuning": "a batch and a stage that DeepSpeed looks for itself are not modelled",
+    "data_efficiency": "sampling and dropping of tokens while training are not modelled",
+    "curriculum_learning": "lengths that grow while training are not modelled",
+    "progressive_layer_drop": "dropping layers while training is not modelled",
+    "hybrid_engine": "DeepSpeed's engine for generation is not modelled",
+    "eigenvalue": "eigenvalues while training are not modelled",
+    "sparse_gradients": "sparse gradients are not modelled",
+}
+_REMARKS = {
+    "compile": "compilation is not counted: memory and time are those without it",
+    "communication_data_type": "gradients are counted as reduced in their own dtype",
+    "fp32_allreduce": "gradients are counted as reduced in their own dtype",
+}
+_ENGINE_UNMODELLED = {
+    "bf16_master_weights_and_grads": "16-bit masters are not modelled",
+    "fp16_master_weights_and_grads": "16-bit masters are not modelled",
+    "bf16_optimizer_states": "16-bit optimizer states are not modelled",
+}
+
+
+def read_deepspeed(keys: Keys, reading: Reading) -> None:
+    """Enter what a DeepSpeed configuration says.
+
+    What a trainer has said before must agree, as Transformers and Accelerate check it;
+    ``auto`` is what they said.
+
+    Raises:
+        UsageError: a value that cannot be used, or that contradicts the trainer's.
+        NotModelledError: something that no formula covers.
+    """
+    keys.refuse_switched_on(_UNMODELLED)
+    _read_degrees(keys)
+    _read_sizes(keys, reading)
+    _read_precision(keys, reading)
+    for name, text in _REMARKS.items():
+        if keys.get(name):
+            reading.remark(keys.where(name), text)
+    zero = keys.part("zero_optimization")
+    if zero is None:
+        say_zero(keys, "zero_optimization", None, reading)
+    else:
+        say_zero(zero, "stage", zero.get("stage"), reading)
+        read_zero(zero, reading)
+    _read_optimizer(keys, reading)
+    keys.skip(_HARMLESS)
+
+
+def _read_degrees(keys: Keys) -> None:
+    keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
+    parallel = keys.part("tensor_parallel")
+    if parallel is not None:
+        parallel.refuse_above_one(
+            {"autotp_size": "a tensor-parallel degree", "tp_size": "a tensor-parallel degree"}
+        )
+
+
+def _read_sizes(keys: Keys, reading: Reading) -> None:
+    for name, target in (
+        ("train_micro_batch_size_per_gpu", "batch"),
+        ("gradient_accumulation_steps", "grad_accum"),
+    ):
+        if keys.get(name) not in (None, AUTO):
+            _agree(keys, reading, name, target, keys.count(name))
+    if keys.get("train_batch_size") not in (None, AUTO):
+        reading.total_batch = (keys.count("train_batch_size") or 0, keys.where("train_batch_size"))
+
+
+def _agree(keys: Keys, reading: Reading, name: str, target: str, value: object) -> None:
+    """Enter a size; a trainer's other value is refused, as Transformers refuses it."""
+    before = reading.said.get(target)
+    if before is not None and before.value != value:
+        raise UsageError(
+            f"{keys.where(name)} is {show(value)}, but {before.origin} is {show(before.value)}: the "
+            "libraries refuse that; "
+            'write "auto" in the DeepSpeed file'
+        )
+    reading.say(target, value, keys.where(name))
+
+
+def _read_precision(keys: Keys, reading: Reading) -> None:
+    for name, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
+        part = keys.part(name)
+        if part is None:
+            continue
+        part.skip(
+            (
+                "loss_scale",
+                "loss_scale_window",
+                "hysteresis",
+                "consecutive_hysteresis",
+                "min_loss_scale",
+                "initial_scale_power",
+            )
+        )
+        part.skip(("auto_cast", "check_overflow", "immediate_grad_update"))
+        part.refuse_switched_on(_ENGINE_UNMODELLED)
+        enabled = part.get("enabled")
+        if enabled in (None, AUTO):
+            continue
+        if part.flag("enabled"):
+            if "precision" in reading.needs and reading.value("precision") is None:
+                other = f"{reading.path} has neither bf16 nor fp16 on"
+                raise UsageError(
+                    f"{part.where('enabled')} is true, but {other}: Transformers refuses that; "
+                    'write "auto" here'
+                )
+            _agree(part, reading, "enabled", "precision", precision)
+        elif reading.value("precision") == precision:
+            _agree(part, reading, "enabled", "precision", "off")
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused,
+    else DeepSpeed's on the CPU.
+    """
+    offloaded = str(reading.value("offload") or "none").startswith("optimizer")
+    forced = keys.flag("zero_force_ds_cpu_optimizer") is not False
+    part = keys.part("optimizer")
+    if part is None:
+        if offloaded and forced:
+            swap_for_cpu_adam(reading, reading.said["offload"].origin)
+        return
+    kind = part.text("type") or ""
+    part.skip(("params", "legacy_fusion"))
+    if kind.lower() not in ("adam", "adamw"):
+        raise part.not_modelled(
+            "type", f"DeepSpeed's optimizer '{show(kind)}' is not modelled; Adam and AdamW are"
+        )
+    reading.said.pop("optimizer", None)
+    note = (
+        "DeepSpeed's own Adam, on the CPU"
+        if offloaded
+        else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
+    )
+    reading.say("optimizer", "adamw_torch" if offloaded else "adamw_torch_fused", part.where("type"), note)
+
+
+def swap_for_cpu_adam(reading: Reading, origin: str) -> None:
+    """Enter that Accelerate puts DeepSpeedCPUAdam in the place of any optimizer whose states DeepSpeed
+    offloads.
+
+    Source: accelerate 1.15.0 accelerator.py:2374-2384 and utils/deepspeed.py:29-94: Lion of 32 bits becomes
+    DeepSpeedCPULion, all others Adam, unless ``zero_force_ds_cpu_optimizer`` is false.
+    """
+    before = reading.said.get("optimizer")
+    if before is None or OPTIMIZER_FACTS[before.value].on_host == "deepspeed":
+        return
+    del reading.said["optimizer"]
+    reading.say("optimizer", "adamw_torch", origin, "DeepSpeedCPUAdam, which Accelerate swaps in")
+    reading.remark(
+        before.origin,
+        f"{show(before.value)} is swapped for DeepSpeedCPUAdam, because DeepSpeed offloads its states",
+    )

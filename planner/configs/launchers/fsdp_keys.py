@@ -1,0 +1,222 @@
+"""FSDP as Transformers and Accelerate write it down, and files that configs refer to.
+
+Source: Transformers 5.23.0 training_args.py ``_process_fsdp_args``; Accelerate 1.15.0 utils/dataclasses.py
+``FullyShardedDataParallelPlugin`` and commands/config/cluster.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.stock import stock_file
+from planner.configs.yaml_or_json import Document, read_document
+from planner.errors import InputFileError, show
+
+# How units are wrapped, order of prefetching, how checkpoints are written and loaded.
+_HARMLESS = (
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "min_num_params",
+    "backward_prefetch",
+    "backward_prefetch_policy",
+    "forward_prefetch",
+    "use_orig_params",
+    "sync_module_states",
+    "cpu_ram_efficient_loading",
+    "state_dict_type",
+    "final_state_dict_type",
+    "limit_all_gathers",
+)
+_MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
+_PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")
+_SUFFIXES = (".json", ".yaml", ".yml", ".conf")
+DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
+ACCELERATE_FILE = "say where it is: --accelerate FILE"
+_UNMODELLED = {
+    "xla": "FSDP of XLA is not modelled",
+    "activation_checkpointing_offload": "checkpoints in host RAM under FSDP are not modelled",
+    "ignored_modules": "modules outside FSDP are not modelled",
+    "mixed_precision_policy": "dtypes of FSDP's own are not modelled",
+}
+# Accelerate's numbers for FSDP1, in the order of its FSDP_SHARDING_STRATEGY.
+_STRATEGIES = {
+    "1": "full_shard",
+    "2": "shard_grad_op",
+    "3": "no_shard",
+    "4": "hybrid_shard",
+    "5": "hybrid_shard_zero2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Files given beside a config on the command line, in place of those that it refers to.
+
+    ``look``: whether a launch file is looked for beside the config where none is given.  ``task``: what the
+    name of a script says that its arguments are for.
+    """
+
+    deepspeed: Path | None = None
+    accelerate: Path | None = None
+    look: bool = True
+    task: str = ""
+
+    @property
+    def given(self) -> bool:
+        """Whether one of them is there."""
+        return self.deepspeed is not None or self.accelerate is not None
+
+
+def referred(keys: Keys, name: str, way_out: str, reading: Reading) -> Document:
+    """The file that a key names: looked for beside the config, then in the working directory,
+    where tools look.
+
+    One that comes with a tool and is in neither place is known by its folder and name,
+    and that is remarked on.
+
+    Raises:
+        InputFileError: it is in neither place, or cannot be read.
+    """
+    named = _expanded(keys.text(name) or "")
+    if named.suffix not in _SUFFIXES:
+        # A config is untrusted: it must not make a message repeat whatever file it names.
+        ends = f"which ends in none of {', '.join(_SUFFIXES)}"
+        raise InputFileError(keys.path, f"key '{name}' names {show(str(named))}, {ends}; {way_out}")
+    for path in (keys.path.parent / named, named):
+        if path.is_file():
+            return remark_on_twice(read_document(path), reading)
+    if (stock := stock_file(named)) is not None:
+        reading.remark(keys.where(name), f"{show(str(named))} is not here: taken as {stock[1]}")
+        return stock[0]
+    raise InputFileError(
+        keys.path,
+        f"key '{name}' names {show(str(named))}, which is neither beside this file nor in the working "
+        f"directory; {way_out}",
+    )
+
+
+def _expanded(name: str) -> Path:
+    """A path with ``~`` for the home folder; as it stands where there is no such user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def remark_on_twice(document: Document, reading: Reading) -> Document:
+    """The document, after its keys that are given twice were remarked on:
+    the last value is the one that counts.
+    """
+    for key, line in document.twice:
+        reading.remark(f"{document.path}:{line}", f"key '{show(key)}' is given twice: the last value counts")
+    return document
+
+
+@dataclass(slots=True)
+class FsdpKeys:
+    """What is given about FSDP, with the place of each word."""
+
+    version: int
+    strategy: str = "full_shard"
+    where: str = ""
+
+
+def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
+    """Enter a table of FSDP's settings, whose keys may begin with ``fsdp_``;
+    ``found`` holds what is known before it.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    prefix = _Prefixed(keys)
+    version = keys.count(prefix("version"))
+    found.version = version or found.version
+    for name in ("sharding_strategy", "reshard_after_forward"):
+        value = keys.get(prefix(name))
+        if value is not None:
+            found.strategy, found.where = _strategy(value), keys.where(prefix(name))
+    offloads = prefix("cpu_offload") if keys.has(prefix("cpu_offload")) else prefix("offload_params")
+    if keys.flag(offloads):
+        reading.say("offload", "optimizer+params", keys.where(offloads), "FSDP offloads both")
+    if keys.flag(prefix("activation_checkpointing")):
+        reading.said.pop("gradient_checkpointing", None)
+        reading.say("gradient_checkpointing", True, keys.where(prefix("activation_checkpointing")))
+    keys.refuse_switched_on({prefix(name): why for name, why in _UNMODELLED.items()})
+    _read_units(keys, prefix, reading)
+    keys.skip([prefix(name) for name in _HARMLESS])
+    say_fsdp(keys, reading, found)
+
+
+def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
+    """Units of FSDP: the layers, or the mixture of experts of each of them.
+
+    Source: accelerate 1.15.0 utils/dataclasses.py FullyShardedDataParallelPlugin (auto_wrap_policy); torch
+    2.13 distributed/fsdp/wrap.py.
+
+    Raises:
+        NotModelledError: the whole model at once, other parts of a layer, parts beside layers,
+        or pieces by size.
+    """
+    policy = prefix("auto_wrap_policy")
+    if str(keys.get(policy) or "").upper() in ("NO_WRAP", "SIZE_BASED_WRAP"):
+        raise keys.not_modelled(
+            policy, f"FSDP with {show(keys.get(policy))} is not modelled; TRANSFORMER_BASED_WRAP is"
+        )
+    name = prefix("transformer_layer_cls_to_wrap")
+    classes = keys.names(name)
+    mixtures = [each for each in classes if _MIXTURE.search(each)]
+    parts = [each for each in classes if _PART_OF_LAYER.search(each)]
+    if parts or (mixtures and len(classes) > 1):
+        first = (parts or mixtures)[0]
+        raise keys.not_modelled(
+            name,
+            f"units of FSDP other than whole layers, or the mixture of experts of each, {show(first)}, are "
+            "not modelled",
+        )
+    if mixtures:
+        reading.switch("fsdp_units", "feed_forward", keys.where(name))
+
+
+def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
+    """Enter the kind of FSDP.
+
+    Raises:
+        NotModelledError: a strategy that no formula covers.
+    """
+    kinds = {
+        (1, "full_shard"): "fsdp1",
+        (2, "full_shard"): "fsdp",
+        (2, "shard_grad_op"): "fsdp-grad-op",
+        (1, "no_shard"): "ddp",
+        (1, "hybrid_shard"): "hsdp1",
+    }
+    kind = kinds.get((found.version, found.strategy))
+    if kind is None:
+        place = found.where.removeprefix(f"{keys.path}:") or "fsdp"
+        raise keys.not_modelled(
+            place, f"FSDP{found.version} with {show(found.strategy)} is not modelled; full_shard is"
+        )
+    reading.say("sharding", kind, found.where or str(keys.path), f"FSDP{found.version}, {found.strategy}")
+
+
+def _strategy(value: object) -> str:
+    """``full_shard`` and so on, from a name, a number of FSDP1 or the truth value of FSDP2."""
+    text = str(value).strip().lower()
+    if text in ("true", "false"):
+        return "full_shard" if text == "true" else "shard_grad_op"
+    return _STRATEGIES.get(text, text)
+
+
+class _Prefixed:
+    """Name of a key as this table writes it: with ``fsdp_`` where that is there."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def __call__(self, name: str) -> str:
+        return f"fsdp_{name}" if self._keys.holds(f"fsdp_{name}") else name

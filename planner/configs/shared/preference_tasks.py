@@ -1,0 +1,249 @@
+"""Files that train from preferences: which task each tool's keys ask for, and what of it is not modelled."""
+
+from __future__ import annotations
+
+import re
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.domain.recipes.recipe import Task
+from planner.errors import show
+
+# LLaMA-Factory 0.9.5 hparams/finetuning_args.py pref_loss;
+# losses that compare with a reference are DPO's in memory and time.
+_LLAMA_FACTORY_LOSSES: dict[str, Task] = {
+    "sigmoid": "dpo",
+    "hinge": "dpo",
+    "ipo": "dpo",
+    "kto_pair": "dpo",
+    "orpo": "orpo",
+    "simpo": "simpo",
+}
+_OTHER_REFERENCE = "a reference that is another model is not modelled"
+OTHER_REFERENCES = {
+    "ref_model": _OTHER_REFERENCE,
+    "ref_model_adapters": _OTHER_REFERENCE,
+    "ref_model_quantization_bit": _OTHER_REFERENCE,
+}
+"""Keys of LLaMA-Factory for a reference that is not the model itself."""
+# A smaller weight of a likelihood leaves it out.
+_LEAST_WEIGHT = 1e-6
+# axolotl 0.19.0 utils/schemas/enums.py RLType.
+_AXOLOTL_TASKS: dict[str, Task] = {
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "kto": "kto",
+    "orpo": "orpo",
+    "simpo": "simpo",
+    "grpo": "grpo",
+}
+_REINFORCED = ("gdpo", "ebft")
+_PRECOMPUTE = "precompute_ref_log_probs"
+_PRECOMPUTED = (
+    "log-probabilities of the reference that are computed before training are modelled for DPO with "
+    "adapters only"
+)
+ASKED_BEFORE = (
+    "before training, one forward pass over the data computes the reference's log-probabilities: "
+    "not in the time"
+)
+"""Remark about a reference that is not part of a step."""
+_UNPADDED = "preferences without padding are not modelled"
+_LIGER = "Liger's losses of preferences are not modelled"
+_WEIGHTED = "weights of pairs are not modelled"
+_LIKELIHOOD = "a likelihood of the chosen sequence beside the loss of DPO is not modelled"
+_AXOLOTL_UNMODELLED = {
+    "rl_adapter_ref_model": _OTHER_REFERENCE,
+    "dpo_padding_free": _UNPADDED,
+    "dpo_use_liger_kernel": _LIGER,
+    "dpo_use_weighting": _WEIGHTED,
+    "rpo_alpha": _LIKELIHOOD,
+}
+_TRL_UNMODELLED = {
+    "padding_free": _UNPADDED,
+    "use_liger_loss": _LIGER,
+    "use_weighting": _WEIGHTED,
+    "rpo_alpha": _LIKELIHOOD,
+    "ref_model_init_kwargs": _OTHER_REFERENCE,
+    "ref_adapter_name": _OTHER_REFERENCE,
+    "force_use_ref_model": _OTHER_REFERENCE,
+    "sync_ref_model": "a reference that follows the policy is not modelled",
+}
+_TRL_KEYS: dict[str, Task] = {
+    "center_rewards_coefficient": "reward",
+    "desirable_weight": "kto",
+    "undesirable_weight": "kto",
+    "simpo_gamma": "simpo",
+    "rpo_alpha": "dpo",
+    "precompute_ref_log_probs": "dpo",
+    "ref_model_init_kwargs": "dpo",
+    "sync_ref_model": "dpo",
+}
+"""Keys that one trainer of TRL has alone: trl 0.15.2 and 1.16.0 trainer/*_config.py;
+KTO has those of a reference, too.
+"""
+_TRL_SHARED = (
+    "beta",
+    "max_prompt_length",
+    "generate_during_eval",
+    "label_smoothing",
+    "reference_free",
+    "disable_dropout",
+)
+_WORD = re.compile(r"(?<![a-z])(dpo|kto|orpo|simpo|reward)(?![a-z])")
+TRL_HARMLESS = (
+    *_TRL_KEYS,
+    *_TRL_SHARED,
+    *(
+        "loss_type",
+        "truncation_mode",
+        "max_completion_length",
+        "label_pad_token_id",
+        "padding_value",
+        "is_encoder_decoder",
+    ),
+    *(
+        "f_divergence_type",
+        "f_alpha_divergence_coef",
+        "loss_weights",
+        "ld_alpha",
+        "discopop_tau",
+        "cpo_alpha",
+        "dataset_num_proc",
+    ),
+    *(
+        "ref_model_mixup_alpha",
+        "ref_model_sync_steps",
+        "precompute_ref_batch_size",
+        "tools",
+        "model_adapter_name",
+    ),
+)
+"""Keys of TRL's trainers of preferences that move neither bytes nor time."""
+
+
+def llama_factory_task(keys: Keys, stage: str) -> Task | None:
+    """The task of a ``stage`` of LLaMA-Factory that trains from preferences; ``None`` for another stage.
+
+    Raises:
+        NotModelledError: a loss or a reference that no formula covers.
+    """
+    if stage == "rm":
+        return "reward"
+    if stage not in ("dpo", "kto", "orpo"):
+        return None
+    keys.refuse_switched_on(OTHER_REFERENCES)
+    if stage != "dpo":
+        return "kto" if stage == "kto" else "orpo"
+    # Up to 0.7 the key was dpo_loss.
+    name = "pref_loss" if keys.has("pref_loss") else "dpo_loss"
+    loss = (keys.text(name) if keys.has(name) else None) or "sigmoid"
+    if loss not in _LLAMA_FACTORY_LOSSES:
+        raise keys.not_modelled(
+            name, f"the loss '{show(loss)}' is not modelled; {', '.join(_LLAMA_FACTORY_LOSSES)} are"
+        )
+    return _LLAMA_FACTORY_LOSSES[loss]
+
+
+def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
+    """``dpo_ftx`` and ``kto_ftx``: the likelihood of chosen sequences or good samples,
+    taken anew from their logits.
+
+    Since 0.8 (``pref_ftx``) it is a mean of what is there already.
+    Source: hiyouga/LLaMA-Factory 0.7.1 (and b0d996666~1 of 2024-05) train/dpo/trainer.py and
+    train/kto/trainer.py ``ftx_gamma``.
+
+    Raises:
+        InputFileError: a weight that is no number.
+    """
+    for name in ("dpo_ftx", "kto_ftx"):
+        weight = keys.get(name)
+        if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+            raise keys.wrong(name, "a number", weight)
+        if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
+            reading.switch("pair_logps", "whole_twice", keys.where(name))
+
+
+def axolotl_task(keys: Keys) -> Task | None:
+    """The task of an Axolotl file that trains from preferences or on labels of steps; ``None`` where it does
+    neither.
+
+    Raises:
+        NotModelledError: reinforcement learning, or what no formula covers.
+    """
+    kind = str(keys.get("rl") or "").lower()
+    if kind and kind not in _AXOLOTL_TASKS:
+        what = "reinforcement learning" if kind in _REINFORCED else "preference training"
+        raise keys.not_modelled("rl", f"{what} ({show(kind)}) is not modelled")
+    rewards = keys.flag("reward_model")
+    if not kind and not rewards:
+        if keys.flag("process_reward_model"):
+            _refuse_other_labels(keys)
+            return "prm"
+        return None
+    keys.refuse_switched_on(_AXOLOTL_UNMODELLED)
+    return _AXOLOTL_TASKS[kind] if kind else "reward"
+
+
+def _refuse_other_labels(keys: Keys) -> None:
+    """Two labels a token, right and wrong, are what is counted.
+
+    Raises:
+        NotModelledError: another number, or packed samples.
+    """
+    if keys.count("num_labels") not in (None, 2):
+        raise keys.not_modelled("num_labels", "other than two labels of a step are not modelled")
+    if keys.flag("sample_packing"):
+        raise keys.not_modelled("sample_packing", "packed samples with labels of steps are not modelled")
+
+
+def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
+    """``precompute_ref_log_probs``: no second model is loaded, and no step asks the model as it was.
+
+    Scripts of TRL up to 0.24 hand over a second model in a full fine-tune, which then stays.
+    Source: trl 0.9.6, 0.15.2, 0.24.0 and 1.16.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters);
+    0.24.0 scripts/dpo.py.
+
+    Raises:
+        NotModelledError: another task, or no adapters.
+    """
+    if not keys.flag(_PRECOMPUTE):
+        return
+    if not adapters or reading.value("task") not in (None, "dpo"):
+        raise keys.not_modelled(_PRECOMPUTE, _PRECOMPUTED)
+    reading.switch("caches_reference", True, keys.where(_PRECOMPUTE))
+    reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)
+
+
+def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
+    """Enter the task of a file of TRL that trains from preferences; whether it is one.
+
+    Such a file does not name its trainer: a key that one of them has alone tells it, or the name of the file
+    or its folder, as recipes are laid out; of a command the task that its ``script`` names.
+
+    Raises:
+        NotModelledError: what no formula covers.
+    """
+    told = next((name for name in _TRL_KEYS if keys.has(name)), None)
+    shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
+    if told is None and shared is None and not script:
+        return False
+    keys.refuse_switched_on(_TRL_UNMODELLED)
+    if script:
+        reading.say("task", script, str(keys.path), "the script's name")
+        return True
+    named = [
+        match for part in reversed(keys.path.absolute().parts[-3:]) if (match := _WORD.search(part.lower()))
+    ]
+    if named:
+        origin = keys.where(told or shared or "")
+        reading.say("task", named[0][1], origin, f"the path says {named[0][1]}")
+        reading.remark(origin, f"read as a file for {named[0][1]}, as its path says; --task says another")
+    elif told is not None:
+        reading.say("task", _TRL_KEYS[told], keys.where(told), "a key of this trainer alone")
+    else:
+        reading.needs["task"] = (
+            f"{keys.where(shared or '')}: several trainers of preferences have this key: say --task dpo, "
+            "kto, orpo or simpo"
+        )
+    return True

@@ -1,0 +1,324 @@
+"""Keys that every program on the Trainer of Transformers shares: TrainingArguments.
+
+Keys and defaults: Transformers 5.23.0 training_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.configs.launchers.accelerate import read_accelerate
+from planner.configs.launchers.deepspeed_json import read_deepspeed
+from planner.configs.launchers.fsdp_keys import (
+    DEEPSPEED_FILE,
+    Beside,
+    FsdpKeys,
+    read_fsdp,
+    referred,
+    remark_on_twice,
+    say_fsdp,
+)
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import refuse_no_training
+from planner.configs.shared.harmless import TRAINER_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.liger import say_liger
+from planner.configs.yaml_or_json import Document, read_document
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.domain.scenario import EVAL_BATCH, TRAINER_BATCH
+from planner.errors import UsageError, show
+
+_SIZES = {
+    "per_device_train_batch_size": "batch",
+    "gradient_accumulation_steps": "grad_accum",
+    "num_train_epochs": "epochs",
+    "per_device_eval_batch_size": "eval_batch",
+}
+# OptimizerNames of Transformers -> ours.
+OPTIMIZERS = {theirs: ours for ours, facts in OPTIMIZER_FACTS.items() for theirs in facts.trainer_names}
+OWN_OPTIMIZERS = tuple(name for name, facts in OPTIMIZER_FACTS.items() if not facts.trainer_names)
+"""Those that a tool makes by a key of its own, whatever ``optim`` says."""
+# attn_implementation -> ours.
+ATTENTIONS = {theirs: ours for ours, facts in ATTENTION_FACTS.items() for theirs in facts.names}
+_UNMODELLED = {
+    "parallelism_config": "tensor, context and sequence parallelism are not modelled",
+    "tp_size": "tensor parallelism is not modelled",
+    "use_mps_device": "Apple devices are not modelled",
+    "use_cpu": "take the key out and say --gpu cpu",
+    "no_cuda": "take the key out and say --gpu cpu",
+    "layer_offloading": "layers in host RAM are not modelled",
+    # The model then returns its logits and the Trainer takes a second softmax (transformers 5.23.0
+    # trainer.py:2155-2189).
+    "label_smoothing_factor": "the loss with smoothed labels is not modelled",
+}
+_REMARKS = {
+    "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
+    "optim_target_modules": "all trained weights are counted as this optimizer's",
+}
+_FSDP_VERSION = 2
+
+
+def read_trainer(keys: Keys, reading: Reading) -> None:
+    """Enter what TrainingArguments say, with the files that they refer to.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    refuse_no_training(keys)
+    keys.refuse_switched_on(_UNMODELLED)
+    reading.take(keys, _SIZES)
+    reading.default(
+        "batch", TRAINER_BATCH, "transformers 5.23.0 training_args.py: per_device_train_batch_size"
+    )
+    reading.default("grad_accum", 1, "transformers 5.23.0 training_args.py: gradient_accumulation_steps")
+    _read_length_of_run(keys, reading)
+    _read_optimizer(keys, reading)
+    read_checkpointing(keys, reading)
+    if keys.flag("use_liger_kernel"):
+        say_liger(reading, keys.where("use_liger_kernel"), keys.part("liger_kernel_config"))
+    keys.skip(("liger_kernel_config",))
+    if keys.flag("torch_compile") or keys.has("torch_compile_backend") or keys.has("torch_compile_mode"):
+        reading.remark(
+            keys.where("torch_compile"), "compilation is not counted: memory and time are those without it"
+        )
+    for name, text in _REMARKS.items():
+        if keys.get(name) not in (None, False):
+            reading.remark(keys.where(name), text)
+    remark_on_tf32(keys, reading)
+    read_batches(keys, reading)
+    keys.skip(("torch_compile_backend", "torch_compile_mode"))
+    keys.skip(TRAINER_HARMLESS)
+
+
+def remark_on_tf32(keys: Keys, reading: Reading) -> None:
+    """TF32 speeds the products of fp32 training up, and changes nothing where they are in 16 bits."""
+    if keys.flag("tf32") and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
+        reading.remark(
+            keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster"
+        )
+
+
+def read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter FSDP, DeepSpeed and Accelerate, from this file,
+    from those that it names and from those given beside it.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    _read_fsdp(keys, reading)
+    read_files(keys, reading, beside)
+
+
+def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter DeepSpeed and Accelerate, from the files given beside this one, else from those that it names.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    if beside.accelerate is not None:
+        read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
+    if beside.deepspeed is not None:
+        keys.skip(("deepspeed",))
+        _finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
+    elif isinstance(keys.get("deepspeed"), dict):
+        part = keys.part("deepspeed")
+        if part is not None:
+            read_deepspeed(part, reading)
+    elif keys.has("deepspeed"):
+        _finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
+
+
+def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
+    read_deepspeed(keys, reading)
+    reading.finish(keys)
+
+
+def read_launch_file(document: Document, reading: Reading, beside: Beside) -> None:
+    """Enter a configuration of ``accelerate launch``.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    part = Keys.of(document)
+    read_accelerate(part, reading, beside)
+    reading.finish(part)
+
+
+def _read_length_of_run(keys: Keys, reading: Reading) -> None:
+    if not ends_by_steps(keys, reading):
+        reading.default("epochs", 3.0, "transformers 5.23.0 training_args.py: num_train_epochs")
+    read_evaluation(keys, reading, "eval_strategy", "evaluation_strategy")
+
+
+def ends_by_steps(keys: Keys, reading: Reading) -> bool:
+    """Whether the run ends by ``max_steps``, be there epochs or not; no epochs are entered then,
+    and that is remarked on.
+    """
+    steps = keys.get("max_steps")
+    if not isinstance(steps, int) or steps <= 0:
+        return False
+    reading.said.pop("epochs", None)
+    reading.remark(
+        keys.where("max_steps"), "the run ends by steps: its time follows from --samples and --epochs only"
+    )
+    return True
+
+
+def read_evaluation(keys: Keys, reading: Reading, *names: str) -> None:
+    """Keep how many samples are evaluated at a time where one of ``names`` turns evaluation on:
+    8 where nothing is said.
+    """
+    name = next((name for name in names if str(keys.get(name) or "no").lower() not in ("no", "false")), None)
+    if name is None:
+        reading.said.pop("eval_batch", None)
+    else:
+        reading.default(
+            "eval_batch", EVAL_BATCH, "transformers 5.23.0 training_args.py: per_device_eval_batch_size"
+        )
+
+
+def read_batches(keys: Keys, reading: Reading) -> None:
+    """Enter whether batches are made of samples of like length,
+    and whether the cache is emptied as it goes.
+    """
+    if keys.flag("group_by_length"):
+        reading.switch("sorts_lengths", True, keys.where("group_by_length"))
+    strategy = keys.text("train_sampling_strategy")
+    if strategy == "group_by_length":
+        reading.switch("sorts_lengths", True, keys.where("train_sampling_strategy"))
+    elif strategy not in (None, "random", "sequential"):
+        reading.remark(keys.where("train_sampling_strategy"), f"{show(strategy)} is counted as random")
+    for name in ("torch_empty_cache_steps", "gc_steps"):
+        if keys.get(name):
+            reading.switch("keeps_outgrown_blocks", False, keys.where(name))
+
+
+def _read_optimizer(keys: Keys, reading: Reading) -> None:
+    for backend in ("half_precision_backend", "fp16_backend"):
+        if keys.get(backend) == "apex":
+            raise keys.not_modelled(backend, "Apex is not modelled")
+    if keys.flag("adafactor"):
+        reading.say(
+            "optimizer", "adafactor", keys.where("adafactor"), "what Transformers 4 called optim: adafactor"
+        )
+        keys.skip(("optim",))
+        return
+    name = keys.text("optim")
+    if name is None or reading.value("optimizer") in OWN_OPTIMIZERS:
+        return
+    say_optimizer(keys, "optim", OPTIMIZERS, reading)
+
+
+def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Reading) -> None:
+    """Enter the optimizer that ``key`` names, by a table of names.
+
+    Raises:
+        NotModelledError: an optimizer that no formula covers.
+    """
+    name = str(keys.get(key))
+    known = names.get(name.lower())
+    if known is None:
+        raise keys.not_modelled(
+            key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}"
+        )
+    if known == "rmsprop" and keys.get("weight_decay") not in (None, 0, 0.0):
+        raise keys.not_modelled(
+            "weight_decay", "the copy of all gradients that rmsprop makes to add it is not modelled; 0 is"
+        )
+    reading.say("optimizer", known, keys.where(key))
+
+
+def read_checkpointing(keys: Keys, reading: Reading) -> None:
+    """Enter gradient checkpointing, by its old or its new name.
+
+    Raises:
+        InputFileError: a value that cannot be used.
+    """
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        on = keys.flag(name)
+        if on is not None:
+            reading.say("gradient_checkpointing", on, keys.where(name))
+        details = keys.part(f"{name}_kwargs")
+        if details is not None:
+            reentrant = details.flag("use_reentrant")
+            if reentrant is not None:
+                reading.say("checkpoint_reentrant", reentrant, details.where("use_reentrant"))
+            details.skip(("determinism_check", "preserve_rng_state", "debug", "early_stop"))
+
+
+def read_precision(keys: Keys, reading: Reading) -> None:
+    """Enter bf16 or fp16, each meaning autocast.
+
+    Raises:
+        UsageError: both.
+    """
+    bf16, fp16 = keys.flag("bf16"), keys.flag("fp16")
+    if bf16 and fp16:
+        raise UsageError(f"{keys.where('bf16')} and {keys.where('fp16')} are both true: only one can be")
+    if bf16 or fp16:
+        name = "bf16" if bf16 else "fp16"
+        reading.say("precision", f"{name}-mixed", keys.where(name))
+
+
+def need_precision(reading: Reading) -> None:
+    """Ask for the precision where no key settles it:
+    the computation then runs in the dtype of the weights.
+    """
+    reading.needs.setdefault(
+        "precision",
+        f"{reading.path}: neither bf16 nor fp16 is true, so the dtype of the weights decides; say it, such "
+        "as --precision bf16",
+    )
+
+
+def read_attention(keys: Keys, name: str, reading: Reading) -> None:
+    """Enter the attention kernel that a key names in the words of Transformers.
+
+    Raises:
+        NotModelledError: a kernel that no formula covers.
+    """
+    said = keys.text(name)
+    if said is None:
+        return
+    kernel = ATTENTIONS.get(said.removeprefix("paged|").lower())
+    if kernel is None:
+        raise keys.not_modelled(
+            name, f"attention '{show(said)}' is not modelled; these are: {', '.join(ATTENTIONS)}"
+        )
+    reading.say("attention", kernel, keys.where(name))
+    if kernel == "flash2" and not said.endswith(("_2", "-attn", "-attn2")):
+        reading.remark(
+            keys.where(name), f"{show(said)} is counted as FlashAttention 2: memory is the same, time is not"
+        )
+
+
+def _read_fsdp(keys: Keys, reading: Reading) -> None:
+    value = keys.get("fsdp")
+    options = value if isinstance(value, list) else str(value or "").lower().split()
+    if not options or options == ["false"]:
+        if (
+            unused := keys.part("fsdp_config") if isinstance(keys.get("fsdp_config"), dict) else None
+        ) is not None:
+            unused.skip(unused.left_over_here())
+        return
+    found = FsdpKeys(_FSDP_VERSION, where=keys.where("fsdp"))
+    for option in map(str, options):
+        if option == "offload":
+            reading.say("offload", "optimizer+params", keys.where("fsdp"), "FSDP offloads both")
+        elif option not in ("auto_wrap", "true"):
+            found.strategy = option
+    if isinstance(keys.get("fsdp_config"), str):
+        part: Keys | None = Keys.of(referred(keys, "fsdp_config", "write its table into this key", reading))
+    else:
+        part = keys.part("fsdp_config")
+    if part is None:
+        say_fsdp(keys, reading, found)
+        return
+    read_fsdp(part, reading, found)
+    if part.path != keys.path:
+        reading.finish(part)

@@ -1,0 +1,96 @@
+"""What cards, stacks and model code can run: bf16, attention kernels, optimizers, the Liger loss."""
+
+from __future__ import annotations
+
+import re
+
+from planner.domain.hardware import GpuSpec
+from planner.domain.model import ModelSpec
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
+from planner.domain.recipes.optimizers import OPTIMIZER_FACTS, Optimizer
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.sharding import Sharding
+from planner.domain.stack import Stack
+
+# Nobody read how they step what an engine has put into host RAM.
+# Rules refuse those of tools under every engine.
+GPU_ONLY_OPTIMIZERS = frozenset(
+    name for name, facts in OPTIMIZER_FACTS.items() if facts.on_host == "unread" and facts.library != "tool"
+)
+_CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
+
+# Source: transformers 5.23.0 models/*/modeling_*.py,
+# `_supports_sdpa` and `_supports_flash_attn` absent or False.
+_NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
+_NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
+# Modules that ship with the checkpoint and write attention out.  Source:
+# mosaicml/llm-foundry layers/attention.py; modeling_btlm.py.
+_REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm"})
+# The same in transformers 4.36 to 4.38, where fewer classes had been moved to torch's kernel.
+_NO_SDPA_BEFORE_2024_09 = _NO_SDPA | {"gpt2", "gpt_neox", "opt", "phi", "stablelm"}
+
+
+def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
+    """Whether the first step of an offloaded optimizer ends the job with an error of bitsandbytes."""
+    of_bitsandbytes = OPTIMIZER_FACTS[recipe.optimizer].library == "bitsandbytes"
+    return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
+
+
+def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:
+    """Whether the optimizer fails on the weights that this sharding hands it: FSDP2's are DTensors."""
+    return sharding.dtensors and not OPTIMIZER_FACTS[optimizer].takes_dtensors
+
+
+def compute_capability(gpu: GpuSpec) -> tuple[int, int] | None:
+    """CUDA compute capability, or ``None`` for another kind of device or an unlisted card."""
+    match = _CAPABILITY.fullmatch(gpu.compute_capability) if gpu.is_cuda else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def lacks_bf16(gpu: GpuSpec) -> bool:
+    """Whether the card is known to have no bf16 matrix units.  An unlisted card is not known to lack them."""
+    capability = compute_capability(gpu)
+    return capability is not None and not gpu.supports_bf16
+
+
+def lacks_flash2(gpu: GpuSpec) -> bool:
+    """Whether FlashAttention 2 is known not to run: it needs compute capability 8.0,
+    or an accelerator at all.
+    """
+    capability = compute_capability(gpu)
+    return gpu.vendor == "none" or (capability is not None and capability < (8, 0))
+
+
+def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
+    """Whether the model's code, in Transformers or shipped with the checkpoint,
+    has no such attention kernel.
+    """
+    is_flash = ATTENTION_FACTS[attention].is_flash
+    if model.remote_code:
+        return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
+    if attention == "eager":
+        return False
+    if stack.model_code == "own":
+        return is_flash and has_sinks(model)
+    if is_flash:
+        return model.architecture in _NO_FLASH or has_sinks(model)
+    return model.architecture in (
+        _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA
+    )
+
+
+def has_sinks(model: ModelSpec) -> bool:
+    """Whether attention has a learned sink per head, which FlashAttention 2 does not take.
+
+    For gpt-oss Transformers puts FlashAttention 3 in its place (5.23.0, modeling_utils.py:1754-1773 and
+    models/gpt_oss/modeling_gpt_oss.py:390-395), whose backward knows no sinks (issue 1895 of
+    Dao-AILab/flash-attention): it answers prompts, and does not train.
+    """
+    return any(group.block.attention.sinks for group in model.groups)
+
+
+def widest_head(model: ModelSpec) -> int:
+    """Largest head dimension of any layer."""
+    return max(
+        max(group.block.attention.head_dim, group.block.attention.value_head_dim) for group in model.groups
+    )

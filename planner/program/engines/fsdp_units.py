@@ -1,0 +1,95 @@
+"""Units of FSDP: whole layers, or the feed-forward part of each,
+beside which all that is left belongs to the root.
+
+Every module of the classes that are named is a unit, and so are leaf modules with trained weights beside
+adapters.  A unit that a checkpoint runs again after its backward has begun is left alone.
+Source: torch 2.13 distributed/fsdp/wrap.py transformer_auto_wrap_policy, _runtime_utils.py _pre_forward;
+peft 0.21 utils/other.py fsdp_auto_wrap_policy.
+Ignored: adapters that are units of their own are gathered with their layer, or with its part.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from planner.program.engines.groups import Gradient, Sizes, part_of
+from planner.program.job import Job
+from planner.program.ops.tensors import Mark, Moment
+from planner.program.parameters import Weight
+from planner.program.request_stream import Instance
+
+_PART = "mlp"
+"""The module that :mod:`planner.program.layers.feed_forward` enters."""
+INNER = f" {_PART}"
+"""What the name of a unit inside of a layer ends with."""
+_PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
+
+
+@dataclass(slots=True)
+class Backward:
+    """The units inside of layers whose backward runs, and those in which it is over."""
+
+    now: set[str] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """The backward pass has ended."""
+        self.now.clear()
+        self.over.clear()
+
+
+class Units:
+    """Which unit a parameter belongs to.  ``inside``: units are parts of layers."""
+
+    def __init__(self, job: Job) -> None:
+        self.inside = job.stack.fsdp_units == "feed_forward"
+        self.backward = Backward()
+        first = not job.recipe.sharding.dtensors
+        self._adapters_apart = first and job.stack.fsdp1_wraps_adapters
+        self._inner = {
+            linear.name
+            for group in job.model.groups
+            for linear in group.block.linears
+            if linear.group != "attention"
+        }
+
+    def of(self, weight: Weight) -> str:
+        """The name of a parameter's unit; empty for the root's."""
+        layer = part_of(weight)
+        if not (layer and self.inside):
+            return layer
+        if weight.name.split()[2] in self._inner:
+            return layer + INNER
+        return layer if weight.adapter and self._adapters_apart else ""
+
+
+def pieces(part: Instance, stage: str) -> Iterator[tuple[array[int], Moment | None]]:
+    """The events of a stage in pieces,
+    with what happens behind each to the part that is a unit: it is entered or left.
+    """
+    for events, mark in part.between_marks(stage, _PASSES):
+        own = mark is not None and part.template.modules[mark.number] == (_PART,)
+        yield events, mark.moment if mark is not None and own else None
+
+
+def gradients_inside(sizes: Sizes, part: Instance) -> tuple[list[Gradient], list[Gradient]]:
+    """Gradients of the part that is a unit, and those of the rest of the layer."""
+    template = part.template
+    inner = {
+        mark.slot
+        for marks in template.marks.values()
+        for _, mark in marks
+        if mark.moment == "gradient" and _is_inner(part, mark) and mark.slot is not None
+    }
+    slots = {part.slot(slot) for slot in inner}
+    found: tuple[list[Gradient], list[Gradient]] = [], []
+    for each in sizes.gradients_of(part):
+        found[each.slot not in slots].append(each)
+    return found
+
+
+def _is_inner(part: Instance, mark: Mark) -> bool:
+    module = part.template.parameters[mark.number].module
+    return part.template.modules[module][:1] == (_PART,)

@@ -1,0 +1,245 @@
+"""How long kernels take: what they multiply and move over the rates of the card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from planner.arrays import maximum, minimum
+from planner.domain.model import ModelSpec
+from planner.domain.recipes.optimizers import Optimizer
+from planner.domain.recipes.recipe import Number
+from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.ops.work import FusedAttention, Product, Unpacking
+from planner.throughput.time_inputs import TimedJob
+
+FLOP_PER_MAC = 2
+# Tensor cores are fed in units of 16 bytes; a product that cannot be takes about twice as long.
+_UNALIGNED = 2.0
+# Fused attention loses half a tile per row of tiles and the start of each: an A100 reaches 0.50 of its peak
+# at 2,048 tokens and 0.58 at 8,192 (FlashAttention-2, arXiv 2307.08691), as s / (s + 463) does.  The
+# coefficient is that at 4,096 tokens.
+_ATTENTION_RAMP_TOKENS, _ATTENTION_TOKENS = 463, 4096
+# Beside products a score needs its exponential, whatever the width of a head: as long as products of 15
+# features take, so that on an A100 heads of 64 features reach 0.9 of what those of 128 do (FlashAttention-2,
+# figure 4, unchecked: 171, 189 TFLOP/s, 16,384 tokens; 119, 133 at 1,024).  Heads above 128 features need
+# more registers than that gains.
+_SCORE_FEATURES, _USUAL_HEAD = 15, 128
+
+
+def product_seconds(job: TimedJob, kind: Product, macs: Number, values: Mapping[Unit, Number]) -> Number:
+    """Products of matrices that run alike; seconds.
+
+    Formula: the larger of ``FLOP / rate x (1 + tile_rows / rows)`` and the time to read the weights once.
+    The bracket is tile and wave quantisation: a product of ``rows`` tokens occupies whole tiles.  What
+    products write follows the arithmetic of each tile and is counted with them.  Twice as long where rows of
+    the result do not begin at multiples of 16 bytes.  Products of LLM.int8 have their own speed, which holds
+    all that is done beside them; those in fp32 run without tensor cores; those in fp8 reach as much of their
+    peak as those in 16 bits.
+    Source: NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantization, tensor core
+    requirements; CUTLASS ``efficient_gemm.md`` (main loop and epilogue); rasbt/LLMs-from-scratch, ch05 bonus
+    on training speed: 50,257 to 50,304 words saves 8.8 of 73 ms, as long as its head needs.
+    Ignored: operands that arrive later than the arithmetic needs them.
+    """
+    rates = job.rates
+    rate: Number = rates.fp32_flop_per_s if kind.dtype == "fp32" else rates.matmul_flop_per_s
+    if kind.dtype == "fp8":
+        assert rates.fp8_flop_per_s is not None
+        rate = rates.fp8_flop_per_s
+    if kind.dtype == "int8":
+        rate = rate * job.coefficients.int8_relative_speed
+    seconds = FLOP_PER_MAC * macs / rate
+    if kind.rows is None:
+        return seconds
+    rows = values[kind.rows[0]] * kind.rows[1]
+    reads = macs / rows * ELEMENT_BYTES[kind.dtype] / rates.memory_bytes_per_s
+    return maximum(seconds * (1 + job.coefficients.tile_rows / rows), reads) * (
+        1.0 if kind.aligned else _UNALIGNED
+    )
+
+
+def attention_seconds(
+    job: TimedJob, kind: FusedAttention, macs: float, values: Mapping[Unit, Number]
+) -> Number:
+    """Calls of a fused attention kernel, of ``macs`` for each pair of a query and a key; seconds.
+
+    Formula: FLOP of the pairs that it computes over its rate.  Backward it computes the scores again: five
+    products for the two of forward.  Without a mask that is the causal half; FlashAttention's package leaves
+    out padding and what a window hides.  With a mask (padding, a window, a bias) torch takes its
+    memory-efficient kernel and computes the whole square, as fast as the first FlashAttention.  Towers see
+    whole pieces: a window or an image each.
+    Source: FlashAttention-2 (arXiv 2307.08691); transformers 5.23 ``integrations/sdpa_attention.py``;
+    :mod:`planner.program.ops.kernels`.
+    """
+    micro, rates, batch = job.micro, job.rates, job.recipe.batch
+    rate = rates.attention_flop_per_s if kind.kernel == "flash" else rates.masked_attention_flop_per_s
+    slower = (1 + _SCORE_FEATURES / min(kind.width, _USUAL_HEAD)) / (1 + _SCORE_FEATURES / _USUAL_HEAD)
+    keys, rows = micro.length, micro.computed
+    if kind.pairs == "piece":
+        keys = minimum(kind.window or values[Unit.IMAGE_PATCHES], values[Unit.IMAGE_PATCHES])
+        rows = values[Unit.PATCHES] if batch.images else rows
+    pairs = rows * mean_keys(kind, keys)
+    if kind.pairs != "piece":
+        pairs = pairs * (1 + micro.spread**2)
+    if kind.pairs == "band":
+        pairs = pairs * (micro.real / micro.computed) ** 2
+    return FLOP_PER_MAC * macs * pairs * attention_ramp(keys) * slower / rate
+
+
+def mean_keys(kind: FusedAttention, length: Number) -> Number:
+    """Keys that a kernel computes for a query on average.
+
+    Formula: the length ``s``; of the causal triangle ``(s + 1) / 2``; with a window of ``w < s`` tokens
+    ``w - w (w - 1) / (2 s)``.
+    Source: counting the pairs of a (banded) lower triangle.
+    """
+    if kind.pairs in ("square", "piece"):
+        return length
+    if kind.pairs == "triangle" or kind.window is None:
+        return (length + 1) / 2
+    width = minimum(length, kind.window)
+    return width - width * (width - 1) / (2 * length)
+
+
+def attention_ramp(length: Number) -> Number:
+    """Time of fused attention over that at 4,096 tokens, for as much work.
+
+    Source: FlashAttention-2 (arXiv 2307.08691), as above.
+    """
+    return (1 + _ATTENTION_RAMP_TOKENS / length) / (1 + _ATTENTION_RAMP_TOKENS / _ATTENTION_TOKENS)
+
+
+def moving_seconds(job: TimedJob, n_bytes: Number) -> Number:
+    """Operators that take as long as device memory needs for what they read and write; seconds.
+
+    Formula: bytes over memory bandwidth.  Each operator reads its inputs and writes its output once; caches
+    are far smaller than these tensors at training sizes.
+    Source: the operators of :mod:`planner.program`, which name the code.
+    """
+    return n_bytes / job.rates.memory_bytes_per_s
+
+
+# Instructions per weight of bitsandbytes' 4-bit kernel as long as it found values by nested branches, of
+# which the threads of a warp take all: on an A100 of 40 GB it was 2.07 times slower than the one that
+# replaced it, taken as memory-bound: 2.56 bytes at 0.89 of 1,555 GB/s, so 3.8e-12 s per weight, times 19.5e12
+# instructions per s.  The same number makes it memory-bound on A10, L4 and RTX 4090 and 2.0 to 2.6 times
+# slower on P100 and H100, as was seen there.
+_BRANCHING_INSTRUCTIONS = 75
+
+
+def expansion_seconds(job: TimedJob, kind: Unpacking, weights: Number) -> Number:
+    """Weights of 4 bits expanded for their products; seconds.
+
+    Formula: bytes over memory bandwidth, or instructions where values are found by branches.
+    Source: bitsandbytes pull request 1747 (2025-09): 1.36 to 2.07 times faster on A100 and H100 without
+    branches, no faster for large matrices on A10, L4 and RTX 4090; switch ``unpacks_by_branches``;
+    :mod:`planner.program.weights.four_bit`.
+    Ignored: bitsandbytes from 0.50 on has a kernel without it up to 1,536 tokens.
+    """
+    moved, issued = moving_seconds(job, weights * kind.weight_bytes), job.rates.instructions_per_s
+    if not job.scenario.stack.unpacks_by_branches or issued is None:
+        return moved
+    return maximum(moved, weights * _BRANCHING_INSTRUCTIONS / issued)
+
+
+class Update(NamedTuple):
+    """One update.  ``moved_bytes`` for each trained parameter, with 4-byte states.  ``operators`` that the
+    host issues for each trained tensor: lists of tensors that one kernel takes need about one for building
+    lists, clipping and zeroing.
+    """
+
+    moved_bytes: int
+    operators: int = 1
+
+
+# Bytes.  adamw_torch (foreach): decay 2, lerp
+# 3, scale 2, addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p
+# m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
+# momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
+# both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
+# addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
+# between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
+# are most.
+# Operators: bitsandbytes updates tensors one by one (about six calls each; a compiled step of torchao: its
+# buffers and kernels).
+UPDATES: Mapping[Optimizer, Update] = {
+    "adamw_torch": Update(84),
+    "adamw_torch_fused": Update(28),
+    "adamw_8bit": Update(16, 6),
+    "adamw_torch_8bit": Update(38, 8),
+    "adamw_torch_4bit": Update(62, 11),
+    "paged_adamw_32bit": Update(28, 6),
+    "paged_adamw_8bit": Update(16, 6),
+    "adafactor": Update(40),
+    "sgd": Update(12),
+    "rmsprop": Update(56),
+    "lion": Update(20, 6),
+    "adam_mini": Update(68, 14),
+    "muon": Update(52, 45),
+    "apollo_adamw": Update(44, 25),
+    "apollo_adamw_layerwise": Update(44, 25),
+    "badam": Update(96),
+}
+# Gradient norm (read) and clipping (read, write), the default of the Trainer.
+_CLIP_ACCESSES = 3
+# DeepSpeed copies 16-bit gradients to fp32 and the new fp32 weights to 16-bit: 6 bytes each.
+_ENGINE_COPY_BYTES = 12
+
+
+def optimizer_seconds(job: TimedJob) -> Number:
+    """Update of the trained parameters on the GPU, clipping, and accumulation of gradients between
+    micro-steps; seconds per step.
+
+    Formula: bytes per parameter of the implementation x parameters (this rank's share under ZeRO and FSDP),
+    at least the time to issue the calls.
+    Source: torch ``optim/adam.py`` (_multi_tensor_adam operators counted), bitsandbytes
+    ``optim/optimizer.py``, ``csrc/kernels.cu``.
+    Ignored: paging of paged optimizers while everything fits.
+    """
+    recipe, regime = job.recipe, job.regime
+    params = job.trained_params
+    share = params / (job.world / recipe.parallel.tensor) if recipe.sharding.divides_optimizer else params
+    accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
+    if recipe.offloads_optimizer:
+        return accumulate / job.rates.memory_bytes_per_s
+    engine = _ENGINE_COPY_BYTES if regime.engine == "deepspeed" and regime.master else 0
+    kind = UPDATES[recipe.optimizer]
+    update = share * (kind.moved_bytes * regime.state / 4 + engine) + share * _CLIP_ACCESSES * regime.gradient
+    issue = job.trained_tensors * kind.operators * job.coefficients.launch_s
+    products = (
+        newton_schulz_flop(job.scenario.model) / job.rates.matmul_flop_per_s
+        if recipe.optimizer == "muon"
+        else 0
+    )
+    return maximum((update + accumulate) / job.rates.memory_bytes_per_s, issue) + products
+
+
+@lru_cache(maxsize=64)
+def orthogonalized_params(model: ModelSpec) -> int:
+    """Elements of the matrices that Muon orthogonalises: all of the layers.
+
+    Source: as of :func:`newton_schulz_flop`.
+    """
+    return sum(
+        group.count * linear.copies * linear.in_features * linear.out_features
+        for group in model.groups
+        for linear in group.block.linears
+    )
+
+
+@lru_cache(maxsize=64)
+def newton_schulz_flop(model: ModelSpec) -> int:
+    """FLOP of Muon's five iterations over every matrix of the layers: ``X X^T``, its square,
+    and a product with ``X``.
+
+    Source: llamafactory 0.9.5 third_party/muon/muon.py zeropower_via_newtonschulz5.  Ignored:
+    that frozen layers have none.
+    """
+    iterations, total = 5, 0
+    for group in model.groups:
+        for linear in group.block.linears:
+            shorter = min(linear.in_features, linear.out_features)
+            products = 2 * linear.in_features * linear.out_features * shorter + shorter**3
+            total += group.count * linear.copies * iterations * FLOP_PER_MAC * products
+    return total

@@ -1,0 +1,290 @@
+"""How checkpoints are stored: by their ``quantization_config``, by the catalog, or by a name that says it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import planner
+from planner.anatomy.packing import stored_bytes
+from planner.anatomy.quantized_matrices import is_quantizable
+from planner.catalog import hub
+from planner.catalog.hf_config import model_from_config
+from planner.catalog.models import load_model, storage_of, stored_checkpoints
+from planner.catalog.quantization_config import stored_by_name
+from planner.domain.model import ModelSpec
+from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
+from planner.domain.stored import StoredWeights, stored_text
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import InputFileError, NotModelledError, RefusedCombinationError, UsageError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import Job, job_of
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 1_000, "torch_dtype": "float16",
+}  # fmt: skip
+BNB = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": "bfloat16",
+}
+PLAIN = Packing(is_stored=True)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No network, and an empty cache."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    hub.forget()
+    return tmp_path
+
+
+def read(**quantization: Any) -> ModelSpec:
+    """A small Llama whose config has such a ``quantization_config``."""
+    return model_from_config(LLAMA | {"quantization_config": quantization}, "config.json")
+
+
+@pytest.mark.parametrize(("said", "quantization", "packing"), [
+    ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, "gptq-int4", Packing(32)),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}, "gptq-int8",
+    Packing(0)),
+    ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, "awq-int4",
+    Packing(64)),
+    ({"quant_method": "awq"}, "awq-int4", Packing(128)),
+    ({"quant_method": "aqlm", "linear_weights_not_to_quantize": ["lm_head.weight"]}, "aqlm",
+    Packing(8, 1, 16)),
+    (BNB, "nf4", PLAIN),
+    ({"load_in_8bit": True}, "int8", PLAIN),
+])  # fmt: skip
+def test_a_config_says_how_its_checkpoint_is_stored(
+    said: dict[str, Any], quantization: str, packing: Packing
+) -> None:
+    """Method, bits and groups; what is absent is what Transformers takes it for."""
+    stored = read(**said).stored
+    assert stored is not None
+    assert (stored.quantization, stored.packing) == (quantization, packing)
+
+
+def test_settings_of_bitsandbytes_are_those_of_the_checkpoint() -> None:
+    """Double quantisation, the dtype of the bytes and that of the products."""
+    stored = read(**BNB, bnb_4bit_use_double_quant=True, bnb_4bit_quant_storage="bfloat16").stored
+    assert stored is not None
+    assert (stored.double_quant, stored.quant_storage, stored.compute_dtype) == (True, "bf16", "bf16")
+
+
+def test_what_is_not_quantised_has_no_storage() -> None:
+    """Checkpoints in mxfp4 become 16 bits while they are loaded, without which nothing trains."""
+    assert model_from_config(LLAMA | {"quantization_config": None}, "config.json").stored is None
+    assert read(quant_method="mxfp4", modules_to_not_convert=["lm_head"]).stored is None
+
+
+@pytest.mark.parametrize(("said", "words"), [
+    ({"quant_method": "fp8"}, "'fp8' is not modelled"),
+    ({"quant_method": "compressed-tensors"}, "'compressed-tensors' is not modelled"),
+    ({"quant_method": "nvfp4"}, "'nvfp4': Transformers does not train over it"),
+    ({"quant_method": "gptq", "bits": 3}, "bits 3"),
+    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format marlin"),
+    ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic"),
+    ({"quant_method": "awq", "version": "gemv"}, "version gemv"),
+    ({"quant_method": "aqlm", "num_codebooks": 8, "nbits_per_codebook": 8,
+    "linear_weights_not_to_quantize": ["lm_head"]}, "8"),
+    ({"quant_method": "aqlm"}, "does not leave the head whole"),
+    (BNB | {"llm_int8_skip_modules": ["visual"]}, "does not leave the head whole"),
+    (BNB | {"llm_int8_skip_modules": ["lm_head", "layers.7.mlp"]}, "'layers.7.mlp' is left unquantised"),
+    ({"quant_method": "awq", "modules_to_not_convert": [".*gate"]}, "is left unquantised"),
+])  # fmt: skip
+def test_what_no_formula_covers_is_refused(said: dict[str, Any], words: str) -> None:
+    """In one sentence that names the field."""
+    with pytest.raises(NotModelledError, match=words):
+        read(**said)
+
+
+@pytest.mark.parametrize(
+    "said", [{"bits": 4}, {"quant_method": "gptq"}, {"quant_method": "gptq", "bits": 4, "group_size": 10**9}]
+)
+def test_a_broken_table_is_an_error(said: dict[str, Any]) -> None:
+    """A field that is missing or out of range names itself."""
+    with pytest.raises(InputFileError, match="quantization_config"):
+        read(**said)
+
+
+def test_modules_that_were_left_whole_are_not_packed() -> None:
+    """``o_proj`` everywhere, and the feed-forward part of layer 2, which makes three kinds of layers."""
+    spec = read(
+        quant_method="awq",
+        modules_to_not_convert=["lm_head", "self_attn.o_proj", "model.layers.2.mlp", "visual"],
+    )
+    assert [group.count for group in spec.groups] == [2, 1, 1]
+    whole = {linear.name for linear in spec.groups[1].block.linears if linear.left_whole}
+    assert whole == {"o_proj", "gate_proj", "up_proj", "down_proj"}
+    packed = 4 * (256 * 256 * 3 + 3 * 256 * 512) - 3 * 256 * 512
+    replaced = (
+        count * linear.weight_count for linear, count in spec.linears() if is_quantizable(linear, True)
+    )
+    assert sum(replaced) == packed
+
+
+@pytest.mark.parametrize("name", [name for name, entry in stored_checkpoints().items() if entry.size_gb])
+def test_files_are_as_large_as_the_hub_lists(name: str) -> None:
+    """The stored groups explain the size of the files, which those of another size would not."""
+    size_gb, spec = stored_checkpoints()[name].size_gb, load_model(name).spec
+    assert size_gb is not None
+    assert spec.stored is not None
+    subject = job_over(name)
+    whole = (subject.base_params - subject.packed.elements) * DTYPE_BYTES[spec.checkpoint_dtype]
+    assert (stored_bytes(subject.recipe.numerics, subject.packed) + whole) / 1e9 == pytest.approx(
+        size_gb, rel=0.002
+    )
+
+
+@pytest.mark.parametrize("name", stored_checkpoints())
+def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
+    """By its id, with what its entry says of its storage."""
+    resolved = load_model(name.lower())
+    assert (resolved.how, resolved.spec.stored) == ("catalog", storage_of(name))
+    assert resolved.doubt == stored_checkpoints()[name].assumed
+
+
+@pytest.mark.parametrize(("name", "quantization", "packing", "base"), [
+    ("Qwen2.5-72B-Instruct-GPTQ-Int4", "gptq-int4", Packing(128), "Qwen2.5-72B-Instruct"),
+    ("Qwen2.5-72B-Instruct-GPTQ-Int8", "gptq-int8", Packing(128), "Qwen2.5-72B-Instruct"),
+    ("Llama-3-8B-gptq-4bit-32g", "gptq-int4", Packing(32), "Llama-3-8B"),
+    ("Llama-3-8B-AWQ", "awq-int4", Packing(128), "Llama-3-8B"),
+    ("Llama-3-8B-AWQ-INT4-stories", "awq-int4", Packing(128), "Llama-3-8B-stories"),
+    ("Meta-Llama-3-8B-AQLM-PV-2Bit-1x16", "aqlm", Packing(8, 1, 16), "Meta-Llama-3-8B"),
+    ("Llama-3.2-3B-AQLM-PV-2Bit-2x8", "aqlm", Packing(8, 2, 8), "Llama-3.2-3B"),
+])  # fmt: skip
+def test_a_name_that_says_method_and_bits_is_taken(
+    name: str, quantization: str, packing: Packing, base: str
+) -> None:
+    """Groups that a name does not say are assumed, which is said; AQLM's follow from its bits."""
+    named = stored_by_name(name)
+    assert named is not None
+    assert (named.stored.quantization, named.stored.packing, named.base) == (quantization, packing, base)
+    assert bool(named.stored.assumed) == (quantization != "aqlm" and "32g" not in name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Llama-3-8B-GPTQ", "Llama-3-8B-GPTQ-3bit", "Llama-3-8B-bnb-4bit", "hawq-4b", "Llama-3-8B-AWQ-8bit"],
+)
+def test_a_name_that_says_less_is_not(name: str) -> None:
+    """Bits of GPTQ are not guessed, and AWQ of 8 bits is another thing."""
+    assert stored_by_name(name) is None
+
+
+@pytest.mark.usefixtures("offline")
+def test_unsloths_own_checkpoints_are_packed_as_its_loader_packs() -> None:
+    """What its name leaves open is said; of those that leave matrices whole no name says which."""
+    known = load_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit")
+    assert known.spec.stored is not None
+    assert (known.spec.stored.quantization, known.spec.stored.double_quant) == ("nf4", True)
+    assert (known.spec.n_layers, known.spec.checkpoint_dtype) == (32, "bf16")
+    assert "is assumed" in known.doubt
+    for hub_id in ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "someone/Meta-Llama-3.1-8B-bnb-4bit"):
+        with pytest.raises(UsageError, match="neither in the catalog"):
+            load_model(hub_id)
+
+
+def test_a_config_in_the_cache_wins_over_a_name(offline: Path) -> None:
+    """What the checkpoint's own file says is exact."""
+    assert load_model("someone/Llama-3-8B-AWQ").how == "name"
+    folder = offline / "hub" / "models--someone--Llama-3-8B-AWQ" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    fields = LLAMA | {"quantization_config": {"quant_method": "awq", "group_size": 32}}
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    refs = folder.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40, encoding="utf-8")
+    stored = load_model("someone/Llama-3-8B-AWQ").spec.stored
+    assert stored is not None
+    assert (stored.packing, stored.assumed) == (Packing(32), "")
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_hub_id_whose_bits_nobody_says_stays_unknown() -> None:
+    """No verdict rather than a guess."""
+    with pytest.raises(UsageError, match="neither in the catalog"):
+        load_model("someone/Llama-3-8B-GPTQ")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("hub_id", ["Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-7B-Instruct-AWQ"])
+def test_groups_that_are_assumed_lie_within_the_interval(hub_id: str) -> None:
+    """Groups of 32, the smallest of published checkpoints,
+    have four times the scales of those that are assumed.
+    """
+    peak = planner.estimate(model=hub_id, method="lora", gpu="a100-80gb", seq=1024).peak
+    elements = job_over(hub_id).packed.elements
+    assert peak.driver_interval is not None
+    assert peak.driver_interval.low < peak.driver_bytes - elements * 2.5 / 128
+    assert peak.driver_bytes + elements * 2.5 * (1 / 32 - 1 / 128) < peak.driver_interval.high
+
+
+def job_over(model: str, **flags: object) -> Job:
+    """A LoRA job over ``model``."""
+    said = {"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, **flags}
+    return job_of(resolve(from_flags(said)), Coefficients())
+
+
+def numerics_of(model: str, **flags: object) -> Numerics:
+    """What it has."""
+    return job_over(model, **flags).recipe.numerics
+
+
+def test_a_checkpoint_that_keeps_matrices_whole_is_refused_with_one_that_does_not() -> None:
+    """Which matrices those are no name says; the other one's id works as it stands."""
+    with pytest.raises(UsageError, match="unsloth/Qwen3-14B-bnb-4bit") as caught:
+        load_model("unsloth/Qwen3-14B-unsloth-bnb-4bit")
+    assert "config.json" in str(caught.value)
+    assert load_model("unsloth/Qwen3-14B-bnb-4bit").spec.stored is not None
+
+
+def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
+    """Both names of the method; AWQ is loaded in fp16, whatever is asked for, from Transformers 4.52 on."""
+    awq, nf4 = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
+    for method in ("lora", "qlora"):
+        assert numerics_of(awq, method=method, load_dtype="bf16").load_dtype == "fp16"
+        assert numerics_of(nf4, method=method) == Numerics("bf16", "bf16-mixed", "nf4", True, "bf16", PLAIN)
+    assert numerics_of(awq, load_dtype="bf16", stack="llama-factory@0.8").load_dtype == "bf16"
+    assert numerics_of("TheBloke/Llama-2-7B-GPTQ").quantization == "gptq-int4"
+
+
+def test_gptq_bytes_stored_as_floats_are_divided() -> None:
+    """fms-acceleration makes float parameters of them, which FSDP divides."""
+    said = {
+        "model": "TheBloke/Llama-2-7B-GPTQ",
+        "method": "lora",
+        "gpu": "a100-80gb:4",
+        "seq": 512,
+        "sharding": "fsdp1",
+    }
+    whole, parts = (
+        job_of(resolve(from_flags({**said, "switches": "packed_kernels=triton", **more})), Coefficients())
+        for more in ({}, {"quant_storage": "fp16"})
+    )
+    assert (whole.weight_shards, parts.weight_shards) == (1, 4)
+    with pytest.raises(RefusedCombinationError, match="quant-storage-without-4bit"):
+        resolve(from_flags({**said, "quant_storage": "fp16"}))
+
+
+def test_a_storage_is_told_in_words() -> None:
+    """Method, and what else decides its bytes."""
+    kinds = (
+        StoredWeights("awq-int4", Packing(64)),
+        StoredWeights("gptq-int4", Packing(0)),
+        StoredWeights("aqlm", Packing(8, 1, 16)),
+    )
+    assert [stored_text(kind) for kind in kinds] == [
+        "awq-int4 in groups of 64",
+        "gptq-int4, one group",
+        "aqlm, 1 x 16 bits for each 8 inputs",
+    ]

@@ -1,0 +1,283 @@
+"""Command lines and launch scripts: their words, and the files that would say the same."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.api.checks import check_job, check_jobs, command_job
+from planner.api.files import CheckOptions
+from planner.configs.launchers.command_line import ACCELERATE_SWITCHES, Started, started
+from planner.configs.launchers.shell import commands
+from planner.errors import ExitCode, InputFileError, NotModelledError, UsageError
+from planner.intake.given.request import from_flags
+from tests.extras import import_or_skip, needs
+
+NAME = Path("command")
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def words(text: str) -> list[list[str]]:
+    """The commands of a text that have words."""
+    return [each for each in commands(NAME, text) if each]
+
+
+def read(text: str) -> Started:
+    """The training that a text starts."""
+    return started(NAME, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a --b 'c d' \"e\"", [["a", "--b", "c d", "e"]]),
+        ("a \\\n  --b 1 \\\n  --c 2\nd", [["a", "--b", "1", "--c", "2"], ["d"]]),
+        ("# a\nb # c\n", [["b"]]),
+        ("a \\\n # --b 1 \\\n --c 2", [["a"], ["--c", "2"]]),
+        ("X=1 Y='2 3' a b", [["a", "b"]]),
+        ("nohup a b > log 2>&1 &", [["a", "b"]]),
+        ("a 2> log; b | c && d || e", [["a"], ["b"], ["c"], ["d"], ["e"]]),
+        ("a --b x#y", [["a", "--b", "x#y"]]),
+        ("a --b $(date +%s) --c `d e`", [["a", "--b", "${command}", "--c", "${command}"]]),
+        ("a --b $(c $(d e))", [["a", "--b", "${command}"]]),
+        ("a --b 'c\nd' --e f", [["a", "--b", "c\nd", "--e", "f"]]),
+        ("uv run a b", [["a", "b"]]),
+    ],
+)
+def test_text_is_split_as_a_shell_splits_it(text: str, found: list[list[str]]) -> None:
+    """Quotes, continued lines, comments, assignments, operators, redirections; nothing is expanded or run."""
+    assert words(text) == found
+
+
+def test_a_quote_that_is_never_closed_is_no_text_of_a_shell() -> None:
+    """The whole rest would be one word."""
+    with pytest.raises(InputFileError, match="a quote is opened and not closed"):
+        words("a 'b\nc")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("python t.py --learning_rate 1e-5 --bf16", {"learning_rate": "1e-5", "bf16": True}),
+        ("python t.py --max-steps=5 --no_packing", {"max_steps": 5, "packing": False}),
+        ("python t.py --max_steps 5 --no_cuda", {"max_steps": 5, "no_cuda": True}),
+        (
+            "python t.py --max_steps -1 --lora_target_modules q v",
+            {"max_steps": -1, "lora_target_modules": ["q", "v"]},
+        ),
+        (
+            "python t.py --max_steps 5 --gradient_checkpointing_kwargs '{\"use_reentrant\": false}'",
+            {"max_steps": 5, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        ),
+        ("python t.py --max_steps 5 --max_steps 6 --run_name {x", {"max_steps": 6, "run_name": "{x"}),
+        (
+            "python -u -m mine.train --max_steps 5 --fsdp 'full_shard auto_wrap'",
+            {"max_steps": 5, "fsdp": "full_shard auto_wrap"},
+        ),
+    ],
+)
+def test_arguments_become_keys(text: str, arguments: dict[str, Any]) -> None:
+    """Switches are true, those with ``no_`` false, several values a list; the last of one name counts."""
+    assert read(text).arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "launch"),
+    [
+        ("python t.py --max_steps 5", {"distributed_type": "NO", "num_processes": 1}),
+        ("torchrun --nproc_per_node 4 t.py --a 1", {"distributed_type": "MULTI_GPU", "num_processes": 4}),
+        (
+            "torchrun --standalone --nproc-per-node=4 --nnodes=2 t.py",
+            {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 8},
+        ),
+        ("python -m torch.distributed.run --nproc_per_node gpu t.py", {"distributed_type": "MULTI_GPU"}),
+        ("torchrun t.py", {"distributed_type": "NO", "num_processes": 1}),
+        ("torchrun --nproc_per_node $N t.py", {"distributed_type": "MULTI_GPU", "num_processes": "$N"}),
+        ("deepspeed t.py --deepspeed ds.json", {"distributed_type": "MULTI_GPU"}),
+        ("deepspeed --num_gpus=2 t.py", {"distributed_type": "MULTI_GPU", "num_processes": 2}),
+        ("deepspeed --include localhost:0,1,2 t.py", {"distributed_type": "MULTI_GPU", "num_processes": 3}),
+        ("accelerate launch t.py", {"distributed_type": "MULTI_GPU"}),
+        ("accelerate launch --num_processes 1 -m mine.t", {"num_processes": 1, "distributed_type": "NO"}),
+        (
+            "accelerate launch --use_deepspeed --zero_stage 3 --mixed_precision bf16 t.py",
+            {
+                "deepspeed_config": {"zero_stage": 3},
+                "mixed_precision": "bf16",
+                "distributed_type": "DEEPSPEED",
+            },
+        ),
+        (
+            "accelerate launch --use_fsdp --fsdp_version 2 --num_processes=8 t.py",
+            {"fsdp_config": {"fsdp_version": 2}, "num_processes": 8, "distributed_type": "FSDP"},
+        ),
+    ],
+)
+def test_a_launcher_says_what_a_launch_file_would(text: str, launch: dict[str, Any]) -> None:
+    """Processes, machines, engine and precision."""
+    assert read(text).launch == launch
+
+
+def test_options_of_accelerate_win_over_the_file_that_they_name() -> None:
+    """Table by table."""
+    file = EXAMPLES / "accelerate_zero2.yaml"
+    launch = read(f"accelerate launch --config_file {file} --num_processes 4 --zero_stage 3 t.py").launch
+    assert (launch["distributed_type"], launch["num_processes"]) == ("DEEPSPEED", 4)
+    assert launch["deepspeed_config"]["zero_stage"] == 3
+    assert launch["num_machines"] == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["accelerate launch t.py {file} --max_steps 3", "trl sft --config {file} --max_steps 3"]
+)
+def test_arguments_win_over_a_file_of_arguments(text: str) -> None:
+    """Of HfArgumentParser by its place, of TRL by its option."""
+    found = read(text.format(file=EXAMPLES / "trl_lora.yaml"))
+    assert found.arguments["lora_r"] == 16
+    assert found.arguments["max_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("echo a", "no command that starts a training"),
+        ("python prepare.py --split train", "no command that starts a training"),
+        ("torchrun a.py; torchrun b.py", "2 commands that start a training: give one with --command"),
+        ("llamafactory-cli train a.yaml", "reads a file of its own, so check its file"),
+        ("accelerate launch --num_processes 8", "no script stands behind"),
+        ("torchrun t.py $ARGS --max_steps 5", r"'\$ARGS' may hold several arguments"),
+        ("torchrun t.py lr=3 --max_steps 5", "'lr=3' is no argument"),
+        ("accelerate launch --config_file $HOME/a.yaml t.py", "has a variable in its name"),
+    ],
+)
+def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
+    """With the way out."""
+    with pytest.raises(UsageError, match=sentence):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B --tuner_type lora", "ms-swift"),
+        ("oumi train -c train.yaml", "Oumi"),
+    ],
+)
+def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str) -> None:
+    """A command of theirs that trains nothing is none."""
+    with pytest.raises(NotModelledError, match=f"command lines of {program} are not read"):
+        read(text)
+    with pytest.raises(UsageError, match="no command that starts a training"):
+        read(text.replace(" sft ", " export ").replace(" train ", " infer "))
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py", "gkd.py"],
+)
+def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> None:
+    """Other trainings take the same arguments."""
+    with pytest.raises(NotModelledError, match=script):
+        read(f"accelerate launch {script} --model_name_or_path gpt2 --max_steps 5")
+    with pytest.raises(NotModelledError, match="other than GRPO"):
+        read("trl rloo --model_name_or_path gpt2")
+
+
+@pytest.mark.parametrize(
+    ("start", "task"),
+    [
+        ("trl grpo", "grpo"),
+        ("accelerate launch trl/scripts/grpo.py", "grpo"),
+        ("python dpo.py", "dpo"),
+        ("accelerate launch reward_modeling.py", "reward"),
+        ("python sft.py", "sft"),
+    ],
+)
+def test_the_name_of_a_script_says_the_task(start: str, task: str) -> None:
+    """Its arguments alone would be those of supervised fine-tuning."""
+    text = f"{start} {OF_EIGHT}"
+    checked = check_job(command_job(text, CheckOptions()), GIVEN)
+    assert checked.subject is not None, checked.failure
+    assert checked.subject.scenario.recipe.task == task
+
+
+def test_a_task_that_the_arguments_do_not_bear_out_is_refused() -> None:
+    """A script of one's own may be TRL's or not."""
+    text = f"python train_grpo.py {OF_EIGHT}"
+    checked = check_job(command_job(text, CheckOptions()), GIVEN)
+    assert checked.exit_code == ExitCode.NOT_MODELLED
+    assert "--tool trl" in checked.failure
+    checked = check_job(command_job(text, CheckOptions(tool="trl")), GIVEN)
+    assert checked.subject is not None
+    assert checked.subject.scenario.recipe.task == "grpo"
+
+
+GIVEN = from_flags({"gpu": "a100-80-sxm", "method": "full", "seq": 256})
+OF_EIGHT = "--model_name_or_path gpt2 --per_device_train_batch_size 8 --bf16 True --max_completion_length 64"
+JOB = "torchrun --nproc_per_node 2 t.py --model_name_or_path gpt2 --bf16 True --per_device_train_batch_size"
+
+
+def test_a_command_is_answered_as_its_files_would_be(tmp_path: Path) -> None:
+    """With the command as what starts the job, and the flags that ask for all of it."""
+    checked = check_job(command_job(f"{JOB} 4 --output_dir $OUT", CheckOptions()), GIVEN)
+    assert checked.subject is not None
+    recipe, hardware = checked.subject.scenario.recipe, checked.subject.scenario.hardware
+    assert (int(recipe.batch.micro_batch), hardware.gpus_per_node, recipe.sharding.name) == (4, 2, "ddp")
+    assert checked.launch == f"{JOB} 4 --output_dir $OUT"
+    assert checked.command.startswith("plan check --command 'torchrun")
+    assert "is taken to hand its arguments" in checked.remarks[0][1]
+    script = tmp_path / "run.sh"
+    script.write_text(f"#!/bin/bash\nset -e\n{JOB} 4\n", encoding="utf-8")
+    (job,) = check_jobs([str(script)], CheckOptions(), ())
+    again = check_job(job, GIVEN)
+    assert again.subject is not None
+    assert again.subject.prediction.memory == checked.subject.prediction.memory
+    assert again.launch == f"bash {script}"
+
+
+def test_a_launch_file_may_lie_beside_its_script(tmp_path: Path) -> None:
+    """It is looked for here, then beside the script; else the answer says where to ask."""
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 4\n", encoding="utf-8")
+    line = "accelerate launch --config_file {} train.py --max_steps 1"
+    assert started(tmp_path / "run.sh", line.format("fsdp.yaml")).launch["num_processes"] == 4
+    with pytest.raises(InputFileError, match=r"no such file: other\.yaml; check the job from the folder"):
+        started(tmp_path / "run.sh", line.format("other.yaml"))
+
+
+def test_a_variable_is_refused_where_its_value_matters() -> None:
+    """And not where it is the place of the output."""
+    checked = check_job(command_job(f"{JOB} $BATCH", CheckOptions()), GIVEN)
+    assert checked.exit_code == ExitCode.USAGE
+    assert "'per_device_train_batch_size' holds the placeholder $BATCH" in checked.failure
+    nodes = JOB.replace("--nproc_per_node 2", "--nproc_per_node $N")
+    assert "placeholder $N" in check_job(command_job(f"{nodes} 4", CheckOptions()), GIVEN).failure
+
+
+def test_an_unknown_argument_that_may_change_memory_is_refused() -> None:
+    """By the one rule about unknown keys."""
+    checked = check_job(command_job(f"{JOB} 4 --quantize_weights 4", CheckOptions()), GIVEN)
+    assert checked.exit_code == ExitCode.NOT_MODELLED
+    assert "unknown key" in checked.failure
+
+
+@needs("accelerate")
+def test_every_switch_of_accelerate_launch_is_known() -> None:
+    """An option that takes no value must not swallow the script."""
+    launch = import_or_skip("accelerate.commands.launch")
+    actions = launch.launch_command_parser()._actions
+    switches = {
+        name.lstrip("-").replace("-", "_")
+        for action in actions
+        if isinstance(action, argparse._StoreTrueAction | argparse._HelpAction)
+        for name in action.option_strings
+    }
+    assert switches <= ACCELERATE_SWITCHES
+    takes = {
+        name.lstrip("-").replace("-", "_")
+        for action in actions
+        if isinstance(action, argparse._StoreAction)
+        for name in action.option_strings
+    }
+    assert not takes & ACCELERATE_SWITCHES

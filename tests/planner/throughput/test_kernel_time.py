@@ -1,0 +1,180 @@
+"""Time by kind of kernel and by rank: joined LoRA kernels, masked attention, old cards, odd vocabularies,
+the slowest GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.anatomy.natural_lengths import longest_sample
+from planner.catalog.stacks import load_stack
+from planner.domain.recipes.recipe import Recipe
+from planner.domain.recipes.sharding import ZERO3
+from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.throughput.communication import gathered_bytes
+from planner.throughput.step_time import predict_time
+from planner.throughput.terms import pass_seconds
+from planner.throughput.time_inputs import TimedJob, job_of
+from planner.throughput.tokens import MicroStep, micro_step, slowest_rank
+
+PRIORS = Coefficients()
+LORA = {"model": "llama-2-7b", "method": "lora", "gpu": "a100-80-sxm", "seq": "1024", "batch": "4"}
+NATURAL = {**LORA, "padding": "longest", "tokens_per_sample": "300"}
+
+
+def scenario(base: dict[str, str], **changes: str) -> Scenario:
+    """A scenario from flags; what would be refused is let pass."""
+    return resolve(from_flags({**base, **changes}), force=True)
+
+
+def job(the_scenario: Scenario) -> TimedJob:
+    """Its job, which must exist."""
+    found = job_of(the_scenario, PRIORS)
+    assert found is not None
+    return found
+
+
+def seconds(held: TimedJob, term: str) -> float:
+    """One term of a training micro-step."""
+    return float(pass_seconds(held, "training")[term])
+
+
+def with_kernels(kind: str) -> TimedJob:
+    """A LoRA job whose stack has adapter kernels of this kind."""
+    plain = scenario(LORA)
+    return job(replace(plain, stack=replace(plain.stack, adapter_kernels=kind)))
+
+
+class TestAdapterKernels:
+    """LoRA costs traffic of its own, less where its operators are joined."""
+
+    def test_the_more_is_joined_the_less_it_costs(self) -> None:
+        """Fused below compiled below separate operators, in seconds and in operators."""
+        fused, compiled, eager = (with_kernels(kind) for kind in ("fused", "compiled", "eager"))
+        assert (
+            seconds(fused, "adapters")
+            < 0.8 * seconds(compiled, "adapters")
+            < 0.8 * seconds(eager, "adapters")
+        )
+        assert seconds(compiled, "launches") < seconds(eager, "launches")
+
+    def test_stacks_with_kernels_of_their_own(self) -> None:
+        """Unsloth and Axolotl bring them, compiled recipes get them, PEFT under the Trainer has none."""
+        kinds = {
+            name: scenario(LORA, stack=name).stack.adapter_kernels
+            for name in ("unsloth", "axolotl", "torchtune-compile", "trl")
+        }
+        assert kinds == {
+            "unsloth": "fused",
+            "axolotl": "fused",
+            "torchtune-compile": "compiled",
+            "trl": "eager",
+        }
+
+
+def test_long_rows_of_attention_are_more_efficient() -> None:
+    """0.50 of the peak at 2,048 and 0.58 at 8,192 tokens on A100; the coefficient is what lies between,
+    at 4,096.
+    """
+
+    def share(tokens: int) -> float:
+        held = job(scenario({**LORA, "padding": "packed", "batch": "1", "seq": str(tokens)}))
+        flop = 4 * 4096 * 32 * tokens * (tokens + 1) / 2 * (1 + 2.5 + held.passes - 1)
+        return flop / seconds(held, "attention") / held.rates.peak_flop_per_s
+
+    assert share(4096) == pytest.approx(PRIORS.attention_efficiency)
+    assert share(8192) / share(2048) == pytest.approx(0.58 / 0.50, rel=0.002)
+
+
+class TestMaskedAttention:
+    """A mask takes torch's attention away from its fastest kernel."""
+
+    def test_padding_costs_the_square_at_the_rate_of_the_kernel_that_takes_masks(self) -> None:
+        """Twice the triangle's work, at the efficiency of the first FlashAttention instead of the second."""
+        padded = job(scenario({**LORA, "padding": "max_length", "tokens_per_sample": "700"}))
+        full = job(scenario({**LORA, "padding": "packed"}))
+        slower = 2 * 1024 / 1025 * PRIORS.attention_efficiency / PRIORS.attention_efficiency_flash1
+        assert seconds(padded, "attention") / seconds(full, "attention") == pytest.approx(slower, rel=0.003)
+
+    def test_volta_has_no_flash_attention_2(self) -> None:
+        """The same share of the peak as with a mask, whatever the stack's generation."""
+        old = job(scenario(LORA, gpu="v100-32-sxm2", precision="fp16-mixed"))
+        assert old.rates.attention_flop_per_s == old.rates.masked_attention_flop_per_s
+
+
+def slowest(recipe: Recipe, *, sorts_lengths: bool = False) -> MicroStep:
+    """The slowest of eight GPUs."""
+    stack = replace(load_stack("hf-trainer"), sorts_lengths=sorts_lengths)
+    return slowest_rank(micro_step(recipe, PRIORS, stack), recipe, PRIORS, 8, stack)
+
+
+class TestSlowestRank:
+    """A job runs at the pace of the GPU that has the longest samples."""
+
+    def test_micro_steps_that_meet_wait_for_the_longest_of_all_samples(self) -> None:
+        """ZeRO-3 over 8 GPUs with batch 4: the longest of 32 samples,
+        while tokens are counted by the mean.
+        """
+        alone, together = scenario(NATURAL), scenario(NATURAL, sharding="zero3", gpus="8")
+        paced, mean = job(together).micro, job(together).mean_micro
+        variation = PRIORS.length_variation
+        longest = longest_sample(together.recipe.batch, 32, variation, drops_long=False)
+        assert paced.length == pytest.approx(float(longest.tokens))
+        assert mean == job(alone).micro
+        answer = predict_time(together, PRIORS)
+        assert answer is not None
+        assert answer.tokens_per_s == pytest.approx(8 * mean.real / answer.step_s)
+
+    def test_accumulation_averages_the_excess_out_under_ddp(self) -> None:
+        """Sixteen micro-steps before DDP meets leave a quarter of the excess;
+        ZeRO-3 meets in each and keeps all of it.
+        """
+        once, many = (
+            scenario(NATURAL, sharding="ddp", gpus="8", grad_accum=count).recipe for count in ("1", "16")
+        )
+        own = micro_step(once, PRIORS, load_stack("hf-trainer")).length
+        excess = slowest(once).length - own
+        assert slowest(many).length - own == pytest.approx(excess / 4)
+        meets = replace(many, sharding=ZERO3)
+        assert slowest(meets).length - own == pytest.approx(excess)
+
+    def test_equal_lengths_and_sorted_ones_wait_for_nobody(self) -> None:
+        """Packed samples are alike, and a sampler that sorts by length gives all GPUs like ones."""
+        packed = scenario({**LORA, "padding": "packed"}, sharding="ddp", gpus="8").recipe
+        assert slowest(packed) == micro_step(packed, PRIORS, load_stack("hf-trainer"))
+        natural = scenario(NATURAL, sharding="ddp", gpus="8").recipe
+        sorting = replace(load_stack("hf-trainer"), sorts_lengths=True)
+        assert slowest(natural, sorts_lengths=True) == micro_step(natural, PRIORS, sorting)
+
+
+def test_an_odd_vocabulary_doubles_the_head() -> None:
+    """Rows of 50,257 16-bit logits are not aligned to 16 bytes; of 50,264 they are;
+    in fp32 there are no tensor cores to feed.
+    """
+
+    def matmul(vocab_size: int, precision: str = "bf16-mixed") -> float:
+        gpt2 = scenario({**LORA, "model": "gpt2", "method": "full"}, precision=precision)
+        model, head = gpt2.model, replace(gpt2.model.head, out_features=vocab_size)
+        return seconds(job(replace(gpt2, model=replace(model, vocab_size=vocab_size, head=head))), "matmul")
+
+    rest, shared = matmul(8), 50257 / 50264
+    assert (matmul(50257) - rest) / (matmul(50264) - rest) == pytest.approx(2 * shared, rel=0.05)
+    assert matmul(50257, "fp32") == pytest.approx(matmul(50264, "fp32"), rel=0.001)
+
+
+def test_products_in_8_bits_run_at_the_rate_of_8_bits() -> None:
+    """Those of the layers, not that of the head; FSDP2 then sends half of the bytes."""
+    flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "stack": "torchtitan-compile"}
+    flags |= {"seq": "8192", "batch": "1", "gradient_checkpointing": "false"}
+    wide, narrow = (job(scenario(flags, fp8=fp8)) for fp8 in ("none", "tensorwise-gathered"))
+    assert narrow.rates.fp8_flop_per_s == pytest.approx(2 * narrow.rates.matmul_flop_per_s, rel=0.01)
+    head = 3 * 2 * 8192 * 4096 * 128256 / wide.rates.matmul_flop_per_s
+    in_16, in_8 = (pass_seconds(each, "training")["matmul"] for each in (wide, narrow))
+    assert in_8 - head == pytest.approx((in_16 - head) / 2, rel=0.05)
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert gathered_bytes(wide) - gathered_bytes(narrow) == pytest.approx(2 * layers * 7 / 8)
