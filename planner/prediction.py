@@ -217,7 +217,7 @@ def _peak_interval(
     """Around what an unlimited card would show;
     no reading is above the card where the job is said to fit on it.
     """
-    spread = calibration.spread_for(SpreadKey("memory", lengths))
+    spread = calibration.spread_for(SpreadKey.memory(level, lengths))
     if spread is None:
         return None
     shown = float(getattr(memory, f"{level}_peak_bytes"))

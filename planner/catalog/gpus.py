@@ -42,6 +42,7 @@ _SPEC_FIELDS = {
     "pcie_lanes": "pcie_lanes",
     "tdp_w": "tdp_w",
     "best_matmul_tflop_per_s": "best_matmul_flop_per_s",
+    "best_fp8_matmul_tflop_per_s": "best_fp8_matmul_flop_per_s",
     "multiprocessors": "multiprocessors",
 }
 NUMBER_KEYS = (*_SPEC_FIELDS, "nvidia_smi_total_mib")
@@ -80,6 +81,7 @@ class GpuEntry(BaseModel):
     pcie_lanes: PositiveInt | None = None
     tdp_w: Positive | None = None
     best_matmul_tflop_per_s: Positive | None = None
+    best_fp8_matmul_tflop_per_s: Positive | None = None
     multiprocessors: PositiveInt | None = None
     best_matmul_shapes: MatmulShapes | None = None
     unified_memory: bool = False
@@ -214,6 +216,7 @@ def spec_of(entry: GpuEntry) -> GpuSpec:
         origins=_spec_origins(entry),
         source=entry.source,
         best_matmul_flop_per_s=_scaled(entry.best_matmul_tflop_per_s, TERA),
+        best_fp8_matmul_flop_per_s=_scaled(entry.best_fp8_matmul_tflop_per_s, TERA),
         multiprocessors=entry.multiprocessors,
         best_matmul_shapes=entry.best_matmul_shapes,
         unified_memory=entry.unified_memory,

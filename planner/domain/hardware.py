@@ -31,7 +31,8 @@ class GpuSpec:
     ``visible_memory_bytes`` is what ``cudaMemGetInfo`` reports as total: the wall a job hits, lower than the
     marketing size.  ``None`` means unknown (or no CUDA device): there is no memory verdict on such a card.
     ``multiprocessors``: streaming multiprocessors that are switched on.  ``best_matmul_flop_per_s`` is the
-    best that somebody measured for a 16-bit product, among ``best_matmul_shapes``.
+    best that somebody measured for a 16-bit product, among ``best_matmul_shapes``, and
+    ``best_fp8_matmul_flop_per_s`` for one of 8-bit floats.
     ``interconnect_bytes_per_s`` is the sum of both directions over all links of one device, as vendors state
     it.  ``unified_memory``: GPU and CPU share one memory, so what the host holds comes off what the GPU has.
     Any other ``None`` is unknown as well: whatever needs that number is not answered.  ``origins`` gives the
@@ -58,6 +59,7 @@ class GpuSpec:
     origins: tuple[tuple[str, NumberOrigin], ...]
     source: str
     best_matmul_flop_per_s: float | None = None
+    best_fp8_matmul_flop_per_s: float | None = None
     multiprocessors: int | None = None
     fp8_flop_per_s: float | None = None
     best_matmul_shapes: MatmulShapes | None = None
@@ -80,7 +82,9 @@ class GpuSpec:
 
     @property
     def rates_are_unsourced(self) -> bool:
-        """Whether nobody is named who says its 16-bit rate."""
+        """Whether nobody is named who says its 16-bit rate, or measured what products reach."""
+        if self.best_matmul_flop_per_s is not None:
+            return False
         rated = "bf16_flop_per_s" if self.bf16_flop_per_s is not None else "fp16_flop_per_s"
         return dict(self.origins).get(rated) == "unsourced"
 

@@ -76,6 +76,7 @@ class SpreadKeyPart(_Part):
 
     of: Quantity
     lengths: Literal["fixed", "natural", ""]
+    level: Literal["allocated", ""] = ""
 
 
 class SpreadPart(_Part):

@@ -273,7 +273,7 @@ class Judge:
         """The judge of a grid around ``base``; whether lengths vary is that of the base."""
         lengths = lengths_of(base)
         return cls(
-            memory=calibration.spread_for(SpreadKey("memory", lengths)),
+            memory=calibration.spread_for(SpreadKey.memory("driver", lengths)),
             need=calibration.spread_for(SpreadKey("need")),
             time=calibration.spread_for(SpreadKey("time")),
             doubt=calibration.doubt(base),

@@ -34,9 +34,9 @@ _HALF_RATE_RATIO = 3.0
 # The best product of an A100 SXM, whose efficiencies are the reference of the coefficient, as a share of its
 # 312 TFLOP/s: 271.2 in a search over shapes, 264.5 among square ones.
 _REFERENCE_BEST_SHARE: dict[MatmulShapes, float] = {"any": 0.869, "square": 0.848}
-# Compute capabilities whose tensor cores reach their peak with asynchronous products only.
-_NEW_INSTRUCTIONS = ("9.0", "10.0", "10.3")
-_OLD_INSTRUCTIONS_SHARE = 0.6
+# Part of its usual share of the peak that fused attention reaches, by compute capability: FlashAttention 1
+# and 2 where tensor cores reach their peak with asynchronous products only, and what MI300X have for it.
+_FLASH_SHARE = {"9.0": 0.6, "10.0": 0.6, "10.3": 0.6, "gfx942": 0.3}
 # Compute capabilities for which there is no FlashAttention 2; torch takes its memory-efficient kernel there.
 _WITHOUT_FLASH = ("7.0", "7.2", "7.5")
 
@@ -103,15 +103,21 @@ def rates_of(scenario: Scenario, regime: Regime, coefficients: Coefficients) -> 
         collective_bytes_per_s=inside if hardware.nodes == 1 else minimum(inside, network),
         network_bytes_per_s=network,
         instructions_per_s=_instructions_per_s(gpu, sustained),
-        fp8_flop_per_s=gpu.fp8_flop_per_s * reached if gpu.fp8_flop_per_s else None,
+        fp8_flop_per_s=_fp8_flop_per_s(gpu, coefficients, sustained),
     )
 
 
-def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients) -> Number:
+def _product_efficiency(gpu: GpuSpec, coefficients: Coefficients, *, fp8: bool = False) -> Number:
     """Share of the rated peak that large products reach at the rated clock."""
     if accumulates_at_half_rate(gpu):
-        return coefficients.matmul_efficiency_half_rate * reached_share(gpu)
-    return coefficients.matmul_efficiency * reached_share(gpu)
+        return coefficients.matmul_efficiency_half_rate * reached_share(gpu, fp8=fp8)
+    return coefficients.matmul_efficiency * reached_share(gpu, fp8=fp8)
+
+
+def _fp8_flop_per_s(gpu: GpuSpec, coefficients: Coefficients, sustained: Number) -> Number | None:
+    if gpu.fp8_flop_per_s is None:
+        return None
+    return gpu.fp8_flop_per_s * _product_efficiency(gpu, coefficients, fp8=True) * sustained
 
 
 def _lacks_fp8(recipe: Recipe, gpu: GpuSpec) -> bool:
@@ -165,33 +171,37 @@ def accumulates_at_half_rate(gpu: GpuSpec) -> bool:
     return bool(half and gpu.int8_op_per_s and gpu.int8_op_per_s / half > _HALF_RATE_RATIO)
 
 
-def reached_share(gpu: GpuSpec) -> float:
+def reached_share(gpu: GpuSpec, *, fp8: bool = False) -> float:
     """Best 16-bit product that was measured on the card, as a share of its peak,
-    over that of the reference; 1 where unknown.
+    over that of the reference; 1 where unknown.  ``fp8``: the same of products of 8-bit floats, those of 16
+    bits where nobody measured them.
 
     The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of
     their peak.  The reference is an A100 SXM measured in the same way; cards that accumulate at half rate
     boost above the rated clock and reach all of it (RTX 4090).
     Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78,
-    MI300X 0.51; zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, T4 0.65, RTX 3090 1.08, RTX
-    5090 1.14.
+    MI300X 0.51, in fp8 H100 0.71, B200 0.76; AMD's page on achievable FLOPs: MI300X 0.49 in fp8;
+    zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, T4 0.65, RTX 3090 1.08, RTX 5090 1.14.
     """
-    rated = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
-    if gpu.best_matmul_flop_per_s is None or gpu.best_matmul_shapes is None or rated is None:
+    best, rated = gpu.best_matmul_flop_per_s, gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    if fp8 and gpu.best_fp8_matmul_flop_per_s is not None:
+        best, rated = gpu.best_fp8_matmul_flop_per_s, gpu.fp8_flop_per_s
+    if best is None or gpu.best_matmul_shapes is None or rated is None:
         return 1.0
     reference = 1.0 if accumulates_at_half_rate(gpu) else _REFERENCE_BEST_SHARE[gpu.best_matmul_shapes]
-    return gpu.best_matmul_flop_per_s / rated / reference
+    return best / rated / reference
 
 
 def _flash_share(gpu: GpuSpec, generation: int) -> float:
-    """Part of the usual share of the peak that FlashAttention 1 and 2 reach where tensor cores need newer
-    instructions.
+    """Part of the usual share of the peak that fused attention reaches on a card; the third generation, which
+    NVIDIA's cards alone have, reaches all of it.
 
     Source: FlashAttention-2 (arXiv 2307.08691) section 4.1: forward and backward 0.3 of the peak on H100, 0.5
     on A100, 2k to 8k tokens; FlashAttention-3 (arXiv 2407.08608) section 1 says why.  The same is taken for
-    Blackwell's data center cards.
+    Blackwell's data center cards.  MI300X: 223 to 232 of 1,307 TFLOP/s at 16,384 tokens
+    (ROCm/flash-attention#142), 0.17 where an A100 has 0.58.
     """
-    return _OLD_INSTRUCTIONS_SHARE if generation < 3 and gpu.compute_capability in _NEW_INSTRUCTIONS else 1.0
+    return 1.0 if generation >= 3 and gpu.is_cuda else _FLASH_SHARE.get(gpu.compute_capability, 1.0)
 
 
 def clock_share(hardware: Hardware) -> float:

@@ -75,7 +75,7 @@ def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tupl
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))
     reach = (math.log1p(-down / value), math.log1p(up / value))
     scales = memory_scale(memory, of, replace(doubt, parts=all_candidates("memory")))
-    return SpreadKey("memory", lengths_of(scenario)), scales, reach
+    return SpreadKey.memory(of, lengths_of(scenario)), scales, reach
 
 
 def spread_of(target: Target) -> SpreadOf:

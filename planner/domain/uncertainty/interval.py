@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.units import GIGA
@@ -29,19 +29,27 @@ WIDEST_LOG = math.log(GIGA)
 
 @dataclass(frozen=True, slots=True)
 class SpreadKey:
-    """What distributions are kept apart by; ``lengths`` is empty where they are not.
+    """What distributions are kept apart by; ``lengths`` and ``level`` are empty where they are not.
 
-    Levels, methods and distance have no distributions of their own: with a dozen sources these would rest on
-    two or three each, and held-out coverage was worse with them.  They widen and narrow an interval through
-    its scale.
+    What is allocated is counted operator by operator, and is nearer than the levels above it, which hold what
+    the allocator keeps.  Those two, methods and distance have no distributions of their own: with a dozen
+    sources these would rest on two or three each, and held-out coverage was worse with them.  They widen and
+    narrow an interval through its scale.
     """
 
     of: Quantity
     lengths: Lengths | Literal[""] = ""
+    level: Literal["allocated", ""] = ""
+
+    @classmethod
+    def memory(cls, level: SpreadOf, lengths: Lengths) -> SpreadKey:
+        """The key of a peak at one level."""
+        return cls("memory", lengths, "allocated" if level == "allocated" else "")
 
     def path(self) -> tuple[SpreadKey, ...]:
-        """The class that keeps nothing apart, then this one."""
-        return tuple(dict.fromkeys((SpreadKey(self.of), self)))
+        """The class that keeps nothing apart, then this one: of what is allocated, whatever the lengths."""
+        own = replace(self, lengths="") if self.level else self
+        return tuple(dict.fromkeys((SpreadKey(self.of), own)))
 
 
 @dataclass(frozen=True, slots=True)

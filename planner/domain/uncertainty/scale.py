@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.term import DRIVER_TERMS
-from planner.domain.uncertainty.hierarchy import LEVEL_SPREAD
+from planner.domain.uncertainty.hierarchy import FREEDOM, LEVEL_SPREAD
 from planner.units import GIB
 
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
@@ -23,6 +23,10 @@ _LINK_TERMS = frozenset({"collectives", "parallel_collectives", "host_transfers"
 # Where no mean length is given, a step may take less than half of the time of full samples, like its memory.
 # No published time of such a job tests this guess.
 _UNTOLD_LENGTHS = 5.0
+# One standard deviation of what kernels take, which is a scale of 1, and of all rates of a card whose chip
+# nobody names: ``FREEDOM`` of :mod:`planner.domain.uncertainty.hierarchy` has both, by machine.
+_KERNELS = 0.15
+_UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _KERNELS
 # Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB,
 # what scatters by bytes would have no bound.
 _SMALLEST_BYTES = 0.5 * GIB
@@ -43,9 +47,8 @@ class ScaleParts:
     with them all transient bytes.  These may be less than half of the guess or more than twice as much.
     ``order``: the order of samples, whose deviation is known, in scales: the inverse of that sixth.
     ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's
-    size.  They count like so many transient bytes.  ``machine``: a step whose seconds are all decided by the
-    host, links or disks scatters by this much more than one that never waits for them.  Machines of one kind
-    differ by 0.15 in kernels and by 0.3 to 0.8 in the rest (``FREEDOM`` of
+    size.  They count like so many transient bytes.  ``machine``: how far hosts, links and disks of one kind
+    lie apart, in parts of what kernels do: 0.3 to 0.8, and 0.15 (``FREEDOM`` of
     :mod:`planner.domain.uncertainty.hierarchy`).
     """
 
@@ -53,7 +56,7 @@ class ScaleParts:
     unknown_lengths: Number = 5.0
     order: Number = 6.0
     fixed_bytes: Number = 2.0 * GIB
-    machine: Number = 1.0
+    machine: Number = 3.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +165,14 @@ def machine_share(time: TimePrediction) -> Number:
 
 
 def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
-    """Scale of a step time: ``1 + machine x`` :func:`machine_share`, :func:`widened`.
+    """Scale of a step time: sqrt(1 + (``machine`` x :func:`machine_share`)^2), :func:`widened`: kernels and
+    machine err independently.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
-    time than memory.  Rates without a source count as one more thing that was not seen.  A host's name tells
-    nothing of its speed that records could confirm, so it narrows nothing.
+    time than memory.  Rates without a source may be off as far as virtual and shared cards differ.  A host's
+    name tells nothing of its speed that records could confirm, so it narrows nothing.
     """
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
-    own = 1 + doubt.parts.machine * machine_share(time)
-    return widened(own, doubt.n_unseen + doubt.rates_unsourced) * guessed
+    rates = _UNSOURCED_RATES if doubt.rates_unsourced else 0.0
+    own = (1 + (doubt.parts.machine * machine_share(time)) ** 2 + rates**2) ** 0.5
+    return widened(own, doubt.n_unseen) * guessed

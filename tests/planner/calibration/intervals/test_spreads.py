@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from planner.calibration.intervals.coverage import Held, held_out, measured_coverage
 from planner.calibration.intervals.spreads import Residual, make_spreads
+from planner.catalog.gpus import load_gpu
 from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import (
@@ -35,6 +36,7 @@ from planner.domain.uncertainty.interval import (
 )
 from planner.domain.uncertainty.scale import (
     Doubt,
+    ScaleParts,
     machine_share,
     memory_scale,
     need_scale,
@@ -193,6 +195,22 @@ def test_what_must_be_held_is_judged_without_cache() -> None:
         each.key: each for each in make_spreads([*residuals(4, 30), *cached, *residuals(4, 30, 0.5, NATURAL)])
     }
     assert spreads[SpreadKey("need")].quantile(0.95) < 0.5 < spreads[KEY].quantile(0.95)
+
+
+def test_what_is_allocated_has_a_distribution_of_its_own() -> None:
+    """Whatever the lengths, as it is counted operator by operator; what is reserved beside it scatters more,
+    and the minimum memory reads what is allocated of fixed lengths.
+    """
+    keys = [SpreadKey.memory("allocated", lengths) for lengths in ("fixed", "natural")]
+    counted = [replace(each, of="allocated") for key in keys for each in residuals(4, 30, 0.02, key)]
+    cached = [replace(each, of="reserved", group=f"x{each.group}") for each in residuals(4, 30, 0.2, NATURAL)]
+    spreads = {each.key: each for each in make_spreads([*counted, *cached])}
+    own, natural, reserved = (find_spread(spreads, key) for key in (*keys, NATURAL))
+    assert own is not None
+    assert own is natural
+    assert reserved is not None
+    assert reserved.quantile(0.9) > 5 * own.quantile(0.9)
+    assert spreads[SpreadKey("need")].quantile(0.9) < 0.1
 
 
 def test_probability_to_fit_is_the_share_below_the_limit() -> None:
@@ -418,6 +436,33 @@ def test_what_waits_for_the_host_is_less_sure() -> None:
     assert scales[0] > scales[1] > 1.0
     named, unnamed = (calibration().doubt(job(**host)) for host in ({"host": "network-400g"}, {}))
     assert named == unnamed
+
+
+def test_kernels_and_machine_err_independently() -> None:
+    """A step that the machine decides to a third scatters by root two, one that it hardly touches by one,
+    in what kernels scatter.
+    """
+    time = estimate(job(method="full", gpu="a100-80-sxm", batch=8)).time
+    assert time is not None
+    assert 1 <= time_scale(time, Doubt()) < 1.05
+    third = Doubt(parts=ScaleParts(machine=1 / float(machine_share(time))))
+    assert time_scale(time, third) == pytest.approx(2**0.5)
+
+
+def test_rates_of_no_source_are_less_sure_than_an_unseen_card() -> None:
+    """Virtual and shared cards of one name differ by twice what kernels do; a card on which somebody measured
+    products is not one of them, whoever says its peak.
+    """
+    time = estimate(job(method="full", batch=8)).time
+    assert time is not None
+    unsourced, unseen = Doubt(rates_unsourced=True), Doubt(n_unseen=1)
+    assert float(time_scale(time, unsourced)) == pytest.approx(5**0.5, abs=0.02)
+    assert time_scale(time, unseen) < time_scale(time, unsourced)
+    assert [load_gpu(gpu).rates_are_unsourced for gpu in ("vgpu-32gb", "a10g", "h100-sxm")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_unseen_gpu_or_stack_is_said() -> None:
