@@ -33,7 +33,9 @@ from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_s
 from planner.memory.host import predict_host
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
+from planner.memory.stages import fullest_job, on_whole_nodes, stage_words
 from planner.program.job import job_of
+from planner.throughput.pipeline import predict_pipeline
 from planner.throughput.step_time import predict_time
 from planner.units import format_gib
 
@@ -60,9 +62,9 @@ def estimate(
     All numeric fields of the scenario are plain numbers; for grids of scenarios see
     :mod:`planner.searching.grid`.
     """
-    job = job_of(scenario, coefficients)
+    job = fullest_job(scenario, coefficients, predict_quick if quick else predict_replayed)
     memory = predict_quick(job) if quick else predict_replayed(job, why=why)
-    host = predict_host(job)
+    host = predict_host(on_whole_nodes(job, scenario))
     verdict, reason = (
         judge(memory, host) if scenario.hardware.gpu.is_cuda else ("no_verdict", _not_cuda(memory))
     )
@@ -74,12 +76,14 @@ def estimate(
     return Prediction(
         memory=memory,
         host=host,
-        time=predict_time(scenario, coefficients, job, explain=explain),
+        time=predict_time(scenario, coefficients, job, explain=explain)
+        if job.model.stage is None
+        else predict_pipeline(scenario, coefficients, explain=explain),
         verdict=verdict,
         reason=reason,
         fits_probability=None,
         calibration=coefficients.name,
-        warnings=scenario.warnings,
+        warnings=(*scenario.warnings, *stage_words(job)),
     )
 
 

@@ -90,6 +90,9 @@ class JobFlags(TypedDict, total=False):
     eval_batch: int | str
     price: float | str
     tensor_parallel: int | str
+    pipeline_parallel: int | str
+    pipeline_schedule: str
+    pipeline_microbatches: int | str
     context_parallel: int | str
     hpz: int | str
     replicas: int | str
@@ -166,6 +169,9 @@ class SearchFlags(TypedDict, total=False):
     eval_batch: int | str
     price: float | str | Sequence[float]
     tensor_parallel: int | str
+    pipeline_parallel: int | str
+    pipeline_schedule: str
+    pipeline_microbatches: int | str
     context_parallel: int | str
     hpz: int | str
     replicas: int | str

@@ -8,6 +8,7 @@ from typing import Literal
 
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.mixers import MixerSpec
+from planner.domain.recipes.parallel import Stage
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec
 
@@ -287,8 +288,8 @@ class ModelSpec:
     by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
     AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
     its matrices where a quantiser packed them.  ``parts``: over how many GPUs its matrices are divided, of
-    which this is one GPU's part.  ``omits`` says what the checkpoint holds besides; empty when nothing is
-    left out.
+    which this is one GPU's part.  ``stage``: of a pipeline, whose layers alone these are.  ``omits`` says
+    what the checkpoint holds besides; empty when nothing is left out.
     """
 
     id: str
@@ -321,6 +322,7 @@ class ModelSpec:
     omits: str = ""
     stored: StoredWeights | None = None
     parts: int = 1
+    stage: Stage | None = None
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"
     source: str = ""

@@ -20,7 +20,7 @@ from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
 
-FIELDS = ("tensor_parallel", "context_parallel")
+FIELDS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 # Models whose plan divides query, key, value, gate and up by outputs,
 # and the two matrices behind them by inputs.
 _PLANNED = frozenset(
@@ -53,8 +53,16 @@ _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 def degrees(request: ScenarioRequest) -> Parallel:
     """What the request says."""
-    tensor, context = (int(request.get(name) or 1) for name in FIELDS)
-    return Parallel(tensor, context, request.get("replicas"), request.get("hpz") or 1)
+    tensor, context, pipeline = (int(request.get(name) or 1) for name in FIELDS)
+    return Parallel(
+        tensor,
+        context,
+        request.get("replicas"),
+        request.get("hpz") or 1,
+        pipeline,
+        request.get("pipeline_schedule") or Parallel().schedule,
+        request.get("pipeline_microbatches"),
+    )
 
 
 def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
@@ -80,18 +88,56 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
                 f"{hardware.world_size} GPUs have no groups of {parallel.hpz}, which hpz asks for"
             )
     if parallel.divides:
-        for name, degree in zip(FIELDS, (parallel.tensor, parallel.context), strict=True):
-            ledger.choose(name, degree, "assumed")
+        degrees_of = (parallel.tensor, parallel.context, parallel.pipeline)
+        for name, degree in zip(FIELDS, degrees_of, strict=True):
+            if name != "pipeline_parallel" or degree > 1:
+                ledger.choose(name, degree, "assumed")
         if hardware.world_size % parallel.gpus:
+            asked = " x ".join(f"{name} {n}" for name, n in zip(FIELDS, degrees_of, strict=True) if n > 1)
             raise UsageError(
                 f"{hardware.world_size} GPUs cannot be divided into groups of {parallel.gpus}, which "
-                f"tensor_parallel {parallel.tensor} x context_parallel {parallel.context} asks for"
+                f"{asked} asks for"
             )
-        if parallel.gpus > hardware.gpus_per_node:
+        sharing = parallel.tensor * parallel.context
+        if sharing > hardware.gpus_per_node:
             raise UnreadCombinationError(
-                f"{parallel.gpus} GPUs that share a batch across nodes are not modelled; a node at most is"
+                f"{sharing} GPUs that share a batch across nodes are not modelled; a node at most is"
             )
-    return parallel
+    return parallel if parallel.pipeline == 1 else _resolve_pipeline(ledger, hardware, parallel)
+
+
+def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
+    """Schedule and micro-batches of a pipeline.
+
+    Raises:
+        UsageError: micro-batches that do not divide into rounds.
+        UnreadCombinationError: groups that are neither whole nodes nor equal parts of one, or micro-batches
+            that the schedule refuses.
+    """
+    ledger.choose("pipeline_schedule", parallel.schedule, "assumed")
+    all_of_step = int(ledger.request.get("grad_accum") or 1)
+    count = ledger.choose("pipeline_microbatches", parallel.microbatches or all_of_step, "assumed")
+    group, per_node = hardware.world_size // parallel.pipeline, hardware.gpus_per_node
+    if group % per_node and per_node % group:
+        raise UnreadCombinationError(
+            f"pipeline parallel of {parallel.pipeline} is not modelled where a group of {group} GPUs is "
+            f"neither whole nodes of {per_node} nor an equal part of one"
+        )
+    if all_of_step % count:
+        raise UsageError(
+            f"grad_accum {all_of_step} does not divide into rounds of {count} pipeline_microbatches"
+        )
+    if parallel.schedule == "1f1b" and count < parallel.pipeline:
+        raise UnreadCombinationError(
+            "schedule 1f1b needs as many micro-batches as groups: say "
+            f"--grad-accum {parallel.pipeline} or more, or --pipeline-schedule gpipe"
+        )
+    if parallel.schedule == "interleaved" and count % max(1, count // parallel.pipeline):
+        raise UnreadCombinationError(
+            f"schedule interleaved cannot run {count} micro-batches on {parallel.pipeline} groups; "
+            f"a multiple of {parallel.pipeline} it can"
+        )
+    return replace(parallel, microbatches=count)
 
 
 def check_parallel(scenario: Scenario) -> None:
@@ -101,13 +147,22 @@ def check_parallel(scenario: Scenario) -> None:
         UnreadCombinationError: it was not, or the libraries refuse it; says why.
     """
     if scenario.recipe.parallel.divides:
-        reasons = (*_of_job(scenario), *_of_model(scenario), *_of_stack(scenario))
+        reasons = (
+            *_of_pipeline(scenario),
+            *_of_job(scenario),
+            *_of_model(scenario),
+            *_of_stack(scenario),
+        )
         if reasons:
             raise UnreadCombinationError(f"{_asked(scenario.recipe.parallel)} is not modelled {reasons[0]}")
 
 
 def _asked(parallel: Parallel) -> str:
-    parts = {"tensor parallel": parallel.tensor, "context parallel": parallel.context}
+    parts = {
+        "tensor parallel": parallel.tensor,
+        "context parallel": parallel.context,
+        "pipeline parallel": parallel.pipeline,
+    }
     return " x ".join(f"{name} of {degree}" for name, degree in parts.items() if degree > 1)
 
 
@@ -119,6 +174,36 @@ def _by_deepspeed(scenario: Scenario) -> bool:
 def _divides_sequences_alone(scenario: Scenario) -> bool:
     """Whether only attention knows that a batch has several GPUs, so that whatever else the job is may be."""
     return scenario.stack.model_parallel in ("gathered_heads", "exchanged_heads") or _by_deepspeed(scenario)
+
+
+def _of_pipeline(scenario: Scenario) -> Iterator[str]:
+    """Source: torchtitan e347b1e5e train.py (``maybe_enable_amp``: mixed precision beside a pipeline is
+    FSDP's); torch 2.13 distributed/pipelining/schedules.py.
+    """
+    recipe, parallel, stack = scenario.recipe, scenario.recipe.parallel, scenario.stack
+    if parallel.pipeline == 1:
+        return
+    alone = scenario.hardware.world_size == parallel.gpus
+    if stack.model_parallel != "tokens":
+        yield f"on stack '{stack.id}'; it is on torchtitan"
+    if parallel.context > 1:
+        yield "beside divided sequences"
+    if min(parallel.layers_of_stages(scenario.model.n_layers)) < 1:
+        yield f"of {scenario.model.n_layers} layers, as a group would have none"
+    if recipe.sharding.name != ("none" if alone else "fsdp-grad-op"):
+        yield (
+            f"with sharding {recipe.sharding.name}; "
+            + ("none is, where a group has one batch" if alone else "fsdp-grad-op is, as weights stay whole")
+        )
+    if alone and recipe.numerics.mixed:
+        yield (
+            f"in {recipe.numerics.precision} without FSDP, where torchtitan casts nothing: "
+            "say --precision fp32"
+        )
+    if recipe.loss != "hf":
+        yield f"with loss {recipe.loss}; hf is"
+    if scenario.run.eval_samples:
+        yield "with evaluation"
 
 
 def _of_job(scenario: Scenario) -> Iterator[str]:
@@ -192,7 +277,7 @@ def _of_model(scenario: Scenario) -> Iterator[str]:
             f"for '{model.id}': its heads or features do not divide by {parallel.tensor}, which the "
             "libraries refuse, too"
         )
-    elif parallel.tensor > 1 and model.tied:
+    elif (parallel.tensor > 1 or parallel.pipeline > 1) and model.tied:
         yield "for models whose head is their token table"
     windows = any(group.block.attention.window_tokens for group in model.groups)
     if parallel.context > 1 and windows:
@@ -233,7 +318,11 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
             )
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}"
-    elif stack.model_parallel != "gathered_heads" and recipe.sharding.name not in ("fsdp", "hsdp"):
+    elif (
+        stack.model_parallel != "gathered_heads"
+        and recipe.parallel.pipeline == 1
+        and recipe.sharding.name not in ("fsdp", "hsdp")
+    ):
         yield (
             f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone: "
             "say --sharding fsdp or hsdp"

@@ -38,7 +38,7 @@ from planner.domain.recipes.recipe import (
     Task,
 )
 from planner.domain.recipes.sample_lengths import SampleLengths
-from planner.domain.recipes.sharding import DDP, FSDP, NONE, Sharding, sharding_named
+from planner.domain.recipes.sharding import DDP, FSDP, FSDP_GRAD_OP, NONE, Sharding, sharding_named
 from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
@@ -48,7 +48,7 @@ from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
-from planner.intake.parallel import resolve_parallel
+from planner.intake.parallel import degrees, resolve_parallel
 from planner.intake.patterns import matched_targets
 from planner.intake.rollout import resolve_rollout
 from planner.intake.supported import (
@@ -177,6 +177,12 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
 
 
 def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel) -> Sharding:
+    if parallel.pipeline > 1:
+        alone = setting.hardware.world_size == parallel.gpus
+        note = "torchtitan keeps weights whole between the micro-batches of a pipeline"
+        return sharding_named(
+            ledger.choose("sharding", NONE.name if alone else FSDP_GRAD_OP.name, "assumed", note)
+        )
     divides_model = parallel.divides and setting.stack.model_parallel != "gathered_heads"
     if divides_model and setting.hardware.world_size > parallel.tensor:
         note = "beside GPUs that share a batch the libraries have FSDP2 alone"
@@ -421,6 +427,8 @@ def _resolve_loss(ledger: Ledger, setting: RecipeContext, task: Task) -> Loss:
     """The stack's loss; preferences are learnt from log-probabilities that its trainer takes in its own
     way.
     """
+    if degrees(ledger.request).pipeline > 1:
+        return ledger.choose("loss", "hf", "assumed", "whole logits, as of no other a pipeline was read")
     if task in LANGUAGE_TASKS:
         return ledger.choose("loss", setting.defaults.loss, setting.origin)
     in_pieces = takes_tiles(task, setting.stack)

@@ -100,7 +100,11 @@ def look_up(
         UsageError: the model or the GPU was not said.
         NotModelledError: understood, but no formula covers it.
     """
-    _refuse_pipelines(request)
+    degree = request.get("pipeline_parallel") or 1
+    if degree > 1 and request.record_id is not None:
+        raise NotModelledError(
+            f"pipeline parallel of {degree} is not modelled in a record, which has no schedule"
+        )
     ledger = Ledger(request)
     doubts: tuple[str, ...] = ()
     if like is not None:
@@ -143,12 +147,6 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     check_parallel(scenario)
     warnings = check(Case(scenario, request.values), force=force)
     return replace(scenario, warnings=(*found.doubts, *warnings))
-
-
-def _refuse_pipelines(request: ScenarioRequest) -> None:
-    degree = request.get("pipeline_parallel") or 1
-    if degree > 1:
-        raise NotModelledError(f"pipeline parallel of {degree} is not modelled; only 1 is")
 
 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tuple[str, ...]]:

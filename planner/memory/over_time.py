@@ -11,7 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERM_ORDER, DRIVER_TERMS
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import run_of, terms_at
-from planner.program.job import job_of
+from planner.memory.stages import fullest_job
 
 # As many as a picture has places; a chart in text takes the most of several.
 _MOMENTS = 1500
@@ -23,7 +23,7 @@ def timeline_of(scenario: Scenario, coefficients: Coefficients, memory: MemoryPr
 
     The replay runs in pieces that are smaller than phases; of each piece the fullest moment is taken.
     """
-    job = job_of(scenario, coefficients)
+    job = fullest_job(scenario, coefficients)
     run = run_of(job)
     stream, events = run.stream, run.events
     ends = [*(begin for begin, _ in stream.phases[1:]), len(stream.events)]

@@ -78,7 +78,13 @@ def _extrapolated(job: Job, read: Callable[[Job], _Read]) -> _Read:
     few, more = _DEPTHS_ALONE if alone else _DEPTHS
     layers = [group for group in job.model.groups if group.count > few]
     differ = job.recipe.rebuilds_some or job.recipe.train_layers
-    if len(layers) != 1 or layers[0].count <= _DEEP or differ or _counts_elements(job, few, layers[0]):
+    if (
+        job.model.stage is not None
+        or len(layers) != 1
+        or layers[0].count <= _DEEP
+        or differ
+        or _counts_elements(job, few, layers[0])
+    ):
         return read(job)
     (base, base_states), (next_, next_states) = (read(_shallower(job, depth)) for depth in (few, more))
     steps = (layers[0].count - few) / (more - few)

@@ -165,7 +165,7 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     later = (
         []
         if job.stack.keeps_outgrown_blocks
-        else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"]
+        else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"][:1]
     )
     empties = frozenset([*stream.emptied, *later])
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()

@@ -16,6 +16,7 @@ from planner.domain.recipes.recipe import Number, Packing, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Parameters, parameters_of
 
@@ -147,7 +148,16 @@ class Job:
 
 
 def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
-    """The part of a scenario that one GPU has, with its dtypes."""
+    """The part of a scenario that one GPU has, with its dtypes.
+
+    Raises:
+        NotModelledError: a whole pipeline, whose groups have parts of their own
+            (:func:`planner.anatomy.stages.stages_of`).
+    """
+    if scenario.recipe.parallel.pipeline > 1:
+        raise NotModelledError(
+            "solving, fits and traces do not divide layers into a pipeline; plan and check do"
+        )
     scenario = on_one_gpu(replace(scenario, model=as_built(scenario.model, scenario.stack)))
     return Job(scenario, coefficients, regime_of(scenario))
 

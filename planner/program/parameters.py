@@ -153,6 +153,9 @@ def model_weights(job: Job) -> list[Weight]:
     last = [*_norms(model.final_norms[n_first:], "norm"), *_head(job)]
     for each in last:
         each.outside = True
+    if model.stage is not None:
+        made = made if model.stage.is_first else [each for each in made if not each.outside]
+        last = last if model.stage.is_last else []
     made = [*seeing, *made, *last]
     halves = {
         linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"

@@ -205,9 +205,9 @@ LAYERS = ("layer", "vision layer")
 """Names of parts that are counted."""
 
 
-def labelled(parts: Iterable[tuple[str, Template, int]]) -> Iterator[tuple[str, Template]]:
-    """Each part by itself; layers are counted, those of a vision tower for themselves."""
-    numbers = dict.fromkeys(LAYERS, 0)
+def labelled(parts: Iterable[tuple[str, Template, int]], first: int = 0) -> Iterator[tuple[str, Template]]:
+    """Each part by itself; layers are counted from ``first`` on, those of a vision tower for themselves."""
+    numbers = dict.fromkeys(LAYERS, first)
     for name, template, count in parts:
         for _ in range(count):
             yield (f"{name} {numbers[name]}" if name in numbers else name), template
@@ -215,9 +215,16 @@ def labelled(parts: Iterable[tuple[str, Template, int]]) -> Iterator[tuple[str, 
                 numbers[name] += 1
 
 
-def instances(stream: RequestStream, parts: Iterable[tuple[str, Template, int]]) -> list[Instance]:
-    """Every part of one micro-step, with its ports joined to its neighbours."""
-    made = [Instance(label, template, stream.add(label, template), {}) for label, template in labelled(parts)]
+def instances(
+    stream: RequestStream, parts: Iterable[tuple[str, Template, int]], first: int = 0
+) -> list[Instance]:
+    """Every part of one micro-step, with its ports joined to its neighbours; ``first``: number of the first
+    layer.
+    """
+    made = [
+        Instance(label, template, stream.add(label, template), {})
+        for label, template in labelled(parts, first)
+    ]
     for before, after in pairwise(made):
         out = before.template.out_slot
         after.ports[INPUT_SLOT] = None if out is None else before.slot(out)

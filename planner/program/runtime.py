@@ -129,10 +129,10 @@ class Runtime:
         self.end_of_backward(phases)
         if self.job.stack.binds_loss:
             self._bound = made
-            return [*_gradients(made)]
+            return [*gradients_of(made)]
         for each in made:
             stream.events += each.events(BACKWARD_END)
-        return [*_gradients(made)]
+        return [*gradients_of(made)]
 
     def _loss(self, made: list[Instance], first: list[list[Instance]]) -> None:
         """The head and the loss; then the graph of the micro-step before goes,
@@ -219,8 +219,14 @@ class Runtime:
         """The backward pass of one part."""
         self.stream.events += part.events(BACKWARD)
 
+    def end_of_forward(self) -> None:
+        """What an engine does when the model returns."""
+
     def end_of_backward(self, phases: Pass) -> None:
         """What an engine does when all gradients are there, before the graph goes."""
+
+    def end_of_round(self) -> None:
+        """What an engine does when all micro-batches of a pipeline have gone back."""
 
     def optimizer_step(self, gradients: list[int]) -> None:
         """Update the parameters and drop their gradients."""
@@ -240,7 +246,8 @@ class Runtime:
             merge_adapters(self.stream, self.job, adapter)
 
 
-def _gradients(made: list[Instance]) -> Iterable[int]:
+def gradients_of(made: Iterable[Instance]) -> Iterable[int]:
+    """Where the gradients lie that the backward passes of these parts made."""
     for each in made:
         for _, _, _, slot, _ in each.template.gradients:
             lies_at = each.slot(slot)

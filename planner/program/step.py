@@ -28,6 +28,7 @@ from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
+from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
@@ -71,6 +72,9 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
     runtime = (runtime_type or runtime_of(job))(stream, job)
     parts, accumulates = parts_of(job), int(job.recipe.batch.grad_accum) > 1
     runtime.parts = parts
+    if job.model.stage is not None:
+        run_pipeline(runtime, parts, parts_of(job, "added") if runtime.adds_gradients else parts)
+        return stream
     runtime.before, runtime.after = asides_of(job)
     generation = generation_of(job)
     runtime.load()
@@ -147,8 +151,10 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
     ends = EndsView(job.model, around[0], around[1], around[2], tuple(dict.fromkeys(layers)), needs_entry)
     mode = Mode(gradients, role)
-    before = _before_layers(job, ends, mode)
+    before, stage = _before_layers(job, ends, mode), job.model.stage
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
+    if stage is not None and not stage.is_first:
+        parts, entry = [], replace(entry, shared="")
     grown = tuple(CACHE.items()) if role == "token" else ()
     names = {view: names_for(view).items() for view in ends.kinds}
     given = {
@@ -156,12 +162,14 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     }
     for number, view in enumerate(layers):
         template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
-        if parts[-1].template is template:
+        if parts and parts[-1].template is template:
             parts[-1] = Part("layer", template, parts[-1].count + 1)
         else:
             parts.append(Part("layer", template, 1))
         parts += before.stacked(number, template.out, gradients)
         entry = parts[-1].template.out
+    if stage is not None and not stage.is_last:
+        return parts
     return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
 
 

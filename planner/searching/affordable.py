@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import replayed
-from planner.program.job import job_of
+from planner.memory.stages import fullest_job
 
 # Of programs that are built for one kind of advice: a hundred thousand take about half a second.
 _MAX_ALLOCATIONS = 130_000
@@ -16,7 +16,7 @@ _QUICK = 2
 
 def n_allocations(scenario: Scenario) -> int:
     """How many allocations are written down one by one for a job, which is replayed if it was not before."""
-    return replayed(job_of(scenario, Coefficients())).n_single
+    return replayed(fullest_job(scenario, Coefficients())).n_single
 
 
 def is_affordable(scenario: Scenario) -> bool:

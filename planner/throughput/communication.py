@@ -80,7 +80,16 @@ def _gathers(job: TimedJob) -> Number:
     """How often per step all weights are gathered."""
     recipe = job.recipe
     gathers = (2 if recipe.sharding.divides_weights else 1) + passes_aside(job)
-    return gathers * recipe.batch.grad_accum
+    return gathers * _meetings(job)
+
+
+def _meetings(job: TimedJob) -> Number:
+    """How often per step engines that meet in every micro-step do so: in a pipeline once for each round.
+
+    Source: :mod:`planner.program.engines.pipelined`.
+    """
+    stage, count = job.own.model.stage, job.recipe.batch.grad_accum
+    return count if stage is None else count / stage.microbatches
 
 
 def _trained_bytes(job: TimedJob) -> Number:
@@ -123,7 +132,7 @@ def reduced_bytes(job: TimedJob) -> Number:
     if recipe.sharding.is_zero12:
         return once * (recipe.batch.grad_accum + 1)
     reduces_once = recipe.uses_fsdp and job.scenario.stack.fsdp_no_sync
-    return once if reduces_once else once * recipe.batch.grad_accum
+    return once if reduces_once else once * _meetings(job)
 
 
 def replica_bytes(job: TimedJob) -> Number:
@@ -232,7 +241,18 @@ def sharding_copy_seconds(job: TimedJob) -> Number:
         moved = 2 * 2 * stored_param_bytes(job) + job.trained_params * (width + regime.gradient)
     else:
         moved = 2 * job.trained_params * width
-    return moved / job.rates.memory_bytes_per_s
+    return moved / job.rates.memory_bytes_per_s * _meetings(job) / recipe.batch.grad_accum
+
+
+def hideable_seconds(job: TimedJob) -> Number:
+    """The part of :func:`collective_seconds` that has kernels beside it: in a pipeline gradients are reduced
+    when all micro-batches have gone back.
+
+    Source: torch 2.13 distributed/pipelining/stage.py perform_reduce_grad.
+    """
+    if job.own.model.stage is None:
+        return collective_seconds(job)
+    return gathered_bytes(job) / _shard_bytes_per_s(job)
 
 
 def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from planner.arrays import is_zero, maximum, minimum, sqrt
 from planner.domain.prediction import TimePrediction
@@ -14,6 +14,7 @@ from planner.program import job as program
 from planner.throughput.communication import (
     collective_seconds,
     gained_seconds,
+    hideable_seconds,
     hook_seconds,
     overlapping_share,
     sharding_copy_seconds,
@@ -46,6 +47,7 @@ _GPU_FORMULAS = {
 }
 # Kernels over weights: as long in a short micro-step as in a long one.
 _WHATEVER_THE_LENGTH = frozenset({"weight_casts", "dequantization", "sharding_copies"})
+_HOST_TERMS = frozenset({"launch", "sharding_hooks"})
 _NO_TIME_S = 1e-12
 
 
@@ -84,6 +86,11 @@ def predict_time(
     from planner.throughput.time_details import with_time_details
 
     return with_time_details(job, predicted)
+
+
+def pass_terms(terms: Sequence[TimeTerm]) -> tuple[TimeTerm, ...]:
+    """Those of the passes: kernels, and the host that issues them."""
+    return tuple(each for each in terms if each.name in _GPU_FORMULAS or each.name in _HOST_TERMS)
 
 
 def _term(name: str, seconds: Number, place: str, overlapped_s: Number = 0.0) -> list[TimeTerm]:
@@ -154,7 +161,7 @@ def _once_per_step_terms(job: TimedJob, gpu_s: Number) -> list[TimeTerm]:
     hidden: Number = 0.0
     if recipe.sharding.communicates:
         seconds = collective_seconds(job)
-        hidden = minimum(seconds * overlapping_share(job), gpu_s)
+        hidden = minimum(hideable_seconds(job) * overlapping_share(job), gpu_s)
         terms += _term(
             "collectives", seconds, "communication:collective_seconds", gained_seconds(job, hidden)
         )

@@ -13,6 +13,7 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.configs.yaml_or_json import Document
+from planner.domain.recipes.parallel import Schedule
 from planner.errors import show
 
 TOOL = "torchtitan e347b1e"
@@ -31,11 +32,24 @@ FLAVORS = {
 }
 _TENSOR = "tensor_parallel_degree"
 _DEGREES = {
-    "pipeline_parallel_degree": "a pipeline-parallel degree",
     "context_parallel_degree": "a context-parallel degree",
     "expert_parallel_degree": "an expert-parallel degree",
     "expert_tensor_parallel_degree": "an expert-parallel degree",
 }
+_PIPELINE = "pipeline_parallel_degree"
+_SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
+_PIPELINE_KEYS = (
+    _PIPELINE,
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_schedule_csv",
+    "pipeline_parallel_microbatch_size",
+    "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_split_points",
+    "pipeline_parallel_first_stage_less_layers",
+    "pipeline_parallel_last_stage_less_layers",
+    "pipeline_parallel_expert_parallel_overlap",
+    "module_fqns_per_model_part",
+)
 _OPTIMIZERS = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 # Tables about reports, data, checkpoints and settings of what is switched on elsewhere.
 _HARMLESS = (
@@ -65,15 +79,6 @@ _HARMLESS_TRAINING = (
     "data_parallel_type",
 )
 _HARMLESS_PARALLELISM = (
-    "pipeline_parallel_schedule",
-    "pipeline_parallel_schedule_csv",
-    "pipeline_parallel_microbatch_size",
-    "pipeline_parallel_layers_per_stage",
-    "pipeline_parallel_split_points",
-    "pipeline_parallel_first_stage_less_layers",
-    "pipeline_parallel_last_stage_less_layers",
-    "pipeline_parallel_expert_parallel_overlap",
-    "module_fqns_per_model_part",
     "context_parallel_load_balancer",
     "context_parallel_rotate_method",
     "expert_parallel_comm_backend",
@@ -273,6 +278,7 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     for each in (parallelism, training, tables["experimental"]):
         each.refuse_above_one(_DEGREES)
         _read_tensor_degree(each, reading)
+        _read_pipeline(each, training, reading)
         each.skip((*_DEGREES, *_HARMLESS_PARALLELISM, *_DATA_DEGREES))
     part = (
         training
@@ -282,7 +288,8 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     copies = part.get(_COPIES) or 1
     shards = part.get("data_parallel_shard_degree")
     shards = part.get("data_parallel_degree") if shards is None else shards
-    never = parallelism.text("fsdp_reshard_after_forward") == "never"
+    pipeline = "pipeline_parallel" in reading.said
+    never = _stays_whole(parallelism, pipeline=pipeline)
     where = part.where("data_parallel_shard_degree")
     if copies != 1 and shards == 1:
         reading.say("sharding", "ddp", part.where(_COPIES))
@@ -300,8 +307,71 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
         return
     if isinstance(shards, int) and not isinstance(shards, bool) and shards > 1:
         reading.say("sharding", kind, where)
-    elif shards != 1:
+    elif shards != 1 and not pipeline:
         reading.several = (kind, f"{_PLACE} Parallelism.data_parallel_shard_degree: -1 means all GPUs")
+
+
+def _stays_whole(part: Keys, *, pipeline: bool) -> bool:
+    """Whether FSDP leaves weights whole after their forward; beside a pipeline it does so by default, too."""
+    policy = part.text("fsdp_reshard_after_forward")
+    if pipeline and policy == "always":
+        raise part.not_modelled(
+            "fsdp_reshard_after_forward",
+            "weights that a pipeline gathers for each micro-batch are not modelled",
+        )
+    return pipeline or policy == "never"
+
+
+def _read_pipeline(part: Keys, training: Keys, reading: Reading) -> None:
+    """Layers over groups of GPUs; the batch of a file is that of all micro-batches of a round.
+
+    Raises:
+        NotModelledError: a schedule, or stages, that are not written down.
+    """
+    degree = part.count(_PIPELINE) or 1
+    if degree > 1:
+        reading.say("pipeline_parallel", degree, part.where(_PIPELINE))
+        _read_schedule(part, reading)
+        for name in ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"):
+            if part.get(name) not in (None, 1):
+                raise part.not_modelled(name, "stages are modelled whose ends count as one layer")
+        size, found = part.count("pipeline_parallel_microbatch_size") or 1, training.count("local_batch_size")
+        batch = found or training.count("batch_size") or 8
+        if batch % size:
+            raise part.wrong(
+                "pipeline_parallel_microbatch_size", f"a divisor of local_batch_size {batch}", size
+            )
+        where = part.where("pipeline_parallel_microbatch_size")
+        reading.said.pop("batch", None)
+        reading.say("batch", size, where)
+        reading.say("pipeline_microbatches", batch // size, where, "local_batch_size over it")
+        if reading.total_batch is None:
+            reading.said.pop("grad_accum", None)
+            reading.say("grad_accum", batch // size, where)
+    part.skip(_PIPELINE_KEYS)
+
+
+def _read_schedule(part: Keys, reading: Reading) -> None:
+    said = part.text("pipeline_parallel_schedule") or "1F1B"
+    schedule = _SCHEDULES.get(said.lower())
+    if schedule is None:
+        raise part.not_modelled(
+            "pipeline_parallel_schedule",
+            f"'{show(said)}' is not modelled; 1F1B, GPipe and Interleaved1F1B are",
+        )
+    reading.say("pipeline_schedule", schedule, part.where("pipeline_parallel_schedule"))
+    reason = "stages of one's own are not modelled"
+    part.refuse_switched_on(
+        dict.fromkeys(
+            (
+                "pipeline_parallel_schedule_csv",
+                "pipeline_parallel_layers_per_stage",
+                "pipeline_parallel_split_points",
+                "module_fqns_per_model_part",
+            ),
+            reason,
+        )
+    )
 
 
 def _read_tensor_degree(part: Keys, reading: Reading) -> None:

@@ -53,6 +53,12 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Part of a recipe -> flat name -> attribute of the part."""
+_PIPELINE = {
+    "pipeline_parallel": "pipeline",
+    "pipeline_schedule": "schedule",
+    "pipeline_microbatches": "microbatches",
+}
+"""Of a recipe with a pipeline."""
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -64,6 +70,8 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
         holder = getattr(recipe, part) if part else recipe
         if holder is not None:
             flat |= {name: getattr(holder, attribute) for name, attribute in names.items()}
+    if recipe.parallel.pipeline > 1:
+        flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _PIPELINE.items()}
     return flat | {"sharding": recipe.sharding.name}
 
 

@@ -128,5 +128,8 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
     sharding += (f"{parallel.replicas} replicas",) if parallel.replicas else ()
     sharding += (f"hpz {parallel.hpz}",) if parallel.hpz > 1 else ()
     sharding += (f"tensor parallel {parallel.tensor}",) if parallel.tensor > 1 else ()
+    sharding += (
+        (f"pipeline parallel {parallel.pipeline} ({parallel.schedule})",) if parallel.pipeline > 1 else ()
+    )
     sharding += (f"context parallel {parallel.context}",) if parallel.context > 1 else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Schedule = Literal["1f1b", "interleaved", "gpipe"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+"""In which order a GPU of a pipeline runs its micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,24 +15,72 @@ class Parallel:
     """``tensor``: GPUs that divide heads, feed-forward features and vocabulary; ``context``:
     those that divide each sequence.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
     node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it gathers in
-    backward (ZeRO++); 1 for none.
+    backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the layers, which run
+    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.
     """
 
     tensor: int = 1
     context: int = 1
     replicas: int | None = None
     hpz: int = 1
+    pipeline: int = 1
+    schedule: Schedule = "1f1b"
+    microbatches: int | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs that work on one batch."""
-        return self.tensor * self.context
+        return self.tensor * self.context * self.pipeline
 
     @property
     def divides(self) -> bool:
         """Whether a batch has several GPUs."""
         return self.gpus > 1
 
+    @property
+    def chunks(self) -> int:
+        """Runs of layers that each group of a pipeline has.
+
+        Source: torchtitan e347b1e5e distributed/pipeline_parallel.py pipeline_llm (``stages_per_rank``).
+        """
+        return 2 if self.schedule == "interleaved" else 1
+
+    def layers_of_stages(self, n_layers: int) -> tuple[int, ...]:
+        """Layers of each run in the order of the model, where the token table counts as one, and so do norm
+        and head together; the first runs have a layer more where they do not divide evenly.
+
+        Source: torchtitan e347b1e5e distributed/pipeline_parallel.py generate_llm_fqn_per_model_part.
+        """
+        each, more = divmod(n_layers + 2, self.pipeline * self.chunks)
+        counts = [each + (number < more) for number in range(self.pipeline * self.chunks)]
+        counts[0] -= 1
+        counts[-1] -= 1
+        return tuple(counts)
+
 
 ALONE = Parallel()
 """Every batch has one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What group ``rank`` of ``ranks`` has of a pipeline: so many layers in each of ``chunks``.
+
+    The first group has the token table, too, the last one norm and head.
+    """
+
+    rank: int
+    ranks: int
+    chunks: tuple[int, ...]
+    schedule: Schedule
+    microbatches: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the token table."""
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the last norm, the head and the loss."""
+        return self.rank == self.ranks - 1

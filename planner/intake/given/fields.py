@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from planner.domain.recipes.attention_kernels import ATTENTIONS
 from planner.domain.recipes.optimizers import OPTIMIZERS
+from planner.domain.recipes.parallel import SCHEDULES
 from planner.domain.recipes.recipe import (
     CHECKPOINT_POLICIES,
     DTYPES,
@@ -41,10 +42,6 @@ def _one_of(name: str, help_text: str, choices: tuple[str, ...]) -> RequestField
 
 def _count(name: str, help_text: str, high: int, column: str = "") -> RequestField:
     return RequestField(name, "integer", help_text, low=1, high=high, other_column=column)
-
-
-def _degree(name: str, help_text: str) -> RequestField:
-    return RequestField(name, "integer", help_text, low=1, high=65_536, on_command_line=False)
 
 
 def _amount(name: str, help_text: str, high: float, *, of_tokens: bool = False) -> RequestField:
@@ -277,7 +274,17 @@ _FIELDS = (
     _count("eval_batch", "Samples per GPU and evaluation step", 65_536, "eval_micro_batch"),
     _amount("price", "US dollars per GPU and hour", MEGA),
     _count("tensor_parallel", "GPUs that divide the matrices of a model", 65_536),
-    _degree("pipeline_parallel", "Pipeline-parallel degree (not modelled above 1)"),
+    _count("pipeline_parallel", "Groups of GPUs that each have some of the layers", 65_536),
+    _one_of(
+        "pipeline_schedule",
+        "Order of a pipeline's micro-batches: 1f1b, interleaved (two runs of layers for each group) or gpipe",
+        SCHEDULES,
+    ),
+    _count(
+        "pipeline_microbatches",
+        "Micro-batches that run through a pipeline before gradients are reduced; all of a step, if not said",
+        65_536,
+    ),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
     _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
     _count("replicas", "Copies of what hsdp divides; one on each node, if not said", 65_536),

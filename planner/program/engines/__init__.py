@@ -10,6 +10,7 @@ from planner.program.engines.fsdp1 import Fsdp1
 from planner.program.engines.fsdp2 import Fsdp2
 from planner.program.engines.layerwise import Layerwise
 from planner.program.engines.low_level_zero import LowLevelZero
+from planner.program.engines.pipelined import PipelinedFsdp2
 from planner.program.engines.zero3 import Zero3
 from planner.program.engines.zero12 import Zero12
 from planner.program.job import Job
@@ -28,5 +29,7 @@ def runtime_of(job: Job) -> type[Runtime]:
             return Zero3
         return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
     if sharding.engine == "fsdp":
+        if job.model.stage is not None:
+            return PipelinedFsdp2
         return Fsdp2 if sharding.dtensors else Fsdp1
     return Ddp if sharding.communicates else Runtime

@@ -204,7 +204,7 @@ def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     torch.enter(FORWARD_OUT)
     if view.stack.keeps_outputs:
         torch.bound = [_bound(torch, view, outputs) for _ in range(len(outputs))]
-    elif _keeps_logits(view):
+    elif _keeps_logits(view) or ends.model.stage is not None:
         # Until the next forward; here until the graph goes.
         torch.outputs = [each.alias() for each in outputs]
     elif widens(view):

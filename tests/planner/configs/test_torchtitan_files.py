@@ -15,6 +15,7 @@ from planner.intake.given.request import from_flags
 MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 TRAINING = "[training]\nlocal_batch_size = 1\nseq_len = 8192\n"
 BASE = MODEL + TRAINING
+PIPELINE = "[parallelism]\npipeline_parallel_degree = 2\n"
 
 
 def read(folder: Path, text: str) -> Reading:
@@ -35,7 +36,13 @@ def read(folder: Path, text: str) -> Reading:
             BASE + "[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n",
             "send while they run",
         ),
-        (BASE + "[parallelism]\npipeline_parallel_degree = 2\n", "a pipeline-parallel degree of 2"),
+        (
+            BASE + PIPELINE + 'pipeline_parallel_schedule = "ZBVZeroBubble"\n',
+            "'ZBVZeroBubble' is not modelled",
+        ),
+        (BASE + PIPELINE + "pipeline_parallel_layers_per_stage = 4\n", "stages of one's own"),
+        (BASE + PIPELINE + "pipeline_parallel_last_stage_less_layers = 2\n", "count as one layer"),
+        (BASE + PIPELINE + 'fsdp_reshard_after_forward = "always"\n', "for each micro-batch"),
         (BASE + "[experimental]\ncontext_parallel_degree = 2\n", "a context-parallel degree of 2"),
         (
             BASE
@@ -207,3 +214,20 @@ def test_replicas_of_shards_are_read(tmp_path: Path) -> None:
     text = BASE + "[parallelism]\ndata_parallel_replicate_degree = 2\n"
     reading = read(tmp_path, text)
     assert (reading.value("sharding"), reading.value("replicas")) == ("hsdp", 2)
+
+
+def test_a_pipeline_divides_the_batch_of_a_file(tmp_path: Path) -> None:
+    """The file's batch is that of a round, of which each micro-batch has one sample unless it says more."""
+    training = TRAINING.replace("local_batch_size = 1", "local_batch_size = 16\nglobal_batch_size = 128")
+    text = MODEL + training + PIPELINE + 'pipeline_parallel_schedule = "Interleaved1F1B"\n'
+    path = tmp_path / "train.toml"
+    path.write_text(text + "pipeline_parallel_microbatch_size = 2\n", encoding="utf-8")
+    request = with_flags(read_config_file(path), from_flags({"gpu": "h100-sxm:8"}))
+    values = {name: given.value for name, given in request.values.items()}
+    assert (values["pipeline_parallel"], values["pipeline_schedule"]) == (2, "interleaved")
+    # 128 samples over 4 batches at once are 32 of each: 16 micro-batches of two, in rounds of eight.
+    assert (values["batch"], values["pipeline_microbatches"], values["grad_accum"]) == (2, 8, 16)
+    assert "sharding" not in values
+    plain = read(tmp_path, BASE.replace("local_batch_size = 1", "local_batch_size = 8") + PIPELINE)
+    found = {name: said.value for name, said in plain.said.items()}
+    assert (found["batch"], found["pipeline_microbatches"], found["grad_accum"]) == (1, 8, 8)

@@ -88,6 +88,8 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "power_limit_w",
         "tensor_parallel",
         "pipeline_parallel",
+        "pipeline_schedule",
+        "pipeline_microbatches",
         "context_parallel",
         "replicas",
         "hpz",
@@ -153,12 +155,6 @@ def test_the_run_is_priced_only_when_asked() -> None:
 def test_a_degree_of_one_changes_nothing(name: str) -> None:
     """What configuration files say of parallelism that is off."""
     assert scenario_of(**{name: 1}).recipe == scenario_of().recipe
-
-
-def test_pipelines_are_not_modelled() -> None:
-    """Above 1 there is no verdict rather than a wrong one; --force does not change that."""
-    with pytest.raises(NotModelledError, match="of 2 is not modelled"):
-        resolve(from_flags(BASE | {"pipeline_parallel": 2}), force=True)
 
 
 def test_a_switch_that_is_said_replaces_the_stacks_own() -> None:

@@ -1,0 +1,56 @@
+"""A pipeline taken apart: each group of GPUs as a job of its own, whose model is some of the layers.
+
+Source: torchtitan e347b1e5e distributed/pipeline_parallel.py pipeline_module_split;
+distributed/parallel_dims.py, whose outermost dimension is the pipeline, so that a group is a run of
+neighbouring GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from planner.domain.hardware import Hardware
+from planner.domain.model import BlockGroup, ModelSpec
+from planner.domain.recipes.parallel import Parallel, Stage
+from planner.domain.scenario import Scenario
+
+
+def stages_of(scenario: Scenario) -> tuple[Scenario, ...]:
+    """The job of each group of a pipeline, first to last; one job where there is no pipeline."""
+    parallel, batch = scenario.recipe.parallel, scenario.recipe.batch
+    if parallel.pipeline == 1:
+        return (scenario,)
+    layers = parallel.layers_of_stages(scenario.model.n_layers)
+    bounds = [*pairwise(accumulate(layers, initial=0))]
+    microbatches = int(parallel.microbatches or batch.grad_accum)
+    recipe = replace(scenario.recipe, parallel=replace(parallel, pipeline=1))
+    hardware = hardware_of_stage(scenario.hardware, parallel)
+    made = []
+    for rank in range(parallel.pipeline):
+        own = range(rank, len(layers), parallel.pipeline)
+        chunks = tuple(layers[each] for each in own)
+        stage = Stage(rank, parallel.pipeline, chunks, parallel.schedule, microbatches)
+        groups = _cut(scenario.model, [bounds[each] for each in own])
+        model = replace(scenario.model, groups=groups, stage=stage)
+        made.append(replace(scenario, model=model, hardware=hardware, recipe=recipe))
+    return tuple(made)
+
+
+def hardware_of_stage(hardware: Hardware, parallel: Parallel) -> Hardware:
+    """The GPUs of one group: whole nodes, or a part of one."""
+    gpus = int(hardware.world_size) // parallel.pipeline
+    per_node = min(gpus, int(hardware.gpus_per_node))
+    return replace(hardware, gpus_per_node=per_node, nodes=gpus // per_node)
+
+
+def _cut(model: ModelSpec, bounds: Sequence[tuple[int, int]]) -> tuple[BlockGroup, ...]:
+    """The layers between each pair of ``bounds``."""
+    ends = [*accumulate((group.count for group in model.groups), initial=0)]
+    return tuple(
+        replace(group, count=min(end, stop) - max(begin, start))
+        for start, stop in bounds
+        for group, (begin, end) in zip(model.groups, pairwise(ends), strict=True)
+        if min(end, stop) > max(begin, start)
+    )

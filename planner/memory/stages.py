@@ -1,0 +1,52 @@
+"""The group of a pipeline that needs the most memory, which decides whether the job fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from planner.anatomy.stages import stages_of
+from planner.domain.prediction import MemoryPrediction
+from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.memory.replayed_peak import predict_replayed
+from planner.program.job import Job, job_of
+from planner.program.schedule import most_held
+
+
+def fullest_job(
+    scenario: Scenario,
+    coefficients: Coefficients,
+    predict: Callable[[Job], MemoryPrediction] = predict_replayed,
+) -> Job:
+    """The job of that group; of a job without a pipeline its own.
+
+    Only the ends and the second group are looked at: of those between the ends it has as many layers as any,
+    and holds as many micro-batches.
+    """
+    stages = stages_of(scenario)
+    numbers = sorted({0, min(1, len(stages) - 1), len(stages) - 1})
+    jobs = [job_of(stages[number], coefficients) for number in numbers]
+    return jobs[0] if len(jobs) == 1 else max(jobs, key=lambda job: float(predict(job).must_have_bytes))
+
+
+def on_whole_nodes(job: Job, scenario: Scenario) -> Job:
+    """The same beside all processes of a node, which may be those of several groups."""
+    if job.model.stage is None:
+        return job
+    return replace(job, scenario=replace(job.scenario, hardware=scenario.hardware))
+
+
+def stage_words(job: Job) -> tuple[str, ...]:
+    """Which group of the pipeline the memory is that of, in a sentence; nothing where there is none."""
+    stage = job.model.stage
+    if stage is None:
+        return ()
+    ends = " with the token table" * stage.is_first + " with the head" * stage.is_last
+    held = most_held(stage)
+    said = (
+        f"Memory is that of group {stage.rank} of the pipeline's 0 to {stage.ranks - 1}, which needs most: "
+        f"{' and '.join(map(str, stage.chunks))} layers{ends}, activations of {held} "
+        f"micro-batch{'es' * (held > 1)} at once"
+    )
+    return (said,)

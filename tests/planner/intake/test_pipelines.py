@@ -1,0 +1,173 @@
+"""Layers over groups of GPUs: how they are cut, what is resolved, and what gets no verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planner.anatomy.stages import stages_of
+from planner.domain.recipes.parallel import Parallel
+from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.errors import NotModelledError, UsageError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.memory.stages import fullest_job, stage_words
+from planner.prediction import estimate
+from planner.program.job import job_of
+from planner.throughput.pipeline import bubble_seconds, handed_on_bytes, pass_seconds_of
+from planner.throughput.step_time import predict_time
+
+BASE: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "method": "full",
+    "gpu": "h100-sxm:8",
+    "seq": 4096,
+    "pipeline_parallel": 4,
+    "grad_accum": 8,
+}
+
+
+def scenario_of(**flags: object) -> Scenario:
+    """The job with these flags."""
+    return resolve(from_flags({name: value for name, value in (BASE | flags).items() if value is not None}))
+
+
+def test_the_ends_count_as_layers() -> None:
+    """torchtitan: 32 layers and two ends over four groups are 8 or 9 each, the first ones having one more."""
+    assert Parallel(pipeline=4).layers_of_stages(32) == (8, 9, 8, 7)
+    assert Parallel(pipeline=4, schedule="interleaved").layers_of_stages(126) == (15, *(16,) * 6, 15)
+    assert Parallel(pipeline=2).layers_of_stages(4) == (2, 2)
+
+
+def test_groups_have_the_model_between_them() -> None:
+    """Every parameter is in one group; the first has the table, the last one norm and head."""
+    scenario = scenario_of(pipeline_schedule="interleaved")
+    stages = stages_of(scenario)
+    assert [each.model.stage and each.model.stage.chunks for each in stages] == [
+        (4, 4),
+        (5, 4),
+        (4, 4),
+        (4, 3),
+    ]
+    assert sum(job_of(each, Coefficients()).base_params for each in stages) == scenario.model.param_count
+    names = [{each.weight.name for each in job_of(stage, Coefficients()).parameters} for stage in stages]
+    assert [("embed_tokens" in each, "head" in each) for each in names] == [
+        (True, False),
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shape"),
+    [({}, (2, 1)), ({"nodes": 4}, (8, 1)), ({"nodes": 8}, (8, 2)), ({"gpu": "h100-sxm:4"}, (1, 1))],
+)
+def test_a_group_is_a_run_of_neighbours(flags: dict[str, object], shape: tuple[int, int]) -> None:
+    """Part of a node, or whole nodes."""
+    stage = stages_of(scenario_of(precision="fp32", **flags))[0]
+    assert (stage.hardware.gpus_per_node, stage.hardware.nodes) == shape
+
+
+def test_what_follows_from_the_degree() -> None:
+    """torchtitan with FSDP2 that leaves weights whole, and all micro-batches of a step in one round."""
+    recipe = scenario_of().recipe
+    assert (recipe.sharding.name, recipe.loss) == ("fsdp-grad-op", "hf")
+    assert recipe.parallel == Parallel(pipeline=4, microbatches=8)
+    alone = scenario_of(gpu="h100-sxm:4", precision="fp32").recipe
+    assert alone.sharding.name == "none"
+    assert scenario_of().batches_at_once == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"grad_accum": 2}, "as many micro-batches as groups"),
+        ({"grad_accum": 9, "pipeline_schedule": "interleaved"}, "a multiple of 4"),
+        ({"nodes": 8, "pipeline_parallel": 32, "grad_accum": 64}, "a group would have none"),
+        ({"context_parallel": 2}, "divided sequences"),
+        ({"sharding": "fsdp"}, "fsdp-grad-op is"),
+        ({"loss": "chunked"}, "hf is"),
+        ({"stack": "trl"}, "it is on torchtitan"),
+        ({"method": "lora"}, "adapters"),
+        ({"model": "qwen3-0.6b"}, "head is their token table"),
+        ({"model": "mixtral-8x7b"}, "mixtral"),
+        ({"gpu": "h100-sxm:4"}, "say --precision fp32"),
+        ({"nodes": 3, "pipeline_parallel": 2, "model": "qwen3-8b"}, "neither whole nodes"),
+        ({"samples": 100, "eval_samples": 10}, "evaluation"),
+    ],
+)
+def test_what_nobody_read_has_no_verdict(flags: dict[str, object], words: str) -> None:
+    """The reason says what is in the way."""
+    with pytest.raises(NotModelledError, match=words):
+        scenario_of(**flags)
+
+
+def test_rounds_divide_a_step() -> None:
+    """As many micro-batches as a step has, or a part of them."""
+    with pytest.raises(UsageError, match="rounds of 3"):
+        scenario_of(pipeline_microbatches=3)
+
+
+def test_memory_is_that_of_the_fullest_group() -> None:
+    """No group needs more, and the answer says which one it is."""
+    scenario = scenario_of(grad_accum=16, gradient_checkpointing=False)
+    prediction = estimate(scenario, quick=True)
+    needs = [float(estimate(each, quick=True).memory.must_have_bytes) for each in stages_of(scenario)]
+    assert float(prediction.memory.must_have_bytes) == max(needs)
+    (words,) = stage_words(fullest_job(scenario, Coefficients()))
+    assert words in prediction.warnings
+    assert f"group {needs.index(max(needs))} of" in words
+
+
+def test_more_micro_batches_need_buffers_alone() -> None:
+    """1F1B holds as many activations; inputs and gradients of each micro-batch have a place of their own."""
+    few, many = (
+        fullest_job(scenario_of(grad_accum=count, pipeline_parallel=2), Coefficients()) for count in (8, 16)
+    )
+    needs = [float(estimate(each.scenario, quick=True).memory.allocated_peak_bytes) for each in (few, many)]
+    buffer = 4096 * 4096 * 2
+    assert needs[1] - needs[0] == pytest.approx(8 * buffer, rel=0.01)
+
+
+def test_the_bubble_of_equal_groups() -> None:
+    """(n - 1) / (m + n - 1) of a round, and half of it where each group has two runs of layers."""
+    from planner.throughput.time_inputs import job_of as timed
+
+    scenario = scenario_of()
+    job = timed(stages_of(scenario)[0], Coefficients())
+    assert job is not None
+    passes = 8.0
+    bubble = float(bubble_seconds(job, 3 * passes))
+    assert bubble / (passes + bubble) == pytest.approx(3 / (8 + 3))
+    twice = timed(stages_of(scenario_of(pipeline_schedule="interleaved"))[0], Coefficients())
+    assert twice is not None
+    assert bubble_seconds(twice, 3 * passes) == bubble / 2
+    # Eight micro-batches of 4096 tokens: out and back, 4096 numbers of two bytes for each token.
+    assert handed_on_bytes(job) == 2 * 8 * 4096 * 4096 * 2
+
+
+def test_time_is_that_of_the_slowest_group_and_what_it_waits() -> None:
+    """Terms add up; the rates are those of all GPUs."""
+    scenario = scenario_of()
+    time = estimate(scenario, quick=True).time
+    assert time is not None
+    own = [predict_time(each, Coefficients()) for each in stages_of(scenario)]
+    slowest = max(float(pass_seconds_of(each)) for each in own if each is not None)
+    assert float(pass_seconds_of(time)) == slowest
+    assert sum(float(each.seconds - each.overlapped_s) for each in time.terms) == pytest.approx(time.step_s)
+    assert time.tokens_per_s == pytest.approx(2 * 8 * 4096 / time.step_s)
+    whole = predict_time(
+        replace(scenario, recipe=replace(scenario.recipe, parallel=Parallel())), Coefficients()
+    )
+    assert whole is not None
+    assert time.model_flop_per_step == pytest.approx(whole.model_flop_per_step / 4, rel=1e-6)
+
+
+def test_a_search_leaves_pipelines_out() -> None:
+    """What works over grids gets a sentence."""
+    with pytest.raises(NotModelledError, match="plan and check do"):
+        job_of(scenario_of(), Coefficients())
