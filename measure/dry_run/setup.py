@@ -28,6 +28,7 @@ from measure.dry_run.libraries import (
     saving,
     stand_ins,
     triton_kernels,
+    trl_generation,
 )
 from measure.dry_run.libraries.importing import OnImport
 from measure.dry_run.libraries.transformers_files import Checkpoints
@@ -64,6 +65,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
     triton_kernels.install(imports, native, guesses, job.card)
+    trl_generation.install(imports, stages, guesses)
     process_group.install()
     Launches(guesses, job.card.n_cards).install(imports)
     refused.install(imports, guesses, trust_remote_code=job.trust_remote_code)

@@ -30,7 +30,7 @@ from measure.trace.tracer import Recorder
 from measure.trace.trainer_step import run_step
 from planner.allocator.events import AllocEvent
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.recipes.sharding import FSDP1, HSDP1
+from planner.domain.recipes.sharding import FSDP1, HSDP1, ZERO0
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, PlannerError
@@ -228,6 +228,11 @@ def _untraced_divisions(recipe: Recipe) -> tuple[tuple[bool, str, str], ...]:
         (recipe.parallel.divides, "a job whose GPUs share a batch", "one GPU for each batch"),
         (recipe.parallel.replicas is not None, "copies other than one on each node", "no --replicas"),
         (recipe.parallel.hpz > 1, "a second copy of weights (hpz)", "no --hpz"),
+        (
+            recipe.sharding == ZERO0,
+            "DeepSpeed's engine without ZeRO",
+            "the dry run of a program, or --sharding ddp",
+        ),
         (recipe.sharding in (FSDP1, HSDP1), f"sharding '{recipe.sharding}'", "--sharding fsdp"),
         (recipe.numerics.fp8 != "none", "products in fp8", "--fp8 none"),
     )

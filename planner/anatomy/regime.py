@@ -209,11 +209,11 @@ def _trained_bytes(key: _Key, base: int, engine: Engine, compute: int, *, casts:
     if key.method == "full":
         return base
     adapter = DTYPE_BYTES[key.adapter_dtype or "fp32"]
-    # DeepSpeed's 16-bit engine casts what zero.Init has not divided: everything under stages 1 and 2, and a
+    # DeepSpeed's 16-bit engine casts what zero.Init has not divided: everything under stages 0 to 2, and a
     # k-bit model under stage 3, which Transformers loads without zero.Init; until 0.19.1 other adapters, too,
     # which since then stay as PEFT made them.
     # Source: DeepSpeed 0.19.8 runtime/engine.py _cast_module_mixed_precision; transformers 5.23
     # modeling_utils.py get_init_context.
-    if engine == "deepspeed" and key.numerics.mixed and (key.sharding.is_zero12 or key.packs or casts):
+    if engine == "deepspeed" and key.numerics.mixed and (key.sharding.is_zero012 or key.packs or casts):
         return min(adapter, compute)
     return adapter

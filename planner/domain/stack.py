@@ -55,6 +55,7 @@ PairLogps = Literal[
     "rows",
     "rows_and_hidden",
     "shifted_rows",
+    "fused_rows",
     "joined",
     "tiles",
 ]
@@ -264,9 +265,10 @@ class Stack:
     which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even
     cut by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
     kernel, which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
-    states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first.
-    ``joined``: both sequences of a pair are one row, of half its length each.  ``tiles``: of tiles of
-    the head's product, without logits.  ``none``: it has no such trainer.
+    states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
+    ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
+    its length each.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no
+    such trainer.
     """
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the

@@ -24,6 +24,7 @@ from planner.intake.given.request import ScenarioRequest, require
 from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.linears import with_parameters, with_separate_experts
+from planner.intake.own_losses import with_own_loss
 from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
 from planner.intake.rollout import with_reward
@@ -141,7 +142,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
     model = without_adapters(model, recipe.frozen)
-    stack = stack_for(found.stack, recipe.task)
+    stack = with_own_loss(stack_for(found.stack, recipe.task), model)
     run = _run_over(found, recipe.batch)
     scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)
     check_parallel(scenario)

@@ -255,7 +255,7 @@ def paged_host_bytes(job: Job) -> Number:
 
 
 def saved_copy_bytes(job: Job) -> Number:
-    """Weights that each process copies to the host to write a checkpoint, under DeepSpeed's stages 1 and 2.
+    """Weights that each process copies to the host to write a checkpoint, under DeepSpeed's stages 0 to 2.
 
     Formula: every tensor of the module as it lies on the GPU, frozen ones too, whatever is then written; on
     every process, not only on the one that writes.  0 where the stack does not save so (switch
@@ -263,10 +263,10 @@ def saved_copy_bytes(job: Job) -> Number:
     Source: transformers 4.37 and 5.23 trainer.py save_model; accelerate 0.25 and 1.15 accelerator.py
     get_state_dict (``clone_tensors_for_torch_save``); deepspeed 0.19.8 checkpoint/utils.py (to the CPU).
     Ignored: stage 3, whose first process gathers 16-bit weights where its file says so
-    (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; an engine
-    of stage 0, whose jobs say ``ddp``; engines other than DeepSpeed.
+    (``stage3_gather_16bit_weights_on_model_save``), of adapters alone in Transformers 5; engines other
+    than DeepSpeed.
     """
-    if not job.recipe.sharding.is_zero12 or not job.stack.saves_through_host:
+    if not job.recipe.sharding.is_zero012 or not job.stack.saves_through_host:
         return 0
     whole: Number = sum(each.count * job.elements(each) * each.element_bytes for each in job.parameters)
     return whole + sum(constants_bytes(job.recipe.numerics, job.packed))

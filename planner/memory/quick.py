@@ -107,7 +107,7 @@ def _counts_elements(job: Job, depth: int, layers: BlockGroup) -> bool:
     or its window of whole parameters is wider than a shallow model.
     """
     sharding, elements = job.recipe.sharding, depth * layers.block.param_count
-    return sharding.is_zero12 or (sharding.is_zero3 and elements < settings_of(job).max_live)
+    return sharding.is_zero012 or (sharding.is_zero3 and elements < settings_of(job).max_live)
 
 
 def _read(job: Job) -> _Read:

@@ -215,6 +215,6 @@ def reference_job(job: Job) -> Job:
     stack = replace(stack, trainable_fp32=False)
     scenario = replace(job.scenario, recipe=again, stack=stack)
     regime = regime_of(scenario)
-    if stack.pair_logps not in ("tiles", "shifted_rows"):
+    if stack.pair_logps not in ("tiles", "shifted_rows", "fused_rows"):
         scenario = replace(scenario, recipe=replace(again, method="lora"))
     return replace(job, scenario=scenario, regime=regime)

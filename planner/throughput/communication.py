@@ -115,7 +115,7 @@ def reduced_bytes(job: TimedJob) -> Number:
     """Bytes that each GPU sends per step to sum gradients,
     and to spread updated weights where those stay whole.
 
-    Formula, with ``P`` trained parameters: DDP all-reduce and ZeRO-1 reduce-scatter + all-gather
+    Formula, with ``P`` trained parameters: DDP and ZeRO-0 all-reduce, and ZeRO-1 reduce-scatter + all-gather
     ``2 P (n - 1) / n`` once per step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP
     reduce every micro-step, or FSDP the last one only, where the loop says ``no_sync`` (switch
     ``fsdp_no_sync``).
@@ -278,7 +278,7 @@ def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:
 
 def overlapping_share(job: TimedJob) -> Number:
     """Share of collectives that hides behind the kernels at most:
-    none under ZeRO stages 1 and 2 without ``overlap_comm``.
+    none under ZeRO stages 1 and 2 without ``overlap_comm``, nor under stage 0, which sums behind backward.
 
     FSDP knows the order of its layers and prefetches whole ones; ZeRO-3 prefetches a bucket smaller than a
     layer from hooks of modules, and DDP can hide its reduction behind backward only.
@@ -286,7 +286,8 @@ def overlapping_share(job: TimedJob) -> Number:
     ``overlap_comm``, else the kernels' own), switch ``zero12_overlap``; torch 2.13
     ``fsdp/_fully_shard/_fsdp_param_group.py``.
     """
-    if job.recipe.sharding.is_zero12 and not job.scenario.stack.zero12_overlap:
+    sharding = job.recipe.sharding
+    if sharding.is_zero012 and not (sharding.is_zero12 and job.scenario.stack.zero12_overlap):
         return 0.0
     return job.coefficients.comm_overlap_fsdp if job.recipe.uses_fsdp else job.coefficients.comm_overlap
 

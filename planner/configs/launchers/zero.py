@@ -14,11 +14,6 @@ from planner.units import TERA
 TOOL = "DeepSpeed 0.19.8"
 AUTO = "auto"
 _MOST = TERA
-_STAGE_0 = (
-    "DeepSpeed's engine without ZeRO is counted as DDP whose trained weights are in fp32: "
-    "it keeps 16-bit weights, 16-bit gradients and fp32 masters, as many bytes, but not DDP's buckets nor "
-    "fp32 logits, so that it needs less"
-)
 _ZERO_HARMLESS = (
     "stage3_gather_16bit_weights_on_model_save",
     "stage3_gather_fp16_weights_on_model_save",
@@ -92,19 +87,11 @@ _ZERO_UNMODELLED = {
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
     """Enter a stage of ZeRO; none is stage 0.
 
-    Stage 0 divides nothing.  deepspeed 0.19.8 runtime/engine.py:2302-2364 wraps the optimizer by
-    ``FP16_Optimizer`` or ``FP16_UnfusedOptimizer`` (bf16 too).  These hold 2 bytes of weights, 2 of gradients
-    and 4 of masters per trained parameter on every GPU; DDP over fp32 weights holds 4 and 4.
-
     Raises:
         InputFileError: no such stage.
     """
-    if stage in (None, 0) and stage is not False:
-        reading.say("sharding", "ddp", keys.where(name))
-        reading.switch("trainable_fp32", True, keys.where(name))
-        reading.remark(keys.where(name), _STAGE_0)
-        return
-    if stage not in (1, 2, 3) or isinstance(stage, bool):
+    stage = 0 if stage is None else stage
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise keys.wrong(name, "0, 1, 2 or 3", stage)
     reading.say("sharding", f"zero{stage}", keys.where(name))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from planner.domain.recipes.recipe import Number
 
 ShardingName = Literal[
-    "none", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"
+    "none", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"
 ]
 Engine = Literal["native", "deepspeed", "fsdp"]
 Scope = Literal["process", "world", "node"]
@@ -47,19 +47,24 @@ class Sharding:
 
     @property
     def zero_stage(self) -> int:
-        """Stage of DeepSpeed's ZeRO; 0 for other engines."""
+        """Stage of DeepSpeed's ZeRO; 0 for other engines, too."""
         divided = self.divides_optimizer + self.divides_gradients + self.divides_weights
         return divided if self.engine == "deepspeed" else 0
 
     @property
+    def is_zero012(self) -> bool:
+        """Whether DeepSpeed's engine runs and leaves weights whole."""
+        return self.engine == "deepspeed" and not self.divides_weights
+
+    @property
     def is_zero12(self) -> bool:
         """Whether DeepSpeed's stages 1 and 2 run, which share their code and leave weights whole."""
-        return self.engine == "deepspeed" and not self.divides_weights
+        return self.divides_optimizer and self.is_zero012
 
     @property
     def is_zero1(self) -> bool:
         """Whether DeepSpeed divides optimizer states alone."""
-        return self.engine == "deepspeed" and not self.divides_gradients
+        return self.is_zero12 and not self.divides_gradients
 
     @property
     def is_zero3(self) -> bool:
@@ -105,10 +110,11 @@ def _fsdp(
 
 
 # Sources: torch nn/parallel/distributed.py (no_sync: DDP reduces in the last micro-step); deepspeed
-# runtime/zero/stage_1_and_2.py (stage 1 reduces at the boundary of accumulation, stage 2 in each micro-step)
-# and stage3.py; torch distributed/fsdp.
+# runtime/engine.py allreduce_gradients (so does stage 0), runtime/zero/stage_1_and_2.py (stage 1 reduces at
+# the boundary of accumulation, stage 2 in each micro-step) and stage3.py; torch distributed/fsdp.
 NONE = Sharding("none", "native", "process")
 DDP = Sharding("ddp", "native", "world")
+ZERO0 = Sharding("zero0", "deepspeed", "world")
 ZERO1 = Sharding("zero1", "deepspeed", "world", divides_optimizer=True)
 ZERO2 = Sharding(
     "zero2",
@@ -128,7 +134,8 @@ HSDP = _fsdp("hsdp", "node")
 HSDP1 = _fsdp("hsdp1", "node", dtensors=False)
 
 _BY_NAME: dict[str, Sharding] = {
-    each.name: each for each in (NONE, DDP, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP, HSDP1)
+    each.name: each
+    for each in (NONE, DDP, ZERO0, ZERO1, ZERO2, ZERO3, FSDP, FSDP1, FSDP_GRAD_OP, HSDP, HSDP1)
 }
 
 

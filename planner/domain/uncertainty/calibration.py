@@ -190,12 +190,12 @@ def method_of(scenario: Scenario) -> str:
 
 def engine_of(scenario: Scenario) -> str:
     """``none`` for one GPU, ``ddp``, ``zero1-2``, ``zero3``, ``fsdp1`` or ``fsdp2``:
-    what shares no code with the others.
+    what shares no code with the others; of stage 0, which no run has, ``zero1-2``.
     """
     sharding = scenario.recipe.sharding
     if sharding.engine == "fsdp":
         return "fsdp2" if sharding.dtensors else "fsdp1"
-    return "zero1-2" if sharding.is_zero12 else sharding.name
+    return "zero1-2" if sharding.is_zero012 else sharding.name
 
 
 def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:

@@ -185,8 +185,8 @@ SYSTEM_RULES = (
     Rule(
         "offload-without-engine",
         "refuse",
-        "Only DeepSpeed and FSDP offload optimizer or parameters: say zero2, zero3 or fsdp",
-        lambda case: _needs_an_engine(case) and case.recipe.sharding.engine == "native",
+        "Only ZeRO and FSDP offload optimizer or parameters: say zero2, zero3 or fsdp",
+        lambda case: _needs_an_engine(case) and not case.recipe.sharding.divides_optimizer,
     ),
     Rule(
         "params-offload-below-stage-3",

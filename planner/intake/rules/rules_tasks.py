@@ -20,6 +20,7 @@ _READ: dict[str, frozenset[Task]] = {
     "rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "rows_and_hidden": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "shifted_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
+    "fused_rows": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
     "joined": frozenset({"dpo", "orpo", "simpo"}),
     "tiles": frozenset({"dpo", "kto", "orpo", "simpo", "reward"}),
 }

@@ -11,6 +11,7 @@ from planner.program.engines.fsdp2 import Fsdp2
 from planner.program.engines.layerwise import Layerwise
 from planner.program.engines.low_level_zero import LowLevelZero
 from planner.program.engines.pipelined import PipelinedFsdp2
+from planner.program.engines.zero0 import Zero0
 from planner.program.engines.zero3 import Zero3
 from planner.program.engines.zero12 import Zero12
 from planner.program.job import Job
@@ -27,6 +28,8 @@ def runtime_of(job: Job) -> type[Runtime]:
     if sharding.engine == "deepspeed":
         if sharding.is_zero3:
             return Zero3
+        if not sharding.is_zero12:
+            return Zero0
         return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
     if sharding.engine == "fsdp":
         if job.model.stage is not None:

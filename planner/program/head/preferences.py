@@ -44,6 +44,7 @@ llamafactory 0.9.5 model/model_utils/kv_cache.py, train/sft/trainer.py compute_l
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
+_SHIFTED = ("shifted_rows", "fused_rows")
 
 
 def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
@@ -73,15 +74,16 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     del own
     if kernel in _LET_GO:
         return _let_go(torch, logits, kernel)
-    if recipe.task == "kto" and kernel != "shifted_rows":
+    if recipe.task == "kto" and kernel not in _SHIFTED:
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
         return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
     if kernel in _WHOLE:
         return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if recipe.task in ("orpo", "simpo"):
         return _odds_rows(torch, ends.layer, logits)
-    if kernel == "shifted_rows":
-        return _shifted_rows(torch, logits, role, parts=1 if recipe.task == "kto" else 2)
+    if kernel in _SHIFTED:
+        parts = 1 if recipe.task == "kto" else 2
+        return _shifted_rows(torch, logits, role, parts=parts, fused=kernel == "fused_rows")
     return _plain_rows(torch, logits)
 
 
@@ -362,31 +364,48 @@ def _completions(torch: Operators, logits: Tensor, share: int) -> None:
     _copy = torch.like(part, "index")
 
 
-def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int) -> Tensor:
+def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int, fused: bool) -> Tensor:
     """Both passes hold their logits until the metrics are there, for which those of the policy are copied.
 
     ``parts``: halves of chosen and of rejected sequences; or (KTO) good and bad samples,
-    whose copies together hold all.
+    whose copies together hold all.  ``fused``: by Axolotl's kernels.
     """
-    out = _rows(torch, torch.part(logits[0], logits[0].count))
+    out = (_fused_rows if fused else _rows)(torch, torch.part(logits[0], logits[0].count))
     torch.outputs = [logits[0].alias()] if role == "reference" else []
     torch.held = [logits.pop().alias()] if role != "divergence" else []
     logits.clear()
     torch.enter(FORWARD_LOSS)
     if role == "policy":
-        _metrics(torch, torch.held[0], parts)
+        if not fused:
+            _entropy_of_copy(torch, torch.held[0])
+        _means(torch, torch.held[0], parts)
     torch.held.clear()
     return out
 
 
-def _metrics(torch: Operators, logits: Tensor, parts: int) -> None:
-    """Entropy, piece by piece of a copy; then the mean of the completions' logits."""
+def _fused_rows(torch: Operators, logits: Tensor) -> Tensor:
+    """A kernel over a copy of the cut logits, which it saves; its backward writes a gradient as large.
+
+    Source: axolotl 0.19.0 monkeypatch/trainer/utils.py selective_log_softmax (``reshape`` of what has gaps
+    between samples), whose ``entropy_from_logits`` copies nothing.
+    """
+    flat = torch.contiguous(logits)
+    out = torch.new(Unit.TOKENS, 1, "fp32", "selective_log_softmax", cost=[flat])
+    sums = torch.new(Unit.TOKENS, 1, "fp32", "logsumexp", cost=None)
+    return record(torch, out, [flat], [flat, sums], lambda kept, _: [torch.like(kept[0], "empty_like")])
+
+
+def _entropy_of_copy(torch: Operators, logits: Tensor) -> None:
+    """Entropy, piece by piece of a copy."""
     _flat = torch.like(logits, "clone")
     _piece = [
         torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op)
         for op in ("log_softmax", "exp", "mul")
     ]
-    del _flat, _piece
+
+
+def _means(torch: Operators, logits: Tensor, parts: int) -> None:
+    """The mean of the completions' logits."""
     _samples = torch.like(logits, "index_select") if parts == 1 else None
     for _ in range(parts):
         _completions(torch, logits, parts)

@@ -238,6 +238,10 @@ assert (2.0 * model.weight).shape == model.weight.shape
 model.cuda()
 assert copy.deepcopy(torch.arange(4, device="cuda")).tolist() == [0, 1, 2, 3]
 torch._C._cuda_clearCublasWorkspaces()
+flat = torch.empty(4096, device="cuda")
+assert flat.set_(flat[:1024].clone()).shape == (1024,)
+assert flat.set_(torch.empty(512, device="cuda").untyped_storage()).shape == (512,)
+assert flat.set_().untyped_storage().nbytes() == 0
 optimizer = torch.optim.SGD(model.parameters())
 for _ in range(2):
     model(torch.randn(8, 1024, device="cuda")).sum().backward()
@@ -247,7 +251,8 @@ for _ in range(2):
 
 def test_what_loops_of_other_libraries_do(folder: Path) -> None:
     """Large tensors of the host times a number, deep copies on the card with their values, cuBLAS' workspace
-    given back, and steps of a model that was never set to train.
+    given back, a tensor that becomes a view of another (so FSDP1 makes shards), and steps of a model that was
+    never set to train.
     """
     (folder / "train.py").write_text(PLAIN, encoding="utf-8")
     code, out, err = run("trace", "--gpu", "a100-80-sxm", "--json", "--", "python", "train.py")

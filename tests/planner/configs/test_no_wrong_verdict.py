@@ -75,15 +75,23 @@ def test_a_batch_that_the_gpus_cannot_share_is_refused(tmp_path: Path, keys: str
         with_flags(deepspeed(tmp_path, keys), from_flags(ON_8))
 
 
-def test_stage_0_is_ddp_with_masters(tmp_path: Path) -> None:
-    """DeepSpeed's engine without ZeRO divides nothing and keeps fp32 masters; that is said."""
+def test_no_stage_is_stage_0(tmp_path: Path) -> None:
+    """DeepSpeed's engine without ZeRO has a name of its own."""
     for config in (
         deepspeed(tmp_path, "", '"stage": 0'),
         read_config_file(written(tmp_path, f"{{{MICRO}: 2}}", "ds.json")),
     ):
-        assert config.request.get("sharding") == "ddp"
-        assert config.request.get("switches") == ("trainable_fp32=true",)
-        assert "is counted as DDP" in remarks(config)
+        assert config.request.get("sharding") == "zero0"
+        assert config.remarks == ()
+
+
+def test_a_flat_optimizer_without_zero_is_refused(tmp_path: Path) -> None:
+    """DeepSpeed's own Adam takes another wrapper, in 16 bits only."""
+    adam = '"optimizer": {"type": "Adam"}'
+    with pytest.raises(NotModelledError, match="without ZeRO"):
+        read_config_file(written(tmp_path, f'{{{MICRO}: 2, "bf16": {{"enabled": true}}, {adam}}}', "ds.json"))
+    config = read_config_file(written(tmp_path, f"{{{MICRO}: 2, {adam}}}", "ds.json"))
+    assert config.request.get("optimizer") == "adamw_torch_fused"
 
 
 def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
@@ -126,7 +134,7 @@ def test_accelerates_own_keys_of_offload_swap_it_too(tmp_path: Path) -> None:
         ("/workspace/axolotl/deepspeed_configs/zero2.json", "zero2", "optimizer"),
         ("deepspeed_configs/zero3_bf16_cpuoffload_params.json", "zero3", "params"),
         ("/home/me/LLaMA-Factory/examples/deepspeed/ds_z3_config.json", "zero3", None),
-        ("../examples/deepspeed/ds_z0_config.json", "ddp", None),
+        ("../examples/deepspeed/ds_z0_config.json", "zero0", None),
     ],
 )
 def test_stock_files_of_another_machine_are_known(

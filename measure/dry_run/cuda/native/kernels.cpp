@@ -444,6 +444,19 @@ Tensor& set_source(Tensor& self, at::Storage source, int64_t offset, c10::IntArr
   return self;
 }
 
+// FSDP1 gives its flat parameters their shards so: without this they would stay whole.
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return set_source(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+Tensor& set_storage(Tensor& self, at::Storage source) {
+  return set_source(self, source, 0, {static_cast<int64_t>(source.nbytes() / self.element_size())}, {});
+}
+
+Tensor& set_empty(Tensor& self) {
+  return set_storage(self, at::Storage(at::Storage::use_byte_size_t(), 0, card_allocator(), true));
+}
+
 void record_on_stream(Tensor& self, at::Stream stream) { record_stream(block_of(self), stream.id()); }
 bool not_pinned(const Tensor&, std::optional<at::Device>) { return false; }
 
@@ -457,6 +470,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", copy);
   m.impl("_local_scalar_dense", scalar_of);
   m.impl("set_.source_Storage_storage_offset", set_source);
+  m.impl("set_.source_Tensor", set_tensor);
+  m.impl("set_.source_Storage", set_storage);
+  m.impl("set_", set_empty);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);

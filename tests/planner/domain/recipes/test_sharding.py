@@ -32,6 +32,7 @@ SAID = {
 SHARDS = {
     "none": (1, 1, 1),
     "ddp": (1, 1, 1),
+    "zero0": (1, 1, 1),
     "zero1": (1, 1, 8),
     "zero2": (1, 8, 8),
     "zero3": (8, 8, 8),
@@ -70,4 +71,4 @@ def test_engines_and_stages() -> None:
     assert [name for name in SHARDING_NAMES if sharding_named(name).is_zero12] == ["zero1", "zero2"]
     gathering = [name for name in SHARDING_NAMES if sharding_named(name).gathers_weights]
     assert gathering == ["zero3", "fsdp", "fsdp1", "fsdp-grad-op", "hsdp", "hsdp1"]
-    assert not any(sharding_named(name).reduces_each_micro_step for name in ("none", "ddp", "zero1"))
+    assert not any(sharding_named(name).reduces_each_micro_step for name in ("none", "ddp", "zero0", "zero1"))

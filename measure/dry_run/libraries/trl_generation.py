@@ -1,0 +1,44 @@
+"""TRL's GRPO generates for several optimizer steps at once: the dry run lets the second step generate anew,
+because only then are the optimizer's states on the card beside it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from measure.dry_run.libraries.importing import OnImport
+
+if TYPE_CHECKING:
+    from measure.dry_run.guesses import Guesses
+    from measure.dry_run.stages import Stages
+
+
+def install(imports: OnImport, stages: Stages, guesses: Guesses) -> None:
+    """Change the trainer when the program imports it."""
+
+    def change(module: ModuleType) -> None:
+        again_in_second_step(module.GRPOTrainer, stages, guesses)
+
+    imports.add("trl.trainer.grpo_trainer", change)
+
+
+def again_in_second_step(trainer_class: Any, stages: Stages, guesses: Guesses) -> None:
+    """What was generated is forgotten once, when the optimizer has stepped.
+
+    Source: trl 0.24.0 and 1.16.0 trainer/grpo_trainer.py _prepare_inputs, which generates where nothing is
+    buffered; its sampler repeats the prompts for that.
+    """
+    prepare = trainer_class._prepare_inputs  # noqa: SLF001 - TRL has no public name for it
+    asked: set[int] = set()
+
+    def prepare_inputs(trainer: Any, inputs: Any) -> Any:
+        if stages.steps_done == 1 and trainer.model.training and id(trainer) not in asked:
+            asked.add(id(trainer))
+            trainer._buffered_inputs = None  # noqa: SLF001
+            said = trainer.args
+            if said.steps_per_generation * said.num_iterations > said.gradient_accumulation_steps:
+                guesses.assume("completions", "generated again in the second step", "GRPOTrainer")
+        return prepare(trainer, inputs)
+
+    trainer_class._prepare_inputs = prepare_inputs  # noqa: SLF001
