@@ -97,7 +97,7 @@ def with_flat(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     left = dict(changes)
     if "sharding" in left:
         left["sharding"] = sharding_named(left["sharding"])
-    for part, names in _PARTS.items():
+    for part, names in (*_PARTS.items(), ("parallel", _PIPELINE)):
         new = {attribute: left.pop(name) for name, attribute in names.items() if name in left}
         if new and not part:
             recipe = replace(recipe, **new)

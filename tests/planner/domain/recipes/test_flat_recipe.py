@@ -48,11 +48,12 @@ def leaves(value: object) -> int:
     The task says what is a pair, the model how it is packed, the stack whether it caches a reference or
     compares logits; what
     was read of data and what is said of images has no column.  Parts of a sequence are those of the
-    context-parallel degree.
+    context-parallel degree.  A pipeline is in the table of a recipe that has one.
     """
     if not is_dataclass(value) or isinstance(value, Sharding):
         return 1
     without_column = {"is_paired", "packing", "caches_reference", "compares_logits"}
+    without_column |= {"pipeline", "schedule", "microbatches"}
     without_column |= {"lengths", "images", "frozen", "parts", "rollout"}
     return sum(
         leaves(getattr(value, field.name)) for field in fields(value) if field.name not in without_column
@@ -79,3 +80,16 @@ def test_a_name_that_a_recipe_does_not_have_is_refused(name: str) -> None:
     """A full fine-tune has no adapter, and flat names are not those of flags."""
     with pytest.raises(KeyError):
         with_flat(recipe_of(method="full"), {name: 8})
+
+
+def test_a_pipeline_comes_back_from_its_table() -> None:
+    """Its degree, schedule and micro-batches, which other recipes do not show."""
+    flags = {"method": "full", "model": "llama-3.1-8b", "pipeline_parallel": "2", "grad_accum": "4"}
+    piped = recipe_of(**flags, pipeline_schedule="interleaved")
+    plain = recipe_of(method="full", model="llama-3.1-8b", stack="torchtitan")
+    assert set(flat_recipe(piped)) - set(flat_recipe(plain)) == {
+        "pipeline_parallel",
+        "pipeline_schedule",
+        "pipeline_microbatches",
+    }
+    assert with_flat(plain, flat_recipe(piped)) == piped
