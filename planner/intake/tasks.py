@@ -19,6 +19,8 @@ def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
     trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``, off in grpo_config.py);
     hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
     """
+    if task == "ppo":
+        return replace(model, value_head=True)
     if task in LANGUAGE_TASKS | GENERATING_TASKS and task != "prm":
         return model
     if scores_by_value(task, stack):
@@ -33,7 +35,7 @@ def takes_tiles(task: Task, stack: Stack) -> bool:
     """Whether the trainer for ``task`` takes log-probabilities of tiles of the head's product,
     without logits.
     """
-    if task in GENERATING_TASKS:
+    if task == "grpo":
         return stack.completion_logps == "tiles"
     return stack.pair_logps == "tiles" and task in REFERENCE_TASKS
 
