@@ -68,8 +68,8 @@ def of_patches(template: Template) -> Template:
     """
     if Unit.PAIRS in template.units and template.stages[BACKWARD]:
         raise NotModelledError(
-            "eager attention of a vision tower that gradients run through is not modelled: use --attention sdpa "
-            "or flash2"
+            "eager attention of a vision tower that gradients run through is not modelled: use --attention "
+            "sdpa or flash2"
         )
     strange = next((unit for unit in template.units if unit not in _OF_PATCHES), None)
     if strange is not None:

@@ -120,7 +120,7 @@ TASK_RULES = (
     Rule(
         "ppo-engine",
         "not-modelled",
-        "PPO of LLaMA-Factory is modelled with LoRA on one GPU or under DDP; use --method lora and --sharding ddp",
+        "PPO is modelled with LoRA, on one GPU or under DDP; use --method lora and --sharding ddp",
         lambda case: (
             case.recipe.task == "ppo"
             and (case.recipe.adapter is None or case.recipe.sharding.engine in ("deepspeed", "fsdp"))

@@ -116,8 +116,8 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
 
 
 def _policy(torch: Operators, logits: list[Tensor], value: Tensor, role: Role) -> Tensor:
-    """Log-probabilities of all tokens; where these are trained, the logits are joined into a copy that the
-    loop refers to until backward is over, of which the entropy is taken.
+    """Log-probabilities of all tokens; where these are trained, the logits are joined into a copy, of which
+    the entropy is taken; the loop refers to it until it has the next one.
 
     Source: llamafactory 0.9.2 train/ppo/trainer.py batched_forward_pass; trl 0.9.6 trainer/ppo_trainer.py
     step, loss, core.py logprobs_from_logits, entropy_from_logits.
@@ -127,11 +127,12 @@ def _policy(torch: Operators, logits: list[Tensor], value: Tensor, role: Role) -
         return out
     joined = torch.like(logits[0], "cat")
     logits.clear()
+    torch.bound = [joined.alias()]
+    torch.enter(FORWARD_LOSS)
     _probabilities = torch.like(joined, "softmax")
     for op in ("logsumexp", "mul"):
         _temporary = torch.like(joined, op)
         del _temporary
-    torch.outputs = [joined.alias()]
     return out
 
 

@@ -166,25 +166,22 @@ def trace_peak(events: list[AllocEvent]) -> int:
 
 
 WAYS = [("lora", True, True), ("lora", False, False), ("full", True, True)]
-CASES = [(kind, *way, "sdpa") for way in WAYS for kind in CONFIGS]
-EAGER = [("qwen3_vl", *WAYS[0], "eager")]
+CASES = [(kind, (*way, "sdpa")) for way in WAYS for kind in CONFIGS]
+EAGER = [("qwen3_vl", (*WAYS[0], "eager"))]
+Way = tuple[str, bool, bool, str]
+"""Method, frozen, checkpointing and attention."""
 
 
-@pytest.mark.parametrize(("kind", "method", "frozen", "checkpointing", "attention"), CASES + EAGER)
+@pytest.mark.parametrize(("kind", "way"), CASES + EAGER)
 def test_allocated_is_that_of_the_real_modules(
-    kind: str,
-    method: str,
-    frozen: bool,
-    checkpointing: bool,
-    attention: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 0.5 % (Gemma 4, whose model keeps more around its decoder: 1 %), with a frozen tower and
     one that is trained or adapted, checkpointed or not; of Mistral 3, InternVL and Gemma 4 with text alone.
 
     Scores of images that are written out (``eager``) are there one image at a time.
     """
+    method, frozen, checkpointing, attention = way
     monkeypatch.chdir(tmp_path)
     Path("config.json").write_text(json.dumps(CONFIGS[kind]), encoding="utf-8")
     words = [method, str(frozen).lower(), str(checkpointing).lower(), attention]

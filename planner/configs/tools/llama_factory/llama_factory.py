@@ -122,12 +122,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if task is not None or stage == "pt":
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
-    old = _old_place(keys)
-    if old:
-        reading.take_stack(OLD_STACK, old, _OLD)
-    elif stage == "ppo":
-        old = keys.where("stage")
-        reading.take_stack(OLD_STACK, old, "PPO needs TRL 0.9.6 and the Transformers of its time")
+    old = _take_age(keys, reading, stage)
     reading.take(keys, _TABLE)
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
@@ -150,6 +145,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
+    _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
     read_manner(keys, reading)
@@ -157,6 +153,27 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
+
+
+def _take_age(keys: Keys, reading: Reading, stage: str) -> str:
+    """Place of what tells that the software is old, whose stack is entered; empty where nothing does."""
+    old = _old_place(keys)
+    if not old and stage == "ppo":
+        old = keys.where("stage")
+        reading.take_stack(OLD_STACK, old, "PPO needs TRL 0.9.6 and the Transformers of its time")
+    elif old:
+        reading.take_stack(OLD_STACK, old, _OLD)
+    return old
+
+
+def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
+    """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step).
+
+    Raises:
+        NotModelledError: the file turns evaluation on.
+    """
+    if keys.flag("predict_with_generate") and reading.value("eval_batch") is not None:
+        raise keys.not_modelled("predict_with_generate", "an evaluation that generates text is not modelled")
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
