@@ -126,7 +126,7 @@ def test_ppo_of_llama_factory(tmp_path: Path) -> None:
     """A prompt is cut to cutoff_len and completions come on top; the software is that of TRL 0.9.6."""
     text = (
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
-        "stage: ppo\nreward_model: saves/reward\ncutoff_len: 1024\n"
+        "stage: ppo\nreward_model: saves/reward\ncutoff_len: 1024\noverwrite_cache: true\n"
     )
     unsaid = scenario_of(tmp_path, text)
     ppo = Rollout(1024, 1, micro_steps=1, iterations=4, has_reference=True, scores_itself=True)

@@ -122,12 +122,14 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if task is not None or stage == "pt":
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
-    old = _take_age(keys, reading, stage)
+    old = _old_place(keys)
+    if old:
+        reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
     if stage == "ppo":
-        read_ppo(keys, reading)
+        read_ppo(keys, reading, old=bool(old))
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
@@ -153,17 +155,6 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
-
-
-def _take_age(keys: Keys, reading: Reading, stage: str) -> str:
-    """Place of what tells that the software is old, whose stack is entered; empty where nothing does."""
-    old = _old_place(keys)
-    if not old and stage == "ppo":
-        old = keys.where("stage")
-        reading.take_stack(OLD_STACK, old, "PPO needs TRL 0.9.6 and the Transformers of its time")
-    elif old:
-        reading.take_stack(OLD_STACK, old, _OLD)
-    return old
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:

@@ -15,13 +15,20 @@ _GENERATING = "llamafactory 0.9.2 hparams/generating_args.py"
 _FINETUNING = "llamafactory 0.9.2 hparams/finetuning_args.py"
 
 
-def read_ppo(keys: Keys, reading: Reading) -> None:
+def read_ppo(keys: Keys, reading: Reading, *, old: bool) -> None:
     """Enter what is generated and how often it is trained on; after ``cutoff_len``, which cuts prompts.
+
+    Since 0.9.2 the collator refers to the model, and a huggingface_hub that writes arguments of trainers down
+    copies both (0.30.2 hub_mixin.py _encode_arg; 0.29.3, of the time of 0.9.2, does not).
 
     Raises:
         UsageError: a job that LLaMA-Factory does not start.
-        NotModelledError: a full fine-tune, or a reward model that is no adapter.
+        NotModelledError: software of today, or a reward model that is no adapter.
     """
+    if not old:
+        raise keys.not_modelled(
+            "stage", "PPO is modelled of LLaMA-Factory 0.7 to 0.9.2, of which this file has no key"
+        )
     keys.refuse_switched_on(OTHER_REFERENCES)
     scorer = keys.text("reward_model_type") or "lora"
     if scorer != "lora":
