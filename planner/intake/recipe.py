@@ -59,7 +59,7 @@ from planner.intake.supported import (
     lacks_flash2,
     widest_head,
 )
-from planner.intake.tasks import scores_by_value, takes_tiles
+from planner.intake.tasks import keeps_dropout, takes_tiles
 from planner.intake.train_layers import trained_parts
 
 _CHECKPOINT_NOTE = "the dtype of the checkpoint"
@@ -296,11 +296,8 @@ def _adapter_dtype(setting: RecipeContext, numerics: Numerics) -> tuple[Dtype, s
 
 
 def _resolve_dropout(ledger: Ledger, setting: RecipeContext, task: Task) -> float:
-    """Trainers of preferences set every dropout to zero.  Source:
-    trl 1.16.0 trainer/dpo_config.py ``disable_dropout``.
-    """
-    keeps = task in LANGUAGE_TASKS | GENERATING_TASKS and task != "prm"
-    if keeps or scores_by_value(task, setting.stack):
+    """That of the stack, or zero where the trainer says so."""
+    if keeps_dropout(task, setting.stack):
         return ledger.choose("lora_dropout", setting.defaults.lora_dropout, setting.origin)
     ledger.enter("lora_dropout", 0.0, "derived", f"the trainer for {task} sets every dropout to zero")
     return 0.0

@@ -6,23 +6,33 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
 from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
-from planner.domain.stack import Stack
+from planner.domain.stack import PairLogps, Stack
+
+_OWN_LOOPS: tuple[PairLogps, ...] = ("joined", "whole_let_go", "unshifted", "compiled")
 
 
-def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
-    """The model that ``task`` trains: trainers of preferences and of steps set every dropout to zero,
-    but for that of a value head.
-
-    Those that generate leave it as it is.
+def keeps_dropout(task: Task, stack: Stack) -> bool:
+    """Whether the trainer for ``task`` leaves dropout on: those of preferences and of steps set it to zero,
+    but for the loops of LLaMA-Factory's v1 and of open-instruct.
 
     Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2
     trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``, off in grpo_config.py);
-    hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
+    hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, and v1/trainers/dpo_trainer.py, which says
+    nothing of it; allenai/open-instruct b08997673 and e6c3044aa open_instruct/dpo_tune_cache.py, nor these.
     """
-    if task in LANGUAGE_TASKS | GENERATING_TASKS and task != "prm":
-        return model
-    if scores_by_value(task, stack):
+    if task in LANGUAGE_TASKS | GENERATING_TASKS:
+        return task != "prm"
+    return scores_by_value(task, stack) or stack.pair_logps in _OWN_LOOPS
+
+
+def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:
+    """The model that ``task`` trains: with a head for values or scores, and its dropout as
+    :func:`keeps_dropout` says.
+    """
+    if task == "ppo" or scores_by_value(task, stack):
         return replace(model, value_head=True)
+    if keeps_dropout(task, stack):
+        return model
     model = replace(
         model, embedding_dropout=False, groups=tuple(_without_dropout(group) for group in model.groups)
     )
@@ -33,7 +43,7 @@ def takes_tiles(task: Task, stack: Stack) -> bool:
     """Whether the trainer for ``task`` takes log-probabilities of tiles of the head's product,
     without logits.
     """
-    if task in GENERATING_TASKS:
+    if task == "grpo":
         return stack.completion_logps == "tiles"
     return stack.pair_logps == "tiles" and task in REFERENCE_TASKS
 

@@ -41,6 +41,9 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)
+    if job.recipe.rollout is not None and job.recipe.rollout.scores_itself:
+        # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
+        add_adapters(stream, job, weights)
     replace(stream, weights, _engine_dtypes(job, weights))
     beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
     for each in beside:

@@ -176,6 +176,9 @@ class Runtime:
         if generation is None:
             return
         self.stream.enter(phase)
+        # The loop that generates has returned from what it trained on before.
+        self.stream.events += self._returned
+        self._returned = array("q")
         if generation.prompts:
             made = self.run_aside(_in_units(generation.prompts, PROMPTED))
             token = _in_units(generation.token, SAMPLED)

@@ -85,7 +85,7 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
     runtime.generate(generation, "generation_2")
     gradients = runtime.micro_step(parts, Pass("forward_2", "loss_2", "backward_2", is_last=not accumulates))
     if accumulates:
-        if job.recipe.generation_micro_steps < job.recipe.batch.grad_accum:
+        if job.recipe.generates_between:
             runtime.generate(generation, "generation_2")
         again = parts_of(job, "added") if runtime.adds_gradients else parts
         runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
@@ -107,7 +107,8 @@ def generation_of(job: Job) -> Generation | None:
     rollout = job.recipe.rollout
     if rollout is None:
         return None
-    asides = (evaluation_of(job, "reference"),) if job.recipe.asks_old else ()
+    n_asked = int(job.recipe.asks_old) + int(rollout.scores_itself)
+    asides = n_asked * (evaluation_of(job, "reference"),)
     if rollout.has_reference:
         asides = (*asides, parts_of(reference_job(job), "none", role="reference"))
     scoring = reward_job(job)
@@ -246,7 +247,10 @@ def _one_layer(
     view: LayerView, call: _Call, entry: Shape, given: tuple[tuple[str, Shape], ...], mode: Mode
 ) -> Template:
     dpo = mode.role == "reference" and view.recipe.task == "dpo"
-    values = mode.gradients == "none" and view.recipe.task == "reward" and view.stack.reward_head == "value"
+    has_values = view.recipe.task == "ppo" or (
+        view.recipe.task == "reward" and view.stack.reward_head == "value"
+    )
+    values = mode.gradients == "none" and has_values
     keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
     runs = _caching_layer if mode.role in CACHING else _kept_layer if keeps else _layer
     return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
@@ -273,7 +277,7 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
         if mode.role in ("prompt", "token"):
             return sampled(torch, ends, passed)
         if ends.model.value_head:
-            return values(torch, ends, passed)
+            return values(torch, ends, passed, mode.role)
         if ends.layer.recipe.is_preference:
             return preference_head(torch, ends, passed, mode.role)
         if mode.role == "compared":

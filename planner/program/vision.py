@@ -25,7 +25,7 @@ from planner.program.ops.casts import rows_of
 from planner.program.ops.operators import Operators, part_of
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
-from planner.program.recorded_part import Template
+from planner.program.recorded_part import BACKWARD, Template
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, linear, weight_copy
 
@@ -38,6 +38,7 @@ _OF_PATCHES = {
     Unit.TOKENS: Unit.PATCHES,
     Unit.RANK_TOKENS: Unit.RANK_PATCHES,
     Unit.IMAGE_PATCHES: Unit.IMAGE_PATCHES,
+    Unit.PAIRS: Unit.PATCH_PAIRS,
 }
 
 
@@ -58,13 +59,25 @@ class SeeingView:
 
 
 def of_patches(template: Template) -> Template:
-    """A template that was run on tokens, for patches."""
+    """A template that was run on tokens, for patches.
+
+    Scores of one image go before those of the next are made.
+
+    Raises:
+        NotModelledError: sizes that no tower has here, or scores that backward needs.
+    """
+    if Unit.PAIRS in template.units and template.stages[BACKWARD]:
+        raise NotModelledError(
+            "eager attention of a vision tower that gradients run through is not modelled: use --attention "
+            "sdpa or flash2"
+        )
     strange = next((unit for unit in template.units if unit not in _OF_PATCHES), None)
     if strange is not None:
         raise NotModelledError(
             f"a vision tower whose memory grows with {strange.name.lower()} is not modelled"
         )
-    units = tuple(_OF_PATCHES[unit] for unit in template.units)
+    known = _OF_PATCHES | {Unit.PAIRS: Unit.IMAGE_PAIRS}
+    units = tuple(known[unit] for unit in template.units)
     gradients = tuple((_OF_PATCHES[gradient[0]], *gradient[1:]) for gradient in template.gradients)
     shares = {
         name: (slot, replace(shape, unit=_OF_PATCHES[shape.unit]))

@@ -34,7 +34,7 @@ Place = Literal["model", "head", "tower"]
 Pass = Literal["training", "aside", "evaluation", "prompts", "token"]
 """``aside``: all that train nothing; ``prompts`` and one more ``token``: those that generate."""
 _TOWER_PARTS = ("vision layer", "projector")
-_TOWER_UNITS = (Unit.PATCHES, Unit.RANK_PATCHES, Unit.IMAGE_PATCHES)
+_TOWER_UNITS = (Unit.PATCHES, Unit.RANK_PATCHES, Unit.IMAGE_PATCHES, Unit.PATCH_PAIRS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def scored_share(recipe: Recipe) -> Number:
 
     Source: trl 1.16.0 trainer/grpo_trainer.py (``logits_to_keep``).
     """
-    if recipe.rollout is None:
+    if recipe.rollout is None or recipe.task == "ppo":
         return 1.0
     return minimum(recipe.rollout.completion_tokens / recipe.batch.seq_len, 1.0)
 

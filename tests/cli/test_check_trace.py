@@ -27,8 +27,8 @@ dataset: d
 bf16: true
 per_device_train_batch_size: 1
 """
-# Nothing is predicted of a job that writes text while it trains.
-UNKNOWN = KNOWN.replace("stage: sft", "stage: ppo\nreward_model: r")
+# Nothing is predicted of a job whose text another program scores.
+UNKNOWN = KNOWN.replace("stage: sft", "stage: ppo\nreward_model: r\nreward_model_type: api")
 Captured = pytest.CaptureFixture[str]
 
 

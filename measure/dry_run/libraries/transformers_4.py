@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from types import ModuleType
@@ -122,7 +123,8 @@ def _package() -> Iterator[None]:
     }
     for name, content in contents.items():
         sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(content)
+        # Transformers 4.49 looks for the package while this module is imported.
+        vars(sys.modules[name]).update(content, __spec__=ModuleSpec(name, None))
     try:
         yield
     finally:

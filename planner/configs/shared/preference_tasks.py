@@ -123,13 +123,13 @@ TRL_HARMLESS = (
 
 
 def llama_factory_task(keys: Keys, stage: str) -> Task | None:
-    """The task of a ``stage`` of LLaMA-Factory that trains from preferences; ``None`` for another stage.
+    """The task of a ``stage`` of LLaMA-Factory that trains from preferences or rewards; ``None`` for another.
 
     Raises:
         NotModelledError: a loss or a reference that no formula covers.
     """
-    if stage == "rm":
-        return "reward"
+    if stage in ("rm", "ppo"):
+        return "reward" if stage == "rm" else "ppo"
     if stage not in ("dpo", "kto", "orpo"):
         return None
     keys.refuse_switched_on(OTHER_REFERENCES)

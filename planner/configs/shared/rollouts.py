@@ -112,9 +112,7 @@ def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
         NotModelledError: a way to generate, or a loss, that is not modelled.
     """
     keys.refuse_switched_on(_UNMODELLED)
-    keys.refuse_above_one(
-        {"vllm_tensor_parallel_size": "vLLM that divides a model over cards is not modelled"}
-    )
+    keys.refuse_above_one({"vllm_tensor_parallel_size": "a tensor-parallel degree of vLLM"})
     reading.take(keys, _SHARED)
     _read_reference(keys, reading, old=old)
     _read_completion(keys, reading, old=old)

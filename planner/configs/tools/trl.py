@@ -314,6 +314,7 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):
         reading.say("padding", "packed", keys.where("packing"))
+        keys.skip(("padding_free",))
     elif keys.has("dataset_mixer"):
         place = (
             "alignment-handbook of 2023-11 to 2025-03, scripts/run_sft.py, run_cpt.py: packing=True "

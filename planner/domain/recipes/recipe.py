@@ -42,7 +42,7 @@ Offload = Literal[
 Loss = Literal["hf", "chunked", "liger"]
 Padding = Literal["packed", "max_length", "longest"]
 CheckpointPolicy = Literal["full", "selective-op"]
-Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "grpo"]
+Task = Literal["sft", "pretrain", "dpo", "kto", "orpo", "simpo", "reward", "prm", "grpo", "ppo"]
 
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
@@ -62,7 +62,7 @@ REFERENCE_TASKS: frozenset[Task] = frozenset({"dpo", "kto"})
 """Tasks that compare with the model as it was before."""
 LANGUAGE_TASKS: frozenset[Task] = frozenset({"sft", "pretrain", "prm"})
 """Tasks whose loss is that of each token alone: of the next one, or of the label of a step (``prm``)."""
-GENERATING_TASKS: frozenset[Task] = frozenset({"grpo"})
+GENERATING_TASKS: frozenset[Task] = frozenset({"grpo", "ppo"})
 """Tasks that train on completions which the model generates itself."""
 
 BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
@@ -319,15 +319,23 @@ class Recipe:
         return self.batch.grad_accum if self.rollout.micro_steps is None else self.rollout.micro_steps
 
     @property
+    def generates_between(self) -> bool:
+        """Whether completions are generated between micro-steps of one optimizer step; PPO's are all there
+        before the first.
+        """
+        return self.task != "ppo" and bool(0 < self.generation_micro_steps < self.batch.grad_accum)
+
+    @property
     def asks_old(self) -> bool:
         """Whether log-probabilities of completions are computed before they are trained on.
 
         They are where weights change between generation and training, and where another program generates.
-        In a grid: in any of its scenarios.
-        Source: trl 1.16.0 trainer/grpo_trainer.py _generate_and_score_completions (``old_per_token_logps``).
+        PPO always asks. In a grid: in any of its scenarios.
+        Source: trl 1.16.0 trainer/grpo_trainer.py _generate_and_score_completions (``old_per_token_logps``);
+        0.9.6 trainer/ppo_trainer.py step.
         """
-        if self.rollout is None:
-            return False
+        if self.rollout is None or self.task == "ppo":
+            return self.rollout is not None
         changes: Any = self.batch.grad_accum % (self.generation_micro_steps * self.rollout.iterations) != 0
         changed = changes if isinstance(changes, bool) else bool(changes.any())
         return changed or self.rollout.generator != "transformers"

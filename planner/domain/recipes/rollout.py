@@ -32,7 +32,7 @@ class Rollout:
     many as an optimizer step takes.  ``iterations``: how often each completion is trained on.
     ``has_reference``: whether the model as it was before is asked.  ``vllm_share``: of the card's memory,
     which vLLM takes beside the training.  ``reward``: the model that scores; ``None`` where functions do,
-    which need no card.
+    which need no card.  ``scores_itself``: the policy scores with a second adapter, as large as its own.
     """
 
     completion_tokens: int
@@ -43,3 +43,4 @@ class Rollout:
     generator: Generator = "transformers"
     vllm_share: float = 0.0
     reward: RewardModel | None = None
+    scores_itself: bool = False

@@ -70,8 +70,8 @@ _FIELDS = (
         "task",
         "sft, pretrain, or training from preferences: dpo, kto, orpo, simpo, reward; a sample is then a "
         "pair of sequences of up to --seq tokens, but one sequence for kto; prm: a reward model of steps, "
-        "with two labels for each token; or grpo, whose samples are prompt and completion, together --seq "
-        "tokens",
+        "with two labels for each token; or grpo and ppo, whose samples are prompt and completion, together "
+        "--seq tokens",
         TASKS,
     ),
     _one_of("quantization", "How the frozen base is quantised", QUANTIZATIONS),
@@ -139,7 +139,7 @@ _FIELDS = (
     RequestField(
         "completion_length",
         "integer",
-        "Most tokens of a completion, which are a part of --seq (grpo)",
+        "Most tokens of a completion, which are a part of --seq (grpo, ppo)",
         low=1,
         high=MAX_SEQ_TOKENS,
         of_tokens=True,
@@ -149,7 +149,7 @@ _FIELDS = (
         "Micro-batches that are generated at once; as many as --grad-accum, if not said (grpo)",
         65_536,
     ),
-    _count("iterations", "How often each completion is trained on (grpo)", 65_536),
+    _count("iterations", "How often each completion is trained on (grpo, ppo)", 65_536),
     RequestField(
         "compare_reference",
         "flag",

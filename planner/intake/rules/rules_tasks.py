@@ -37,6 +37,8 @@ def _loss_of_trainer(case: Case) -> str:
 
 def _unread(case: Case) -> bool:
     task, stack = case.recipe.task, case.stack
+    if task == "ppo":
+        return stack.reward_head != "value"
     if case.recipe.rollout is not None:
         return stack.completion_logps == "none"
     return (
@@ -115,6 +117,15 @@ TASK_RULES = (
         "Generation is modelled where every GPU has whole weights; use --sharding zero2, ddp or none",
         lambda case: case.recipe.rollout is not None and case.recipe.sharding.gathers_weights,
         lambda case: f"{case.recipe.sharding}",
+    ),
+    Rule(
+        "ppo-engine",
+        "not-modelled",
+        "PPO is modelled with LoRA, on one GPU or under DDP; use --method lora and --sharding ddp",
+        lambda case: (
+            case.recipe.task == "ppo"
+            and (case.recipe.adapter is None or case.recipe.sharding.engine in ("deepspeed", "fsdp"))
+        ),
     ),
     Rule(
         "generation-of-other-layers",

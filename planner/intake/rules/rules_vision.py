@@ -44,6 +44,12 @@ def _wraps_tower(case: Case) -> bool:
     return case.stack.fsdp2_units == "ends_in_root" or (theirs and _has_images(case))
 
 
+def _by_images(case: Case) -> bool:
+    """Whether all layers of the tower call attention image by image."""
+    groups = case.model.vision.groups if case.model.vision else ()
+    return all(group.block.attention.pieces == "image" for group in groups)
+
+
 def _leaves_tower_out(case: Case) -> bool:
     whole = case.stack.loads_tower or (case.model.loads_whole and case.stack.model_code == "transformers-5")
     return bool(case.model.text_class) and not _sees(case) and whole
@@ -96,8 +102,9 @@ VISION_RULES = (
     Rule(
         "vision-eager",
         "not-modelled",
-        "Eager attention of a vision tower is not modelled: use --attention sdpa or flash2",
-        lambda case: _has_images(case) and case.recipe.attention == "eager",
+        "Eager attention of a vision tower is modelled where each image is attended to by itself, as in "
+        "Qwen2-VL, Qwen3-VL and Qwen3.5: use --attention sdpa or flash2",
+        lambda case: _has_images(case) and case.recipe.attention == "eager" and not _by_images(case),
     ),
     Rule(
         "vision-checkpointing",

@@ -87,11 +87,12 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     return _plain_rows(torch, logits)
 
 
-def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """A number for each token, from a head in fp32 that an engine may turn to 16 bits;
-    all logits are made and let go.
+def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
+    """A number for each token, from a head in fp32 that an engine may turn to 16 bits.
 
-    Source: trl 0.24.0 models/modeling_value_head.py ValueHead.forward,
+    All logits are made, too, and let go; or (PPO) their log-probabilities are taken.
+
+    Source: trl 0.9.6 and 0.24.0 models/modeling_value_head.py ValueHead.forward,
     AutoModelForCausalLMWithValueHead.forward.
     Ignored: the value head's own weight and its states, one number for each feature.
     """
@@ -113,8 +114,28 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     logits.append(torch.to(logits.pop(), "fp32"))
     torch.enter(FORWARD_OUT)
     returned.clear()
+    return _policy(torch, logits, value, role) if view.recipe.task == "ppo" else value
+
+
+def _policy(torch: Operators, logits: list[Tensor], value: Tensor, role: Role) -> Tensor:
+    """Log-probabilities of all tokens; where these are trained, the logits are joined into a copy, of which
+    the entropy is taken; the loop refers to it until it has the next one.
+
+    Source: llamafactory 0.9.2 train/ppo/trainer.py batched_forward_pass; trl 0.9.6 trainer/ppo_trainer.py
+    step, loss, core.py logprobs_from_logits, entropy_from_logits.
+    """
+    out = _sum(torch, [_log_softmax(torch, logits[0]), value])
+    if role != "policy":
+        return out
+    joined = torch.like(logits[0], "cat")
     logits.clear()
-    return value
+    torch.bound = [joined.alias()]
+    torch.enter(FORWARD_LOSS)
+    _probabilities = torch.like(joined, "softmax")
+    for op in ("logsumexp", "mul"):
+        _temporary = torch.like(joined, op)
+        del _temporary
+    return out
 
 
 def _logits(torch: Operators, ends: EndsView, passed: list[Tensor], unit: Unit = Unit.TOKENS) -> Tensor:

@@ -36,15 +36,13 @@ Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What attention's kernel returns, rows of all heads together."""
     masked = has_mask(view)
-    if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
-        query, key, value = (_pieces(torch, each) for each in (query, key, value))
     if view.recipe.attention == "sdpa" and view.block.attention.sdpa_input == "grouped":
         key, value = _for_all_heads(torch, view, key, value, masked=masked)
     out = _attend(torch, view, query, key, value, masked=masked)
     return _merged(torch, out)
 
 
-def _pieces(torch: Operators, x: Tensor) -> Tensor:
+def split_pieces(torch: Operators, x: Tensor) -> Tensor:
     """``torch.split``: views, whose gradients are joined.
 
     Source: transformers 5.23 models/qwen2_5_vl/modeling_qwen2_5_vl.py Qwen2_5_VLVisionAttention.forward.

@@ -60,6 +60,8 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.PATCHES: patches,
         Unit.IMAGE_PATCHES: images.patches if images else 0,
         Unit.RANK_PATCHES: rank * patches,
+        Unit.PATCH_PAIRS: patches * images.patches if images else 0,
+        Unit.IMAGE_PAIRS: images.patches**2 if images else 0,
         Unit.PIXELS: n_images * images.numbers if images else 0,
         Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
     }

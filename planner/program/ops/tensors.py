@@ -89,6 +89,10 @@ class Unit(IntEnum):
     """Tokens of the whole sequences that were generated at once."""
     SCORED_PAIRS = 36
     SCORED_SINK_PAIRS = 37
+    PATCH_PAIRS = 38
+    """Patches of all images times those of their own image."""
+    IMAGE_PAIRS = 39
+    """The same of one image."""
 
 
 EVALUATED = {

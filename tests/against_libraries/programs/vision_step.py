@@ -1,5 +1,5 @@
 """Two steps of a small vision-language model with the Trainer:
-``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING``.
+``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING [ATTENTION]``.
 """
 
 import json
@@ -18,7 +18,7 @@ SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
 COUNTED = ("mistral3", "internvl", "gemma4")
 path, method, frozen, checkpointing = sys.argv[1:5]
 config = AutoConfig.for_model(**json.loads(Path(path).read_text(encoding="utf-8")))
-config._attn_implementation = "sdpa"
+config._attn_implementation = sys.argv[5] if len(sys.argv) > 5 else "sdpa"
 if config.model_type == "qwen3_5":
     config.text_config.use_cache = False  # as TRL and LLaMA-Factory do
 model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)

@@ -96,7 +96,12 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             UsageError,
             "use_badam: LLaMA-Factory refuses it beside adapters",
         ),
-        (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage 'ppo' is not modelled"),
+        (LLAMA_FACTORY + "stage: ppo\n", NotModelledError, "stage: PPO is modelled of LLaMA-Factory 0.7"),
+        (
+            LLAMA_FACTORY + "stage: ppo\noverwrite_cache: true\n",
+            UsageError,
+            "reward_model is not given",
+        ),
         (LLAMA_FACTORY.replace("lora", "vera"), NotModelledError, "finetuning_type: 'vera'"),
         (LLAMA_FACTORY + "optim: lomo\n", NotModelledError, "optim: optimizer 'lomo'"),
         (LLAMA_FACTORY + "fp16: true\n", UsageError, "are both true"),

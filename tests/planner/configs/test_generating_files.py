@@ -4,6 +4,7 @@ and what follows from the age of a file.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,18 @@ def test_what_is_not_modelled(tmp_path: Path, text: str, sentence: str) -> None:
     """Each is refused by its key."""
     with pytest.raises(NotModelledError, match=sentence):
         scenario_of(tmp_path, text, seq=1024)
+
+
+def test_ppo_of_llama_factory(tmp_path: Path) -> None:
+    """A prompt is cut to cutoff_len and completions come on top; the software is that of TRL 0.9.6."""
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\ntemplate: qwen\nbf16: true\n"
+        "stage: ppo\nreward_model: saves/reward\ncutoff_len: 1024\noverwrite_cache: true\n"
+    )
+    unsaid = scenario_of(tmp_path, text)
+    ppo = Rollout(1024, 1, micro_steps=1, iterations=4, has_reference=True, scores_itself=True)
+    assert unsaid.recipe.rollout == ppo
+    assert (unsaid.recipe.batch.seq_len, unsaid.stack.id) == (2048, "llama-factory@0.8")
+    said = scenario_of(tmp_path, text + "max_new_tokens: 512\nppo_epochs: 2\n")
+    assert said.recipe.rollout == replace(ppo, completion_tokens=512, iterations=2)
+    assert said.recipe.batch.seq_len == 1536

@@ -181,7 +181,11 @@ def test_fsdp2_turns_reentrant_checkpointing_off(
         (BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-HQQ"), "is quantised already (HQQ)"),
         (BASE + "stage: dpo\npref_loss: bco\n", "pref_loss: the loss 'bco'"),
         (BASE + "stage: dpo\nref_model: a/b\n", "ref_model: a reference that is another model"),
-        (BASE + "stage: ppo\n", "stage 'ppo' is not modelled (reinforcement learning by TRL"),
+        (BASE + "stage: grpo\n", "stage 'grpo' is not modelled"),
+        (
+            BASE + "stage: ppo\noverwrite_cache: true\nreward_model_type: full\n",
+            "reward_model_type: a reward model of type full",
+        ),
         (BASE + "do_predict: true\n", "this file does not train"),
         (BASE + "do_train: false\n", "this file does not train"),
         (BASE + "do_eval: true\n", "do_eval: this file does not train"),

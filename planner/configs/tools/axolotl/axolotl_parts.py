@@ -393,9 +393,7 @@ def read_generated(keys: Keys, reading: Reading) -> None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
     if engine is not None and reading.value("generator") == "vllm":
-        engine.refuse_above_one(
-            {"tensor_parallel_size": "vLLM that divides a model over cards is not modelled"}
-        )
+        engine.refuse_above_one({"tensor_parallel_size": "a tensor-parallel degree of vLLM"})
         reading.take(engine, {"gpu_memory_utilization": "vllm_memory"})
         engine.skip(
             (

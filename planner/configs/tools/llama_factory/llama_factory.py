@@ -29,6 +29,7 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
 )
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
 from planner.configs.tools.llama_factory.llama_factory_outdated import read_fp8, refuse_depths
+from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
     READ_TEMPLATES,
@@ -106,9 +107,8 @@ _UNMODELLED = {
     "upcast_lmhead_output": "a head whose output is fp32 is not modelled",
 }
 _HAS_EXPERTS = re.compile(r"mixtral|moe|-a\d+(?:\.\d+)?b")
-_STAGES = ("pt", "sft", "rm", "dpo", "kto", "orpo")
-_SHOWN_STAGES = "pt, sft, rm, dpo and kto"
-_OTHER_STAGES = {"ppo": "reinforcement learning by TRL 0.9's PPOTrainer, with a trained value head"}
+_STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto", "orpo")
+_SHOWN_STAGES = "pt, sft, rm, ppo, dpo and kto"
 # What a file asks for instead of training; each is off by default (hparams/parser.py, train/tuner.py).
 _OTHER_TASKS = ("do_eval", "export_dir", "infer_backend", "task")
 
@@ -133,6 +133,8 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.take(keys, _TABLE)
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
+    if stage == "ppo":
+        read_ppo(keys, reading, old=bool(old))
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
         read_checkpoint(keys, "model_name_or_path", reading)
@@ -150,6 +152,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     _remark(keys, reading)
     read_own_optimizer(keys, reading)
     read_trainer(keys, reading)
+    _refuse_written_evaluation(keys, reading)
     drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
     read_manner(keys, reading)
@@ -157,6 +160,16 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
+
+
+def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
+    """``predict_with_generate`` takes no loss in evaluation (train/sft/trainer.py prediction_step).
+
+    Raises:
+        NotModelledError: the file turns evaluation on.
+    """
+    if keys.flag("predict_with_generate") and reading.value("eval_batch") is not None:
+        raise keys.not_modelled("predict_with_generate", "an evaluation that generates text is not modelled")
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
@@ -190,8 +203,7 @@ def _refuse_other_kinds(keys: Keys) -> None:
 def _stage(keys: Keys) -> str:
     stage = keys.text("stage") or "sft"
     if stage not in _STAGES:
-        what = f" ({_OTHER_STAGES[stage]})" if stage in _OTHER_STAGES else ""
-        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled{what}; {_SHOWN_STAGES} are")
+        raise keys.not_modelled("stage", f"stage '{show(stage)}' is not modelled; {_SHOWN_STAGES} are")
     return stage
 
 

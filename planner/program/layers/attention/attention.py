@@ -6,6 +6,7 @@ integrations/sdpa_attention.py.
 
 from __future__ import annotations
 
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.program.head.generation import cached
 from planner.program.head.heads import by_heads, fused_projection, head_norm, split
 from planner.program.layers.activations import clamped
@@ -15,7 +16,7 @@ from planner.program.layers.attention.gathered_heads import by_gathered_heads
 from planner.program.layers.attention.latent import latent_heads
 from planner.program.layers.rotary import rotated, turned_query
 from planner.program.ops.collectives import gathered, gathered_keys
-from planner.program.ops.kernels import fused_attention
+from planner.program.ops.kernels import fused_attention, split_pieces
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
@@ -39,6 +40,9 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             key, value = (gathered_keys(torch, view, each) for each in (key, value))
         if torch.caches:
             key, value = cached(torch, view, [key, value])
+        pieces = view.block.attention.pieces != "none" and not ATTENTION_FACTS[view.recipe.attention].is_flash
+        if pieces:
+            query, key, value = (split_pieces(torch, each) for each in (query, key, value))
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
@@ -46,10 +50,10 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out = _DIVIDED[view.stack.model_parallel](torch, view, query, key, value)
         else:
             out = fused_attention(torch, view, query, key, value)
-            if view.block.attention.pieces != "none" and view.recipe.attention == "sdpa":
-                # The list of pieces lives until attention returns.
-                held.append(out)
-                out = torch.cat([out])
+        if pieces:
+            # The list of pieces lives until attention returns.
+            held.append(out)
+            out = torch.cat([out])
         if view.block.attention.output_gate:
             out = torch.mul(out, torch.kernel(held[0], "sigmoid", saves="output"))
         out = linear(torch, view, view.linears("attn_out")[0], out)

@@ -50,7 +50,8 @@ def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
         scores = torch.same(scores, "div")
         scores = torch.kernel(scores, "tanh", saves="output")
         scores = torch.same(scores, "mul")
-    scores = torch.add(scores, _mask(view))
+    if view.block.attention.pieces == "none":
+        scores = torch.add(scores, _mask(view))
     if view.block.attention.position_bias:
         # Cast, and added in place: BTLMAttention._attn of modeling_btlm.py.
         _bias = torch.new(Unit.LENGTH_PAIRS, view.block.attention.n_heads, scores.dtype, "type_as")

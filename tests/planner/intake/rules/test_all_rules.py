@@ -383,6 +383,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 6, "generations": 4},
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "generations": 4},
     ),
+    "ppo-engine": (
+        {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "full"},
+        {"task": "ppo", "stack": "llama-factory@0.8", "seq": 512, "method": "lora"},
+    ),
     "generation-divided": (
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero3", "gpus": 2},
         {"task": "grpo", "stack": "trl", "seq": 512, "batch": 8, "sharding": "zero2", "gpus": 2},
