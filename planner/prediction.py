@@ -30,12 +30,12 @@ from planner.domain.uncertainty.interval import (
     interval_around,
 )
 from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale, widened
+from planner.memory.fullest_stage import fullest_job, on_whole_nodes, stage_words
 from planner.memory.host import predict_host
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
-from planner.memory.stages import fullest_job, on_whole_nodes, stage_words
 from planner.program.job import job_of
-from planner.throughput.pipeline import predict_pipeline
+from planner.throughput.pipeline_time import predict_pipeline
 from planner.throughput.step_time import predict_time
 from planner.units import format_gib
 

@@ -10,8 +10,8 @@ from planner.domain.prediction import MemoryPrediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import ALLOCATED_TERM_ORDER, DRIVER_TERMS
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.memory.fullest_stage import fullest_job
 from planner.memory.replayed import run_of, terms_at
-from planner.memory.stages import fullest_job
 
 # As many as a picture has places; a chart in text takes the most of several.
 _MOMENTS = 1500

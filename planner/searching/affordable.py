@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.memory.fullest_stage import fullest_job
 from planner.memory.replayed import replayed
-from planner.memory.stages import fullest_job
 
 # Of programs that are built for one kind of advice: a hundred thousand take about half a second.
 _MAX_ALLOCATIONS = 130_000

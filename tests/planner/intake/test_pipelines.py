@@ -14,10 +14,10 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.stages import fullest_job, stage_words
+from planner.memory.fullest_stage import fullest_job, stage_words
 from planner.prediction import estimate
 from planner.program.job import job_of
-from planner.throughput.pipeline import bubble_seconds, handed_on_bytes, pass_seconds_of
+from planner.throughput.pipeline_time import bubble_seconds, handed_on_bytes, pass_seconds_of
 from planner.throughput.step_time import predict_time
 
 BASE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from planner.throughput.step_time import pass_terms, predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
 from planner.units import GIGA, HOUR_S
 
-_PLACE = "planner.throughput.pipeline:"
+_PLACE = "planner.throughput.pipeline_time:"
 _EXCHANGES = 2
 """Of each micro-batch and run of layers: output forward, gradient back.
 What arrives from the other side comes at the same time."""
