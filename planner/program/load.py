@@ -41,7 +41,7 @@ def load_whole(stream: Stream, job: Job) -> list[Weight]:
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)
-    replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, engine_dtypes(job, weights))
     beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
     for each in beside:
         if each is not None:
@@ -58,7 +58,7 @@ def _load_beside(stream: Stream, job: Job) -> None:
     stream.enter("load")
     weights = model_weights(job)
     arrive(stream, job, weights)
-    replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, engine_dtypes(job, weights))
 
 
 def arrive(stream: Stream, job: Job, weights: Iterable[Weight]) -> None:
@@ -129,7 +129,7 @@ def replace(stream: Stream, weights: Iterable[Weight], dtypes: dict[int, Dtype])
             stream.free(before)
 
 
-def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
+def engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
     """DeepSpeed's engine casts the module: what is not packed becomes 16-bit,
     where the stack's engine does that.
 
