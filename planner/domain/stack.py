@@ -37,6 +37,7 @@ SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
+TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
@@ -323,6 +324,10 @@ class Stack:
     # FSDP
     fsdp_units: FsdpUnits
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
+    tower_units: TowerUnits
+    """Whether layers of a vision tower are units of FSDP, or their weights are the root's: as the classes say
+    that Transformers lists, or that a file names.
+    """
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
     fsdp2_units: Fsdp2Units

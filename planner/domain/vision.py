@@ -64,7 +64,8 @@ class TowerSpec:
     ``has_hook``: Transformers finds the input of the tower, so that it can require a gradient.
     ``deepstack``: numbers of the layers whose output blocks of their own (``stacked``) turn into what is
     added behind the first layers of the language model.  ``keeps_states``: the tower returns the inputs of
-    all layers.  ``n_unread``: last layers that run though nothing reads what they return.
+    all layers.  ``n_unread``: last layers that run though nothing reads what they return.  ``listed``: the
+    classes that Transformers lists for the model (``_no_split_modules``) are all there, its own among them.
     """
 
     code: TowerCode
@@ -80,6 +81,7 @@ class TowerSpec:
     behind: tuple[NormSpec, ...] = ()
     keeps_states: bool = False
     n_unread: int = 0
+    listed: bool = False
 
     @property
     def n_layers(self) -> int:

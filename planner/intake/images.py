@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, BlockSpec, ModelSpec
 from planner.domain.origin import is_tool_default
-from planner.domain.recipes.sharding import sharding_named
 from planner.domain.stack import Stack
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.errors import NotModelledError, UsageError, show
@@ -24,23 +23,18 @@ as in transformers 5.23 smart_resize.
 def loaded_part(ledger: Ledger, model: ModelSpec, stack: Stack) -> ModelSpec:
     """What is loaded of a checkpoint whose text part Transformers also loads by itself;
     other models as they are.
-
-    Under engines that divide the weights it is the text part,
-    because a tower that does not run is not modelled there.
     """
     if model.vision is None or not model.text_class:
         return model
-    sharded = sharding_named(ledger.request.get("sharding") or "none").engine != "native"
     scores = ledger.request.get("task") == "reward"
     whole_for_text = model.loads_whole and stack.model_code == "transformers-5"
-    if _sees(ledger, model) or ((stack.loads_tower or scores or whole_for_text) and not sharded):
+    if _sees(ledger, model) or stack.loads_tower or scores or whole_for_text:
         whole = "AutoModelForCausalLM" if whole_for_text else "AutoModelForImageTextToText"
         whole = "AutoModelForSequenceClassification" if scores else whole
         ledger.remark("model", f"with its vision tower, as {whole} loads it")
         return model
     text = model.text_part()
-    why = "" if whole_for_text else f": AutoModelForCausalLM loads {text.text_class}"
-    ledger.remark("model", f"without {text.omits}{why}")
+    ledger.remark("model", f"without {text.omits}: AutoModelForCausalLM loads {text.text_class}")
     return text
 
 

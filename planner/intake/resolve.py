@@ -116,7 +116,7 @@ def look_up(
     else:
         ledger.choose("model", model.id, "given", model.source)
     hardware = resolve_hardware(ledger)
-    stack = _resolve_stack(ledger, hardware)
+    stack = _resolve_stack(ledger, hardware, model)
     lengths = like.lengths if like is not None else _resolve_data(ledger)
     reward = like.reward if like is not None else _resolve_reward(ledger, reader)
     run = _resolve_run(ledger)
@@ -168,7 +168,7 @@ def _resolve_reward(ledger: Ledger, reader: ConfigReader) -> ModelSpec | None:
     return resolved.spec
 
 
-def _resolve_stack(ledger: Ledger, hardware: Hardware) -> Stack:
+def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stack:
     trains_tokens = (ledger.request.get("task") or "sft") in LANGUAGE_TASKS
     parallel = degrees(ledger.request)
     default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
@@ -179,11 +179,11 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware) -> Stack:
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:
         ledger.enter("stack", stack.id, "assumed", stack.title)
-    return _switched(ledger, stack)
+    return _switched(ledger, stack, model)
 
 
-def _switched(ledger: Ledger, stack: Stack) -> Stack:
-    """``stack`` with the switches that were said to differ."""
+def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
+    """``stack`` with the switches that were said to differ; a tower's only where the model has one."""
     said = ledger.request.values.get("switches")
     if said is None:
         return stack
@@ -198,6 +198,10 @@ def _switched(ledger: Ledger, stack: Stack) -> Stack:
         if name.strip() in pairs:
             raise UsageError(f"switch '{show(name)}' is given twice")
         pairs[name.strip()] = value.strip()
+    if model.vision is None:
+        pairs.pop("tower_units", None)
+    if not pairs:
+        return stack
     ledger.enter("switches", said.value, said.origin, said.note)
     return with_switches(stack, pairs, said.origin)
 

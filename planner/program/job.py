@@ -70,8 +70,13 @@ class Job:
 
     @property
     def trained_parameters(self) -> tuple[Parameters, ...]:
-        """Parameters that the optimizer has."""
-        return tuple(each for each in self.parameters if each.weight.trained)
+        """Parameters of which there are states: under DeepSpeed also those that get no gradient, because it
+        makes masters of whatever is to be trained.
+        """
+        engine = self.recipe.uses_deepspeed
+        return tuple(
+            each for each in self.parameters if each.weight.trained or (engine and each.weight.unread)
+        )
 
     @property
     def trained_weight_bytes(self) -> Number:

@@ -44,7 +44,7 @@ def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
     if job.recipe.rollout is not None and job.recipe.rollout.scores_itself:
         # That of the reward model, frozen, which PEFT makes in fp32 (peft 0.12 peft_model.py load_adapter).
         add_adapters(stream, job, weights)
-    replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, engine_dtypes(job, weights))
     beside = (reference_job(job) if job.recipe.has_reference_model else None, reward_job(job))
     for each in beside:
         if each is not None:
@@ -61,7 +61,7 @@ def _load_beside(stream: RequestStream, job: Job) -> None:
     stream.enter("load")
     weights = model_weights(job)
     arrive(stream, job, weights)
-    replace(stream, weights, _engine_dtypes(job, weights))
+    replace(stream, weights, engine_dtypes(job, weights))
 
 
 def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
@@ -132,7 +132,7 @@ def replace(stream: RequestStream, weights: Iterable[Weight], dtypes: dict[int, 
             stream.free(before)
 
 
-def _engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
+def engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
     """DeepSpeed's engine casts the module: what is not packed becomes 16-bit,
     where the stack's engine does that.
 

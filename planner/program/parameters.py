@@ -36,7 +36,8 @@ class Weight:
     """One parameter: ``shape`` with the unit of each dimension, and where it lies once it is on the card.
 
     ``outside``: not in a layer.  ``packed``: stored in 8 or 4 bits.  ``adapter``: a LoRA matrix or a trained
-    copy of a module.  ``unread``: of a layer whose output nothing reads, so that it gets no gradient.
+    copy of a module.  ``unread``: it is to be trained, but nothing reads its output, so that it gets no
+    gradient.
     ``slot`` is -1 until the parameter is on the card; ``dtype`` and ``slot`` change where a copy replaces it.
     It has ``count`` elements for each ``unit``.
     """
@@ -73,6 +74,11 @@ class Weight:
         (_, rows), (_, columns) = self.shape[-2:]
         copies = self.count / (rows * columns)
         return Matrices(self.count, rows * copies, columns * copies, copies)
+
+    @property
+    def requires_gradient(self) -> bool:
+        """What ``requires_grad`` says of it."""
+        return self.trained or self.unread
 
     @property
     def decays(self) -> bool:
@@ -127,7 +133,7 @@ def _parameters(described: _Described) -> tuple[Parameters, ...]:
             width = regime.norm_weight
         elif each.adapter and not copied:
             width = regime.adapter
-        key = (each.kind, each.shape, each.trained, each.packed, each.adapter, copied, width)
+        key = (each.kind, each.shape, each.trained, each.unread, each.packed, each.adapter, copied, width)
         before = found.get(key)
         found[key] = replace(before, count=before.count + 1) if before else Parameters(each, width, 1)
     return tuple(found.values())
@@ -161,8 +167,9 @@ def model_weights(job: Job) -> list[Weight]:
         linear.name for group in model.groups for linear in group.block.linears if linear.group != "attention"
     }
     for each in made:
-        each.trained = _is_trained(parts, each, halves)
-        widens = (each.trained and job.stack.trainable_fp32) or _is_widened_end(job, each)
+        each.trained = _is_trained(model, parts, each, halves)
+        each.unread = not each.trained and _is_asked_for(job, each)
+        widens = (each.requires_gradient and job.stack.trainable_fp32) or _is_widened_end(job, each)
         each.dtype = "fp32" if widens else job.recipe.numerics.load_dtype
     return made
 
@@ -185,18 +192,13 @@ def _is_widened_end(job: Job, weight: Weight) -> bool:
 
 def _seeing(job: Job, vision: TowerSpec) -> Iterator[Weight]:
     """The tower and its projector, which modelling code makes before the language model."""
-    unread = {f"tower layer {vision.n_layers - 1 - number}" for number in range(vision.n_unread)}
     for layer, block in _seeing_blocks(vision):
         made = [
             weight for linear in block.linears for weight in _linear(job, linear, f"{layer} {linear.name}")
         ]
         made += [_weight(f"{layer} extra", "table", block.extra_params)] if block.extra_params else []
-        for each in (*made, *_norms(block.norms, layer)):
-            each.unread = layer in unread
-            yield each
-    for each in _norms(vision.behind, "tower"):
-        each.unread = vision.n_unread > 0
-        yield each
+        yield from (*made, *_norms(block.norms, layer))
+    yield from _norms(vision.behind, "tower")
 
 
 def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
@@ -211,18 +213,28 @@ def _seeing_blocks(vision: TowerSpec) -> Iterator[tuple[str, BlockSpec]]:
 
 
 def _is_unread(model: ModelSpec, name: str) -> bool:
-    """Whether a matrix is in a layer of a tower whose output nothing reads."""
+    """Whether a weight is of a tower's last layers, or behind them, whose output nothing reads."""
     vision, words = model.vision, name.split()
-    return vision is not None and words[1] == "layer" and int(words[2]) >= vision.n_layers - vision.n_unread
+    if vision is None or not vision.n_unread or words[0] != "tower":
+        return False
+    return words[1] == "norm" or (words[1] == "layer" and int(words[2]) >= vision.n_layers - vision.n_unread)
 
 
-def _is_trained(parts: TrainedParts, weight: Weight, halves: Collection[str]) -> bool:
+def _is_asked_for(job: Job, weight: Weight) -> bool:
+    """Whether a weight of a tower or its projector is to be trained, with images or without."""
+    frozen = job.recipe.frozen
+    if job.recipe.method != "full" or job.recipe.train_layers or not weight.name.startswith(SEEING):
+        return False
+    return ("vision_tower" if weight.name.startswith("tower ") else "projector") not in frozen
+
+
+def _is_trained(model: ModelSpec, parts: TrainedParts, weight: Weight, halves: Collection[str]) -> bool:
     """Whether a weight of the base model is trained, by the part of the model that it belongs to.
 
     ``halves``: names of the matrices of feed-forward parts.
     """
     if weight.name.startswith(SEEING):
-        return weight.name.split()[0] in parts.ends and not weight.unread
+        return weight.name.split()[0] in parts.ends and not _is_unread(model, weight.name)
     if not weight.outside:
         _, number, name, *_ = weight.name.split()
         return int(number) in parts.layers and (int(number) not in parts.mlp_only or name in halves)
@@ -250,6 +262,7 @@ def adapter_weights(job: Job) -> list[Weight]:
         each.trained = not seeing or (
             job.recipe.batch.images is not None and not _is_unread(model, each.name)
         )
+        each.unread = not each.trained
         each.adapter = True
         each.packed = False
     return made

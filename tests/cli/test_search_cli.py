@@ -615,7 +615,8 @@ def test_no_line_is_wider_than_the_terminal_and_no_flag_is_cut(
 
 def test_where_no_recipe_is_modelled_the_exit_code_says_so(capsys: Captured) -> None:
     """Every recipe breaks a rule of what may run: that is no mistake of who asked."""
-    flags = "--model qwen2.5-vl-7b --method lora --gpu a100-80-sxm:8 --seq 512 --sharding fsdp"
-    assert "[vision-fsdp]" in refused(capsys, flags, 6)
+    flags = "--model qwen2.5-vl-7b --method lora --gpu a100-80-sxm:8 --seq 512 --sharding fsdp1"
+    flags += " --images-per-sample 1 --image-size 280x280"
+    assert "[vision-fsdp1]" in refused(capsys, flags, 6)
     flags = "--model 8b --gpu 4090 --seq 512 --offload optimizer --sharding none"
     assert "[offload-without-engine]" in refused(capsys, flags)

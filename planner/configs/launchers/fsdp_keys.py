@@ -33,6 +33,7 @@ _HARMLESS = (
 )
 _MIXTURE = re.compile(r"(?:MoE|MoeBlock|MoEBlock)$")
 _PART_OF_LAYER = re.compile(r"(?:MLP|Mlp|Experts?|Attention)$")
+_OF_TOWER = re.compile(r"Vision|^(?:CLIP|Siglip|Pixtral)")
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
@@ -180,6 +181,9 @@ def _read_units(keys: Keys, prefix: _Prefixed, reading: Reading) -> None:
         )
     if mixtures:
         reading.switch("fsdp_units", "feed_forward", keys.where(name))
+    elif classes:
+        towers = any(_OF_TOWER.search(each) for each in classes)
+        reading.switch("tower_units", "layers" if towers else "in_root", keys.where(name))
 
 
 def say_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:

@@ -22,6 +22,11 @@ def _freezes_checkpointed(case: Case) -> bool:
     return bool(layers) and case.recipe.gradient_checkpointing and "embed" not in layers and not tied_head
 
 
+def _trains_partly(case: Case) -> bool:
+    """Whether some weights of the model are trained and others are frozen."""
+    return case.recipe.method == "full" and bool(case.recipe.train_layers or case.recipe.frozen)
+
+
 def _draws(case: Case) -> bool:
     return drawn(case.recipe.train_layers) is not None
 
@@ -65,7 +70,7 @@ TRAINED_LAYER_RULES = (
         "not-modelled",
         "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is "
         "FSDP2, ZeRO or ddp",
-        lambda case: bool(case.recipe.train_layers) and case.recipe.sharding.name in ("fsdp1", "hsdp1"),
+        lambda case: _trains_partly(case) and case.recipe.sharding.name in ("fsdp1", "hsdp1"),
     ),
     Rule(
         "train-layers-checkpointing-unread",

@@ -29,30 +29,10 @@ def _runs_other_code(case: Case) -> bool:
     )
 
 
-def _wraps_tower(case: Case) -> bool:
-    """Whether layers of the tower are units of FSDP2, as those of the language model.
-
-    Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
-    get_transformer_layer_cls: what is first in any list of ``layers`` or ``blocks``.  Accelerate 1.15
-    utils/fsdp_utils.py fsdp2_prepare_auto_wrap_policy: ``_no_split_modules``, which have layers of both in
-    transformers 5.23 models/qwen*_vl and qwen3_5; other towers were not read.
-    """
-    vision = case.model.vision
-    if vision is None or not case.recipe.sharding.dtensors:
-        return False
-    theirs = vision.code.startswith("qwen") and case.stack.model_code == "transformers-5"
-    return case.stack.fsdp2_units == "ends_in_root" or (theirs and _has_images(case))
-
-
 def _by_images(case: Case) -> bool:
     """Whether all layers of the tower call attention image by image."""
     groups = case.model.vision.groups if case.model.vision else ()
     return all(group.block.attention.pieces == "image" for group in groups)
-
-
-def _leaves_tower_out(case: Case) -> bool:
-    whole = case.stack.loads_tower or (case.model.loads_whole and case.stack.model_code == "transformers-5")
-    return bool(case.model.text_class) and not _sees(case) and whole
 
 
 def _room_text(case: Case) -> str:
@@ -72,25 +52,11 @@ VISION_RULES = (
         _room_text,
     ),
     Rule(
-        "vision-fsdp",
+        "vision-fsdp1",
         "not-modelled",
-        "FSDP of a vision-language model is modelled for FSDP2 with images alone, of Qwen or in "
-        "LLaMA-Factory v1: nobody read how others wrap its tower; use DDP or ZeRO",
-        lambda case: _sees(case) and case.recipe.sharding.engine == "fsdp" and not _wraps_tower(case),
-    ),
-    Rule(
-        "vision-deepspeed-text",
-        "not-modelled",
-        "DeepSpeed of a vision-language model is modelled with images only: say --images-per-sample and "
-        "--image-size",
-        lambda case: _sees(case) and case.recipe.sharding.engine == "deepspeed" and not _has_images(case),
-    ),
-    Rule(
-        "tower-left-out",
-        "warn",
-        "The tool loads the vision tower, too, which is not counted: how engines divide one that does not "
-        "run is not modelled",
-        _leaves_tower_out,
+        "FSDP1 of a tower that reads images is not modelled; use --sharding fsdp, which is FSDP2, ZeRO or "
+        "ddp",
+        lambda case: _has_images(case) and case.recipe.sharding.name in ("fsdp1", "hsdp1"),
     ),
     Rule(
         "vision-code",

@@ -70,10 +70,14 @@ class Fsdp(Runtime):
     def reduce(self, group: Group) -> None:
         """The backward of a group is over, and its parameters are gone."""
 
+    def is_updated(self, weight: Weight) -> bool:
+        """Whether the optimizer has states of a parameter."""
+        return weight.trained
+
     def load(self) -> None:
         """Every parameter comes whole, and leaves its shard."""
         self.weights = load_shards(self.stream, self.job, self.sizes)
-        self._shards = [self.sizes.shard(each) for each in self.weights if each.trained]
+        self._shards = [self.sizes.shard(each) for each in self.weights if self.is_updated(each)]
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
         for group in self.groups.values():

@@ -43,6 +43,10 @@ class Fsdp1(Fsdp):
             groups.setdefault(self.units.of(each) or ROOT, Group([])).weights.append(each)
         return groups
 
+    def is_updated(self, weight: Weight) -> bool:
+        """In the flat tensor of the root what is not read has a gradient of zeros, and states."""
+        return weight.trained or (weight.unread and not weight.adapter and not self.units.of(weight))
+
     def unshard(self, group: Group) -> None:
         """``_unshard``: shards that are wider are cast in a stream of their own;
         all parts arrive in the flat tensor.
@@ -73,7 +77,7 @@ class Fsdp1(Fsdp):
         if group.gradients:
             mixes = not self.job.stack.fsdp1_wraps_adapters
             known = zip(group.weights, group.seen_bytes, strict=True)
-            frozen = [n_bytes for each, n_bytes in known if not each.trained and mixes]
+            frozen = [n_bytes for each, n_bytes in known if not each.trained and (mixes or each.unread)]
             dtype = group.gradients[0].dtype
             zeros = [self.take(n_bytes, "gradients", "zeros") for n_bytes in frozen]
             elements = sum(each.elements for each in group.gradients)

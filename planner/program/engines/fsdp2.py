@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.program.engines.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
-from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group, part_of
+from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
@@ -44,11 +44,11 @@ class Fsdp2(Fsdp):
         inside = self.job.recipe.adapter is not None or model.vision is not None
         apart = self.job.stack.fsdp2_units == "ends_apart"
         groups = {ROOT: Group([], stays=apart), TABLE: Group([])}
-        groups |= {part: Group([]) for part in map(part_of, weights) if part}
+        groups |= {unit: Group([]) for unit in map(self.units.of, weights) if unit}
         groups[TAIL] = Group([], stays=True)
         tail = [] if inside else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:
-            name = part_of(each) or ROOT
+            name = self.units.of(each) or ROOT
             if each.name == model.token_embedding.name:
                 name = TAIL if model.tied else TABLE
             elif each.name.startswith("head") or each in tail:

@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from planner.domain.stack import Stack
+from planner.domain.vision import TowerSpec
 from planner.program.engines.groups import Gradient, Sizes, part_of
 from planner.program.job import Job
 from planner.program.ops.tensors import Mark, Moment
@@ -40,12 +42,28 @@ class Backward:
         self.over.clear()
 
 
+def wraps_tower(vision: TowerSpec, stack: Stack) -> bool:
+    """Whether layers of a tower are units of FSDP, as those of the language model.
+
+    Where nothing names classes, all are taken that Transformers lists (``_no_split_modules``).  A list with a
+    class that the model lacks stops the job, so that a job which starts has named others.
+    Source: transformers 5.23 modeling_utils.py post_init; accelerate 1.15 utils/dataclasses.py
+    set_auto_wrap_policy; peft 0.21 utils/other.py fsdp_auto_wrap_policy.  hiyouga/LLaMA-Factory ff6d4d12e
+    src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py get_transformer_layer_cls: what is first
+    in any list of ``layers`` or ``blocks``.
+    """
+    if stack.fsdp2_units == "ends_in_root":
+        return True
+    return stack.tower_units == "layers" or (stack.tower_units == "as_listed" and vision.listed)
+
+
 class Units:
     """Which unit a parameter belongs to.  ``inside``: units are parts of layers."""
 
     def __init__(self, job: Job) -> None:
         self.inside = job.stack.fsdp_units == "feed_forward"
         self.backward = Backward()
+        self._tower_in_root = job.model.vision is not None and not wraps_tower(job.model.vision, job.stack)
         first = not job.recipe.sharding.dtensors
         self._adapters_apart = first and job.stack.fsdp1_wraps_adapters
         self._inner = {
@@ -58,6 +76,8 @@ class Units:
     def of(self, weight: Weight) -> str:
         """The name of a parameter's unit; empty for the root's."""
         layer = part_of(weight)
+        if self._tower_in_root and layer.startswith("vision "):
+            return ""
         if not (layer and self.inside):
             return layer
         if weight.name.split()[2] in self._inner:

@@ -81,7 +81,7 @@ class Sizes:
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model,
         which widens trained 16-bit parameters.
         """
-        return "fp32" if weight.trained and self._widens else weight.dtype
+        return "fp32" if weight.requires_gradient and self._widens else weight.dtype
 
     def seen(self, weight: Weight) -> Dtype:
         """The dtype in which layers see a parameter: packed ones travel as they are stored,

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from planner.arrays import largest
 from planner.domain.term import TermName
 from planner.program.job import Job
+from planner.program.load import engine_dtypes, prepared_dtype
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.parameters import SEEING, adapter_weights, model_weights
 from planner.program.request_stream import labelled
 from planner.program.runtime import Part
+
+AT_REST = "at rest"
+"""The part of the parameters that nothing reads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +47,12 @@ class Param:
 def params_of(job: Job, parts: list[Part]) -> dict[str, list[Param]]:
     """The parameters of each part by the part's name, in the order of the code.
 
-    A head that is tied to the token table has the table's parameter.
+    A head that is tied to the token table has the table's parameter.  A tower that does not run is a part
+    of its own, ``AT_REST``.
     """
     values, vector = largest_units(job), _longest_vector(job)
-    made: dict[str, list[Param]] = {}
-    n_made = 0
+    made = {AT_REST: _at_rest(job, values)}
+    n_made = len(made[AT_REST])
     for label, template in labelled((part.name, part.template, part.count) for part in parts):
         own = made[label] = []
         for each in template.parameters:
@@ -68,6 +74,28 @@ def params_of(job: Job, parts: list[Part]) -> dict[str, list[Param]]:
                 )
             )
             n_made += 1
+    return made
+
+
+def _at_rest(job: Job, values: dict[Unit, float]) -> list[Param]:
+    """What no part of the step reads: a tower and its projector where there are no images."""
+    if job.model.vision is None or job.recipe.batch.images is not None:
+        return []
+    weights = [each for each in (*model_weights(job), *adapter_weights(job)) if each.name.startswith(SEEING)]
+    for each in weights:
+        each.dtype = prepared_dtype(job, each)
+    dtypes = engine_dtypes(job, weights)
+    made = []
+    for number, each in enumerate(weights):
+        elements, width = (
+            round(each.count * values[each.unit]),
+            ELEMENT_BYTES[dtypes.get(id(each), each.dtype)],
+        )
+        if each.packed:
+            elements, width = packed_elements(job, elements)
+        term: TermName = "adapters" if each.adapter else "weights"
+        place = (each.name, "")
+        made.append(Param(number, elements, width, each.requires_gradient, each.decays, place, term))
     return made
 
 

@@ -96,7 +96,7 @@ class Zero12(DeepSpeed):
         room, trained = self.job.hardware.gpu.visible_memory_bytes, sum(each.n_bytes for each in self.trained)
         on_card = self.job.stack.zero12_flattens_on_gpu and (room is None or 2 * trained <= room)
         decays = group.params[0].decays
-        singles = [each.slot for each in self.weights if each.trained and each.decays == decays]
+        singles = [each.slot for each in self.weights if each.requires_gradient and each.decays == decays]
         if not on_card:
             self.free(*singles)
         self.take(group.padded * width, Purpose("bit16_groups_flat", group.params[0].term))

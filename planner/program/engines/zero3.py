@@ -109,7 +109,7 @@ class Zero3(DeepSpeed):
             self._keep_part(param.elements, param.element_bytes, param.term, trained=False)
 
     def _note(self, engine: _Engine, parts: list[Part], params: dict[str, list[Param]]) -> None:
-        """Which module holds which parameter."""
+        """Which module holds which parameter; those at rest belong to none that runs."""
         for own in params.values():
             for param in own:
                 if param not in engine.live:
@@ -176,7 +176,7 @@ class Zero3(DeepSpeed):
             if weight.packed:
                 elements, width = packed_elements(self.job, elements)
             self._keep_part(
-                elements, width, "adapters" if weight.adapter else "weights", trained=weight.trained
+                elements, width, "adapters" if weight.adapter else "weights", trained=weight.requires_gradient
             )
             self.free(weight.slot)
 

@@ -157,9 +157,17 @@ def program_peak(flags: dict[str, object]) -> int:
 
 
 def trace_peak(events: list[AllocEvent]) -> int:
-    """Most bytes that the real program allocates at once."""
+    """Most bytes that the real program allocates at once;
+    what another stream still uses is free when the program lets go of it.
+    """
     level = most = 0
+    let_go: set[int] = set()
     for event in events:
+        if event.action == "free" and event.block in let_go:
+            let_go.discard(event.block)
+            continue
+        if event.action == "free_requested":
+            let_go.add(event.block)
         level += event.n_bytes if event.action == "alloc" else -event.n_bytes
         most = max(most, level)
     return most

@@ -1,5 +1,5 @@
 """Two steps of a small vision-language model with the Trainer:
-``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING [ATTENTION]``.
+``vision_step.py CONFIG METHOD FROZEN CHECKPOINTING [ATTENTION] [text [DEEPSPEED_FILE]]``.
 """
 
 import json
@@ -16,11 +16,27 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
 COUNTED = ("mistral3", "internvl", "gemma4")
-path, method, frozen, checkpointing = sys.argv[1:5]
+path, method, frozen, checkpointing, *more = sys.argv[1:]
+attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
+sees, deepspeed = "text" not in more, dict(zip(("deepspeed",), more[1:], strict=False))
 config = AutoConfig.for_model(**json.loads(Path(path).read_text(encoding="utf-8")))
-config._attn_implementation = sys.argv[5] if len(sys.argv) > 5 else "sdpa"
+config._attn_implementation = attention
 if config.model_type == "qwen3_5":
     config.text_config.use_cache = False  # as TRL and LLaMA-Factory do
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=1,
+    max_steps=2,
+    bf16=True,
+    gradient_checkpointing=checkpointing == "true",
+    gradient_checkpointing_kwargs={"use_reentrant": False},
+    report_to=[],
+    remove_unused_columns=False,
+    save_strategy="no",
+    logging_strategy="no",
+    optim="adamw_torch",
+    **deepspeed,
+)
 model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
 if method == "lora":
     names = (
@@ -36,12 +52,13 @@ elif frozen == "true":
     for name, tensor in model.named_parameters():
         if any(part in name for part in SEEING):
             tensor.requires_grad_(False)
+    del tensor
 
 
 def batch(_: list[int]) -> dict[str, torch.Tensor]:
     """One sample with two images; of a model whose tower is not modelled, of text alone."""
     vision = config.vision_config
-    if config.model_type in COUNTED:
+    if config.model_type in COUNTED or not sees:
         ids = torch.full((1, SEQ), 5)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     square = config.model_type in ("llava", "gemma3")
@@ -67,19 +84,6 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     return {**made, "mm_token_type_ids": kinds, "pixel_values": pixels, "image_grid_thw": grid}
 
 
-arguments = TrainingArguments(
-    output_dir="out",
-    per_device_train_batch_size=1,
-    max_steps=2,
-    bf16=True,
-    gradient_checkpointing=checkpointing == "true",
-    gradient_checkpointing_kwargs={"use_reentrant": False},
-    report_to=[],
-    remove_unused_columns=False,
-    save_strategy="no",
-    logging_strategy="no",
-    optim="adamw_torch",
-)
 # The dry run replaces no packages that are missing, and without these the code falls back to plain torch.
 with recurrent_kernels(108) if config.model_type == "qwen3_5" else nullcontext():
     Trainer(model=model, args=arguments, train_dataset=list(range(8)), data_collator=batch).train()

@@ -461,6 +461,10 @@ def test_units_of_fsdp_are_layers_or_mixtures(tmp_path: Path, settings: str) -> 
     mixture = "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock}\n"
     switches = read_config_file(written(tmp_path, AXOLOTL + mixture)).request.get("switches")
     assert "fsdp_units=feed_forward" in switches
+    assert "tower_units=in_root" in config.request.get("switches")
+    both = "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: 'Qwen2VLDecoderLayer,Qwen2VLVisionBlock'}\n"
+    switches = read_config_file(written(tmp_path, AXOLOTL + both)).request.get("switches")
+    assert "tower_units=layers" in switches
 
 
 def test_a_file_of_trl_without_modules_adapts_what_peft_does(tmp_path: Path) -> None:

@@ -36,11 +36,17 @@ def counted_block(matrices: Sequence[Matrix], norms: Sequence[NormSpec] = (), ex
 
 
 def counted_tower(
-    width: int, entry: BlockSpec, groups: Sequence[BlockGroup], projectors: Sequence[BlockSpec]
+    width: int,
+    entry: BlockSpec,
+    groups: Sequence[BlockGroup],
+    projectors: Sequence[BlockSpec],
+    *,
+    listed: bool,
 ) -> TowerSpec:
     """A tower of which only the weights are known."""
     last = tuple(BlockGroup(1, block) for block in projectors)
-    return TowerSpec("counted", width, ImageRule("resized", 1), entry, tuple(groups), last, 1.0)
+    rule = ImageRule("resized", 1)
+    return TowerSpec("counted", width, rule, entry, tuple(groups), last, 1.0, listed=listed)
 
 
 def read_gemma4(fields: ConfigFields) -> ModelSpec:
@@ -65,9 +71,9 @@ def read_gemma4(fields: ConfigFields) -> ModelSpec:
         matrices, extra = [*matrices, *more], extra + n_convolved
         groups.append(_gemma4_sound_layers(audio))
         projectors.append(counted_block([("embedding_projection", more[-1][2], hidden, False)]))
-    return replace(
-        spec, vision=counted_tower(width, counted_block(matrices, extra=extra), groups, projectors)
-    )
+    entry = counted_block(matrices, extra=extra)
+    listed = fields.has("audio_config")
+    return replace(spec, vision=counted_tower(width, entry, groups, projectors, listed=listed))
 
 
 def _gemma4_layers(vision: ConfigFields, width: int) -> BlockGroup:
@@ -122,7 +128,7 @@ def read_gemma4_unified(fields: ConfigFields) -> ModelSpec:
     if fields.has("audio_config"):
         sound = fields.section("audio_config").integer("audio_embed_dim", default=640)
         projectors.append(counted_block([("embedding_projection", sound, hidden, False)]))
-    return replace(spec, vision=counted_tower(width, entry, (), projectors))
+    return replace(spec, vision=counted_tower(width, entry, (), projectors, listed=False))
 
 
 def _with_mask(group: BlockGroup) -> BlockGroup:
@@ -164,7 +170,7 @@ def read_internvl(fields: ConfigFields) -> ModelSpec:
         ],
         (layer_norm(merged),),
     )
-    tower = counted_tower(width, entry, (layers,), (last,))
+    tower = counted_tower(width, entry, (layers,), (last,), listed=True)
     if not vision.flag("use_mean_pooling", True):
         tower = replace(tower, behind=(layer_norm(width),))
     return replace(spec, architecture="internvl", vision=tower)
@@ -196,7 +202,9 @@ def read_llava_next(fields: ConfigFields) -> ModelSpec:
     hidden, seeing = spec.hidden_size, vision.text("model_type", "")
     if seeing == "siglip_vision_model":
         width, entry, layers, behind = siglip_layers(vision)
-        tower = counted_tower(width, entry, (layers,), (llava_projector(fields, width, hidden),))
+        tower = counted_tower(
+            width, entry, (layers,), (llava_projector(fields, width, hidden),), listed=False
+        )
         tower = replace(tower, behind=behind)
     else:
         tower = replace(clip_tower(vision, hidden, n_unread=0, keeps_class=False), code="counted")
@@ -278,7 +286,7 @@ def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
     )
     out = vision.integer("vision_output_dim", default=7680)
     projector = counted_block([("multi_modal_projector", out, hidden, True)])
-    return counted_tower(width, entry, groups, [projector])
+    return counted_tower(width, entry, groups, [projector], listed=True)
 
 
 READERS = {

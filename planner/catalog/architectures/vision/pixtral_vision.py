@@ -68,6 +68,7 @@ def pixtral_tower(fields: ConfigFields, projector: BlockSpec, merge: int) -> Tow
         (BlockGroup(vision.layers("num_hidden_layers"), _layer(vision, width)),),
         (BlockGroup(1, projector),),
         1 / merge**2,
+        listed=True,
     )
 
 

@@ -126,6 +126,7 @@ def read_qwen2_vl(fields: ConfigFields) -> ModelSpec:
         (BlockGroup(vision.layers("depth"), block),),
         (BlockGroup(1, last),),
         1 / rule.merge**2,
+        listed=True,
     )
     return replace(spec, vision=tower)
 
@@ -160,6 +161,7 @@ def read_qwen2_5_vl(fields: ConfigFields) -> ModelSpec:
         tuple(group for group in groups if group.count),
         (BlockGroup(1, last),),
         1 / rule.merge**2,
+        listed=True,
     )
     return replace(spec, vision=tower)
 
@@ -195,6 +197,7 @@ def qwen3_tower(vision: ConfigFields, *, has_deepstack: bool = True) -> TowerSpe
         has_hook=False,
         deepstack=tuple(number for number in known if number < n_layers),
         stacked=(BlockGroup(len(known), stacked),) if known else (),
+        listed=True,
     )
 
 

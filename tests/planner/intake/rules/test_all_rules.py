@@ -445,15 +445,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     ),
     "head-in-tiles": ({"task": "dpo", "model": "gemma-2-2b"}, {"task": "dpo", "model": "gemma-2b"}),
     "images-without-room": ({**SEES, "seq": 998}, {**SEES, "seq": 999}),
-    "vision-fsdp": ({**SEES, "gpus": 2, "sharding": "fsdp1"}, {**SEES, "gpus": 2, "sharding": "fsdp"}),
-    "tower-left-out": (
-        {"model": "qwen3.5-0.8b", "stack": "trl", "gpus": 2, "sharding": "zero3"},
-        {"model": "qwen3.5-0.8b", "gpus": 2, "sharding": "zero3"},
-    ),
-    "vision-deepspeed-text": (
-        {"model": "qwen2.5-vl-7b", "gpus": 2, "sharding": "zero3"},
-        {**SEES, "gpus": 2, "sharding": "zero3"},
-    ),
+    "vision-fsdp1": ({**SEES, "gpus": 2, "sharding": "fsdp1"}, {**SEES, "gpus": 2, "sharding": "fsdp"}),
     "vision-code": (
         {**SEES, "stack": "hf-trainer@4"},
         {**SEES, "stack": "hf-trainer@4", "freeze": "vision_tower"},
