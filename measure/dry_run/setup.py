@@ -23,6 +23,8 @@ from measure.dry_run.libraries import (
     bitsandbytes_library,
     cuda_builds,
     flash_attention,
+    holes,
+    hub_files,
     kernels,
     processors,
     refused,
@@ -60,6 +62,8 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
+    holes.install()
+    hub_files.install(imports, guesses, allowed=job.stands_in)
     stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)
