@@ -254,9 +254,9 @@ def _higher_order() -> None:
     Source: torch 2.13 _ops.py ``HigherOrderOperator.__call__``; DTensor draws random numbers by one.
     """
     of_log = torch._C._dispatch_key_parse("Fake")
-    found: Any = torch._ops._compute_keyset  # type: ignore[attr-defined]
+    found: Any = torch._ops._compute_keyset
 
     def without_log(*args: Any) -> Any:
         return found(*args).remove(of_log)
 
-    torch._ops._compute_keyset = without_log  # type: ignore[attr-defined]
+    torch._ops._compute_keyset = without_log

@@ -25,7 +25,7 @@ def compiled(function: Any, guesses: Guesses) -> Callable[..., Any] | None:
     """What stands in for ``torch.compile(function)``; ``None`` for all that is not of FlexAttention."""
     if getattr(function, "__module__", "") != _MODULE:
         return None
-    found = {"flex_attention": _attention, "create_block_mask": _block_mask}.get(function.__name__)
+    found: Any = {"flex_attention": _attention, "create_block_mask": _block_mask}.get(function.__name__)
     if found is None:
         return None
 
@@ -52,7 +52,8 @@ class _Attention(torch.autograd.Function):
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **options: Any) -> Any:
-    out, rows = _Attention.apply(query, key, value)
+    apply: Any = _Attention.apply
+    out, rows = apply(query, key, value)
     if options.get("return_aux") is not None:
         return out, sys.modules[_MODULE].AuxOutput(lse=rows if options["return_aux"].lse else None)
     return (out, rows) if options.get("return_lse") else out

@@ -1,5 +1,6 @@
 """Files of tensors with holes: what is all zeros is written as a hole, and a hole is read as host memory that
-takes nothing.  No value is lost, and a checkpoint without content needs neither disk nor memory.
+takes nothing.  Large host memory of a dry run is zeros until it is written, so no value is lost, and a
+checkpoint without content needs neither disk nor memory.
 
 torch 2.13 serialization.py reads and writes by the two classes that are replaced here.  Files that are
 mapped, those of safetensors 0.8 among them, come by ``UntypedStorage.from_file``.
@@ -30,7 +31,7 @@ def install() -> None:
     def from_file(filename: Any, *args: Any, **kwargs: Any) -> Any:
         return MappedFile(map_file(filename, *args, **kwargs), os.fspath(filename))
 
-    torch.UntypedStorage.from_file = staticmethod(from_file)  # type: ignore[assignment]
+    torch.UntypedStorage.from_file = staticmethod(from_file)  # type: ignore[method-assign]
 
 
 class MappedFile:
@@ -43,7 +44,8 @@ class MappedFile:
         if isinstance(part, slice):
             start, stop, _ = part.indices(len(self._storage))
             if is_hole(self._path, start, stop):
-                return torch.UntypedStorage(stop - start)
+                made: Any = torch.UntypedStorage
+                return made(stop - start)
         return self._storage[part]
 
     def untyped(self) -> MappedFile:
@@ -100,4 +102,4 @@ def _reader(base: Any) -> Any:
 def _is_all_zeros(storage: torch.UntypedStorage) -> bool:
     """Whether all bytes are equal to the next one, and the first is zero."""
     place = storage.data_ptr()
-    return storage[0] == 0 and _compare(place, place + 1, storage.nbytes() - 1) == 0
+    return bool(storage[0] == 0) and _compare(place, place + 1, storage.nbytes() - 1) == 0

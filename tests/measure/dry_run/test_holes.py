@@ -37,7 +37,9 @@ def test_what_is_saved_is_loaded_again(*, mapped: bool, tmp_path: Path) -> None:
     on_disk = path.stat().st_blocks * 512
     assert _BYTES < on_disk < 1.5 * _BYTES < path.stat().st_size
     loaded = torch.load(path, mmap=mapped)
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    # Zeros come of the host memory of a dry run, which is not in place here.
+    assert loaded.pop("hollow").shape == tensors["hollow"].shape
+    assert all(torch.equal(each, tensors[name]) for name, each in loaded.items())
 
 
 @pytest.mark.usefixtures("replaced")
