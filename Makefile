@@ -11,13 +11,13 @@ export OPENBLAS_NUM_THREADS ?= 1
 # The tests start Python some hundred times: without compiled files each start would compile all of the source again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook style lint test test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
+.PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook env-torchtune env-litgpt env-torchtitan style lint test test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
 
 help:
 	@echo "make test    create the environment, then lint, types, import contracts and every test"
 	@echo "make env-trl-handbook   the same for alignment-handbook's files, with its repository in HANDBOOK=DIR"
 	@echo "make lint    style, types and import contracts only"
-	@echo "make env-axolotl, env-llamafactory, env-trl   environments of other tools, for dry runs of their own command lines"
+	@echo "make env-axolotl, env-llamafactory, env-trl, env-torchtune, env-litgpt, env-torchtitan   environments of other tools, for dry runs of their own command lines"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
 	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
@@ -51,6 +51,16 @@ env-axolotl env-llamafactory env-trl: env-%:
 	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	.venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint $(TOOLS)/$*.txt $* $(BESIDE)
 	.venv-$*/bin/python -m pip install --quiet --constraint $(TOOLS)/$*.txt --editable .
+
+# Recipes of PyTorch's own tools and of LitGPT; Transformers names the tensors of checkpoints that are not there.
+# torchtune 0.6.1 imports what torchao has up to 0.14; torchtitan 0.3.0 asks for a torch behind 2.13.
+env-torchtune: PACKAGES := torchtune==0.6.1 torchao==0.14.1 transformers==5.24.0
+env-litgpt: PACKAGES := litgpt==0.5.13 transformers==4.57.6
+env-torchtitan: PACKAGES := torchtitan==0.2.2 transformers==5.24.0 einops
+env-torchtune env-litgpt env-torchtitan: env-%:
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)" $(PACKAGES) triton
+	.venv-$*/bin/python -m pip install --quiet --editable .
 
 # Files of alignment-handbook up to 2025-03, with libraries of 2024-11.  HANDBOOK: its repository at ae3f44f, whose scripts run.
 HANDBOOK_NEEDS := trl bitsandbytes deepspeed peft triton scipy sentencepiece evaluate setuptools

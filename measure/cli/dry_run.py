@@ -70,12 +70,17 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     major, minor = (int(each) for each in card.compute_capability.split("."))
     name, memory = f"NVIDIA {card.name}", card.visible_memory_bytes or 0
     facts = CardFacts(name, (major, minor), memory, card.multiprocessors or _ASSUMED_MULTIPROCESSORS, n_cards)
+    checkpoints = _checkpoints(how.checkpoint or ())
+    stood_in += tuple(
+        Assumed("checkpoint", "no weights, and a tokenizer of words", folder, model)
+        for folder, model in checkpoints.items()
+    )
     rows = "" if how.data is None else str(Path(how.data).resolve())
     job = ProgramJob(
         str(compiled_library()), "", tuple(command), facts, how.steps, how.timeout_s, how.allocator or "",
         how.trust_remote_code,
         {} if job_of_file is None else dict(job_of_file.files), how.check is not None or bool(rows), rows,
-        {} if job_of_file is None else dict(job_of_file.variables),
+        {} if job_of_file is None else dict(job_of_file.variables), checkpoints,
     )  # fmt: skip
     ran = dry_run(job)
     if job_of_file is not None and ran.most_tokens[1] < job_of_file.n_tokens // 2:
@@ -87,6 +92,19 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
         origin, way_out = "the program's variables", "--allocator says others"
         stood_in += (Assumed("settings of torch's allocator", ran.allocator, origin, way_out),)
     return replace(ran, assumed=(*stood_in, *ran.assumed))
+
+
+def _checkpoints(said: Sequence[str]) -> dict[str, str]:
+    """Models by folder, of texts as ``FOLDER=MODEL``."""
+    found = {}
+    for each in said:
+        folder, _, model = each.partition("=")
+        if not folder or not model:
+            raise UsageError(f"--checkpoint wants FOLDER=MODEL, not '{each}'")
+        if Path(folder).is_absolute() or ".." in Path(folder).parts or Path(folder).exists():
+            raise UsageError(f"--checkpoint {folder}: name a folder below this one that is not there yet")
+        found[folder] = model
+    return found
 
 
 def _stand_ins(job: ToolJob, file: str) -> tuple[Assumed, ...]:

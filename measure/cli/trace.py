@@ -122,6 +122,17 @@ OPTIONS: OwnOptions = {
         ],
         None,
     ),
+    "checkpoint": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--checkpoint",
+                metavar="FOLDER=MODEL",
+                help="Of a program: a folder that it finds with the files of this model, without weights",
+            ),
+        ],
+        None,
+    ),
     "program": (
         Annotated[
             list[str] | None,
@@ -151,6 +162,7 @@ class TraceOutput:
     check: str | None
     lengths: int | None
     data: str | None
+    checkpoint: list[str] | None
 
 
 def trace(**said: Any) -> int:
@@ -199,6 +211,11 @@ def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
     if answer.data is not None and not program:
         raise UsageError(
             "--data stands in for data sets of a program: measure trace --data rows.jsonl -- python train.py"
+        )
+    if answer.checkpoint and not program:
+        raise UsageError(
+            "--checkpoint makes a folder that a program finds: "
+            "measure trace --checkpoint llama=meta-llama/Llama-3.2-1B -- python train.py"
         )
 
 

@@ -19,6 +19,7 @@ class ProgramJob:
     ``allocator``: text as in ``PYTORCH_CUDA_ALLOC_CONF``.  ``files``: contents by name, for the folder that
     the program sees.  ``stands_in``: whether a tokenizer that is not there may be replaced; ``rows``: a file
     that data sets may be replaced by.  ``variables``: of the program's environment, beside the caller's.
+    ``checkpoints``: models by the folders of that folder that hold them, without weights.
     """
 
     library: str
@@ -33,6 +34,7 @@ class ProgramJob:
     stands_in: bool = False
     rows: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    checkpoints: dict[str, str] = field(default_factory=dict)
 
     def to_fields(self) -> dict[str, Any]:
         """As plain values."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import IO
 
+from measure.dry_run import lay_out
 from measure.dry_run.messages import ANSWER_FILE, EVENTS_FILE, STACKS_FILE, ProgramEnd, ProgramJob
 from measure.dry_run.sandbox import view_of
 from measure.output import write_foreign
@@ -121,12 +122,17 @@ def _run_child(job: ProgramJob, folder: Path) -> int:
     for name, content in job.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(content, encoding="utf-8")
+    variables = {**_environment(folder), **job.variables, _DEVICES: str(job.card.n_cards)}
+    for name, model in job.checkpoints.items():
+        failed = lay_out.start(work / name, model, variables)
+        if failed:
+            raise NotModelledError(f"--checkpoint {name} cannot be made: {failed}")
     # The files are there; a command line is too short for them.
     command = [sys.executable, "-m", "measure.dry_run.child", json.dumps(replace(job, files={}).to_fields())]
     with subprocess.Popen(
         command,
         cwd=work,
-        env={**_environment(folder), **job.variables, _DEVICES: str(job.card.n_cards)},
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -23,6 +23,8 @@ from measure.dry_run.libraries import (
     cuda_builds,
     cuda_kernels,
     flash_attention,
+    holes,
+    hub_files,
     processors,
     refused,
     saving,
@@ -61,6 +63,8 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     bitsandbytes_library.install(imports, native, guesses)
     flash_attention.install(imports, guesses)
     saving.install(imports)
+    holes.install()
+    hub_files.install(imports, guesses, allowed=job.stands_in)
     stand_ins.install(imports, guesses, job.rows, allowed=job.stands_in)
     processors.install(imports, guesses, allowed=job.stands_in)
     cuda_builds.install(imports, guesses)

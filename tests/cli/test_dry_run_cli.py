@@ -96,10 +96,44 @@ def test_a_program_believes_in_the_card(folder: Path) -> None:
             assert "cannot be multiplied" in str(error)
         else:
             raise AssertionError("shapes were not checked")
+        from torch._prims.rng_prims import run_dtensor_rng_op
+        drawn = run_dtensor_rng_op(0, 4, torch.ops.aten.normal_.default, large)
+        assert drawn is large
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        blocks = torch.compile(create_block_mask)(lambda b, h, q, k: q >= k, None, None, 1024, 1024)
+        heads = [torch.zeros(1, n, 1024, 64, device="cuda", requires_grad=True) for n in (4, 2, 2)]
+        before = torch.cuda.memory_allocated()
+        seen = torch.compile(flex_attention)(*heads, block_mask=blocks, enable_gqa=True)
+        # The output, and one number for each of its rows.
+        assert torch.cuda.memory_allocated() - before == 4 * 1024 * (64 + 1) * 4
+        seen.sum().backward()
+        assert [each.grad.shape for each in heads] == [each.shape for each in heads]
     """
     code, out, err = run("trace", "--gpu", "4090", "--", "python", program(before=asked))
     assert code == 0, err
     assert "2 optimizer steps" in out
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_weights_is_read_by_its_own_libraries(folder: Path) -> None:
+    """Configuration, tokenizer and weights are found by their file names, and copied to the card whole."""
+    does = """
+        import json
+        from safetensors.torch import load_file
+        assert json.load(open("a/b/config.json"))["hidden_size"] == 896
+        assert "original" in __import__("os").listdir("a/b")
+        held = load_file("a/b/model.safetensors", device="cuda")
+        assert sum(each.nbytes for each in held.values()) == 988_065_536
+        assert torch.cuda.memory_allocated() > 988_065_536
+    """
+    named = ("--checkpoint", "a/b=Qwen/Qwen2.5-0.5B")
+    code, _, err = run("trace", "--gpu", "4090", *named, "--", "python", program(before=does))
+    assert code == 0, err
+    assert not Path("a").exists()
+    named = ("--checkpoint", "a/b=nobody/nothing-of-this-name")
+    code, _, err = run("trace", "--gpu", "4090", *named, "--", "python", program())
+    assert code == 6
+    assert "neither in the Hub's cache nor in the catalog" in err
 
 
 def test_the_peak_is_counted_by_hand(folder: Path) -> None:
@@ -405,6 +439,13 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
         (["--gpu", "4090", "--check", "a.yaml", "--", "python", "train.py"], 2, "no program can follow"),
         (["--gpu", "4090", "--lengths", "8", "--", "python", "train.py"], 2, "--check FILE"),
+        (["--gpu", "4090", "--checkpoint", "m=qwen2.5-0.5b"], 2, "--checkpoint makes a folder"),
+        (["--gpu", "4090", "--checkpoint", "m", "--", "python", "train.py"], 2, "FOLDER=MODEL"),
+        (
+            ["--gpu", "4090", "--checkpoint", "/m=7b", "--", "python", "train.py"],
+            2,
+            "a folder below this one",
+        ),
         (["--gpu", "m3-max", "--", "python", "train.py"], 2, "no CUDA card"),
     ],
 )

@@ -79,6 +79,7 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses:
     _resizing(native)
     _copying_storages()
     _recording(native)
+    _higher_order()
 
 
 def _properties(facts: CardFacts) -> SimpleNamespace:
@@ -245,3 +246,17 @@ def _beside(facts: CardFacts) -> None:
     torch.Tensor.is_pinned = always(False)  # type: ignore[method-assign]
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, own(nothing))
+
+
+def _higher_order() -> None:
+    """Operators of operators choose their code by keys in Python, among which is none of the log's own.
+
+    Source: torch 2.13 _ops.py ``HigherOrderOperator.__call__``; DTensor draws random numbers by one.
+    """
+    of_log = torch._C._dispatch_key_parse("Fake")
+    found: Any = torch._ops._compute_keyset
+
+    def without_log(*args: Any) -> Any:
+        return found(*args).remove(of_log)
+
+    torch._ops._compute_keyset = without_log

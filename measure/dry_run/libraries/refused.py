@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries import flex_attention
 from measure.dry_run.libraries.importing import Change, OnImport
 
 
@@ -24,6 +25,9 @@ def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> 
     def compiled(model: Any = None, **_: Any) -> Any:
         if model is None:
             return compiled
+        stands_in = flex_attention.compiled(model, guesses)
+        if stands_in is not None:
+            return stands_in
 
         def run(*_: Any, **__: Any) -> NoReturn:
             refuse("torch.compile", "makes kernels whose memory is not known before they are made")

@@ -19,7 +19,6 @@ _NO_FILES = OSError, ValueError, TypeError
 _FEWEST_WORDS = 256
 # Nobody knows into which parts a data set that is not there is divided: each of these has all rows.
 _SPLITS = ("train", "validation", "test")
-_FILES_OF_MODEL = ("config.json", "model.safetensors")
 
 
 def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) -> None:
@@ -36,8 +35,6 @@ def install(imports: OnImport, guesses: Guesses, rows: str, *, allowed: bool) ->
         "transformers.tokenization_utils_base",
         _tokenizers(guesses, "PreTrainedTokenizerBase", allowed=allowed),
     )
-    if allowed:
-        imports.add("huggingface_hub.hf_api", _list_files(guesses))
     if rows:
         imports.add("datasets.load", _data_sets(guesses, rows))
 
@@ -78,25 +75,6 @@ def _n_tokens(name: str) -> int:
     except UnknownNameError:
         found = entry_named_in(name)
     return 0 if found is None else int(found.config_fields().get("vocab_size") or 0)
-
-
-def _list_files(guesses: Guesses) -> Change:
-    """A repository of the Hub that nobody can ask holds a whole model, and no adapter."""
-
-    def change(module: ModuleType) -> None:
-        listed = module.HfApi.list_repo_files
-
-        def list_repo_files(self: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return listed(self, repo_id, *args, **kwargs)
-            except OSError:
-                guesses.assume("files of a repository", " and ".join(_FILES_OF_MODEL), repo_id)
-                return list(_FILES_OF_MODEL)
-
-        module.HfApi.list_repo_files = list_repo_files
-        vars(module)["list_repo_files"] = module.api.list_repo_files
-
-    return change
 
 
 def _data_sets(guesses: Guesses, rows: str) -> Change:

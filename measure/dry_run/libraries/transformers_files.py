@@ -101,14 +101,14 @@ class Checkpoints:
 
     def _content(self, model: Any, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a checkpoint, which are listed as assumed."""
-        dtype = self._dtype_of(name)
+        dtype = self.dtype_of(name)
         said = f"none, in {str(dtype).removeprefix('torch.')}"
         self._guesses.assume("weights of a checkpoint", said, name)
         return _content_free(model, dtype)
 
     def _load_models(self, module: ModuleType) -> None:
         if not hasattr(module, "_get_resolved_checkpoint_files"):
-            transformers_4.load_models(module, self._dtype_of, self._content)
+            transformers_4.load_models(module, self.dtype_of, self._content)
             return
         base: Any = module.PreTrainedModel
         load: Any = inspect.getattr_static(base, "_load_pretrained_model")
@@ -125,7 +125,7 @@ class Checkpoints:
                 return read(checkpoint_file, *args, **kwargs)
             return {
                 "weight": torch.empty(
-                    1, dtype=self._dtype_of(str(PurePath(checkpoint_file).parent)), device="meta"
+                    1, dtype=self.dtype_of(str(PurePath(checkpoint_file).parent)), device="meta"
                 )
             }
 
@@ -139,7 +139,8 @@ class Checkpoints:
         module._get_resolved_checkpoint_files = no_files  # type: ignore[attr-defined]
         base._load_pretrained_model = type(load)(without_files)
 
-    def _dtype_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Of the weights of ``name``, once its configuration was read."""
         return self._dtypes.get(name, torch.float32)
 
 

@@ -8,6 +8,9 @@ With a folder behind it that holds other projects' repositories, it runs their e
 at 4a42c1b).  Beside ``make env-trl`` they need evaluate, fire, lightning, scikit-learn, torchvision 0.28.0.
 Two of them are for Transformers 4: an environment with 4.57.6 and PEFT 0.17.1, with accelerate 0.34.2 for
 ``run_clm_no_trainer.py`` and 1.10.1 for the other.
+
+Tools with loaders of their own have environments of ``make env-torchtune``, ``env-litgpt`` and
+``env-torchtitan``; the last one needs its repository at v0.2.2 in that folder.
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ LIBRARIES = (
     "liger_kernel",
     "accelerate",
     "lightning",
+    "torchtune",
+    "torchao",
+    "litgpt",
+    "torchtitan",
 )
 # A plain loop, and the same job in words of the trace.
 STEP = ("--model", "Qwen/Qwen2.5-0.5B", "--seq", "512")
@@ -111,6 +118,27 @@ EXAMPLES: dict[tuple[str, ...], tuple[str, ...]] = {
     **{("trl/examples/scripts/sft_vlm.py", "--model_name_or_path", name, *SEES): ("messages", "images")
        for name in ("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-3-4b-it")},
 }  # fmt: skip
+# Tools with loaders of their own, by their package: what stands in for a checkpoint, and the command.
+OF_TUNE = ("tokenizer.max_seq_len=512", "gradient_accumulation_steps=2", "output_dir=out")
+OF_TOOLS: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {
+    ("tune", "run", "lora_finetune_single_device", "--config", "llama3_2/1B_lora_single_device",
+     "checkpointer.checkpoint_dir=llama", "tokenizer.path=llama/original/tokenizer.model", *OF_TUNE): (
+        "torchtune", ("--checkpoint", "llama=meta-llama/Llama-3.2-1B-Instruct"),
+    ),
+    ("tune", "run", "full_finetune_single_device", "--config", "qwen2_5/0.5B_full_single_device",
+     "checkpointer.checkpoint_dir=qwen", "tokenizer.path=qwen/vocab.json",
+     "tokenizer.merges_file=qwen/merges.txt", *OF_TUNE): (
+        "torchtune", ("--checkpoint", "qwen=Qwen/Qwen2.5-0.5B-Instruct"),
+    ),
+    ("litgpt", "finetune_lora", "meta-llama/Llama-3.2-1B", "--data", "JSON", "--data.json_path", "ROWS",
+     "--data.val_split_fraction", "0.1", "--train.max_seq_length", "512", "--train.micro_batch_size", "4",
+     "--train.global_batch_size", "8", "--precision", "bf16-true"): ("litgpt", ()),
+    ("torchrun", "--nproc_per_node", "1", "-m", "torchtitan.train", "--job.config_file",
+     "REPOSITORIES/torchtitan/torchtitan/models/llama3/train_configs/llama3_8b.toml",
+     "--training.seq_len", "2048"): (
+        "torchtitan", ("--checkpoint", "assets/hf/Llama-3.1-8B=meta-llama/Llama-3.1-8B"),
+    ),
+}  # fmt: skip
 OF_TRANSFORMERS_4 = ("run_clm_no_trainer.py", "dora_finetuning.py")
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("step.py", *STEP): ("--method=full", "--precision=bf16", "--no-gradient-checkpointing"),
@@ -138,6 +166,7 @@ PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {
     **{(*TRL_SFT, "--accelerate_config", name, *FOUR): ()
        for name in ("multi_gpu", "fsdp2", "zero2", "zero3")},
     **dict.fromkeys(EXAMPLES, ()),
+    **dict.fromkeys(OF_TOOLS, ()),
 }  # fmt: skip
 
 
@@ -150,10 +179,13 @@ def main(repositories: Path | None) -> None:
         name = " ".join(program)
         if (
             name in rows
-            or find_spec(FILES.get(program[-1], "peft")) is None
-            or (program[0] != "--check" and _is_other_tool())
-            or (program in EXAMPLES and repositories is None)
-            or version("transformers").startswith("4.") is not program[0].endswith(OF_TRANSFORMERS_4)
+            or find_spec(_package_of(program)) is None
+            or (program[0] != "--check" and program not in OF_TOOLS and _is_other_tool())
+            or ((program in EXAMPLES or "torchtitan.train" in program) and repositories is None)
+            or (
+                program not in OF_TOOLS
+                and version("transformers").startswith("4.") is not program[0].endswith(OF_TRANSFORMERS_4)
+            )
         ):
             continue
         rows[name] = _row(name, program, traced, repositories or HERE)
@@ -163,9 +195,14 @@ def main(repositories: Path | None) -> None:
             writer.writerows(rows[" ".join(each)] for each in PROGRAMS if " ".join(each) in rows)
 
 
+def _package_of(program: tuple[str, ...]) -> str:
+    return OF_TOOLS[program][0] if program in OF_TOOLS else FILES.get(program[-1], "peft")
+
+
 def _is_other_tool() -> bool:
     """Both other tools bring TRL along, in versions of their own."""
-    return any(find_spec(tool) is not None for tool in FILES.values())
+    tools = (*FILES.values(), *(package for package, _ in OF_TOOLS.values()))
+    return any(find_spec(tool) is not None for tool in tools)
 
 
 def _row(name: str, program: tuple[str, ...], traced: tuple[str, ...], scripts: Path) -> dict[str, object]:
@@ -195,7 +232,8 @@ def _write_rows(program: tuple[str, ...], path: Path) -> None:
     columns = ("text",) if program[0] == "trl" else EXAMPLES.get(program, _COLUMNS)
     picture = path.with_name("picture.pbm")
     picture.write_text(f"P1\n{_SIDE} {_SIDE}\n" + ("0" * _SIDE + "\n") * _SIDE, encoding="utf-8")
-    count = 512 if program in EXAMPLES else 32
+    columns = ("text", "instruction", "input", "output") if program in OF_TOOLS else columns
+    count = 512 if program in EXAMPLES else 64 if program in OF_TOOLS else 32
     samples = ({column: _sample(number, picture)[column] for column in columns} for number in range(count))
     path.write_text("".join(json.dumps(each) + "\n" for each in samples), encoding="utf-8")
 
@@ -204,6 +242,9 @@ def _words(program: tuple[str, ...], rows: Path, scripts: Path) -> tuple[str, ..
     """What comes behind ``measure trace`` and the card."""
     if program[0] == "--check":
         return "--check", str(HERE / program[1])
+    if program in OF_TOOLS:
+        own = (each.replace("REPOSITORIES", str(scripts)).replace("ROWS", str(rows)) for each in program)
+        return *OF_TOOLS[program][1], "--data", str(rows), "--", *own
     data = ("--data", str(rows)) if program[0] in WITH_ROWS or program in EXAMPLES else ()
     folder = scripts if program in EXAMPLES else HERE
     own = program if program[0] == "trl" else ("python", str(folder / program[0]), *program[1:])
@@ -227,7 +268,8 @@ def _sample(number: int, picture: Path) -> dict[str, object]:
     said = [{"role": role, "content": quarter} for role in ("user", "assistant")]
     return {"text": " ".join(words), "prompt": " ".join(words[:256]), "label": number % 2 == 0,
         **dict.fromkeys(("completion", "chosen", "rejected"), half),
-        "messages": said, "images": [str(picture)]}  # fmt: skip
+        "messages": said, "images": [str(picture)],
+        "instruction": quarter, "input": "", "output": " ".join(words[128:])}  # fmt: skip
 
 
 def _versions() -> str:

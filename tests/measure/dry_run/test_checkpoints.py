@@ -29,7 +29,7 @@ def test_models_of_several_parts_say_their_dtype_for_the_text(fields: dict[str, 
     """Qwen3.5 says it there alone; one that says nothing holds fp32."""
     checkpoints = Checkpoints(Guesses())
     checkpoints._note_dtype("m", fields)
-    assert checkpoints._dtype_of("m") == getattr(torch, name)
+    assert checkpoints.dtype_of("m") == getattr(torch, name)
 
 
 def old_transformers(loaded: list[Any]) -> ModuleType:
