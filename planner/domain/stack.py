@@ -187,6 +187,8 @@ class Stack:
     """Whose modeling code runs: that of Transformers 4 (4.36 to 4.38) or 5, which decides which
     attention kernels an architecture has, or code of its own.
     """
+    copies_kv_heads: bool
+    """Keys and values are copied for all heads before torch's fused attention."""
     fused_norm: bool
     """Norms by one kernel that saves its input only."""
     fused_mlp: bool

@@ -96,12 +96,13 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _repeats(view: LayerView, *, masked: bool) -> bool:
     """``use_gqa_in_sdpa``: a kernel takes fewer key heads where there is no mask and heads have one width.
 
-    Transformers 4 copies heads always.  Source: transformers 4.37 models/llama/modeling_llama.py
+    Transformers 4 and some loops copy heads always.  Source: transformers 4.37 models/llama/modeling_llama.py
     LlamaSdpaAttention.forward.
     """
     spec = view.block.attention
     return (
-        view.stack.model_code == "transformers-4"
+        view.stack.copies_kv_heads
+        or view.stack.model_code == "transformers-4"
         or masked
         or spec.head_dim != spec.value_head_dim
         or spec.head_dim > _FLASH_WIDEST

@@ -27,7 +27,7 @@ def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = Tr
     fields: dict[str, Any] = {
         "block": SimpleNamespace(attention=attention),
         "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
-        "stack": SimpleNamespace(sdpa_mask="bool", model_code="transformers-5"),
+        "stack": SimpleNamespace(sdpa_mask="bool", model_code="transformers-5", copies_kv_heads=False),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
     }
     return SimpleNamespace(**fields, masked=masked, single=single)  # type: ignore[return-value]
@@ -64,11 +64,12 @@ def test_flash_with_shared_heads_sums_key_and_value_gradients_of_all_heads() -> 
     assert made(template, "backward") == [(backward, size, Unit.TOKENS) for size in sizes]
 
 
-def test_transformers_4_copies_shared_heads_for_every_kernel() -> None:
+@pytest.mark.parametrize(("switch", "value"), [("model_code", "transformers-4"), ("copies_kv_heads", True)])
+def test_some_code_copies_shared_heads_for_every_kernel(switch: str, value: Any) -> None:
     """Keys and values of all heads, before the kernel's output."""
     spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)
     view = view_of(spec)
-    view.stack.model_code = "transformers-4"
+    setattr(view.stack, switch, value)
     forward = [(op, size) for op, size, _ in made(recorded(view), "forward")]
     assert forward[:3] == [("clone", QUERY), ("clone", QUERY), ("flash_attention", QUERY)]
 
