@@ -73,7 +73,7 @@ def test_intervals_contain_what_the_readme_says() -> None:
 def test_wrong_verdicts_are_as_few_as_the_readme_says() -> None:
     """The shares of both kinds of wrong verdict over all sources."""
     fits, fits_not = _stated(
-        r"at most (\d+) % are answered FITS; of those that ran, at most (\d+) % are answered DOES NOT FIT"
+        r"at most (\d+) % are answered FITS\. Of those that ran, at most (\d+) % are answered DOES NOT FIT"
     )
     documents = stored_accuracy()["documents"].values()
 
