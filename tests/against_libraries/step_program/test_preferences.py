@@ -106,7 +106,7 @@ def compare(scenario: Scenario) -> None:
     assert predicted == pytest.approx(traced, rel=0.005)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("task", "kernel"), TASKS)
 def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
@@ -122,6 +122,7 @@ def test_logits_that_are_compared(flags: dict[str, Any], tmp_path: Path) -> None
     compare(scenario_of("sft", "divergence", tmp_path, method="full", **flags))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_labels_of_steps(method: str, tmp_path: Path) -> None:
     """A head of two labels for each token, where that of words would be most of what is allocated."""
@@ -159,12 +160,14 @@ def test_a_reference_that_was_asked_before(kernel: str, tmp_path: Path) -> None:
     compare(scenario_of("dpo", kernel, tmp_path, switches=switches))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("task", ["dpo", "orpo"])
 def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     """Without autocast logits have 16 bits, and each row has a log-softmax of its own."""
     compare(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("task", "kernel", "flags"),
     [
