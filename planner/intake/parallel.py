@@ -103,17 +103,22 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
             raise UnreadCombinationError(
                 f"{sharing} GPUs that share a batch across nodes are not modelled; a node at most is"
             )
-    return parallel if parallel.pipeline == 1 else _resolve_pipeline(ledger, hardware, parallel)
+    return _resolve_pipeline(ledger, hardware, parallel)
 
 
 def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
     """Schedule and micro-batches of a pipeline.
 
     Raises:
-        UsageError: micro-batches that do not divide into rounds.
+        UsageError: micro-batches that do not divide into rounds, or words about a pipeline without one.
         UnreadCombinationError: groups that are neither whole nodes nor equal parts of one, or micro-batches
             that the schedule refuses.
     """
+    if parallel.pipeline == 1:
+        for name in ("pipeline_schedule", "pipeline_microbatches"):
+            if ledger.request.get(name) is not None:
+                raise UsageError(f"{name} is for pipelines: say pipeline_parallel, or leave it out")
+        return parallel
     ledger.choose("pipeline_schedule", parallel.schedule, "assumed")
     all_of_step = int(ledger.request.get("grad_accum") or 1)
     count = ledger.choose("pipeline_microbatches", parallel.microbatches or all_of_step, "assumed")

@@ -62,7 +62,8 @@ def _download(guesses: Guesses, *, allowed: bool) -> Change:
             try:
                 return str(load(repo_id, *args, local_dir=local_dir, **kwargs))
             except OSError:
-                if kwargs.get("repo_type") not in (None, "model"):
+                # Who wants no download asks what is here, as Transformers does of a tokenizer's templates.
+                if kwargs.get("repo_type") not in (None, "model") or kwargs.get("local_files_only"):
                     raise
                 if not allowed:
                     guesses.refuse(

@@ -55,10 +55,13 @@ def test_one_that_cannot_stand_in_is_refused_by_name(
     assert [name for name, _ in guesses.refusals] == [model]
 
 
-def test_a_data_set_is_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails as it would."""
+@pytest.mark.parametrize("asked", [{"repo_type": "dataset"}, {"local_files_only": True}])
+def test_a_data_set_is_no_model_and_what_is_not_here_is_not(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    """Both fail as they would."""
     guesses = Guesses()
     module = library(monkeypatch, guesses, allowed=True)
     with pytest.raises(OSError, match="offline"):
-        module.snapshot_download("known/model", repo_type="dataset")
+        module.snapshot_download("known/model", **asked)
     assert not guesses.refusals

@@ -171,3 +171,10 @@ def test_a_search_leaves_pipelines_out() -> None:
     """What works over grids gets a sentence."""
     with pytest.raises(NotModelledError, match="plan and check do"):
         job_of(scenario_of(), Coefficients())
+
+
+@pytest.mark.parametrize("flags", [{"pipeline_schedule": "gpipe"}, {"pipeline_microbatches": 4}])
+def test_what_only_a_pipeline_reads_is_never_ignored(flags: dict[str, Any]) -> None:
+    """Without groups there is nothing that it could mean."""
+    with pytest.raises(UsageError, match="is for pipelines"):
+        scenario_of(pipeline_parallel=None, **flags)

@@ -172,9 +172,11 @@ def test_products_in_8_bits_run_at_the_rate_of_8_bits() -> None:
     flags = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "stack": "torchtitan-compile"}
     flags |= {"seq": "8192", "batch": "1", "gradient_checkpointing": "false"}
     wide, narrow = (job(scenario(flags, fp8=fp8)) for fp8 in ("none", "tensorwise-gathered"))
-    assert narrow.rates.fp8_flop_per_s == pytest.approx(2 * narrow.rates.matmul_flop_per_s, rel=0.01)
+    # Measured on the card: less than twice as fast, as the sheet has it.
+    times = narrow.rates.fp8_flop_per_s / narrow.rates.matmul_flop_per_s
+    assert 1.5 < times < 2
     head = 3 * 2 * 8192 * 4096 * 128256 / wide.rates.matmul_flop_per_s
     in_16, in_8 = (pass_seconds(each, "training")["matmul"] for each in (wide, narrow))
-    assert in_8 - head == pytest.approx((in_16 - head) / 2, rel=0.05)
+    assert in_8 - head == pytest.approx((in_16 - head) / times, rel=0.05)
     layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert gathered_bytes(wide) - gathered_bytes(narrow) == pytest.approx(2 * layers * 7 / 8)
