@@ -71,6 +71,7 @@ def test_writing_a_part_keeps_the_others(tmp_path: Path, monkeypatch: pytest.Mon
     assert stored_accuracy() == {"a": {"x": 0.25}, "points": [["s", 1, 2.5]]}
 
 
+@pytest.mark.figures
 def test_every_reading_of_the_four_documents_is_drawn() -> None:
     """The same rows with the same measured bytes as a validation compares, and as many rates;
     others on some of them.

@@ -54,11 +54,18 @@ def _no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.api.answering._advised", lambda subject, model: subject)
 
 
+# What was asked before in this process, with its exit code: some searches are looked at by several tests.
+_ANSWERS: dict[str, tuple[int, str]] = {}
+
+
 def answer_to(capsys: Captured, flags: str, code: int | None = None) -> dict[str, Any]:
     """The JSON answer to a search."""
-    got = main(["search", *shlex.split(flags), "--json"])
-    out, err = capsys.readouterr()
-    assert err == ""
+    if flags not in _ANSWERS:
+        got = main(["search", *shlex.split(flags), "--json"])
+        out, err = capsys.readouterr()
+        assert err == ""
+        _ANSWERS[flags] = (got, out)
+    got, out = _ANSWERS[flags]
     assert code is None or got == code, out
     document: dict[str, Any] = json.loads(out)
     assert document["exit_code"] == got

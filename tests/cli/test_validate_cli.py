@@ -132,6 +132,7 @@ def test_markdown_has_a_table_per_quantity(capsys: Captured) -> None:
     assert "## GPU memory\n\n| source | rows | MAPE |" in out
 
 
+@pytest.mark.figures
 def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured) -> None:
     """`--cv source` scores each group by a fit without it,
     and gives in-sample and unfitted errors and the fit itself.

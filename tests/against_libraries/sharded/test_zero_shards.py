@@ -35,6 +35,9 @@ import_or_skip("transformers")
 import_or_skip("peft")
 import_or_skip("deepspeed")
 
+# Quick ones against the real engine are in tests/against_libraries/tracing/test_trace_sharded.py.
+pytestmark = pytest.mark.slow
+
 Reports = dict[str, list[dict[str, Any]]]
 
 WORLD = 2

@@ -82,7 +82,7 @@ JOBS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", JOBS)
 def test_grid_equals_one_by_one(name: str) -> None:
     """Every point of a grid has the memory and time that the estimate of its scenario alone has."""
