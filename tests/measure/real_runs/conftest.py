@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,10 +34,13 @@ LIBRARIES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "psu
 Measure = Callable[..., MeasuredRecord]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here that measures needs the measure extra."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Everything here starts processes that train; what measures needs the measure extra."""
     mark = needs(*LIBRARIES)
     for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.real)
         if {"measure", "launcher", "machine"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(mark)
 
