@@ -1,5 +1,5 @@
 """Starts what makes the folder of a checkpoint without its weights
-(:mod:`measure.dry_run.libraries.checkpoint_folder`).
+(:mod:`measure.dry_run.libraries.files.checkpoint_folder`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_MAKER = "measure.dry_run.libraries.checkpoint_folder"
+_MAKER = "measure.dry_run.libraries.files.checkpoint_folder"
 
 
 def start(folder: Path, model: str, variables: Mapping[str, str]) -> str:

@@ -23,17 +23,14 @@ from measure.dry_run.libraries import (
     cuda_builds,
     cuda_kernels,
     flash_attention,
-    holes,
-    hub_files,
-    processors,
     refused,
-    saving,
     stand_ins,
     triton_kernels,
     trl_generation,
 )
+from measure.dry_run.libraries.files import holes, hub_files, processors, saving
+from measure.dry_run.libraries.files.transformers_files import Checkpoints
 from measure.dry_run.libraries.importing import OnImport
-from measure.dry_run.libraries.transformers_files import Checkpoints
 from measure.dry_run.messages import ProgramJob
 from measure.dry_run.sandbox import close_in
 from measure.dry_run.stages import Stages

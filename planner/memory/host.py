@@ -10,7 +10,7 @@ from planner.domain.prediction import HostPrediction
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.outside import paged_bytes
-from planner.program.engines.deepspeed_settings import settings_of
+from planner.program.engines.zero.deepspeed_settings import settings_of
 from planner.program.job import Job
 from planner.program.parameters import Parameters
 

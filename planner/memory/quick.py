@@ -23,7 +23,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.replayed import PhaseBytes, Replayed, slot_events, states_at_end, without_card
 from planner.memory.replayed_peak import prediction_of
 from planner.memory.structures import alike, program_of
-from planner.program.engines.deepspeed_settings import settings_of
+from planner.program.engines.zero.deepspeed_settings import settings_of
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 

@@ -93,7 +93,7 @@ def _gathers(job: TimedJob) -> Number:
 def _meetings(job: TimedJob) -> Number:
     """How often per step engines that meet in every micro-step do so: in a pipeline once for each round.
 
-    Source: :mod:`planner.program.engines.pipelined`.
+    Source: :mod:`planner.program.engines.fsdp.pipelined`.
     """
     stage, count = job.own.model.stage, job.recipe.batch.grad_accum
     return count if stage is None else count / stage.microbatches

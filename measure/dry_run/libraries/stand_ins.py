@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.files.processors import image_tokens
+from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
-from measure.dry_run.libraries.processors import image_tokens
-from measure.dry_run.libraries.words import N_WORDS, tokenizer_of_words
 from planner.catalog.models import ModelEntry, entry_named_in, model_entry
 from planner.errors import UnknownNameError
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from planner.program.engines.blockwise import Blockwise
 from planner.program.engines.ddp import Ddp
-from planner.program.engines.fsdp1 import Fsdp1
-from planner.program.engines.fsdp2 import Fsdp2
+from planner.program.engines.fsdp.fsdp1 import Fsdp1
+from planner.program.engines.fsdp.fsdp2 import Fsdp2
+from planner.program.engines.fsdp.pipelined import PipelinedFsdp2
 from planner.program.engines.layerwise import Layerwise
-from planner.program.engines.low_level_zero import LowLevelZero
-from planner.program.engines.pipelined import PipelinedFsdp2
-from planner.program.engines.zero0 import Zero0
-from planner.program.engines.zero3 import Zero3
-from planner.program.engines.zero12 import Zero12
+from planner.program.engines.zero.low_level_zero import LowLevelZero
+from planner.program.engines.zero.zero0 import Zero0
+from planner.program.engines.zero.zero3 import Zero3
+from planner.program.engines.zero.zero12 import Zero12
 from planner.program.job import Job
 from planner.program.runtime import Runtime
 

@@ -8,10 +8,10 @@ import inspect
 import re
 from typing import Any
 
-from planner.program.engines.coordinator import _GATHER_LAG as MODULES
-from planner.program.engines.fsdp1 import _GATHER_LAG as FLAT_PARAMETERS
-from planner.program.engines.fsdp1 import _GRADIENT_LAG as FLAT_GRADIENTS
-from planner.program.engines.zero3 import _GRADIENT_LAG as BUCKETS
+from planner.program.engines.fsdp.fsdp1 import _GATHER_LAG as FLAT_PARAMETERS
+from planner.program.engines.fsdp.fsdp1 import _GRADIENT_LAG as FLAT_GRADIENTS
+from planner.program.engines.zero.coordinator import _GATHER_LAG as MODULES
+from planner.program.engines.zero.zero3 import _GRADIENT_LAG as BUCKETS
 from tests.extras import import_or_skip
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries import transformers_4
-from measure.dry_run.libraries.transformers_files import Checkpoints
-from measure.dry_run.libraries.words import tokenizer_of_words
+from measure.dry_run.libraries.files.transformers_files import Checkpoints
+from measure.dry_run.libraries.files.words import tokenizer_of_words
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

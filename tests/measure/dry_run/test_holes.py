@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from measure.dry_run.libraries import holes
-from measure.dry_run.libraries.checkpoint_folder import write_with_holes
+from measure.dry_run.libraries.files import holes
+from measure.dry_run.libraries.files.checkpoint_folder import write_with_holes
 from tests.extras import import_or_skip
 
 torch = import_or_skip("torch")

@@ -10,7 +10,7 @@ import pytest
 
 from measure.dry_run import lay_out
 from measure.dry_run.guesses import Guesses
-from measure.dry_run.libraries.hub_files import _download
+from measure.dry_run.libraries.files.hub_files import _download
 
 
 def library(monkeypatch: pytest.MonkeyPatch, guesses: Guesses, *, allowed: bool) -> Any:

@@ -8,7 +8,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.vision import TowerSpec
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.engines.fsdp_units import wraps_tower
+from planner.program.engines.fsdp.fsdp_units import wraps_tower
 from planner.program.engines.params import AT_REST, params_of
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values

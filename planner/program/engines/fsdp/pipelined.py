@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from planner.program.engines.fsdp2 import Fsdp2
+from planner.program.engines.fsdp.fsdp2 import Fsdp2
 from planner.program.engines.groups import Gradient
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES

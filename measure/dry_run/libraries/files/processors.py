@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from measure.dry_run.guesses import Guesses
+from measure.dry_run.libraries.files.words import tokenizer_of_words
 from measure.dry_run.libraries.importing import Change, OnImport
-from measure.dry_run.libraries.words import tokenizer_of_words
 
 
 @dataclass(frozen=True, slots=True)

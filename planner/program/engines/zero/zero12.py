@@ -8,9 +8,9 @@ Ignored: host memory; that the cache is emptied where weights are flattened on t
 
 from __future__ import annotations
 
-from planner.program.engines.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.params import Param, optimizer_groups
-from planner.program.engines.partition import FlatGroup, merged, sent_together
+from planner.program.engines.zero.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.request_stream import RequestStream

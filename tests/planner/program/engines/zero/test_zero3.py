@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from planner.program.engines.coordinator import Coordinator, Live, Module
-from planner.program.engines.deepspeed import Purpose
-from planner.program.engines.deepspeed_settings import Settings
 from planner.program.engines.params import Param
-from tests.planner.program.engines.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
+from planner.program.engines.zero.coordinator import Coordinator, Live, Module
+from planner.program.engines.zero.deepspeed import Purpose
+from planner.program.engines.zero.deepspeed_settings import Settings
+from tests.planner.program.engines.zero.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
 
 SETTINGS = Settings(
     world=2,

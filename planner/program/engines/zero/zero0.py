@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from planner.domain.term import TermName
-from planner.program.engines.deepspeed import FP32, DeepSpeed, Purpose
 from planner.program.engines.params import Param
+from planner.program.engines.zero.deepspeed import FP32, DeepSpeed, Purpose
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype

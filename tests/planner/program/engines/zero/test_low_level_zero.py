@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planner.program.engines.test_zero12 import TRAINED, allocated, left, stream_of
+from tests.planner.program.engines.zero.test_zero12 import TRAINED, allocated, left, stream_of
 
 FLAGS = {"stack": "colossalai", "sharding": "zero2", "load_dtype": "bf16", "precision": "bf16-mixed"}
 # The largest gradients, of the token table of Qwen2.5-0.5B; a bucket of Colossal-AI has 12 x 1024 x 1024.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.domain.term import TermName
-from planner.program.engines.deepspeed_settings import settings_of
 from planner.program.engines.params import Param, params_of
+from planner.program.engines.zero.deepspeed_settings import settings_of
 from planner.program.job import Job
 from planner.program.load import take_workspaces
 from planner.program.ops.tensors import Mark, Unit

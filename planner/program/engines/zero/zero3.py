@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner.domain.term import TermName
-from planner.program.engines.coordinator import Coordinator, Live, Module
-from planner.program.engines.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, Purpose
-from planner.program.engines.deepspeed_settings import reference_settings
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
+from planner.program.engines.zero.coordinator import Coordinator, Live, Module
+from planner.program.engines.zero.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed_settings import reference_settings
 from planner.program.job import Job, reference_job
 from planner.program.load import load_whole
 from planner.program.ops.tensors import ELEMENT_BYTES, Mark

@@ -9,8 +9,8 @@ Ignored: host memory; padding; buffers in which updated weights are gathered, wh
 from __future__ import annotations
 
 from planner.arrays import ceil_div
-from planner.program.engines.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.engines.params import Param
+from planner.program.engines.zero.deepspeed import FP32, FP64, MAIN_STREAM, REDUCE_STREAM, DeepSpeed, Purpose
 from planner.program.job import Job
 from planner.program.load import load_whole
 from planner.program.request_stream import RequestStream

@@ -15,9 +15,9 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Literal
 
-from planner.program.engines.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
-from planner.program.engines.deepspeed_settings import Settings
 from planner.program.engines.params import Param
+from planner.program.engines.zero.deepspeed import GATHER_STREAM, DeepSpeed, Purpose
+from planner.program.engines.zero.deepspeed_settings import Settings
 
 _FLAT = Purpose("all_gather flat_tensor", "gathered_parameters", GATHER_STREAM)
 _WHOLE = Purpose("gathered parameter", "gathered_parameters", GATHER_STREAM)

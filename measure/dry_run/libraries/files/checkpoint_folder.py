@@ -33,7 +33,7 @@ _TIKTOKEN, _VOCABULARY, _MERGES = "original/tokenizer.model", "vocab.json", "mer
 
 def main(folder: Path, model: str) -> None:
     """Write the files of ``model`` into ``folder``."""
-    from measure.dry_run.libraries.transformers_files import Checkpoints
+    from measure.dry_run.libraries.files.transformers_files import Checkpoints
 
     imports, guesses = OnImport(), Guesses()
     sys.meta_path.insert(0, imports)
@@ -73,7 +73,7 @@ def write_with_holes(tensors: Mapping[str, Any], path: Any, metadata: Any = None
 
 def _write_words(folder: Path, n_tokens: int) -> None:
     """A tokenizer of words, as for those that stand in for a single one; then lists of the same words."""
-    from measure.dry_run.libraries.words import N_WORDS, tokenizer_of_words
+    from measure.dry_run.libraries.files.words import N_WORDS, tokenizer_of_words
 
     tokenizer_of_words("right", n_tokens=n_tokens).save_pretrained(folder)
     pieces = [bytes([number]) for number in range(256)]

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable
 
 from planner.domain.term import TermName
-from planner.program.engines.fsdp_units import INNER, Units, gradients_inside, pieces
+from planner.program.engines.fsdp.fsdp_units import INNER, Units, gradients_inside, pieces
 from planner.program.engines.groups import (
     EMBEDDINGS,
     HEAD,

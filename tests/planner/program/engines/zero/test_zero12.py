@@ -10,7 +10,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.engines.params import Param
-from planner.program.engines.partition import FlatGroup, merged, sent_together
+from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream

@@ -10,7 +10,7 @@ their own are gathered with their layer; that a card which is faster than its ho
 
 from __future__ import annotations
 
-from planner.program.engines.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
+from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.groups import ROOT, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES

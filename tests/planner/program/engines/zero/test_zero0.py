@@ -9,7 +9,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import overlapping_share
 from planner.throughput.time_inputs import job_of
-from tests.planner.program.engines.test_zero12 import FLAGS, TRAINED, allocated, left, stream_of
+from tests.planner.program.engines.zero.test_zero12 import FLAGS, TRAINED, allocated, left, stream_of
 
 ZERO0 = {"sharding": "zero0", "precision": "bf16-mixed", "optimizer": "adamw_torch"}
 # Parameters before the 500-millionth element are summed in one call; Qwen2.5-0.5B has fewer.

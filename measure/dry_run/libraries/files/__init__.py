@@ -1,0 +1,1 @@
+"""What a program reads and writes: repositories, checkpoints, tokenizers, processors."""
