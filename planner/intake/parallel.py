@@ -80,7 +80,7 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
                 f"{hardware.world_size} GPUs cannot be divided into {copies} replicas of groups of "
                 f"{parallel.gpus}"
             )
-    if parallel.hpz > 1:
+    if parallel.hpz > 1 or ledger.request.get("hpz"):
         parallel = replace(parallel, hpz=min(parallel.hpz, int(hardware.world_size)))
         ledger.choose("hpz", parallel.hpz, "assumed")
         if hardware.world_size % parallel.hpz:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from planner.allocator.slots import SlotEvents
@@ -47,19 +47,27 @@ def with_shares(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
 
     They are those of the fullest moment of the limiting phase, or of the first phase that has the term.
     """
-    shares = shares_by_phase(job)
+
+    def shown(term: Term) -> Phase:
+        at_peak = memory.limiting_phase in term.phases
+        return memory.limiting_phase if at_peak else min(term.phases, key=PHASES.index)
 
     def detail(term: Term) -> str:
-        if not term.formula.startswith("planner.program."):
+        if not _is_of_program(term):
             return ""
-        at_peak = memory.limiting_phase in term.phases
-        phase = memory.limiting_phase if at_peak else min(term.phases, key=PHASES.index)
+        phase = shown(term)
         said = _detail(term, shares.get(phase, {}).get(term.name, ()))
-        return said if at_peak or not said else f"{said} ({PHASE_WORDS[phase]})"
+        return said if phase == memory.limiting_phase or not said else f"{said} ({PHASE_WORDS[phase]})"
+
+    shares = shares_by_phase(job, {shown(term) for term in memory.terms if _is_of_program(term)})
 
     return replace(
         memory, terms=tuple(replace(term, detail=term.detail or detail(term)) for term in memory.terms)
     )
+
+
+def _is_of_program(term: Term) -> bool:
+    return term.formula.startswith("planner.program.")
 
 
 def _detail(term: Term, shares: Iterable[Share]) -> str:
@@ -76,14 +84,14 @@ def _detail(term: Term, shares: Iterable[Share]) -> str:
     return "; ".join(said)
 
 
-def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:
-    """Of the fullest moment of each phase,
+def shares_by_phase(job: Job, phases: Collection[Phase]) -> dict[Phase, dict[TermName, list[Share]]]:
+    """Of the fullest moment of each of these phases,
     and of the fullest of those where micro-steps go through it several times.
     """
     run = run_of(job)
-    stream, events = run.stream, run.events
+    stream, operators = run.stream, _Operators(run.stream, run.events)
     most: dict[Phase, int] = {}
-    found: dict[Phase, dict[TermName, list[Share]]] = {}
+    fullest: dict[Phase, set[int]] = {}
     live: set[int] = set()
     start = 0
     for (_, phase), done in zip(stream.phases, run.done.phases, strict=True):
@@ -93,20 +101,35 @@ def shares_by_phase(job: Job) -> dict[Phase, dict[TermName, list[Share]]]:
             else:
                 live.discard(~event)
         start = max(done.peak_event + 1, start)
-        if done.allocated_bytes > most.get(phase, -1):
+        if phase in phases and done.allocated_bytes > most.get(phase, -1):
             most[phase] = done.allocated_bytes
-            found[phase] = _grouped(stream, events, live)
-    return found
+            fullest[phase] = set(live)
+    return {phase: _grouped(operators, alive) for phase, alive in fullest.items()}
 
 
-def _grouped(stream: RequestStream, events: SlotEvents, live: Iterable[int]) -> dict[TermName, list[Share]]:
-    """Equal operators together: how many in each layer, and in how many layers as many."""
-    counts: Counter[tuple[TermName, str, int, str]] = Counter()
-    for slot in live:
-        part, module, op = stream.place(slot)
+class _Operators(dict[int, tuple[TermName, str, int, str]]):
+    """Term, operator, bytes and layer of each slot, worked out once: most are alive in several phases."""
+
+    def __init__(self, stream: RequestStream, events: SlotEvents) -> None:
+        self._stream, self._events = stream, events
+
+    def __missing__(self, slot: int) -> tuple[TermName, str, int, str]:
+        part, module, op = self._stream.place(slot)
         layer = _LAYER.search(part) or _LAYER.search(module)
         where = f"{_LAYER.sub('', module)} {op}".strip()
-        counts[stream.term(slot), where, events.sizes[slot], layer.group().strip() if layer else ""] += 1
+        found = (
+            self._stream.term(slot),
+            where,
+            self._events.sizes[slot],
+            layer.group().strip() if layer else "",
+        )
+        self[slot] = found
+        return found
+
+
+def _grouped(operators: _Operators, live: Iterable[int]) -> dict[TermName, list[Share]]:
+    """Equal operators together: how many in each layer, and in how many layers as many."""
+    counts = Counter(map(operators.__getitem__, live))
     layers: Counter[tuple[TermName, str, int, int, bool]] = Counter()
     for (term, where, n_bytes, number), count in counts.items():
         layers[term, where, n_bytes, count, bool(number)] += 1

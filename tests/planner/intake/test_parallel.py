@@ -186,3 +186,8 @@ def test_other_settings_of_such_a_job_are_checked_too() -> None:
     assert with_flags(scenario, {"batch": "2"}).recipe.parallel == Parallel(2, 2)
     with pytest.raises(RefusedCombinationError):
         with_flags(scenario, {"sharding": "zero3"})
+
+
+def test_one_group_of_hpz_is_said_too() -> None:
+    """What was given is among the assumptions, also where it changes nothing."""
+    assert any(entry.name == "hpz" for entry in resolve(from_flags(BASE | {"hpz": 1})).assumptions)
