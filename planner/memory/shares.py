@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from planner.allocator.slots import SlotEvents
 from planner.domain.prediction import MemoryPrediction
-from planner.domain.term import PHASE_WORDS, PHASES, Phase, Term, TermName
+from planner.domain.term import PHASE_WORDS, PHASES, TERM_NUMBERS, Phase, Term, TermName
 from planner.memory.replayed import run_of
 from planner.program.job import Job
 from planner.program.request_stream import RequestStream
@@ -59,7 +59,10 @@ def with_shares(job: Job, memory: MemoryPrediction) -> MemoryPrediction:
         said = _detail(term, shares.get(phase, {}).get(term.name, ()))
         return said if phase == memory.limiting_phase or not said else f"{said} ({PHASE_WORDS[phase]})"
 
-    shares = shares_by_phase(job, {shown(term) for term in memory.terms if _is_of_program(term)})
+    terms: dict[Phase, set[TermName]] = {}
+    for term in filter(_is_of_program, memory.terms):
+        terms.setdefault(shown(term), set()).add(term.name)
+    shares = shares_by_phase(job, terms)
 
     return replace(
         memory, terms=tuple(replace(term, detail=term.detail or detail(term)) for term in memory.terms)
@@ -84,14 +87,16 @@ def _detail(term: Term, shares: Iterable[Share]) -> str:
     return "; ".join(said)
 
 
-def shares_by_phase(job: Job, phases: Collection[Phase]) -> dict[Phase, dict[TermName, list[Share]]]:
-    """Of the fullest moment of each of these phases,
+def shares_by_phase(
+    job: Job, terms: Mapping[Phase, Collection[TermName]]
+) -> dict[Phase, dict[TermName, list[Share]]]:
+    """Of these terms at the fullest moment of each of these phases,
     and of the fullest of those where micro-steps go through it several times.
     """
     run = run_of(job)
     stream, operators = run.stream, _Operators(run.stream, run.events)
     most: dict[Phase, int] = {}
-    fullest: dict[Phase, set[int]] = {}
+    fullest: dict[Phase, list[int]] = {}
     live: set[int] = set()
     start = 0
     for (_, phase), done in zip(stream.phases, run.done.phases, strict=True):
@@ -101,9 +106,10 @@ def shares_by_phase(job: Job, phases: Collection[Phase]) -> dict[Phase, dict[Ter
             else:
                 live.discard(~event)
         start = max(done.peak_event + 1, start)
-        if phase in phases and done.allocated_bytes > most.get(phase, -1):
+        if phase in terms and done.allocated_bytes > most.get(phase, -1):
             most[phase] = done.allocated_bytes
-            fullest[phase] = set(live)
+            kinds = {TERM_NUMBERS[name] for name in terms[phase]}
+            fullest[phase] = [slot for slot in live if stream.kinds[slot] in kinds]
     return {phase: _grouped(operators, alive) for phase, alive in fullest.items()}
 
 

@@ -54,7 +54,7 @@ def test_operators_of_a_term_are_counted_by_layer(memory: MemoryPrediction) -> N
 def test_the_operators_of_a_phase_add_up_to_its_terms() -> None:
     """At the fullest moment of the backward pass; all layers together."""
     one = job(method="qlora", seq=1024)
-    found = shares_by_phase(one, ["backward_2"])["backward_2"]["weights"]
+    found = shares_by_phase(one, {"backward_2": ["weights"]})["backward_2"]["weights"]
     assert sum(share.total_bytes for share in found) == pytest.approx(
         next(phase for phase in replayed(one).phases if phase.phase == "backward_2").terms["weights"],
         rel=1e-2,
