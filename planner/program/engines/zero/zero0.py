@@ -99,10 +99,12 @@ class Zero0(DeepSpeed):
 def _calls(gradients: Iterable[Param]) -> Iterator[list[Param]]:
     """What is summed together."""
     call: list[Param] = []
+    elements = 0
     for each in gradients:
         call.append(each)
-        if sum(one.elements for one in call) > _CALL_ELEMENTS:
+        elements += each.elements
+        if elements > _CALL_ELEMENTS:
             yield call
-            call = []
+            call, elements = [], 0
     if call:
         yield call
