@@ -5,13 +5,9 @@ which any terminal and any pipe can carry.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
-
-# Outside strings JSON is plain ASCII, so whatever matches is inside one.
-_NOT_PLAIN = re.compile(r"[^\n\x20-\x7e]")
 
 
 class DocumentPart(BaseModel):
@@ -34,12 +30,9 @@ def at_or_none(*path: str) -> Any:
 
 def document_text(document: BaseModel) -> str:
     """``document`` as indented JSON in ASCII:
-    letters that an encoding lacks and control characters escaped.
+    letters that an encoding lacks, control characters and bytes of file names that are no text, escaped.
     """
-    text = document.model_dump_json(by_alias=True, indent=2)
-    return (
-        _NOT_PLAIN.sub(lambda found: json.dumps(found.group())[1:-1].replace("\x7f", "\\u007f"), text) + "\n"
-    )
+    return json.dumps(document.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
 
 
 def document_schema(document: type[BaseModel]) -> dict[str, Any]:

@@ -94,23 +94,30 @@ def shares_by_phase(
     and of the fullest of those where micro-steps go through it several times.
     """
     run = run_of(job)
-    stream, operators = run.stream, _Operators(run.stream, run.events)
     most: dict[Phase, int] = {}
-    fullest: dict[Phase, list[int]] = {}
-    live: set[int] = set()
-    start = 0
-    for (_, phase), done in zip(stream.phases, run.done.phases, strict=True):
-        for event in stream.events[start : done.peak_event + 1]:
-            if event >= 0:
-                live.add(event)
-            else:
-                live.discard(~event)
-        start = max(done.peak_event + 1, start)
+    fullest: dict[Phase, int] = {}
+    for (_, phase), done in zip(run.stream.phases, run.done.phases, strict=True):
         if phase in terms and done.allocated_bytes > most.get(phase, -1):
             most[phase] = done.allocated_bytes
-            kinds = {TERM_NUMBERS[name] for name in terms[phase]}
-            fullest[phase] = [slot for slot in live if stream.kinds[slot] in kinds]
-    return {phase: _grouped(operators, alive) for phase, alive in fullest.items()}
+            fullest[phase] = done.peak_event
+    operators = _Operators(run.stream, run.events)
+    kinds = {phase: [TERM_NUMBERS[name] for name in terms[phase]] for phase in fullest}
+    return {
+        phase: _grouped(operators, _alive(run.stream, moment, kinds[phase]))
+        for phase, moment in fullest.items()
+    }
+
+
+def _alive(stream: RequestStream, moment: int, kinds: Collection[int]) -> list[int]:
+    """Slots of these kinds that are allocated after the event ``moment``."""
+    import numpy as np
+
+    events = np.frombuffer(stream.events, np.int64)[: moment + 1]
+    alive = np.zeros(len(stream.units), bool)
+    alive[events[events >= 0]] = True
+    # A slot is made once.
+    alive[~events[events < 0]] = False
+    return [*map(int, np.flatnonzero(alive & np.isin(np.frombuffer(stream.kinds, np.uint8), [*kinds])))]
 
 
 class _Operators(dict[int, tuple[TermName, str, int, str]]):
@@ -118,19 +125,22 @@ class _Operators(dict[int, tuple[TermName, str, int, str]]):
 
     def __init__(self, stream: RequestStream, events: SlotEvents) -> None:
         self._stream, self._events = stream, events
+        self._modules: dict[str, tuple[str, str]] = {}
 
     def __missing__(self, slot: int) -> tuple[TermName, str, int, str]:
         part, module, op = self._stream.place(slot)
-        layer = _LAYER.search(part) or _LAYER.search(module)
-        where = f"{_LAYER.sub('', module)} {op}".strip()
-        found = (
-            self._stream.term(slot),
-            where,
-            self._events.sizes[slot],
-            layer.group().strip() if layer else "",
-        )
+        (_, of_part), (name, of_module) = self._without_layer(part), self._without_layer(module)
+        where = f"{name} {op}".strip()
+        found = self._stream.term(slot), where, self._events.sizes[slot], of_part or of_module
         self[slot] = found
         return found
+
+    def _without_layer(self, module: str) -> tuple[str, str]:
+        """A name without its layer, and the layer."""
+        if module not in self._modules:
+            layer = _LAYER.search(module)
+            self._modules[module] = _LAYER.sub("", module), layer.group().strip() if layer else ""
+        return self._modules[module]
 
 
 def _grouped(operators: _Operators, live: Iterable[int]) -> dict[TermName, list[Share]]:

@@ -10,7 +10,8 @@ from planner.errors import InputFileError
 # No published model comes near these; larger numbers are mistakes or attacks,
 # and products of them stop being exact.
 _MAX_SIZE = 2**31 - 1
-_MAX_LAYERS = 10_000
+# The deepest that was published, DeepNet, has 1,000 (arXiv 2203.00555); each takes a millisecond.
+MAX_LAYERS = 2_000
 
 
 class ConfigFields:
@@ -53,8 +54,8 @@ class ConfigFields:
     def layers(self, *names: str) -> int:
         """The number of layers, bounded because lists of that length are built from it."""
         value = self.integer(*names)
-        if value > _MAX_LAYERS:
-            raise self.fail(f"field '{names[0]}' is {value}, above the limit of {_MAX_LAYERS}")
+        if value > MAX_LAYERS:
+            raise self.fail(f"field '{names[0]}' is {value}, above the limit of {MAX_LAYERS}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -89,8 +90,8 @@ class ConfigFields:
         value = self.data.get(name)
         if value is None:
             return ()
-        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) > _MAX_LAYERS:
-            raise self.fail(f"field '{name}' must be a list of at most {_MAX_LAYERS} integers")
+        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) > MAX_LAYERS:
+            raise self.fail(f"field '{name}' must be a list of at most {MAX_LAYERS} integers")
         if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
             raise self.fail(f"field '{name}' must hold non-negative integers")
         return tuple(value)
@@ -100,9 +101,9 @@ class ConfigFields:
         value = self.data.get(name)
         if value is None:
             return ()
-        is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) <= _MAX_LAYERS
+        is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) <= MAX_LAYERS
         if not is_list or not all(isinstance(item, str) for item in value):
-            raise self.fail(f"field '{name}' must be a list of at most {_MAX_LAYERS} texts")
+            raise self.fail(f"field '{name}' must be a list of at most {MAX_LAYERS} texts")
         return tuple(value)
 
     def section(self, name: str) -> ConfigFields:

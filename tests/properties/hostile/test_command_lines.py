@@ -158,6 +158,7 @@ def test_any_flags_of_a_search(words: list[str]) -> None:
 
 @examples(20)
 @example(["--help", "--json"])
+@example(["check", "\udcff", "--json"])
 @given(
     st.lists(
         st.sampled_from(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.catalog.architectures.config_fields import ConfigFields
+from planner.catalog.architectures.config_fields import MAX_LAYERS, ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block
 from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import (
@@ -264,8 +264,8 @@ def _nemotron_kinds(fields: ConfigFields) -> list[str]:
     if others:
         what = "experts" if others[0] == "moe" else f"layers of type '{others[0][:40]}'"
         raise NotModelledError(f"{fields.where}: {what} of this architecture are not modelled")
-    if len(kinds) > 10_000:
-        raise fields.fail(f"{len(kinds)} layers are more than the limit of 10000")
+    if len(kinds) > MAX_LAYERS:
+        raise fields.fail(f"{len(kinds)} layers are more than the limit of {MAX_LAYERS}")
     return kinds
 
 
