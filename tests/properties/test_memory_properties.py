@@ -164,11 +164,11 @@ def test_more_samples_and_longer_ones_never_ask_for_less(flags: Flags, more: int
 @PROPERTY
 @given(WITHOUT_ZERO.flatmap(lambda engine: jobs(method="lora", **engine)), st.integers(1, 256))
 def test_a_higher_rank_never_asks_for_less(flags: Flags, more: int) -> None:
-    """A higher rank never asks for less, except across three thresholds: the size of 8-bit states,
-    ZeRO-3's persistence, and where one process's part of the gradients ends.
+    """A higher rank never asks for less, except across four thresholds: the sizes of 8-bit and of paged
+    states, ZeRO-3's persistence, and where one process's part of the gradients ends.
     """
     scenario = resolve(from_flags(flags))
-    assume("8bit" not in scenario.recipe.optimizer and "4bit" not in scenario.recipe.optimizer)
+    assume(not any(kind in scenario.recipe.optimizer for kind in ("8bit", "4bit", "paged")))
     assert scenario.recipe.adapter is not None
     assert_asks_for_no_less(scenario, with_rank(scenario, int(scenario.recipe.adapter.rank) + more))
 
