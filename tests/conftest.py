@@ -15,8 +15,12 @@ from hypothesis import HealthCheck, settings
 # `make explore` draws others (`--hypothesis-profile=explore`): what it finds becomes an example of its test.
 # How long examples take to draw says how busy the machine is.
 ANY_SPEED = [HealthCheck.too_slow]
-settings.register_profile("repeatable", derandomize=True, database=None, suppress_health_check=ANY_SPEED)
-settings.register_profile("explore", derandomize=False, print_blob=True, suppress_health_check=ANY_SPEED)
+settings.register_profile(
+    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=ANY_SPEED
+)
+settings.register_profile(
+    "explore", derandomize=False, print_blob=True, deadline=None, suppress_health_check=ANY_SPEED
+)
 settings.load_profile("repeatable")
 
 

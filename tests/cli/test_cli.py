@@ -441,7 +441,7 @@ AWKWARD = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=st.lists(st.tuples(st.sampled_from(VALUED), AWKWARD), max_size=3))
 def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str]]) -> None:
     """Whatever is given to the flags, the answer is a report or one sentence, and never an internal error."""

@@ -504,7 +504,7 @@ SEARCHED = st.sampled_from(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=st.lists(st.tuples(SEARCHED, AWKWARD), min_size=1, max_size=3))
 def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str]]) -> None:
     """Whatever is given to the flags, the answer is a report or one sentence, and never an internal error."""

@@ -386,7 +386,7 @@ class CollectingCalls(AllocatorCalls):
     limit_bytes = 200 * MIB
 
 
-BUDGET = settings(max_examples=40, stateful_step_count=40, deadline=None)
+BUDGET = settings(max_examples=40, stateful_step_count=40)
 TestAllocatorCalls = AllocatorCalls.TestCase
 TestOversizeCalls = OversizeCalls.TestCase
 TestExpandableCalls = ExpandableCalls.TestCase

@@ -96,7 +96,7 @@ FLAGS = {"gpu": "a100-80-sxm:2"}
 
 
 @pytest.mark.parametrize("tool", sorted(TOOLS))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(table=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8))
 def test_a_file_of_any_values_is_answered_or_refused(tool: str, table: dict[str, object]) -> None:
     """Reading, merging and resolving end in a scenario or in one printable error of ours."""

@@ -21,8 +21,8 @@ from planner.records import COLUMNS, RECORD_SCHEMA_ID, append_jsonl, read_record
 
 T = TypeVar("T")
 BASE: dict[str, object] = {"model": "7b", "method": "lora", "gpu": "4090", "seq": 1024}
-RESOLVING = settings(deadline=None, max_examples=40)
-IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+RESOLVING = settings(max_examples=40)
+IN_A_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 texts = st.one_of(
     st.text(max_size=40),

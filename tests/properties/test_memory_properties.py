@@ -38,7 +38,7 @@ from planner.searching.variants import with_flags, with_rank, with_sizes
 from planner.units import GIB
 
 # `make explore` draws anew, and four times as many.
-PROPERTY = settings(deadline=None, max_examples=15 if settings().derandomize else 100)
+PROPERTY = settings(max_examples=15 if settings().derandomize else 100)
 PRIORS = Coefficients()
 # Of each kind; a replay of more takes longer and shows the same.
 LAYERS = 3

@@ -64,10 +64,10 @@ RANK = {"fits": 0, "uncertain": 1, "host_memory_short": 2, "does_not_fit": 2}
 
 # `make explore` draws anew, and ten times as many.
 ROUNDS = 1 if settings().derandomize else 10
-MANY = settings(deadline=None, max_examples=20 * ROUNDS)
-FEW = settings(deadline=None, max_examples=8 * ROUNDS)
+MANY = settings(max_examples=20 * ROUNDS)
+FEW = settings(max_examples=8 * ROUNDS)
 # Searches are of whole models.
-FEWER = settings(deadline=None, max_examples=3 * ROUNDS)
+FEWER = settings(max_examples=3 * ROUNDS)
 
 MODELS = (
     "smollm2-135m",

@@ -40,7 +40,7 @@ JOBS = st.fixed_dictionaries(
 )
 MODELS = st.sampled_from([CALIBRATED, PRIORS])
 # A search takes seconds, most of them for replays.
-SETTINGS = settings(max_examples=5 if settings().derandomize else 20, deadline=None)
+SETTINGS = settings(max_examples=5 if settings().derandomize else 20)
 FEWER = settings(SETTINGS, max_examples=2 if settings().derandomize else 10)
 
 

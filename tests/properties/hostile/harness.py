@@ -64,7 +64,7 @@ def examples(n: int) -> settings:
     unchecked = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
     # To explain a failure, every line is traced, which takes longer than a program may.
     phases = [phase for phase in Phase if phase is not Phase.explain]
-    return settings(max_examples=count, deadline=None, suppress_health_check=unchecked, phases=phases)
+    return settings(max_examples=count, suppress_health_check=unchecked, phases=phases)
 
 
 def answer(program: str, *arguments: str, files: Sequence[Path] = ()) -> Answer:

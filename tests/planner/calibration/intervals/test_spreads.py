@@ -250,7 +250,7 @@ def test_host_ram_that_is_short_decides_where_the_card_may_do() -> None:
 
 
 @given(st.lists(st.floats(0.3, 3.0), min_size=2, max_size=6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_larger_card_never_fits_less(ratios: list[float]) -> None:
     """P(fits) does not fall as the card grows, with the calibration that ships."""
     model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -267,7 +267,7 @@ def test_a_larger_card_never_fits_less(ratios: list[float]) -> None:
     st.sampled_from(("4090", "h100-sxm", "t4")),
     st.integers(64, 4096),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_interval_contains_its_prediction(method: str, gpu: str, seq: int) -> None:
     """Every peak, the step and host RAM lie inside their intervals,
     also where the card caps what is shown.
