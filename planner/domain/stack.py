@@ -282,7 +282,7 @@ class Stack:
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
     """What scores in a reward model: a head in the place of that of the words, or one of values beside
-    it.
+    it, whose model gets labels, too: the trainer refers to the loss of words until its own is there.
     """
 
     # Optimizer
