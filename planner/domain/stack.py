@@ -278,6 +278,8 @@ class Stack:
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
     """
+    pair_dropout: bool
+    """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead

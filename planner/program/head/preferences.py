@@ -94,8 +94,8 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
     log-probabilities are taken.
 
     Source: trl 0.9.6 and 0.24.0 models/modeling_value_head.py ValueHead.forward,
-    AutoModelForCausalLMWithValueHead.forward; llamafactory 0.7.1, 0.8.3 and 0.9.5 train/rm/trainer.py compute_loss,
-    data/collator.py PairwiseDataCollatorWithPadding.
+    AutoModelForCausalLMWithValueHead.forward; llamafactory 0.7.1, 0.8.3 and 0.9.5 train/rm/trainer.py
+    compute_loss, data/collator.py PairwiseDataCollatorWithPadding.
     Ignored: the value head's own weight and its states, one number for each feature.
     """
     model, view = ends.model, ends.layer

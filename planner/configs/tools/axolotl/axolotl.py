@@ -25,6 +25,7 @@ from planner.configs.shared.trainer_arguments import (
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
+    knows_ends,
     read_attention_keys,
     read_attention_of_2023,
     read_evaluation,
@@ -56,6 +57,7 @@ MARKS = frozenset(
     }
 )
 OLD_STACK = "axolotl@0.8"
+STACK_OF_2023 = "axolotl@0.3"
 # These are of 2023 and were no longer in example files of 2024-08: Transformers 4.35 had no sdpa.
 _OLD_KEYS_2023 = (
     "wandb_run_id",
@@ -192,16 +194,19 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
     read_parallel(keys, reading)
-    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
-    of_2023 = any(keys.holds(name) for name in _OLD_KEYS_2023)
-    if old is not None:
+    of_2023, old = (
+        next((name for name in names if keys.holds(name)), None) for names in (_OLD_KEYS_2023, _OLD_KEYS)
+    )
+    if of_2023 is not None:
+        reading.take_stack(STACK_OF_2023, keys.where(of_2023), "a key of Axolotl in 2023")
+    elif old is not None:
         reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
     ends_by_steps(keys, reading)
     _read_total(keys, reading)
-    _read_method(keys, reading, of_2023=of_2023)
+    _read_method(keys, reading, of_2023=of_2023 is not None)
     read_unfrozen(keys, reading)
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
@@ -212,13 +217,13 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old is not None)
-    if of_2023:
+    if of_2023 is not None:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old is not None)
-    read_kbit_tables(keys, reading, of_2023=of_2023)
-    _read_fp32_ends(keys, reading, old=old is not None, of_2023=of_2023)
+    read_kbit_tables(keys, reading, old=old is not None, of_2023=of_2023 is not None)
+    _read_fp32_ends(keys, reading, old=old is not None, of_2023=of_2023 is not None)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -262,6 +267,7 @@ def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -
     flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
     cast = (
         reading.value("method") != "full"
+        or not knows_ends(keys, of_2023=of_2023)
         or reading.sharding.divides_optimizer
         or (flash and (not of_2023 or is_llama(keys)))
     )
@@ -437,7 +443,7 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     else:
         # For FSDP's own checkpointing, which is told later, this is taken back.
         place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
-        plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") != OLD_STACK
+        plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") is None
         if on and details is None and keys.get("rl"):
             newer = reading.value("stack") is None
             reading.default(
