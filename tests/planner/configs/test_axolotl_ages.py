@@ -87,6 +87,30 @@ def test_trl_prepared_a_quantised_base_of_preferences_once_more(
     assert any("once more" in remark.text for remark in config.remarks) == (upcast != "none")
 
 
+@pytest.mark.parametrize("since", ["", "wandb_name:\n", "evals_per_epoch: 4\n", "bf16: auto\n"])
+def test_a_key_that_came_later_is_not_for_axolotl_of_2023(tmp_path: Path, since: str) -> None:
+    """An example file of StarCoder2, of 2024, still has ``wandb_run_id``."""
+    request = read(tmp_path, LORA + "wandb_run_id:\n" + since).request
+    assert request.get("stack") == ("axolotl@0.8" if since else "axolotl@0.3")
+    assert (request.get("attention") == "eager") is (not since)
+
+
+@pytest.mark.parametrize(
+    ("text", "reentrant"),
+    [
+        ("rl: dpo\n", False),
+        ("rl: dpo\nlocal_rank:\n", False),
+        ("rl: dpo\nlocal_rank:\ngradient_checkpointing_kwargs: {use_reentrant: true}\n", True),
+        ("local_rank:\n", True),
+        ("", True),
+    ],
+)
+def test_preferences_are_checkpointed_without_reentry(tmp_path: Path, text: str, reentrant: bool) -> None:
+    """The builder of their trainers says so where the file does not, in every version since 2024-08."""
+    request = read(tmp_path, LORA + "gradient_checkpointing: true\n" + text).request
+    assert request.get("checkpoint_reentrant") is reentrant
+
+
 def test_axolotl_of_2023_ran_with_the_packages_of_its_time(tmp_path: Path) -> None:
     """bitsandbytes 0.41 kept what 0.45 lets go, and PEFT 0.6 made adapters in the base's dtype."""
     found = [
