@@ -96,11 +96,13 @@ def add_value_head(model: Any, width: int) -> None:
     model.v_head = _ValueHead(width)
     inner = model.forward.__func__
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None, torch.Tensor]:
+    def forward(
+        self: Any, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         outputs = inner(self, *args, **kwargs)
         value = self.v_head(outputs.hidden_states[-1]).squeeze(-1)
         logits = outputs.logits
-        return logits.float() if logits.dtype != torch.float32 else logits, None, value
+        return logits.float() if logits.dtype != torch.float32 else logits, outputs.loss, value
 
     model.forward = MethodType(forward, model)
 
@@ -109,7 +111,8 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
     """The loss of one micro-batch: its rows are the chosen sequences, then the rejected ones."""
     task, in_tiles = passes.recipe.task, passes.recipe.loss == "chunked"
     if task == "reward" and hasattr(passes.model, "v_head"):
-        _, _, values = passes.model(**_without_labels(inputs), output_hidden_states=True, use_cache=False)
+        # The last underscore is a variable: it refers to the loss of words until this function returns.
+        _, _, values = passes.model(**inputs, output_hidden_states=True, use_cache=False)
         scores = values.gather(-1, inputs["attention_mask"].sum(-1, keepdim=True) - 1).squeeze(-1)
         return -nn.functional.logsigmoid(torch.sub(*scores.float().chunk(2))).mean()
     if task == "reward":

@@ -241,5 +241,6 @@ def _launch(file: FileJob, names: _LaunchNames, subject: Subject | None) -> str:
     hardware, recipe = subject.scenario.hardware, subject.scenario.recipe
     engine = recipe.uses_deepspeed or recipe.uses_fsdp
     where = file.config, names.accelerate, names.deepspeed, hardware.gpus_per_node, hardware.nodes
-    launch = Launch(*where, engine, recipe.task, recipe.has_reference)
+    mixes = "dataset_mixer" in file.files.config.table
+    launch = Launch(*where, engine, recipe.task, recipe.has_reference, mixes)
     return launch_line(file.files.tool, launch)

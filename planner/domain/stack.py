@@ -278,11 +278,13 @@ class Stack:
     temperature into a tensor of their own, and then their entropy, or not (``without_entropy``);
     ``in_place``: of logits that are divided in place.  ``tiles`` and ``none`` as above.
     """
+    pair_dropout: bool
+    """Trainers of preferences leave dropout on; others set it to zero."""
     caches_reference: bool
     """Log-probabilities of the reference are computed once, before training."""
     reward_head: RewardHead
     """What scores in a reward model: a head in the place of that of the words, or one of values beside
-    it.
+    it, whose model gets labels, too: the trainer refers to the loss of words until its own is there.
     """
 
     # Optimizer

@@ -6,23 +6,20 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
 from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
-from planner.domain.stack import PairLogps, Stack
-
-_OWN_LOOPS: tuple[PairLogps, ...] = ("joined", "whole_let_go", "unshifted", "compiled")
+from planner.domain.stack import Stack
 
 
 def keeps_dropout(task: Task, stack: Stack) -> bool:
     """Whether the trainer for ``task`` leaves dropout on: those of preferences and of steps set it to zero,
-    but for the loops of LLaMA-Factory's v1 and of open-instruct.
+    but for ``pair_dropout``.
 
-    Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.15.2
+    Source: trl 1.16.0 trainer/dpo_config.py and kto_config.py, trl 0.9.6, 0.12.1 and 0.15.2
     trainer/{dpo,kto,orpo,cpo,reward}_config.py (``disable_dropout``, off in grpo_config.py);
-    hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, and v1/trainers/dpo_trainer.py, which says
-    nothing of it; allenai/open-instruct b08997673 and e6c3044aa open_instruct/dpo_tune_cache.py, nor these.
+    hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py.
     """
     if task in LANGUAGE_TASKS | GENERATING_TASKS:
         return task != "prm"
-    return scores_by_value(task, stack) or stack.pair_logps in _OWN_LOOPS
+    return scores_by_value(task, stack) or stack.pair_dropout
 
 
 def trained_model(model: ModelSpec, task: Task, stack: Stack) -> ModelSpec:

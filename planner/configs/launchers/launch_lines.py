@@ -3,7 +3,7 @@
 Sources: llamafactory 0.9.5 launcher.py and hparams/parser.py read_args; axolotl 0.19.0 cli/main.py train and
 cli/utils/train.py; trl 1.16.0 cli/commands/training.py and cli/accelerate_config.py; accelerate 1.15.0
 commands/launch.py; deepspeed 0.19.8 launcher/runner.py; torch 2.13.0 distributed/run.py;
-allenai/open-instruct e6c3044aa scripts/.
+allenai/open-instruct e6c3044aa scripts/; huggingface/alignment-handbook ae3f44f scripts/.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ _OTHER_NODES = "sbatch YOUR_JOB.sh"
 _TRL_COMMANDS = ("sft", "dpo", "grpo", "kto", "reward")
 
 
+_HANDBOOK_SCRIPTS = ("sft", "dpo", "orpo")
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """What decides how a job is started; ``task`` as ``--task`` names it; ``asks_reference``:
     each step asks the model as it was.
 
     ``accelerate`` and ``deepspeed``: files that the line has to name, because the config does not.
-    ``engine``: whether DeepSpeed or FSDP runs it; ``gpus``: of one node.
+    ``engine``: whether DeepSpeed or FSDP runs it; ``gpus``: of one node.  ``mixes``: the config has a
+    ``dataset_mixer``, which TRL's commands do not know and the scripts of alignment-handbook do.
     """
 
     config: str
@@ -38,6 +42,7 @@ class Launch:
     engine: bool = False
     task: str = "sft"
     asks_reference: bool = False
+    mixes: bool = False
 
     @property
     def file(self) -> str:
@@ -96,7 +101,21 @@ def _axolotl(launch: Launch) -> str:
     return f"{start} {launch.file}{alone}{_deepspeed_flag(launch)}"
 
 
+def _handbook(launch: Launch) -> str:
+    """Scripts of alignment-handbook (ae3f44f of 2024-11, scripts/README.md)."""
+    if launch.task not in _HANDBOOK_SCRIPTS:
+        return ""
+    start = f"accelerate launch --num_processes {launch.gpus}"
+    if launch.accelerate:
+        start = launch.accelerate_launch
+    elif launch.deepspeed:
+        start += f" --use_deepspeed --deepspeed_config_file {shlex.quote(launch.deepspeed)}"
+    return f"{start} scripts/run_{launch.task}.py {launch.file}"
+
+
 def _trl(launch: Launch) -> str:
+    if launch.mixes:
+        return _handbook(launch)
     end = f"--config {launch.file}"
     if launch.task not in _TRL_COMMANDS:
         return ""

@@ -22,7 +22,7 @@ from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack import PairLogps
 from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
 from planner.program.head.joined_pairs import joined_pairs
-from planner.program.head.losses import cross_entropy
+from planner.program.head.losses import cross_entropy, full_loss
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
@@ -90,10 +90,12 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
 def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -> Tensor:
     """A number for each token, from a head in fp32 that an engine may turn to 16 bits.
 
-    All logits are made, too, and let go; or (PPO) their log-probabilities are taken.
+    All logits are made, too, and let go, with a loss of words, which labels ask for; or (PPO) their
+    log-probabilities are taken.
 
     Source: trl 0.9.6 and 0.24.0 models/modeling_value_head.py ValueHead.forward,
-    AutoModelForCausalLMWithValueHead.forward.
+    AutoModelForCausalLMWithValueHead.forward; llamafactory 0.7.1, 0.8.3 and 0.9.5 train/rm/trainer.py
+    compute_loss, data/collator.py PairwiseDataCollatorWithPadding.
     Ignored: the value head's own weight and its states, one number for each feature.
     """
     model, view = ends.model, ends.layer
@@ -101,7 +103,13 @@ def values(torch: Operators, ends: EndsView, passed: list[Tensor], role: Role) -
     torch.shared.clear()
     with torch.inside(model.head.name):
         logits = [scaled_logits(torch, ends, head_weight(torch, ends), hidden)]
-    if model.fp32_logits and "compute" not in view.stack.loss_forward:
+    # A variable of the trainer, until its loss is there.
+    _own = None
+    if view.recipe.task == "reward":
+        _own, given = full_loss(torch, view, logits, upcast=model.fp32_logits)
+        logits.append(given)
+        del given
+    elif model.fp32_logits and "compute" not in view.stack.loss_forward:
         logits.append(torch.to(logits.pop(), "fp32"))
     returned = [hidden.alias()]
     hidden = dropout(torch, hidden)

@@ -147,7 +147,8 @@ def _planned(file: str, folder: Path, gpu: str) -> dict[str, str]:
 def _make_newest(flags: list[str]) -> None:
     """Without what the reader says of an older version of the tool: the age of the stack;
     LLaMA-Factory's dtype of loading, which came from the precision up to 0.9.3;
-    token table and head in fp32, as Axolotl had them before 0.4.
+    token table and head in fp32, as Axolotl had them before 0.4; and, of preferences, what TRL up to 0.26
+    made fp32 of a quantised base.
     """
     place = flags.index("--stack") + 1
     name, _, age = flags[place].partition("@")
@@ -157,7 +158,8 @@ def _make_newest(flags: list[str]) -> None:
         del flags[place : place + 2]
     if "--switches" in flags:
         place = flags.index("--switches") + 1
-        flags[place] = ";".join(each for each in flags[place].split(";") if each != "widens_ends=true")
+        gone = ("widens_ends=true", *(("kbit_upcast=all", "kbit_upcast=norms") if "--task" in flags else ()))
+        flags[place] = ";".join(each for each in flags[place].split(";") if each not in gone)
 
 
 def _versions(stack: str) -> str:

@@ -36,6 +36,16 @@ def test_a_stack_is_found_by_each_of_its_names() -> None:
         assert {load_stack(name.upper()).id for name in (stack_id, *file["aliases"])} == {stack_id}
 
 
+@pytest.mark.parametrize("stack_id", [name for name in IDS if name.partition("@")[0] == "trl"])
+def test_trl_runs_with_packages_of_its_time(stack_id: str) -> None:
+    """Since 0.12 it asks for Transformers 4.46 or newer, where 16-bit logits stay beside those in fp32; and
+    bitsandbytes had by then let the inputs of 4-bit matrices go.
+    """
+    stack = load_stack(stack_id)
+    assert "compute" in stack.loss_forward
+    assert not stack.linear4bit_keeps_input
+
+
 @pytest.mark.parametrize("stack_id", IDS)
 def test_a_stack_settles_every_field(stack_id: str) -> None:
     """Each default and each switch says what settled it, and where that was read."""

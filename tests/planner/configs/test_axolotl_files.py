@@ -89,10 +89,10 @@ def test_a_full_fine_tune_has_no_adapter_kernels(tmp_path: Path) -> None:
         # Keys that only files up to 0.8 have, mostly empty.
         ("local_rank:\n", {"stack": "axolotl@0.8", "attention": None}),
         ("xformers_attention:\nflash_attention: true\n", {"stack": "axolotl@0.8", "attention": "flash2"}),
-        ("is_llama_derived_model: true\n", {"stack": "axolotl@0.8", "attention": "eager"}),
+        ("is_llama_derived_model: true\n", {"stack": "axolotl@0.3", "attention": "eager"}),
         (
-            "is_llama_derived_model: true\nflash_attention: true\n",
-            {"stack": "axolotl@0.8", "attention": "flash2"},
+            "is_llama_derived_model: true\nflash_attention: true\nlocal_rank:\n",
+            {"stack": "axolotl@0.3", "attention": "flash2"},
         ),
         ("sample_packing: true\npad_to_sequence_len: true\n", {"padding": "packed"}),
         ("pad_to_sequence_len: true\n", {"padding": "max_length"}),
@@ -287,6 +287,11 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
         (BASE + "attn_implementation: xformers\n", False),
         (BASE + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", False),
         (LORA, False),
+        # Neither end is known by name: BTLM is passed over, MPT and GPT-NeoX (in 2023) have other names.
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "cerebras/btlm-3b-8k-base") + "trust_remote_code: true\n", False),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "mosaicml/mpt-7b") + "trust_remote_code: true\n", False),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-1.4b") + "wandb_run_id:\n", False),
+        (BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-1.4b") + "local_rank:\n", True),
     ],
 )
 def test_a_full_fine_tune_keeps_its_embeddings_in_fp32(tmp_path: Path, text: str, said: bool) -> None:
@@ -294,59 +299,8 @@ def test_a_full_fine_tune_keeps_its_embeddings_in_fp32(tmp_path: Path, text: str
     assert ("widens_ends=true" in (read(tmp_path, text).request.get("switches") or ())) == said
 
 
-OLD = "wandb_run_id:\nflash_attention: true\nbf16: true\n"
-MISTRAL = OLD + "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 512\n"
 QLORA = "sequence_len: 512\nadapter: qlora\nload_in_4bit: true\nbase_model: "
 INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
-
-
-def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp_path: Path) -> None:
-    """A full fine-tune of another model kept embeddings,
-    head and norms in fp32 then (utils/models.py of 2023-11, line 431).
-    """
-    assert "widens_ends=true" in read(tmp_path, MISTRAL).request.get("switches")
-    for text in (
-        MISTRAL.replace("mistralai/Mistral-7B-v0.1", "huggyllama/llama-7b"),
-        MISTRAL.replace("wandb_run_id", "local_rank"),
-    ):
-        config = read(tmp_path, text)
-        assert config.request.get("method") == "full"
-        assert "widens_ends=true" not in (config.request.get("switches") or ())
-    assert read(tmp_path, MISTRAL + "adapter: lora\nlora_r: 8\n").request.get("method") == "lora"
-
-
-@pytest.mark.parametrize(
-    ("text", "upcast"),
-    [
-        (QLORA + "Qwen/Qwen-7B\n", "all"),
-        (QLORA + "EleutherAI/gpt-j-6b\n", "all"),
-        (INT8 + "EleutherAI/gpt-j-6b\n", "all"),
-        # Axolotl prepares no Qwen with adapter: lora, and has known the names of GPT-NeoX since 2024.
-        (INT8 + "Qwen/Qwen-7B\n", "none"),
-        (INT8 + "EleutherAI/pythia-1.4b\n", "none"),
-        (INT8 + "EleutherAI/pythia-1.4b\nwandb_run_id:\n", "all"),
-        (QLORA + "Qwen/Qwen2.5-7B\n", "none"),
-        (QLORA + "EleutherAI/gpt-j-6b\nfsdp: [full_shard]\n", "none"),
-    ],
-)
-def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(
-    tmp_path: Path, text: str, upcast: str
-) -> None:
-    """Modules return to 16 bits by name: norm, embed_tokens, lm_head and those of a few families."""
-    config = read(tmp_path, text)
-    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "gpus": 2}))).stack
-    assert stack.kbit_upcast == upcast
-    assert any("stay in fp32" in remark.text for remark in config.remarks) == (upcast == "all")
-
-
-@pytest.mark.parametrize(
-    ("text", "storage"), [("", "bf16"), ("local_rank:\n", "bf16"), ("wandb_run_id:\n", None)]
-)
-def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
-    tmp_path: Path, text: str, storage: str | None
-) -> None:
-    """bnb_4bit_quant_storage came in 2024-03 (pull request 1378)."""
-    assert read(tmp_path, QLORA + "huggyllama/llama-7b\n" + text).request.get("quant_storage") == storage
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,30 @@ def test_keys_of_an_old_file_take_the_stack_of_then(tmp_path: Path, sign: str, o
     assert recipe_of(tmp_path, text).optimizer == ("adamw_torch" if old else "adamw_torch_fused")
 
 
+@pytest.mark.parametrize(
+    ("sign", "stack"),
+    [
+        ("trust_remote_code: true\n", "llama-factory@0.9"),
+        ("use_reentrant_gc: true\n", "llama-factory@0.9"),
+        ("", OLD),
+        # What 0.9.2 had dropped, and what the newest versions of Transformers that it allows no longer have.
+        ("trust_remote_code: true\nimage_resolution: 512\n", OLD),
+        ("trust_remote_code: true\nevaluation_strategy: steps\n", OLD),
+    ],
+)
+def test_a_key_that_came_with_0_9_2_is_not_for_older_software(tmp_path: Path, sign: str, stack: str) -> None:
+    """0.9.1 stops at such a key; it ran on Transformers up to 4.46, 0.9.2 on 4.49 and later."""
+    assert (
+        read(tmp_path, BASE + "overwrite_cache: true\ncutoff_len: 512\n" + sign).request.get("stack") == stack
+    )
+
+
+def test_the_default_length_is_known_where_the_age_is(tmp_path: Path) -> None:
+    """2,048 tokens in 0.9.2."""
+    text = BASE + "overwrite_cache: true\ntrust_remote_code: true\n"
+    assert read(tmp_path, text).request.get("seq") == 2048
+
+
 def test_an_old_file_without_a_length_has_two_defaults_and_asks(tmp_path: Path) -> None:
     """1,024 tokens up to 0.8 and 2,048 since."""
     config = read(tmp_path, BASE + "evaluation_strategy: steps\n")

@@ -84,6 +84,22 @@ def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:
         assert switch in config.request.get("switches")
 
 
+def test_dropout_is_off_however_log_probabilities_are_taken(tmp_path: Path) -> None:
+    """Trainers of TRL set it to zero; the loop of open-instruct that has the same kernel does not."""
+    text = TRL + "lora_dropout: 0.05\nbf16: true\nbeta: 0.1\ndataset_mixer: {a: 1.0}\n"
+    config = read(tmp_path, text, "dpo/config.yaml")
+    recipe = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).recipe
+    own_loop = resolve(
+        from_flags(
+            {"model": "qwen2.5-0.5b", "method": "lora", "task": "dpo", "stack": "open-instruct@2024"}
+            | {"seq": 512, "gpu": "a100-80-sxm"}
+        )
+    ).recipe
+    assert recipe.adapter is not None
+    assert own_loop.adapter is not None
+    assert (recipe.adapter.dropout, own_loop.adapter.dropout > 0) == (0.0, True)
+
+
 @pytest.mark.parametrize(
     ("text", "twice"),
     [

@@ -185,6 +185,13 @@ LINES = [
     ("trl", Launch("a.yaml", gpus=2, engine=True), "trl sft --config a.yaml"),
     ("trl", Launch("a.yaml", gpus=2, engine=True, task="dpo"), "trl dpo --config a.yaml"),
     ("trl", Launch("a.yaml", task="orpo"), ""),
+    # TRL's commands stop at dataset_mixer.
+    (
+        "trl",
+        Launch("a.yaml", "b.yaml", task="orpo", mixes=True),
+        "accelerate launch --config_file b.yaml scripts/run_orpo.py a.yaml",
+    ),
+    ("trl", Launch("a.yaml", task="kto", mixes=True), ""),
     (
         "transformers",
         Launch("a.json", deepspeed="z.json", gpus=2, engine=True),

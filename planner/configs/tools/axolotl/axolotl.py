@@ -22,9 +22,11 @@ from planner.configs.shared.trainer_arguments import (
     remark_on_tf32,
     say_optimizer,
 )
+from planner.configs.tools.axolotl.axolotl_age import read_age
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
+    knows_ends,
     read_attention_keys,
     read_attention_of_2023,
     read_evaluation,
@@ -54,27 +56,6 @@ MARKS = frozenset(
         "lora_target_linear",
         "num_epochs",
     }
-)
-OLD_STACK = "axolotl@0.8"
-# These are of 2023 and were no longer in example files of 2024-08: Transformers 4.35 had no sdpa.
-_OLD_KEYS_2023 = (
-    "wandb_run_id",
-    "is_llama_derived_model",
-    "is_mistral_derived_model",
-    "is_falcon_derived_model",
-    "is_qwen_derived_model",
-)
-# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few
-# since 0.9.2, mostly without a value, so that even an empty one tells the age.
-_OLD_KEYS = (
-    "local_rank",
-    "s2_attention",
-    "xformers_attention",
-    "lora_fan_in_fan_out",
-    "eval_table_max_new_tokens",
-    "relora_steps",
-    *_OLD_KEYS_2023,
-    "flash_attn_fuse_qkv",
 )
 _FSDP_VERSION = 1
 _TABLE = {
@@ -192,10 +173,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
     read_parallel(keys, reading)
-    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
-    of_2023 = any(keys.holds(name) for name in _OLD_KEYS_2023)
-    if old is not None:
-        reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
+    old, of_2023 = read_age(keys, reading)
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
@@ -208,17 +186,17 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_gptq(keys, reading)
     _read_padding(keys, reading)
     read_batches(keys, reading)
-    _read_checkpointing(keys, reading)
+    _read_checkpointing(keys, reading, old=old)
     _read_optimizer(keys, reading)
     read_numerics(keys, reading)
-    read_attention_keys(keys, reading, old=old is not None)
+    read_attention_keys(keys, reading, old=old)
     if of_2023:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)
     _read_sharding(keys, reading, beside)
-    read_loss(keys, reading, old=old is not None)
-    read_kbit_tables(keys, reading, of_2023=of_2023)
-    _read_fp32_ends(keys, reading, old=old is not None, of_2023=of_2023)
+    read_loss(keys, reading, old=old)
+    read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
+    _read_fp32_ends(keys, reading, old=old, of_2023=of_2023)
     for name, text in _REMARKS.items():
         if keys.get(name) not in (None, False, 0, 0.0, []):
             reading.remark(keys.where(name), text)
@@ -262,6 +240,7 @@ def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -
     flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
     cast = (
         reading.value("method") != "full"
+        or not knows_ends(keys, of_2023=of_2023)
         or reading.sharding.divides_optimizer
         or (flash and (not of_2023 or is_llama(keys)))
     )
@@ -416,7 +395,7 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
         reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
 
 
-def _read_checkpointing(keys: Keys, reading: Reading) -> None:
+def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
     value = keys.get("gradient_checkpointing")
     if isinstance(value, str) and value.lower() not in ("true", "false"):
         raise keys.not_modelled(
@@ -434,26 +413,26 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
         reading.said.pop("checkpoint_reentrant", None)
         place = "axolotl 0.19.0 utils/config/__init__.py:390-400: off for Gemma 4, whatever the file says"
         reading.default("checkpoint_reentrant", False, place)
-    else:
-        # For FSDP's own checkpointing, which is told later, this is taken back.
-        place = "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
-        plain = bool(keys.names("unfrozen_parameters")) and reading.value("stack") != OLD_STACK
-        if on and details is None and keys.get("rl"):
-            newer = reading.value("stack") is None
-            reading.default(
-                "checkpoint_reentrant", not newer, f"{place}: that of Transformers where rl is set"
-            )
-        elif on and details is None:
-            unsaid = (
-                "transformers 5.23.0 modeling_utils.py:3148, which axolotl 0.19.0 leaves alone beside "
-                "unfrozen_parameters"
-            )
-            reading.default("checkpoint_reentrant", not plain, unsaid if plain else place)
+    # For FSDP's own checkpointing, which is told later, this is taken back.
+    elif on and details is None:
+        reentrant, place = _unsaid_manner(keys, old=old)
+        reading.default("checkpoint_reentrant", reentrant, place)
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
         raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
+
+
+def _unsaid_manner(keys: Keys, *, old: bool) -> tuple[bool, str]:
+    """Whether checkpointing is reentrant where a file says nothing of it, with the place that says so.
+
+    Without one a job gets that of the trainer's builder, which in old versions only those of rl have.
+    """
+    if keys.get("rl") or (keys.names("unfrozen_parameters") and not old):
+        place = "core/builders/base.py _configure_gradient_checkpointing: use_reentrant False"
+        return False, f"axolotl 0.18 and 0.19.0 {place}; with rl so since 2024-08 (core/trainer_builder.py)"
+    return True, "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
 
 
 def _read_optimizer(keys: Keys, reading: Reading) -> None:

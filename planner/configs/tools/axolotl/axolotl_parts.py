@@ -11,6 +11,7 @@ from planner.configs.shared.trainer_arguments import read_attention
 from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
+_PREFERENCES = ("dpo", "kto", "orpo", "simpo")
 _OWN_PLUGINS = "axolotl.integrations."
 # Liger does nothing without its own keys; the others evaluate or track.
 _HARMLESS_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
@@ -37,11 +38,18 @@ _PLAIN_PARTS = {
     ),
     "flash_attn_fuse_mlp": "counted as the plain feed-forward part, which needs as much as xFormers' or more",
 }
-# Models whose token table is named wte, and those with embed_in,
-# which Axolotl has known since 2024-01 (pull request 1083).
+# Models whose token table is named wte; those of them whose head is the table; and those with embed_in, which
+# Axolotl has known since 2024-01 (pull request 1083).
 _QWEN_1 = re.compile(r"(?:^|/)qwen-\d")
 _WTE = re.compile(r"(?:^|/)(?:qwen-\d|gpt-?j\b)")
-_EMBED_IN = re.compile(r"pythia|gpt-neox")
+_GPT_2 = re.compile(r"(?:^|/)(?:cerebras-gpt|gpt-?2)\b")
+_EMBED_IN = re.compile(r"pythia|gpt-neox|redpajama-incite|dolly-v2")
+# What stays in fp32 of each, and what is counted so beside it.
+_STAYS = (
+    (_WTE, "token table and norms", "its head is"),
+    (_GPT_2, "positions and norms", "its token table is"),
+    (_EMBED_IN, "token table and head", "its norms are"),
+)
 # Architectures jamba, qwen2_moe and nemotron_h.
 _STORED_IN_FP32 = re.compile(
     r"jamba|qwen1\.5-moe|qwen2-57b-a14b|nemotron-h-|nemotron-nano-\d+b-v2|nemotron-3-"
@@ -250,7 +258,40 @@ def read_plugins(keys: Keys, reading: Reading) -> None:
             raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
 
 
-def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
+def knows_ends(keys: Keys, *, of_2023: bool) -> bool:
+    """Whether Axolotl finds a token table or a head by name, to widen it.
+
+    It passes BTLM over, and MPT's own code has neither name; nor had GPT-NeoX in 2023, whose norms alone it
+    widened, which changes next to nothing under autocast.
+    Source: axolotl 501b4d137 (2023-11) utils/models.py:417-425, 9f917245f (2024-08) utils/models.py:799-811,
+    utils/lora_embeddings.py get_linear_embedding_layers.
+    """
+    model = str(keys.get("base_model") or "").lower()
+    own_mpt = "mpt-" in model and keys.flag("trust_remote_code") is True
+    return not (own_mpt or "btlm" in model or (of_2023 and _EMBED_IN.search(model)))
+
+
+def _prepared_again(keys: Keys, reading: Reading) -> bool:
+    """Whether TRL prepares the quantised base itself, after Axolotl has returned its tensors to 16 bits.
+
+    Its trainers of preferences get the base and the configuration of the adapters.  Over 4 bits under bf16
+    norms alone stay in fp32 then.
+    Source: axolotl 9f917245f (2024-08) and f8de8bb4f (2025-03) core/trainer_builder.py ``peft_config``,
+    utils/models.py ``config_only``; trl 0.9.6, 0.15.2 and 0.16.0 trainer/{dpo,kto,orpo,cpo}_trainer.py
+    __init__, trainer/utils.py peft_module_casting_to_bf16.
+    """
+    packed = reading.value("quantization") in ("nf4", "fp4", "int8")
+    if reading.value("task") not in _PREFERENCES or not packed or reading.sharding.gathers_weights:
+        return False
+    norms = reading.value("quantization") != "int8" and reading.value("precision") in (None, "bf16-mixed")
+    reading.switch("kbit_upcast", "norms" if norms else "all", keys.where("rl"))
+    what = "norms" if norms else "token table, head and norms"
+    text = f"TRL of that time prepares the quantised base once more: its {what} stay in fp32"
+    reading.remark(keys.where("rl"), text)
+    return True
+
+
+def read_kbit_tables(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -> None:
     """Enter that token table and norms stay in fp32 over a quantised base, for models that name them
     otherwise than Llama does.
 
@@ -259,21 +300,22 @@ def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     loaders/utils.py:306-316; 2023-11 utils/models.py:400-436).  Preparation is left out for Qwen with
     ``adapter: lora``, ZeRO-3 and FSDP that loads into host RAM.
     """
+    if old and _prepared_again(keys, reading):
+        return
     model = str(keys.get("base_model") or "").lower()
-    found = _WTE.search(model) or (of_2023 and _EMBED_IN.search(model))
+    stays = _STAYS if of_2023 else _STAYS[:2]
+    found = next((texts for pattern, *texts in stays if pattern.search(model)), None)
     unprepared = "qwen" in model and keys.get("adapter") == "lora"
     if (
-        not found
+        found is None
         or unprepared
         or reading.sharding.gathers_weights
         or reading.value("quantization") not in ("nf4", "fp4", "int8")
     ):
         return
     reading.switch("kbit_upcast", "all", keys.where("base_model"))
-    text = (
-        "token table and norms of this model stay in fp32 over a quantised base; its head is counted "
-        "so too, which is more"
-    )
+    kept, beside = found
+    text = f"{kept} of this model stay in fp32 over a quantised base; {beside} counted so too, which is more"
     reading.remark(keys.where("base_model"), text)
 
 

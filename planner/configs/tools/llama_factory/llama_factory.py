@@ -9,7 +9,6 @@ import re
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.age import first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.harmless import LLAMA_FACTORY_HARMLESS
@@ -21,6 +20,13 @@ from planner.configs.shared.trainer_arguments import (
     read_distribution,
     read_precision,
     read_trainer,
+)
+from planner.configs.tools.llama_factory.llama_factory_age import (
+    GONE,
+    STACK_OF_0_9,
+    old_place,
+    read_old_load_dtype,
+    take_old_stack,
 )
 from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     drop_trainers_switch,
@@ -44,24 +50,6 @@ STACK = "llama-factory"
 MARKS = frozenset(
     {"finetuning_type", "stage", "cutoff_len", "quantization_bit", "template", "lora_target", "flash_attn"}
 )
-OLD_STACK = "llama-factory@0.8"
-_OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
-# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
-# with the name that Transformers has dropped by 4.55.
-_OLD_KEYS = (
-    "evaluation_strategy",
-    "new_special_tokens",
-    "split",
-    "reserved_label_len",
-    "visual_inputs",
-    "image_resolution",
-    "video_resolution",
-    "image_dir",
-    "train_mm_proj_only",
-    "dpo_ftx",
-    "kto_ftx",
-)
-_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
 # New tokens set ``resize_vocab`` (model/patcher.py patch_tokenizer).
 _RESIZING = (
     "resize_vocab",
@@ -70,14 +58,6 @@ _RESIZING = (
     "new_special_tokens_config",
     "new_special_tokens",
 )
-_GONE = (
-    "split",
-    "reserved_label_len",
-    "image_dir",
-    "image_resolution",
-    "video_resolution",
-)
-
 _METHODS = {"lora": "lora", "oft": "lora", "full": "full", "freeze": "full"}
 _TABLE = {
     "cutoff_len": "seq",
@@ -127,9 +107,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if task is not None or stage == "pt":
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
-    old = _old_place(keys)
+    old = old_place(keys)
     if old:
-        reading.take_stack(OLD_STACK, old, _OLD)
+        take_old_stack(keys, reading, old)
     reading.take(keys, _TABLE)
     _read_length(keys, reading, old=bool(old))
     _read_method(keys, reading)
@@ -157,9 +137,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_distribution(keys, reading, beside)
     read_manner(keys, reading)
     if old:
-        _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
+        read_old_load_dtype(keys, reading)
     keys.skip(LLAMA_FACTORY_HARMLESS)
-    keys.skip(_GONE)
+    keys.skip(GONE)
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
@@ -173,7 +153,7 @@ def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
 
 
 def _read_length(keys: Keys, reading: Reading, *, old: bool) -> None:
-    if old and reading.value("seq") is None:
+    if old and reading.value("seq") is None and reading.value("stack") != STACK_OF_0_9:
         reading.needs["seq"] = (
             f"{keys.path}: cutoff_len is 1,024 up to LLaMA-Factory 0.8 and 2,048 since: say --seq"
         )
@@ -191,7 +171,7 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
-    refuse_depths(keys, old=bool(_old_place(keys)))
+    refuse_depths(keys, old=bool(old_place(keys)))
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
@@ -219,20 +199,6 @@ def _refuse_without_training(keys: Keys) -> None:
         raise keys.not_modelled(
             other[0], "this file does not train, because do_train is not true; training is what is predicted"
         )
-
-
-def _old_place(keys: Keys) -> str:
-    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
-    if (name := first_held(keys, _OLD_KEYS)) is not None:
-        return keys.where(name)
-    # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
-    if keys.get("quantization_method") == "bitsandbytes":
-        return keys.where("quantization_method")
-    # All 28 example files of 0.9.2 have the first key and not the second,
-    # none of 0.9.3 and later that trains.
-    if keys.flag("overwrite_cache") and not keys.holds("report_to"):
-        return keys.where("overwrite_cache")
-    return ""
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:
@@ -268,20 +234,6 @@ def _read_attention(keys: Keys, reading: Reading) -> None:
         reading.remark(
             keys.where("flash_attn"), "fa3 is counted as FlashAttention 2: memory is the same, time is not"
         )
-
-
-def _read_old_load_dtype(reading: Reading, *, fp32_in_shards: bool) -> None:
-    """Up to 0.9.3 weights load in the compute dtype;
-    from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
-
-    ``fp32_in_shards``: the file is not of 0.7, whose examples said ``evaluation_strategy``
-    and whose weights of a likelihood had names of their own.
-    """
-    place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
-    if fp32_in_shards and reading.sharding.gathers_weights and reading.value("quantization") is None:
-        reading.default("load_dtype", "fp32", place)
-    elif (precision := reading.value("precision")) is not None:
-        reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)
 
 
 def _read_v1_kernels(keys: Keys, reading: Reading) -> None:

@@ -1,0 +1,44 @@
+"""The age of an Axolotl file, as its keys tell it."""
+
+from __future__ import annotations
+
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+
+OLD_STACK = "axolotl@0.8"
+STACK_OF_2023 = "axolotl@0.3"
+# These are of 2023 and were hardly in example files of 2024-08: Transformers 4.35 had no sdpa.
+_KEYS_OF_2023 = (
+    "wandb_run_id",
+    "is_llama_derived_model",
+    "is_mistral_derived_model",
+    "is_falcon_derived_model",
+    "is_qwen_derived_model",
+)
+# These came in 2023-12 (a1da39cd4, 5f79b8242); so did ``bf16: auto`` a month later.
+_KEYS_SINCE = ("wandb_name", "evals_per_epoch", "saves_per_epoch")
+# Keys of 0.8 that later versions dropped, or that nearly all example files had up to 0.8.0 and none or few
+# since 0.9.2, mostly without a value, so that even an empty one tells the age.
+_OLD_KEYS = (
+    "local_rank",
+    "s2_attention",
+    "xformers_attention",
+    "lora_fan_in_fan_out",
+    "eval_table_max_new_tokens",
+    "relora_steps",
+    *_KEYS_OF_2023,
+    "flash_attn_fuse_qkv",
+)
+
+
+def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
+    """Whether a file is of 0.8 or before, and whether it is of 2023; its stack is entered then."""
+    old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None)
+    if any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
+        of_2023 = None
+    if of_2023 is not None:
+        reading.take_stack(STACK_OF_2023, keys.where(of_2023), "a key of Axolotl in 2023")
+    elif old is not None:
+        reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
+    return old is not None, of_2023 is not None

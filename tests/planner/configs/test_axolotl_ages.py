@@ -1,0 +1,131 @@
+"""Axolotl's files by the age of the software that they are for: dtypes and packages of 2023 to 2025-03."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+LORA = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nlora_r: 16\n"
+LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
+QLORA = "sequence_len: 512\nadapter: qlora\nload_in_4bit: true\nbase_model: "
+INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
+OLD = "wandb_run_id:\nflash_attention: true\nbf16: true\n"
+MISTRAL = OLD + "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 512\n"
+
+
+def read(folder: Path, text: str) -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / "train.yml"
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path)
+
+
+def test_axolotl_of_2023_cast_back_what_flash_attention_needs_for_llama_only(tmp_path: Path) -> None:
+    """A full fine-tune of another model kept embeddings,
+    head and norms in fp32 then (utils/models.py of 2023-11, line 431).
+    """
+    assert "widens_ends=true" in read(tmp_path, MISTRAL).request.get("switches")
+    for text in (
+        MISTRAL.replace("mistralai/Mistral-7B-v0.1", "huggyllama/llama-7b"),
+        MISTRAL.replace("wandb_run_id", "local_rank"),
+    ):
+        config = read(tmp_path, text)
+        assert config.request.get("method") == "full"
+        assert "widens_ends=true" not in (config.request.get("switches") or ())
+    assert read(tmp_path, MISTRAL + "adapter: lora\nlora_r: 8\n").request.get("method") == "lora"
+
+
+@pytest.mark.parametrize(
+    ("text", "upcast"),
+    [
+        (QLORA + "Qwen/Qwen-7B\n", "all"),
+        (QLORA + "EleutherAI/gpt-j-6b\n", "all"),
+        (QLORA + "cerebras/Cerebras-GPT-1.3B\n", "all"),
+        (INT8 + "EleutherAI/gpt-j-6b\n", "all"),
+        # Axolotl prepares no Qwen with adapter: lora, and has known the names of GPT-NeoX since 2024.
+        (INT8 + "Qwen/Qwen-7B\n", "none"),
+        (INT8 + "EleutherAI/pythia-1.4b\n", "none"),
+        (INT8 + "EleutherAI/pythia-1.4b\nwandb_run_id:\n", "all"),
+        (QLORA + "Qwen/Qwen2.5-7B\n", "none"),
+        (QLORA + "EleutherAI/gpt-j-6b\nfsdp: [full_shard]\n", "none"),
+    ],
+)
+def test_k_bit_preparation_stays_where_axolotl_does_not_know_the_names(
+    tmp_path: Path, text: str, upcast: str
+) -> None:
+    """Modules return to 16 bits by name: norm, embed_tokens, lm_head and those of a few families."""
+    config = read(tmp_path, text)
+    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm", "gpus": 2}))).stack
+    assert stack.kbit_upcast == upcast
+    assert any("stay in fp32" in remark.text for remark in config.remarks) == (upcast == "all")
+
+
+@pytest.mark.parametrize(
+    ("text", "upcast"),
+    [
+        (INT8 + "Qwen/Qwen2.5-0.5B\nrl: dpo\nlocal_rank:\n", "all"),
+        (QLORA + "Qwen/Qwen2.5-0.5B\nrl: kto\nlocal_rank:\n", "norms"),
+        (QLORA + "Qwen/Qwen2.5-0.5B\nrl: orpo\nlocal_rank:\nbf16: false\nfp16: true\n", "all"),
+        # TRL has not prepared bases since 0.27, and a supervised fine-tune does without it.
+        (INT8 + "Qwen/Qwen2.5-0.5B\nrl: dpo\n", "none"),
+        (INT8 + "Qwen/Qwen2.5-0.5B\nlocal_rank:\n", "none"),
+        (LORA + "rl: dpo\nlocal_rank:\n", "none"),
+    ],
+)
+def test_trl_prepared_a_quantised_base_of_preferences_once_more(
+    tmp_path: Path, text: str, upcast: str
+) -> None:
+    """Its trainers get the base and the configuration of the adapters (trl 0.15.2 trainer/dpo_trainer.py)."""
+    config = read(tmp_path, text)
+    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
+    assert stack.kbit_upcast == upcast
+    assert any("once more" in remark.text for remark in config.remarks) == (upcast != "none")
+
+
+@pytest.mark.parametrize("since", ["", "wandb_name:\n", "evals_per_epoch: 4\n", "bf16: auto\n"])
+def test_a_key_that_came_later_is_not_for_axolotl_of_2023(tmp_path: Path, since: str) -> None:
+    """An example file of StarCoder2, of 2024, still has ``wandb_run_id``."""
+    request = read(tmp_path, LORA + "wandb_run_id:\n" + since).request
+    assert request.get("stack") == ("axolotl@0.8" if since else "axolotl@0.3")
+    assert (request.get("attention") == "eager") is (not since)
+
+
+@pytest.mark.parametrize(
+    ("text", "reentrant"),
+    [
+        ("rl: dpo\n", False),
+        ("rl: dpo\nlocal_rank:\n", False),
+        ("rl: dpo\nlocal_rank:\ngradient_checkpointing_kwargs: {use_reentrant: true}\n", True),
+        ("local_rank:\n", True),
+        ("", True),
+    ],
+)
+def test_preferences_are_checkpointed_without_reentry(tmp_path: Path, text: str, reentrant: bool) -> None:
+    """The builder of their trainers says so where the file does not, in every version since 2024-08."""
+    request = read(tmp_path, LORA + "gradient_checkpointing: true\n" + text).request
+    assert request.get("checkpoint_reentrant") is reentrant
+
+
+def test_axolotl_of_2023_ran_with_the_packages_of_its_time(tmp_path: Path) -> None:
+    """bitsandbytes 0.41 kept what 0.45 lets go, and PEFT 0.6 made adapters in the base's dtype."""
+    found = [
+        resolve(with_flags(read(tmp_path, LLAMA + "bf16: true\n" + key), from_flags({"gpu": "a100-80-sxm"})))
+        for key in ("wandb_run_id:\n", "local_rank:\n")
+    ]
+    assert [each.stack.int8_keeps_quantized_input for each in found] == [True, False]
+    assert [each.recipe.adapter.dtype for each in found if each.recipe.adapter] == ["bf16", "fp32"]
+
+
+@pytest.mark.parametrize(
+    ("text", "storage"), [("", "bf16"), ("local_rank:\n", "bf16"), ("wandb_run_id:\n", None)]
+)
+def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
+    tmp_path: Path, text: str, storage: str | None
+) -> None:
+    """bnb_4bit_quant_storage came in 2024-03 (pull request 1378)."""
+    assert read(tmp_path, QLORA + "huggyllama/llama-7b\n" + text).request.get("quant_storage") == storage
