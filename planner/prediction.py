@@ -200,7 +200,7 @@ def _uncertainty(prediction: Prediction, scenario: Scenario, calibration: Calibr
         for level, around in levels.items()
     }
     step = host = None
-    if time is not None and (spread := calibration.spread_for(SpreadKey("time"))):
+    if time is not None and (spread := calibration.spread_for(SpreadKey("time", lengths))):
         step = interval_around(spread, float(time.step_s), float(time_scale(time, doubt)))
     if spread := calibration.spread_for(SpreadKey("host_memory")):
         host = interval_around(spread, host_bytes, float(widened(1.0, doubt.n_unseen)))

@@ -83,10 +83,9 @@ class GpuSpec:
     @property
     def rates_are_unsourced(self) -> bool:
         """Whether nobody is named who says its 16-bit rate, or measured what products reach."""
-        if self.best_matmul_flop_per_s is not None:
-            return False
+        origins = dict(self.origins)
         rated = "bf16_flop_per_s" if self.bf16_flop_per_s is not None else "fp16_flop_per_s"
-        return dict(self.origins).get(rated) == "unsourced"
+        return origins.get(rated) == "unsourced" and origins.get("best_matmul_flop_per_s") != "measured"
 
     @property
     def supports_bf16(self) -> bool:

@@ -99,6 +99,7 @@ class SupportPart(_Part):
     families: Names
     methods: Names
     engines: Names = Field(default_factory=list)
+    vendors: Names = Field(default_factory=list)
 
 
 class ScalePart(_Part):

@@ -275,7 +275,7 @@ class Judge:
         return cls(
             memory=calibration.spread_for(SpreadKey.memory("driver", lengths)),
             need=calibration.spread_for(SpreadKey("need")),
-            time=calibration.spread_for(SpreadKey("time")),
+            time=calibration.spread_for(SpreadKey("time", lengths)),
             doubt=calibration.doubt(base),
         )
 

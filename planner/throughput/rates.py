@@ -178,7 +178,8 @@ def reached_share(gpu: GpuSpec, *, fp8: bool = False) -> float:
 
     The efficiency of large products is known for A100 best; cards that power or libraries limit reach less of
     their peak.  The reference is an A100 SXM measured in the same way; cards that accumulate at half rate
-    boost above the rated clock and reach all of it (RTX 4090).
+    boost above the rated clock and reach all of it (RTX 4090).  Cards of a chip that was measured under
+    another name have its share.
     Source: stas00/ml-engineering, Maximum Achievable Matmul FLOPS: A100 SXM 0.87, H100 SXM 0.80, B200 0.78,
     MI300X 0.51, in fp8 H100 0.71, B200 0.76; AMD's page on achievable FLOPs: MI300X 0.49 in fp8;
     zzc0721/torch-performance-test-data: A100 SXM 0.85, L40S 0.74, T4 0.65, RTX 3090 1.08, RTX 5090 1.14.

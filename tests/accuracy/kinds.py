@@ -13,11 +13,12 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import TypedDict
 
+from planner.calibration.fit.calibrate import support_of
 from planner.calibration.intervals.coverage import Held, judged
 from planner.calibration.intervals.spreads import Residual
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.domain.scenario import Scenario
-from planner.domain.uncertainty.calibration import Calibration, Support, engine_of, method_of, stack_family
+from planner.domain.uncertainty.calibration import Calibration, engine_of, method_of, stack_family
 from planner.domain.uncertainty.scale import widened
 
 # Families of stacks by whose training loop runs; all others are loops of their own.
@@ -92,7 +93,9 @@ def _held(
         if len({each.group for each in others}) < _LEAST_SOURCES:
             continue
         blind = result.fitted.without[group]
-        unseen = replace(blind, support=_support([scenarios[each.record_id] for each in others]))
+        unseen = replace(
+            blind, support=support_of([(each.group, scenarios[each.record_id]) for each in others])
+        )
         mine = [each for each in readings if each.group == group and is_kind[each.record_id]]
         found += judged([_widened(each, scenarios[each.record_id], blind, unseen) for each in mine], others)
     return found
@@ -102,13 +105,3 @@ def _widened(residual: Residual, scenario: Scenario, blind: Calibration, unseen:
     more = unseen.doubt(scenario).n_unseen - blind.doubt(scenario).n_unseen
     scale, *scales = (float(widened(each, more)) for each in (residual.scale, *residual.scales))
     return replace(residual, scale=scale, scales=tuple(scales))
-
-
-def _support(scenarios: Sequence[Scenario]) -> Support:
-    return Support(
-        generations=tuple({each.hardware.gpu.generation for each in scenarios}),
-        gpus=tuple({each.hardware.gpu.id for each in scenarios}),
-        families=tuple({stack_family(each.stack) for each in scenarios}),
-        methods=tuple({method_of(each) for each in scenarios}),
-        engines=tuple({engine_of(each) for each in scenarios}),
-    )

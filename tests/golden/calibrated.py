@@ -42,7 +42,12 @@ FIXED = Calibration(
     ),
     (_spread("memory", -0.1, 0.2), _spread("need", -0.1, 0.1), _spread("time", -0.1, 0.3)),
     Support(
-        ("ada", "ampere", "hopper"), ("rtx4090", "a100-80-sxm"), ("hf-trainer",), ("lora", "qlora"), ("none",)
+        ("ada", "ampere", "hopper"),
+        ("rtx4090", "a100-80-sxm"),
+        ("hf-trainer",),
+        ("lora", "qlora"),
+        ("none",),
+        ("nvidia",),
     ),
 )
 

@@ -4,6 +4,7 @@ with intervals from what was held out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.run_record import RunRecord
+from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import (
     Calibration,
     Offset,
@@ -131,7 +133,7 @@ def _calibration(
         formulas=formulas_version(),
         offsets=tuple(offset for fit in fits for offset in _offsets(fit, held_out)),
         spreads=(),
-        support=support_of(seen),
+        support=support_of([(target.group, target.scenario) for target in seen]),
         n_rows=len({target.record.id for target in seen}),
         groups=tuple(dict.fromkeys(target.group for target in seen)),
     )
@@ -149,13 +151,20 @@ def _offsets(fit: CrossFit, held_out: str | None) -> tuple[Offset, ...]:
     return (*fit.shared_offsets(held_out), *(fit.machine_offsets if held_out is None else ()))
 
 
-def support_of(targets: Sequence[Target]) -> Support:
-    """What a set of readings covers."""
-    scenarios = [target.scenario for target in targets]
+def support_of(readings: Sequence[tuple[str, Scenario]], vendor_sources: int = 2) -> Support:
+    """What a set of readings covers, each as its source group and scenario.
+
+    ``vendor_sources``: of how many groups a vendor's cards must be; one is enough on one's own machine.
+    """
+    scenarios = [scenario for _, scenario in readings]
+    of_vendors = Counter(
+        vendor for _, vendor in {(group, each.hardware.gpu.vendor) for group, each in readings}
+    )
     return Support(
         generations=tuple(sorted({each.hardware.gpu.generation for each in scenarios})),
         gpus=tuple(sorted({each.hardware.gpu.id for each in scenarios})),
         families=tuple(sorted({stack_family(each.stack) for each in scenarios})),
         methods=tuple(sorted({method_of(each) for each in scenarios})),
         engines=tuple(sorted({engine_of(each) for each in scenarios})),
+        vendors=tuple(sorted(name for name, count in of_vendors.items() if count >= vendor_sources)),
     )

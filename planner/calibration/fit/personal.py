@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -77,7 +77,7 @@ def calibrate_machine(
         date=datetime.now(UTC).date().isoformat(),
         formulas=formulas_version(),
         offsets=(*base.offsets, *offsets),
-        support=_joined(base.support, support_of(targets)),
+        support=_joined(base.support, support_of([(name, each.scenario) for each in targets], 1)),
         n_rows=base.n_rows + len({target.record.id for target in targets}),
         groups=(*base.groups, name),
     )
@@ -109,7 +109,5 @@ def _offsets(problem: Problem, solution: Solution) -> list[Offset]:
 
 
 def _joined(first: Support, second: Support) -> Support:
-    def both(name: str) -> tuple[str, ...]:
-        return tuple(sorted({*getattr(first, name), *getattr(second, name)}))
-
-    return Support(both("generations"), both("gpus"), both("families"), both("methods"), both("engines"))
+    names = (each.name for each in fields(Support))
+    return Support(*(tuple(sorted({*getattr(first, name), *getattr(second, name)})) for name in names))

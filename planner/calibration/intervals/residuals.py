@@ -69,7 +69,8 @@ def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tupl
         time = predict_time(scenario, coefficients)
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
-        return SpreadKey(of), time_scale(time, replace(doubt, parts=all_candidates(of))), _NO_REACH
+        key = SpreadKey(of, lengths_of(scenario))
+        return key, time_scale(time, replace(doubt, parts=all_candidates(of))), _NO_REACH
     memory = predict_replayed(job_of(scenario, coefficients), minimum_too=False)
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))

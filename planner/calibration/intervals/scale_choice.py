@@ -2,7 +2,7 @@
 
 Every part of :class:`planner.domain.uncertainty.scale.ScaleParts` may count half, once or twice its first
 guess.  Candidates are compared by their mean interval score: the width of the interval, and 20 times the
-distance by which a reading misses a 90 % interval.  Each source is held out in turn and weighted as
+distance by which a reading misses a 90 % interval.  Each source is held out in turn and counts once, as
 in the quantiles.  The first guess stands where the best is less than one standard error better, because
 sources differ by far more than candidates do.  Where a source is judged, the choice is made among the others
 (:mod:`planner.calibration.intervals.coverage`).
@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from planner.calibration.fit.targets import Floats
-from planner.calibration.intervals.spreads import Residual, by_class, conformal, group_weight, leaning
+from planner.calibration.intervals.spreads import Residual, by_class, conformal, leaning
 from planner.domain.uncertainty.interval import TAIL, Quantity
 from planner.domain.uncertainty.scale import ScaleParts
 
@@ -60,19 +60,18 @@ def choose(residuals: Sequence[Residual]) -> Choice:
         mine = [each for each in residuals if each.key.of == of and each.scales]
         if mine:
             enough = len({each.group for each in mine}) >= _MIN_GROUPS_TO_CHOOSE
-            found[of] = clear_winner(*_scores_by_group(mine)) if enough else 0
+            found[of] = clear_winner(_scores_by_group(mine)) if enough else 0
     return found
 
 
-def clear_winner(scores: Floats, weights: Floats) -> int:
+def clear_winner(scores: Floats) -> int:
     """The candidate with the least mean score, or the first where that is within one standard error of it.
 
-    ``scores``: a row for each group, a column for each candidate; ``weights``: of the groups, sum 1.
+    ``scores``: a row for each group, a column for each candidate.
     """
-    best = int(np.argmin(weights @ scores))
+    best = int(np.argmin(scores.mean(axis=0)))
     gains = scores[:, 0] - scores[:, best]
-    gain = float(weights @ gains)
-    return best if gain > float(np.sqrt(weights**2 @ (gains - gain) ** 2)) else 0
+    return best if gains.mean() > gains.std() / len(gains) ** 0.5 else 0
 
 
 def rescaled(residuals: Sequence[Residual], choice: Choice) -> tuple[Residual, ...]:
@@ -94,15 +93,11 @@ def parts_of(choice: Choice) -> ScaleParts:
     return parts
 
 
-def _scores_by_group(residuals: Sequence[Residual]) -> tuple[Floats, Floats]:
-    """Mean interval score of each candidate over the readings of each group, predicted by the others,
-    and what each group counts, as in the quantiles.
-    """
-    groups: dict[str, list[Residual]] = {}
-    for each in residuals:
-        groups.setdefault(each.group, []).append(each)
-    weights = np.array([group_weight(mine, mine[0].key.of) for mine in groups.values()])
-    return np.array([_group_scores(residuals, group) for group in groups]), weights / weights.sum()
+def _scores_by_group(residuals: Sequence[Residual]) -> Floats:
+    """Mean interval score of each candidate over the readings of each group, predicted by the others."""
+    return np.array(
+        [_group_scores(residuals, group) for group in dict.fromkeys(each.group for each in residuals)]
+    )
 
 
 def _group_scores(residuals: Sequence[Residual], group: str) -> Floats:

@@ -17,11 +17,6 @@ from planner.calibration.fit.targets import NOISE, Floats
 from planner.domain.uncertainty.interval import Quantity, Spread, SpreadKey, SpreadOf
 
 _PROBABILITIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995)
-# A source of n readings counts n to this power: its readings err alike (0: it counts once, however many they
-# are), and yet many of them tell more of the scatter than few (1: each counts the same).  Five sources tell
-# what must be held, and one of them has more readings than all others: each counts once there.  No theory
-# gives 0.75: it was chosen between 0 and 1 with the published rows in sight, by held-out coverage and width.
-_READINGS_POWER: Mapping[Quantity, float] = {"memory": 0.75, "time": 0.75, "host_memory": 0.75, "need": 0.0}
 # The whole counts in a class like this many sources of the class: with as many, the class decides half.
 _COARSER_COUNTS = 2.0
 # No class of its own below this: the whole says the same with more data.
@@ -119,8 +114,7 @@ def _stated(key: SpreadKey, members: Sequence[Residual]) -> tuple[Sequence[Resid
         replace(one, group="", log_ratio=deviation.inv_cdf(share), scale=1.0, scales=(), weight=1.0)
         for share in shares
     ]
-    own = float(_weights(members, _READINGS_POWER[key.of]).sum())
-    return stated, np.full(_STATED_READINGS, _COARSER_COUNTS * own / _STATED_READINGS)
+    return stated, np.full(_STATED_READINGS, _COARSER_COUNTS / _STATED_READINGS)
 
 
 def leaning(
@@ -132,28 +126,23 @@ def leaning(
     whole = members[SpreadKey(key.of)]
     if _n_groups(whole) < _MIN_GROUPS:
         stated, weights = _stated(key, whole)
-        return [*stated, *whole], np.concatenate([weights, _weights(whole, _READINGS_POWER[key.of])])
+        return [*stated, *whole], np.concatenate([weights, _weights(whole)])
     counted: list[Residual] = []
     weights = np.zeros(0)
     for each in key.path():
-        own = _weights(members[each], _READINGS_POWER[key.of])
+        own = _weights(members[each])
         if len(weights):
             weights *= _COARSER_COUNTS * own.sum() / (_n_groups(members[each]) * weights.sum())
         counted, weights = [*counted, *members[each]], np.concatenate([weights, own])
     return counted, weights
 
 
-def group_weight(residuals: Iterable[Residual], of: Quantity) -> float:
-    """How much the readings of one group count together."""
-    return float(sum(each.weight for each in residuals) ** _READINGS_POWER[of])
-
-
-def _weights(residuals: Sequence[Residual], power: float) -> Floats:
-    """Readings of one document err alike, so a group counts less than all of them, by a power."""
+def _weights(residuals: Sequence[Residual]) -> Floats:
+    """Readings of one source err alike, so each source counts once, however many it has."""
     totals: dict[str, float] = {}
     for each in residuals:
         totals[each.group] = totals.get(each.group, 0.0) + each.weight
-    return np.array([each.weight * totals[each.group] ** (power - 1) for each in residuals])
+    return np.array([each.weight / totals[each.group] for each in residuals])
 
 
 def conformal(scores: Floats, weights: Floats, probability: float) -> Floats:

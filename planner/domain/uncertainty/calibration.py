@@ -17,7 +17,7 @@ from planner.domain.uncertainty.scale import Doubt, ScaleParts
 
 # Raised by hand when a formula changes what it means for a coefficient, or a scale what it means for an
 # interval; a change of priors changes the version by itself.
-_FORMULAS = 8
+_FORMULAS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,18 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What the calibrated records cover: beyond it a prediction extrapolates."""
+    """What the calibrated records cover: beyond it a prediction extrapolates.
+
+    ``vendors``: those of whose cards at least two sources tell.  What one source alone has is in no held-out
+    error, so how much of their rates the libraries of another vendor reach is not known from records.
+    """
 
     generations: tuple[str, ...]
     gpus: tuple[str, ...]
     families: tuple[str, ...]
     methods: tuple[str, ...]
     engines: tuple[str, ...]
+    vendors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +137,10 @@ class Calibration:
 
     def doubt(self, scenario: Scenario) -> Doubt:
         """What widens the scenario's intervals: things that no calibrated record had,
-        lengths not given, rates of no source.
+        lengths not given, rates of no source or of a vendor that fewer than two sources tell of.
         """
-        unsourced = scenario.hardware.gpu.rates_are_unsourced
+        gpu = scenario.hardware.gpu
+        unsourced = gpu.rates_are_unsourced or gpu.vendor not in self.support.vendors
         return Doubt(len(self.extrapolates(scenario)), lengths_are_unknown(scenario), self.scale, unsourced)
 
     def spread_for(self, key: SpreadKey) -> Spread | None:

@@ -32,9 +32,10 @@ class SpreadKey:
     """What distributions are kept apart by; ``lengths`` and ``level`` are empty where they are not.
 
     What is allocated is counted operator by operator, and is nearer than the levels above it, which hold what
-    the allocator keeps.  Those two, methods and distance have no distributions of their own: with a dozen
-    sources these would rest on two or three each, and held-out coverage was worse with them.  They widen and
-    narrow an interval through its scale.
+    the allocator keeps.  Times of samples that are padded to the longest of their batch follow how lengths
+    are spread, which no source prints.  Methods, distance and the two levels have no distributions of their
+    own: with a dozen sources these would rest on two or three each, and held-out coverage was worse with
+    them.  They widen and narrow an interval through its scale.
     """
 
     of: Quantity

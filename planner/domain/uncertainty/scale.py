@@ -43,8 +43,9 @@ class ScaleParts:
 
     ``counted``: weights, states and gradients are counted element by element, while transient bytes depend on
     kernels and on the allocator.  A peak that is all counted still scatters by this much (alignment, what a
-    source rounds).  ``unknown_lengths``: where not even the mean length is given, the shapes are guessed, and
-    with them all transient bytes.  These may be less than half of the guess or more than twice as much.
+    source rounds).  ``unknown_lengths``: where not even the mean length is given, samples are taken to fill
+    the cap.  What is allocated is that of the longest batch, which fills it.  What shorter batches leave
+    reserved may be more than twice the transient bytes of the guess.
     ``order``: the order of samples, whose deviation is known, in scales: the inverse of that sixth.
     ``fixed_bytes``: context, libraries, other processes and rounding scatter by bytes, whatever the job's
     size.  They count like so many transient bytes.  ``machine``: how far hosts, links and disks of one kind
@@ -66,7 +67,7 @@ class Doubt:
     ``n_unseen``: things about it that no calibrated record had.  ``lengths_unknown``: samples are padded to
     the longest of their batch, and how long they are is not given.  ``parts``: how much each cause of scatter
     counts, by the calibration that judges.  ``rates_unsourced``: no source says how fast the card is, such as
-    a rented card of unknown chip.
+    a rented card of unknown chip, or how much of its rates the libraries of its vendor reach in training.
     """
 
     n_unseen: int = 0
@@ -94,16 +95,17 @@ def memory_scale(memory: MemoryPrediction, level: MemoryLevel, doubt: Doubt) -> 
 
     Formula: sqrt(counted^2 + (u x t)^2 + (order x d)^2 + (fixed_bytes / peak)^2), :func:`widened`.
     ``t``: the share of the peak that is not counted element by element.  ``u``: ``unknown_lengths`` where
-    lengths are unknown, else
-    1.  ``d``: what natural lengths pile up, as its standard deviation over orders of the samples, in shares
-    of the peak. A peak of less than half a GiB has the shares of half a GiB (:func:`lifted`).
+    lengths are unknown and blocks of shorter batches count, else 1.  ``d``: what natural lengths pile up, as
+    its standard deviation over orders of the samples, in shares of the peak; 0 of what is allocated.  A peak
+    of less than half a GiB has the shares of half a GiB (:func:`lifted`).
+    Ignored: that no batch at all may be as long as the cap.
     """
     value = memory.uncapped_driver_bytes if level == "driver" else getattr(memory, f"{level}_peak_bytes")
     outside: frozenset[str] = frozenset() if level == "driver" else DRIVER_TERMS
-    deviation: Number = 0.0 if level == "allocated" else memory.order_spread_bytes / lifted(value)
-    held = _uncounted(memory, value, outside) * (
-        doubt.parts.unknown_lengths if doubt.lengths_unknown else 1.0
-    )
+    piles_up = level != "allocated"
+    deviation: Number = memory.order_spread_bytes / lifted(value) if piles_up else 0.0
+    guessed = doubt.parts.unknown_lengths if doubt.lengths_unknown and piles_up else 1.0
+    held = _uncounted(memory, value, outside) * guessed
     return widened(_root(doubt.parts, value, held, doubt.parts.order * deviation), doubt.n_unseen)
 
 
@@ -169,8 +171,9 @@ def time_scale(time: TimePrediction, doubt: Doubt) -> Number:
     machine err independently.
 
     Five times as much where lengths vary and their mean is not given: tokens that are not there take no more
-    time than memory.  Rates without a source may be off as far as virtual and shared cards differ.  A host's
-    name tells nothing of its speed that records could confirm, so it narrows nothing.
+    time than memory.  Rates without a source may be off as far as virtual and shared cards differ, and so may
+    those of libraries of a vendor that fewer than two sources tell of.  A host's name tells nothing of its
+    speed that records could confirm, so it narrows nothing.
     """
     guessed = _UNTOLD_LENGTHS if doubt.lengths_unknown else 1.0
     rates = _UNSOURCED_RATES if doubt.rates_unsourced else 0.0

@@ -115,6 +115,18 @@ class TestWhatCardsReach:
         assert shares["t4"] == pytest.approx(0.65 / 0.848, abs=0.01)
         assert shares["rtx3090"] == pytest.approx(1.08, abs=0.01)
 
+    def test_cards_of_one_chip_reach_the_same_share(self) -> None:
+        """Whatever its memory and links: an H100 of 96 GB, an NVL and a PCIe card as the SXM that was
+        measured, in 16 bits and in 8; none is sure because of it where nobody says its peak.
+        """
+        measured = load_gpu("h100-sxm")
+        for gpu in map(load_gpu, ("h100-96-sxm", "h100-64-sxm", "h100-nvl", "h100-pcie", "gh200-96")):
+            for fp8 in (False, True):
+                assert reached_share(gpu, fp8=fp8) == pytest.approx(
+                    reached_share(measured, fp8=fp8), rel=1e-3
+                )
+        assert load_gpu("gh200-96").rates_are_unsourced
+
     def test_power_limits_small_cards(self) -> None:
         """An L4 and an A10 reach about half of their rated 121 and 125 TFLOP/s at 72 and 150 W."""
         for gpu in ("l4", "a10"):

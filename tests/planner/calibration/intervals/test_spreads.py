@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.calibration.fit.calibrate import support_of
 from planner.calibration.intervals.coverage import Held, held_out, measured_coverage
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.catalog.gpus import load_gpu
@@ -72,7 +73,7 @@ def calibration(*, half_width: float = 0.1) -> Calibration:
         Spread(SpreadKey(of), (0.01, 0.05, 0.5, 0.95, 0.99), quantiles, 50, 3)
         for of in ("memory", "need", "time")
     ]
-    support = Support(("ada",), ("rtx4090",), ("hf-trainer",), ("qlora",), ("none",))
+    support = Support(("ada",), ("rtx4090",), ("hf-trainer",), ("qlora",), ("none",), ("nvidia",))
     return Calibration("test", "2026-01-01", formulas_version(), (), tuple(spreads), support)
 
 
@@ -175,8 +176,8 @@ def test_a_class_of_few_sources_leans_on_the_whole() -> None:
 
 
 def test_a_group_with_many_rows_does_not_decide_alone() -> None:
-    """A table of 400 rows with small errors leaves room for five small ones with large errors;
-    what must be held still more.
+    """A table of 400 rows with small errors counts once beside five small ones with large errors,
+    also for what must be held.
     """
     mixed = [
         *residuals(1, 400, spread=0.01),
@@ -184,8 +185,11 @@ def test_a_group_with_many_rows_does_not_decide_alone() -> None:
     ]
     spreads = {each.key: each for each in make_spreads(mixed)}
     pooled = float(np.quantile([each.log_ratio for each in mixed], 0.95))
-    assert spreads[KEY].quantile(0.95) > 1.2 * pooled
-    assert spreads[SpreadKey("need")].quantile(0.9) > spreads[KEY].quantile(0.9)
+    for key in (KEY, SpreadKey("need")):
+        assert spreads[key].quantile(0.95) > 1.5 * pooled
+    more = [*mixed, *(replace(each, record_id=f"again-{each.record_id}") for each in mixed[:400])]
+    again = {each.key: each for each in make_spreads(more)}
+    assert again[KEY].quantile(0.95) == spreads[KEY].quantile(0.95)
 
 
 def test_what_must_be_held_is_judged_without_cache() -> None:
@@ -410,8 +414,8 @@ def test_what_lengths_pile_up_is_the_least_sure() -> None:
 
 
 def test_unknown_lengths_widen_what_passes_hold() -> None:
-    """Padded to the longest of samples of unknown lengths, a peak is less sure;
-    whether it fits is asked for full samples.
+    """Padded to the longest of samples of unknown lengths, what is reserved is less sure; what is allocated
+    is that of the longest batch, and whether the job fits is asked for full samples.
     """
     said, unsaid = job(padding="longest", tokens_per_sample=600), job(padding="longest")
     assert [lengths_are_unknown(each) for each in (job(), said, unsaid)] == [False, False, True]
@@ -419,6 +423,7 @@ def test_unknown_lengths_widen_what_passes_hold() -> None:
     assert float(memory_scale(memory, "driver", unknown)) > 1.5 * float(
         memory_scale(memory, "driver", Doubt())
     )
+    assert memory_scale(memory, "allocated", unknown) == memory_scale(memory, "allocated", Doubt())
     assert float(need_scale(memory, unknown)) == float(need_scale(memory, Doubt()))
 
 
@@ -463,6 +468,32 @@ def test_rates_of_no_source_are_less_sure_than_an_unseen_card() -> None:
         False,
         False,
     ]
+
+
+def test_a_vendor_is_known_by_two_sources_or_by_ones_own_machine() -> None:
+    """What its libraries reach of the rates of its cards is else as sure as rates of no source."""
+    ours, other = job(gpu="h100-sxm"), job(gpu="mi300x", stack="torchtitan", method="full")
+    readings = [("a", ours), ("b", ours), ("b", other), ("b", other)]
+    assert support_of(readings).vendors == ("nvidia",)
+    assert support_of([*readings, ("c", other)]).vendors == ("amd", "nvidia")
+    assert support_of([("mine", other)], 1).vendors == ("amd",)
+    model = replace(calibration(), support=support_of(readings))
+    assert [model.doubt(each).rates_unsourced for each in (ours, other)] == [False, True]
+
+
+def test_times_of_natural_lengths_have_a_distribution_of_their_own() -> None:
+    """How lengths are spread is not known, so such steps scatter more; those of fixed shapes stay narrow."""
+    fixed, natural = (SpreadKey("time", lengths) for lengths in ("fixed", "natural"))
+    drawn = [*residuals(8, 20, 0.05, fixed), *residuals(8, 20, 0.2, natural)]
+    drawn = [replace(each, of="time", group=f"{each.key.lengths}-{each.group}") for each in drawn]
+    model = replace(calibration(), spreads=make_spreads(drawn))
+    widths = []
+    for flags in ({}, {"padding": "longest", "tokens_per_sample": 600}):
+        sure = estimate_calibrated(job(**flags), model).uncertainty
+        assert sure is not None
+        assert sure.step is not None
+        widths.append(sure.step.high / sure.step.low)
+    assert widths[1] > 1.2 * widths[0]
 
 
 def test_an_unseen_gpu_or_stack_is_said() -> None:
