@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
+from planner.files.malformed import MalformedError
 from planner.files.reading import Bounds, decoded, read_bytes, read_lines
-from planner.files.structured import MalformedError, parse_json
+from planner.files.structured import parse_json
 from planner.printing import printable
 from planner.records.cells import parse_cell
 from planner.records.record_schema import (
