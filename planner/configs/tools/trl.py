@@ -110,13 +110,14 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not (compares or generates):
         _read_loss(keys, reading)
+    has_own_loss = reading.value("loss") is not None
     read_trainer(keys, reading)
     if compares:
         _read_preferences(keys, reading, old)
     elif generates:
         _read_generated(keys, reading, old)
-    elif not old:
-        _keep_loss(keys, reading)
+    elif not (old or has_own_loss):
+        _keep_loss(reading)
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
@@ -361,14 +362,13 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
 
 
-def _keep_loss(keys: Keys, reading: Reading) -> None:
+def _keep_loss(reading: Reading) -> None:
     """Liger's kernels leave the loss as it is: TRL's own, in chunks (trl 1.16.0
     trainer/sft_trainer.py:1127-1147).
     """
     said = reading.said.get("loss")
-    if said is not None and said.value == "liger" and said.origin == keys.where("use_liger_kernel"):
-        reading.said.pop("loss")
-        reading.say("loss", "chunked", said.origin)
+    if said is not None and said.value == "liger":
+        reading.said["loss"] = replace(said, value="chunked")
 
 
 def _read_precision(keys: Keys, reading: Reading, old: str) -> None:
