@@ -249,7 +249,8 @@ def split_scan(multiprocessors: int) -> Callable[..., torch.Tensor]:
             multiprocessors,
         )
         last = (given["rmsnorm_weight"], given["outproj_weight"], given["outproj_bias"])
-        out: torch.Tensor = SplitScan.apply(shape, joined, conv, conv_bias, bias, a, skip, *last)  # type: ignore[no-untyped-call]
+        inputs = (joined, conv, conv_bias, bias, a, skip, *last)
+        out: torch.Tensor = SplitScan.apply(shape, *inputs)  # type: ignore[no-untyped-call]
         return out
 
     return scan
