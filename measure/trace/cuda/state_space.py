@@ -137,7 +137,7 @@ def _scan_gradients(
     C and gate are written into what the caller made.
 
     With a gate the gated output comes last, computed again.  Variables live until the function returns,
-    as there.
+    as in the kernel's own backward pass.
     """
     _raw = step.clone()
     _steps, _decays = shape.numbers(x), shape.numbers(x)

@@ -23,7 +23,7 @@ def read_btlm(fields: ConfigFields) -> ModelSpec:
 
     - The position bias, an fp32 number for each head and pair of positions, is made once and lives for the
       whole pass, also where Axolotl puts FlashAttention in, which does not read it.
-    - Attention is written out, without a call of torch's fused kernels.
+    - Attention is eager, without a call of torch's fused kernels.
     - Embeddings and logits are multiplied in place; logits stay in the compute dtype, and the loss reads a
       contiguous shifted copy.
     """
