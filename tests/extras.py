@@ -16,7 +16,7 @@ _PROJECT = tomllib.loads(
     (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
 )["project"]
 # Modules whose package has another name.
-_PACKAGES = {"importlinter": "import-linter", "pynvml": "nvidia-ml-py"}
+_PACKAGES = {"importlinter": "import-linter", "grimp": "import-linter", "pynvml": "nvidia-ml-py"}
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:

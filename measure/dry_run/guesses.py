@@ -61,7 +61,8 @@ class Guesses:
 
 def _call_site() -> str:
     """The innermost line outside of torch and of this package."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no public way to walk up the stack as cheaply
+    # There is no public way to walk up the stack as cheaply.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     last = "unknown place"
     while frame is not None:
         file = frame.f_code.co_filename

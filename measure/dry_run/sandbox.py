@@ -106,7 +106,8 @@ class Walls:
     def _is_own_link(self, path: Any) -> bool:
         """Whether the name itself, wherever it leads, lies below the folder."""
         text = os.fsdecode(path)
-        parent = os.path.realpath(os.path.dirname(text) or ".")  # noqa: PTH120 - of any path-like value, in a hook that runs often
+        # Not pathlib's: this is any path-like value, in a hook that runs often.
+        parent = os.path.realpath(os.path.dirname(text) or ".")  # noqa: PTH120
         return self._is_inside(f"{parent}/{os.path.basename(text)}")  # noqa: PTH119
 
     def _is_inside(self, path: str) -> bool:

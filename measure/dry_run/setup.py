@@ -86,7 +86,8 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
 
 def _see_other_threads(native: Native) -> None:
     """Threads that the program starts are seen as well."""
-    start: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]  # noqa: SLF001 - subclasses replace run
+    # Not `run`, which subclasses replace.
+    start: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]  # noqa: SLF001
 
     def run(thread: threading.Thread) -> None:
         native.see_thread()

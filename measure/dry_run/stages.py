@@ -160,7 +160,13 @@ class Stages:
 
         n_words = 0
 
-        def follow(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's own name
+        # The names are torch's own.
+        def follow(
+            input: torch.Tensor,  # noqa: A002
+            weight: torch.Tensor,
+            *args: Any,
+            **kwargs: Any,
+        ) -> torch.Tensor:
             nonlocal n_words
             if weight.shape[0] > n_words:
                 n_words, self.most_tokens = weight.shape[0], (0, 0)

@@ -92,7 +92,8 @@ def differentiate(model: Any, layer_list: str, frozen: FrozenLayers) -> None:
     for layer in model.get_submodule(layer_list):
         trained = any(tensor.requires_grad for tensor in layer.parameters())
         if trained:
-            layer._gradient_checkpointing_func = partial(_entered, layer._gradient_checkpointing_func)  # noqa: SLF001
+            own = layer._gradient_checkpointing_func  # noqa: SLF001
+            layer._gradient_checkpointing_func = partial(_entered, own)  # noqa: SLF001
         elif frozen == "spared":
             layer.gradient_checkpointing = False
 

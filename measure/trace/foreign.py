@@ -75,7 +75,8 @@ def _configuration(fields: Mapping[str, Any], where: str) -> Any:
     _check_counts(fields, where)
     try:
         return configuration_of(fields)
-    except Exception as error:  # noqa: BLE001 - whatever a configuration class thinks of a field is about that field
+    # Whatever a configuration class thinks of a field is about that field.
+    except Exception as error:  # noqa: BLE001
         raise InputFileError(where, f"Transformers refuses this config: {_reason(error)}") from None
 
 

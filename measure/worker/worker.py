@@ -66,7 +66,8 @@ def _measure(case: RunCase, reporter: Reporter, started: str) -> None:
     from measure.worker.workloads.task import Task
 
     scenario = case.scenario()
-    if started == "fork" and (torch.cuda.is_initialized() or driver_is_open()):  # type: ignore[no-untyped-call]
+    is_fork = started == "fork"
+    if is_fork and (torch.cuda.is_initialized() or driver_is_open()):  # type: ignore[no-untyped-call]
         raise RuntimeError(
             "CUDA was initialised before the fork, so nothing that this process reads would be true"
         )

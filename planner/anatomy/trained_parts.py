@@ -76,18 +76,18 @@ def makes_input_require_gradient(recipe: Recipe, stack: Stack) -> bool:
     )
 
 
-def rebuilt_share(model: ModelSpec, recipe: Recipe, stack: Stack) -> float:
+def recomputed_share(model: ModelSpec, recipe: Recipe, stack: Stack) -> float:
     """Share of the layers that run forward again in backward.
 
     A checkpointed layer that nothing needs a gradient of keeps nothing and runs once.  Source: torch 2.13
     utils/checkpoint.py; tests/against_libraries/step_program/test_trained_layers.py.
     """
     if recipe.method != "full" or not (recipe.train_layers or "language_model" in recipe.frozen):
-        return recipe.rebuilt_share(model.n_layers)
-    parts, rebuilt = parts_of(model, recipe), 0
+        return recipe.recomputed_share(model.n_layers)
+    parts, recomputed = parts_of(model, recipe), 0
     reached = not {"embed", "tower", "projector"}.isdisjoint(parts.ends)
     reached = reached or makes_input_require_gradient(recipe, stack)
     for number in range(model.n_layers):
         reached = reached or number in parts.layers
-        rebuilt += reached and is_checkpointed(recipe, stack, number, trained=number in parts.layers)
-    return rebuilt / model.n_layers
+        recomputed += reached and is_checkpointed(recipe, stack, number, trained=number in parts.layers)
+    return recomputed / model.n_layers

@@ -15,6 +15,7 @@ from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.text import trial_text
 from planner.configs.writing.translate import OWN_TOOL, edits_for
 from planner.configs.yaml_or_json import Document, read_document
+from planner.domain.origin import split_place
 from planner.domain.scenario import Scenario
 from planner.errors import InputFileError, PlannerError
 from planner.files.reading import read_text, reading_instead
@@ -96,7 +97,7 @@ def _other_files(read: ConfigFile, config: Path) -> Iterator[Path]:
     origins = [given.origin for given in read.request.values.values()] + [
         remark.origin for remark in read.remarks
     ]
-    for name in dict.fromkeys(origin.rpartition(":")[0] for origin in origins):
+    for name in dict.fromkeys(file for file, place in map(split_place, origins) if place):
         path = Path(name)
         if path.suffix in (".json", ".yaml", ".yml") and path != config and path.is_file():
             yield path

@@ -17,19 +17,13 @@ Size = str | int
 """Text with a unit (``24GiB``, ``80GB``), or a whole number of bytes."""
 
 
-class JobFlags(TypedDict, total=False):
-    """What can be said about a job; each keyword is the flag of that name,
+class AlikeFlags(TypedDict, total=False):
+    """What is said about a job and to a search alike; each keyword is the flag of that name,
     whose help ``plan --help`` prints.
     """
 
     model: Text
-    method: str
-    task: str
-    quantization: str
     double_quant: bool
-    quant_storage: str
-    gpu: str
-    gpus: int | str
     gpu_memory: Size
     gpu_reserved: Size
     host: str
@@ -39,11 +33,6 @@ class JobFlags(TypedDict, total=False):
     pcie_lanes: int | str
     pcie_generation: int | str
     power_limit_w: float | str
-    nodes: int | str
-    seq: int | str
-    batch: int | str
-    grad_accum: int | str
-    padding: str
     tokens_per_sample: float | str
     generations: int | str
     completion_length: int | str
@@ -58,7 +47,6 @@ class JobFlags(TypedDict, total=False):
     tokenizer: Text
     images_per_sample: int | str
     image_size: str
-    lora_rank: int | str
     lora_targets: Names
     lora_dropout: float | str
     modules_to_save: Names
@@ -67,114 +55,84 @@ class JobFlags(TypedDict, total=False):
     dora: bool
     oft_block_size: int | str
     relora: bool
-    optimizer: str
     optimizer_rank: int | str
+    gradient_checkpointing: bool
+    checkpoint_reentrant: bool
+    versions: Names
+    switches: Names
+    samples: int | str
+    epochs: float | str
+    eval_samples: int | str
+    eval_batch: int | str
+    tensor_parallel: int | str
+    pipeline_parallel: int | str
+    pipeline_schedule: str
+    pipeline_microbatches: int | str
+    context_parallel: int | str
+    hpz: int | str
+    replicas: int | str
+
+
+class JobFlags(AlikeFlags, total=False):
+    """What can be said about a job: of each thing one value."""
+
+    method: str
+    task: str
+    quantization: str
+    quant_storage: str
+    gpu: str
+    gpus: int | str
+    nodes: int | str
+    seq: int | str
+    batch: int | str
+    grad_accum: int | str
+    padding: str
+    lora_rank: int | str
+    optimizer: str
     precision: str
     fp8: str
     load_dtype: str
     adapter_dtype: str
     sharding: str
     offload: str
-    gradient_checkpointing: bool
-    checkpoint_reentrant: bool
     checkpoint_every: int | str
     checkpoint_policy: str
     attention: str
     loss: str
     stack: str
-    versions: Names
-    switches: Names
-    samples: int | str
-    epochs: float | str
-    eval_samples: int | str
-    eval_batch: int | str
     price: float | str
-    tensor_parallel: int | str
-    pipeline_parallel: int | str
-    pipeline_schedule: str
-    pipeline_microbatches: int | str
-    context_parallel: int | str
-    hpz: int | str
-    replicas: int | str
 
 
-class SearchFlags(TypedDict, total=False):
-    """As :class:`JobFlags`; where the command line takes choices with commas, a list gives them as well."""
+class SearchFlags(AlikeFlags, total=False):
+    """What can be said to a search: where the command line takes choices with commas,
+    a list gives them as well.
+    """
 
-    model: Text
     method: Names
     task: Names
     quantization: Names
-    double_quant: bool
     quant_storage: Names
     gpu: Names
     gpus: int | str | Sequence[int]
-    gpu_memory: Size
-    gpu_reserved: Size
-    host: str
-    host_memory: Size
-    link: str
-    link_gb_per_s: float | str
-    pcie_lanes: int | str
-    pcie_generation: int | str
-    power_limit_w: float | str
     nodes: int | str | Sequence[int]
     seq: int | str | Sequence[int]
     batch: int | str | Sequence[int]
     grad_accum: int | str | Sequence[int]
     padding: Names
-    tokens_per_sample: float | str
-    generations: int | str
-    completion_length: int | str
-    generation_steps: int | str
-    iterations: int | str
-    compare_reference: bool
-    generator: str
-    vllm_memory: float | str
-    reward_model: Text
-    reward_dtype: str
-    data: Text
-    tokenizer: Text
-    images_per_sample: int | str
-    image_size: str
     lora_rank: int | str | Sequence[int]
-    lora_targets: Names
-    lora_dropout: float | str
-    modules_to_save: Names
-    train_layers: Names
-    freeze: Names
-    dora: bool
-    oft_block_size: int | str
-    relora: bool
     optimizer: Names
-    optimizer_rank: int | str
     precision: Names
     fp8: Names
     load_dtype: Names
     adapter_dtype: Names
     sharding: Names
     offload: Names
-    gradient_checkpointing: bool
-    checkpoint_reentrant: bool
     checkpoint_every: int | str | Sequence[int]
     checkpoint_policy: Names
     attention: Names
     loss: Names
     stack: Names
-    versions: Names
-    switches: Names
-    samples: int | str
-    epochs: float | str
-    eval_samples: int | str
-    eval_batch: int | str
     price: float | str | Sequence[float]
-    tensor_parallel: int | str
-    pipeline_parallel: int | str
-    pipeline_schedule: str
-    pipeline_microbatches: int | str
-    context_parallel: int | str
-    hpz: int | str
-    replicas: int | str
 
 
 class SearchKeywords(SearchFlags, total=False):

@@ -116,7 +116,8 @@ def _folder(name: str) -> Path | None:
 
 
 def _expanded(text: str) -> Path:
-    return Path(os.path.expandvars(os.path.expanduser(text)))  # noqa: PTH111 - without a home it stays as it is
+    # Not pathlib's expanduser, which fails where there is no home.
+    return Path(os.path.expandvars(os.path.expanduser(text)))  # noqa: PTH111
 
 
 def _line(file: Path) -> str:

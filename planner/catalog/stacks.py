@@ -28,7 +28,7 @@ from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, Setting, facts_of, package_path, unread_note
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.uncertainty.settled import SettledBy
-from planner.errors import InputFileError, UnknownNameError, UsageError
+from planner.errors import InputFileError, UnknownNameError, UsageError, show
 from planner.files.checking import validate
 from planner.files.structured import read_toml
 
@@ -194,12 +194,18 @@ def _layers(entry: StackEntry, path: Path, above: tuple[str, ...] = ()) -> _Laye
     return _Layers({**base.versions, **entry.versions}, (*base.order, *added, (path, own)), base.root)
 
 
+def _who_runs(package: str) -> str:
+    """What to ask for instead, where a stack does not run ``package``."""
+    others = [each for each in stack_ids() if package in dict(load_stack(each).versions)]
+    return f"these do: {', '.join(f'--stack {each}' for each in others)}" if others else "no stack does"
+
+
 def _stack_of(entry: StackEntry, path: Path, asked: Mapping[str, str]) -> Stack:
     layers = _layers(entry, path)
     if strange := sorted(asked.keys() - layers.versions.keys()):
         names = ", ".join(sorted(layers.versions))
         raise UsageError(
-            f"stack '{entry.id}' does not run '{strange[0][:60]}', only {names}; choose another --stack"
+            f"stack '{entry.id}' does not run '{show(strange[0])}', only {names}; {_who_runs(strange[0])}"
         )
     versions = {**layers.versions, **asked}
     tables = layers.settings(versions)

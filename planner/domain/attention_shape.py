@@ -99,7 +99,7 @@ class AttentionSpec:
     makes_mask: bool = False
     """The code has the causal mask made under SDPA too, where others leave it to the kernel."""
     eager_scores: EagerScores = "fp32_softmax"
-    """Dtype of attention that is written out: a softmax in fp32, scores that an fp32 bias widens, scores in
+    """Dtypes of eager attention: a softmax in fp32, scores that an fp32 bias widens, scores in
     ``fp32`` too, or all in ``compute``.
     """
     dropout: bool = False

@@ -230,7 +230,7 @@ class Stack:
     checkpoints_units: bool
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
-    """Block inputs on the GPU, beside the one that is being rebuilt, while others are in host RAM."""
+    """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
     pins_if_room: bool
     """Blocks of saved inputs that host RAM has no room for stay pageable, where others would fail."""
 

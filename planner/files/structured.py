@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputFileError
+from planner.files.malformed import MAX_DEPTH, MAX_DIGITS, TOO_DEEP, MalformedError
 from planner.files.reading import MAX_CONFIG_BYTES, read_text
 
 if TYPE_CHECKING:
     import yaml
 
-MAX_DEPTH = 64
-MAX_DIGITS = 300
-"""More than any number that a float can hold has."""
-TOO_DEEP = "nested too deeply"
 _TWICE = "a name is given twice in one object"
 
 _DIGITS = re.compile(rf"[0-9a-fA-F_]{{{MAX_DIGITS + 1}}}")
@@ -46,16 +43,6 @@ _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$
 _TOML_TWICE = ("Cannot declare", "Cannot mutate", "Duplicate inline", "Cannot overwrite")
 # What YAML's messages quote (a tag, an anchor), but for single characters and names of its own tokens.
 _YAML_QUOTED = re.compile(r"'(?!<[a-z ]+>')[^']{2,}'?|\"[^\"]{2,}\"?")
-
-
-class MalformedError(ValueError):
-    """A text that is not what its format asks for.  ``line`` and ``character`` (in the text)
-    count from 1, where known.
-    """
-
-    def __init__(self, problem: str, line: int | None = None, character: int | None = None) -> None:
-        self.problem, self.line, self.character = problem, line, character
-        super().__init__(problem)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from planner.files.structured import MAX_DEPTH, MAX_DIGITS, TOO_DEEP, MalformedError
+from planner.files.malformed import MAX_DEPTH, MAX_DIGITS, TOO_DEEP, MalformedError
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 

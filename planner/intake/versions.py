@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from planner.catalog.stacks import load_stack
+from planner.domain.origin import stack_default
 from planner.domain.stack import Stack
 from planner.errors import UsageError, show
 from planner.intake.given.ledger import Ledger
@@ -42,7 +43,7 @@ def resolve_versions(ledger: Ledger, stack: Stack) -> Stack:
 def enter_own_versions(ledger: Ledger, stack: Stack) -> None:
     """Enter the versions that a job under ZeRO takes from its stack."""
     own = tuple(f"{package}=={version}" for package, version in stack.versions if package in _OF_ZERO)
-    ledger.enter("versions", own, f"default:{stack.id}")
+    ledger.enter("versions", own, stack_default(stack.id))
 
 
 def _note(stack: Stack, other: Stack) -> str:

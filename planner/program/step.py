@@ -21,7 +21,8 @@ from planner.program.engines import runtime_of
 from planner.program.head.ends import EndsView, embeddings, head, require_gradient
 from planner.program.head.generation import CACHE, sampled
 from planner.program.head.inputs import names_for
-from planner.program.head.preferences import CACHING, Role, preference_head, values
+from planner.program.head.preferences import preference_head, values
+from planner.program.head.roles import CACHING, Role
 from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
 from planner.program.job import Job, generation_job, reference_job, reward_job

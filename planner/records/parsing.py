@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.domain.run_record import RunRecord
 from planner.errors import InputFileError
+from planner.files.malformed import MalformedError
 from planner.files.reading import Bounds, decoded, read_bytes, read_lines
-from planner.files.structured import MalformedError, parse_json
+from planner.files.structured import parse_json
 from planner.printing import printable
 from planner.records.cells import parse_cell
 from planner.records.record_schema import (
@@ -130,7 +131,8 @@ def _expand(paths: Iterable[str | Path], quarantined: list[Quarantined], by_row:
         try:
             names = [pattern]
             if _WILDCARDS & set(pattern) and not Path(pattern).exists():
-                names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  (pathlib's glob takes no absolute pattern)
+                # The glob of pathlib takes no absolute pattern.
+                names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
             if not names:
                 unmatched.append(Quarantined(pattern, 0, "no file matches this pattern", "no_file"))
             found.update({Path(name).resolve(): Path(name) for name in names})

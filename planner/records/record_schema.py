@@ -129,7 +129,8 @@ def _bounded(name: str, annotation: Any) -> Any:
 
     origin = get_origin(annotation)
     if origin in (types.UnionType, Union):
-        return Union[tuple(_bounded(name, member) for member in get_args(annotation))]  # noqa: UP007  (built from a tuple)
+        # Not `|`: its members are a tuple.
+        return Union[tuple(_bounded(name, member) for member in get_args(annotation))]  # noqa: UP007
     if origin is tuple:
         item: Any = _bounded(name, get_args(annotation)[0])
         return Annotated[tuple[item, ...], Field(max_length=_MAX_LIST_ITEMS)]

@@ -206,7 +206,8 @@ class _Values:
         own = self.base.recipe.batch
         sizes = (batch, own.padded_within(length), own.mean_tokens_at(length))
         scenario = with_rank(with_sizes(scenario, *sizes), rank)
-        hardware = replace(scenario.hardware, gpus_per_node=gpus)  # type: ignore[arg-type]  # the formulas take arrays here too
+        # The formulas take arrays here too.
+        hardware = replace(scenario.hardware, gpus_per_node=gpus)  # type: ignore[arg-type]
         return replace(scenario, hardware=hardware)
 
 

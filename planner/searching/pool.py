@@ -72,7 +72,8 @@ class Pool:
         """Explore each option, those that offload only where no other fits;
         where the first that fits was found.
         """
-        if any([explorer(self, option, model) for option in options.first]):  # noqa: C419, each one is explored
+        # A list, so that each one is explored.
+        if any([explorer(self, option, model) for option in options.first]):  # noqa: C419
             return "first"
         if any([explorer(self, option, model) for option in options.offloading]):  # noqa: C419
             return "offloading"

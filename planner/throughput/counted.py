@@ -20,7 +20,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.head.losses import EIGHTHS
-from planner.program.head.preferences import Role
+from planner.program.head.roles import Role
 from planner.program.job import Job, generation_job, job_of
 from planner.program.ops.sizes import batch_units
 from planner.program.ops.tensors import Unit

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.anatomy.adapted_matrices import adapted_linear_count
 from planner.anatomy.regime import Regime
-from planner.anatomy.trained_parts import rebuilt_share
+from planner.anatomy.trained_parts import recomputed_share
 from planner.domain.recipes.recipe import Number, Recipe
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -67,7 +67,7 @@ class TimedJob:
         """Forward passes through the blocks per micro-step: 2 with checkpointing, less where only some
         layers are recomputed.
         """
-        return 1 + rebuilt_share(self.scenario.model, self.recipe, self.scenario.stack)
+        return 1 + recomputed_share(self.scenario.model, self.recipe, self.scenario.stack)
 
     @property
     def values(self) -> dict[Unit, Number]:

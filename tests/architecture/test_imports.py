@@ -52,6 +52,22 @@ def test_import_contracts() -> None:
     assert "0 broken" in done.stdout, done.stdout
 
 
+def test_no_import_goes_round() -> None:
+    """No module needs itself by way of others, also where an import stands inside of a function.
+    What only a type checker reads may: two types that mention each other.
+    """
+    grimp = import_or_skip("grimp")
+    graph = grimp.build_graph("planner", "measure", exclude_type_checking_imports=True, cache_dir=None)
+    needs = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(needs) > 100, "the sources were not found"
+    while done := {module for module, others in needs.items() if not others}:
+        needs = {module: others - done for module, others in needs.items() if module not in done}
+    # What is left leads to a circle: those that nothing left over needs are cut off, too.
+    while needs and (outer := needs.keys() - set().union(*needs.values())):
+        needs = {module: others for module, others in needs.items() if module not in outer}
+    assert sorted(needs) == []
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FILE_LINES = 500
+MAX_COLUMNS = 110
 MAX_BODY_LINES = 40
 MAX_ARGUMENTS = 6
 
@@ -45,6 +46,16 @@ def test_files_are_short() -> None:
     }
     assert {name.partition("/")[0] for name in lines} == {"planner", "measure"}, "the sources were not found"
     assert {name: count for name, count in lines.items() if count > MAX_FILE_LINES} == {}
+
+
+def test_lines_are_short() -> None:
+    """No line has more than 110 columns, remarks to checkers included, which ruff passes over."""
+    assert [
+        f"{path.relative_to(ROOT).as_posix()}:{number}"
+        for path in _sources()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > MAX_COLUMNS
+    ] == []
 
 
 def test_functions_are_short() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -18,6 +16,7 @@ import pytest
 
 from measure.cli.main import main
 from tests.extras import needs
+from tests.in_process import called
 
 pytestmark = [needs("torch"), pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")]
 # One step of a small net.  BEFORE and AFTER are lines of a test.
@@ -40,10 +39,7 @@ for step in range(100):
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of one command."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    return code, out.getvalue(), err.getvalue()
+    return called(main, arguments)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import pickle
 import pickletools
@@ -17,6 +15,7 @@ import pytest
 from measure.cli.main import main
 from planner.domain.term import ALLOCATED_TERMS
 from tests.extras import needs
+from tests.in_process import called
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {
@@ -65,10 +64,7 @@ def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """One call of the command in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(arguments, *called(main, arguments))
 
 
 def test_help_works_without_torch() -> None:

@@ -31,6 +31,7 @@ MAX_README_BYTES = 10_240
 PROMISED = ("plan --model 7b --method qlora --gpu 4090 --seq 1024", "pip install .", "make test")
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _PATH = re.compile(r"`((?:planner|measure|data|tests|docs|notebooks)/[\w./-]+)`")
+_MODULE = re.compile(r"(?<![\w./-])((?:\w+/)+\w+\.py)\b")
 
 
 def _text(name: str) -> str:
@@ -140,7 +141,9 @@ def test_every_exit_code_is_documented() -> None:
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_paths_lead_somewhere(path: Path) -> None:
-    """Relative links, their anchors and files named in backticks exist."""
+    """Relative links, their anchors, files named in backticks, and modules in drawings of a way exist;
+    drawings name them from the folder of the page, too.
+    """
     text = path.read_text(encoding="utf-8")
     missing = []
     for target, anchor in _LINK.findall(text):
@@ -148,6 +151,12 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
         if not file.exists() or (anchor and anchor not in _anchors(file)):
             missing.append(f"{target}#{anchor}")
     missing += [name for name in _PATH.findall(text) if not (ROOT / name).exists()]
+    drawings = [block["text"] for block in CODE_BLOCK.finditer(text) if block["language"] == "text"]
+    missing += [
+        name
+        for name in _MODULE.findall("\n".join(drawings))
+        if not ((ROOT / name).exists() or (path.parent / name).exists())
+    ]
     assert missing == []
 
 

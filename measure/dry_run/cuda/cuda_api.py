@@ -71,7 +71,8 @@ def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses:
         setattr(module, "Stream", Stream)  # noqa: B010 - types of torch do not allow it
         setattr(module, "Event", Event)  # noqa: B010
     torch.cuda.StreamContext = StreamContext  # type: ignore[misc,assignment]
-    torch.cuda.device = torch.cuda.device_of = torch.cuda._DeviceGuard = OnDevice  # type: ignore[misc,assignment]
+    for name in ("device", "device_of", "_DeviceGuard"):
+        setattr(torch.cuda, name, OnDevice)
     torch.cuda._initialized = True
     torch.cuda.default_generators = (torch.default_generator,) * facts.n_cards  # type: ignore[assignment]
     torch.version.cuda = CUDA_VERSION

@@ -57,7 +57,8 @@ def install(imports: OnImport, guesses: Guesses) -> None:
     imports.add("torchaudio._extension.utils", find_no_library)
 
 
-def _decoded(input: Any, mode: Any = "UNCHANGED", *_: Any, **__: Any) -> torch.Tensor:  # noqa: A002 - torchvision's own name
+# The names are torchvision's own.
+def _decoded(input: Any, mode: Any = "UNCHANGED", *_: Any, **__: Any) -> torch.Tensor:  # noqa: A002
     """An image file, or its bytes, as whole numbers of (channels, height, width);
     torchvision 0.28 io/image.py.
     """

@@ -44,7 +44,8 @@ def install(imports: OnImport, guesses: Guesses, *, trust_remote_code: bool) -> 
             refuse("torch.cuda.CUDAGraph", "has a memory pool of its own")
 
     torch.compile = compiled
-    torch.cuda.CUDAGraph = torch.cuda.graph = torch.cuda.make_graphed_callables = Graph  # type: ignore[misc,assignment]
+    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
+        setattr(torch.cuda, name, Graph)
     if not trust_remote_code:
         imports.add("transformers.dynamic_module_utils", _without_remote_code(refuse))
 

@@ -27,7 +27,8 @@ _PARAMETERS = (
     "return_attn_probs",
     "block_table",
 )
-_kernel = torch.ops.aten._flash_attention_forward  # noqa: SLF001 - what torch calls private here has no public name
+# What torch calls private here has no public name.
+_kernel = torch.ops.aten._flash_attention_forward  # noqa: SLF001
 
 
 def _attend(

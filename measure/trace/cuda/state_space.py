@@ -137,7 +137,7 @@ def _scan_gradients(
     C and gate are written into what the caller made.
 
     With a gate the gated output comes last, computed again.  Variables live until the function returns,
-    as there.
+    as in the kernel's own backward pass.
     """
     _raw = step.clone()
     _steps, _decays = shape.numbers(x), shape.numbers(x)
@@ -249,7 +249,8 @@ def split_scan(multiprocessors: int) -> Callable[..., torch.Tensor]:
             multiprocessors,
         )
         last = (given["rmsnorm_weight"], given["outproj_weight"], given["outproj_bias"])
-        out: torch.Tensor = SplitScan.apply(shape, joined, conv, conv_bias, bias, a, skip, *last)  # type: ignore[no-untyped-call]
+        inputs = (joined, conv, conv_bias, bias, a, skip, *last)
+        out: torch.Tensor = SplitScan.apply(shape, *inputs)  # type: ignore[no-untyped-call]
         return out
 
     return scan

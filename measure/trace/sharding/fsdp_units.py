@@ -127,7 +127,8 @@ class UnitHooks:
         return run
 
     def _watch(self, unit: TracedUnit, args: Any, kwargs: Any) -> Any:
-        flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))  # noqa: SLF001 - torch's own tree functions
+        # Torch's own tree functions.
+        flat, spec = torch.utils._pytree.tree_flatten((args, kwargs))  # noqa: SLF001
         wanted = [
             index for index, each in enumerate(flat) if isinstance(each, torch.Tensor) and each.requires_grad
         ]

@@ -48,7 +48,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hybrids.mamba2": ("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h"),
     "hybrids.jamba": ("jamba",),
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
-    "vision.square_vision": ("llava",),
+    "vision.llava": ("llava",),
     "vision.pixtral_vision": ("mistral3",),
     "vision.counted_towers": (
         "gemma4",

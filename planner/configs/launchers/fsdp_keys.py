@@ -119,11 +119,12 @@ def remark_on_twice(document: Document, reading: Reading) -> Document:
 
 @dataclass(slots=True)
 class FsdpKeys:
-    """What is given about FSDP, with the place of each word."""
+    """What is given about FSDP: the strategy with its place, and whether FSDP itself checkpoints layers."""
 
     version: int
     strategy: str = "full_shard"
     where: str = ""
+    checkpoints: bool = False
 
 
 def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
@@ -145,6 +146,7 @@ def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     if keys.flag(offloads):
         reading.say("offload", "optimizer+params", keys.where(offloads), "FSDP offloads both")
     if keys.flag(prefix("activation_checkpointing")):
+        found.checkpoints = True
         reading.said.pop("gradient_checkpointing", None)
         reading.say("gradient_checkpointing", True, keys.where(prefix("activation_checkpointing")))
     keys.refuse_switched_on({prefix(name): why for name, why in _UNMODELLED.items()})

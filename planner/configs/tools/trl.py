@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
-from planner.configs.said_by_file import IMAGES_UNSAID, Reading
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Said
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
@@ -110,13 +110,14 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not (compares or generates):
         _read_loss(keys, reading)
+    own_loss = None if old else reading.said.pop("loss", None)
     read_trainer(keys, reading)
     if compares:
         _read_preferences(keys, reading, old)
     elif generates:
         _read_generated(keys, reading, old)
     elif not old:
-        _keep_loss(keys, reading)
+        _keep_loss(reading, own_loss)
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
@@ -361,14 +362,15 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
 
 
-def _keep_loss(keys: Keys, reading: Reading) -> None:
-    """Liger's kernels leave the loss as it is: TRL's own, in chunks (trl 1.16.0
-    trainer/sft_trainer.py:1127-1147).
+def _keep_loss(reading: Reading, own: Said | None) -> None:
+    """Liger's kernels leave the loss as it is: that of ``loss_type`` (``own``), else TRL's own, in chunks
+    (trl 1.16.0 trainer/sft_trainer.py:1127-1147 sets ``fused_linear_cross_entropy`` to false).
     """
     said = reading.said.get("loss")
-    if said is not None and said.value == "liger" and said.origin == keys.where("use_liger_kernel"):
-        reading.said.pop("loss")
-        reading.say("loss", "chunked", said.origin)
+    if own is not None:
+        reading.said["loss"] = own
+    elif said is not None and said.value == "liger":
+        reading.said["loss"] = replace(said, value="chunked")
 
 
 def _read_precision(keys: Keys, reading: Reading, old: str) -> None:

@@ -345,7 +345,7 @@ class Recipe:
         """Whether checkpointing recomputes only every n-th layer, so that the others keep what they save."""
         return self.gradient_checkpointing and self.checkpoint_every > 1
 
-    def rebuilt_share(self, n_layers: int) -> float:
+    def recomputed_share(self, n_layers: int) -> float:
         """Share of the layers that run forward again in backward: layers 0, n, 2n, ...;
         none without checkpointing.
         """

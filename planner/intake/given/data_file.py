@@ -14,8 +14,9 @@ from typing import Any
 
 from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.errors import InputFileError, UsageError, how_to_install
+from planner.files.malformed import MalformedError
 from planner.files.reading import Bounds, decoded, read_lines, read_text
-from planner.files.structured import MalformedError, csv_cells, parse_json
+from planner.files.structured import csv_cells, parse_json
 from planner.intake.given.fields import MAX_SEQ_TOKENS
 from planner.units import GIB, MIB
 

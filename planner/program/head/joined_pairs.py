@@ -10,16 +10,12 @@ zeros and ones of ``token_type_ids`` (masking_utils.py _preprocess_mask_argument
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from planner.program.head.losses import cross_entropy
+from planner.program.head.roles import Role
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
 from planner.program.recorded_part import FORWARD_LOSS
 from planner.program.view import LayerView
-
-if TYPE_CHECKING:
-    from planner.program.head.preferences import Role
 
 
 def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: Role) -> Tensor:

@@ -16,13 +16,12 @@ Ignored: that logits which are cut by one position are one row in ``--seq`` smal
 
 from __future__ import annotations
 
-from typing import Literal
-
 from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack import PairLogps
 from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
 from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss
+from planner.program.head.roles import Role
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
@@ -31,16 +30,6 @@ from planner.program.recorded_part import FORWARD_LOSS, FORWARD_OUT
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
-Role = Literal["policy", "reference", "divergence", "compared", "prompt", "token", "score"]
-"""What a pass is for: the model that is trained, or as it was before, or (KTO) how far both are apart on
-other completions.  Or logits that are compared with, word by word; or which tokens a generation reads; or the
-scores of what was generated.
-"""
-CACHING: tuple[Role, ...] = ("compared", "prompt", "token", "score")
-"""Passes that keep keys and values: nobody tells a model that scores or is compared with not to.
-Source: transformers 5.23 modeling_layers.py GenericForSequenceClassification (``use_cache``);
-llamafactory 0.9.5 model/model_utils/kv_cache.py, train/sft/trainer.py compute_loss.
-"""
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")

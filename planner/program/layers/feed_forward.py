@@ -21,7 +21,8 @@ from planner.program.weights.matrices import dropout, linear
 def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "mlp") -> Tensor:
     """The matrices of one ``group`` around their activation.
 
-    Products are one expression, as there: each value goes when the next one exists, unless it is saved.
+    Products are one expression, as in the modelling code: each value goes when the next one exists,
+    unless it is saved.
     """
     inputs = [spec for spec in view.linears("mlp_in") if spec.group == group]
     down = next(spec for spec in view.linears("mlp_mid") if spec.group == group)

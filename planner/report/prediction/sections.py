@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from planner.domain.hardware import Hardware
+from planner.domain.origin import split_place
 from planner.domain.prediction import HostPrediction, Prediction, TimePrediction
 from planner.domain.recipes.job_line import job_line
 from planner.domain.recipes.recipe import Number
@@ -43,8 +44,6 @@ from planner.report.render.numbers import (
 from planner.units import MILLI_S, plain_number
 
 __all__ = ["VERDICTS", "build_sections"]
-
-_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def build_sections(subject: Subject) -> tuple[Section, ...]:
@@ -86,8 +85,9 @@ def _assumptions(assumptions: tuple[Assumption, ...]) -> Section:
     """Settings by origin, so that all of them take little room; notes follow, one a line."""
     groups: dict[str, list[str]] = {}
     for each in assumptions:
-        origin, place = _split_place(each.origin)
-        groups.setdefault(origin, []).append(f"{each.name}={each.value}{f' ({place})' if place else ''}")
+        origin, place = split_place(each.origin)
+        shown = f" ({'line ' if place.isdigit() else ''}{place})" if place else ""
+        groups.setdefault(origin, []).append(f"{each.name}={each.value}{shown}")
     if not groups:
         return Section("", ())
     rows = tuple(Row((origin, ", ".join(settings))) for origin, settings in groups.items())
@@ -108,16 +108,6 @@ def _formulas(subject: Subject) -> tuple[Section, ...]:
         coefficient_section(subject.coefficients),
         switch_section(subject.scenario.stack),
     )
-
-
-def _split_place(origin: str) -> tuple[str, str]:
-    """``job.toml:4`` -> ``job.toml``, ``line 4``; ``train.yaml:lora_r`` -> ``train.yaml``, ``lora_r``;
-    others have no place.
-    """
-    file, _, place = origin.rpartition(":")
-    if file and place.isdigit():
-        return file, f"line {place}"
-    return (file, place) if file.endswith(_CONFIG_SUFFIXES) else (origin, "")
 
 
 _KEYS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

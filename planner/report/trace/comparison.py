@@ -134,7 +134,8 @@ def _terms(memory: MemoryPrediction, traced: TraceDocument) -> tuple[Pair, ...]:
         planned = sum(
             float(term.n_bytes) for term in memory.terms if term.name == name and phase in term.phases
         )
-        pair = Pair(name, round(planned), found.get(name, 0), traced.allocated_peak_bytes)  # type: ignore[call-overload]
+        traced_bytes = found.get(name, 0)  # type: ignore[call-overload]
+        pair = Pair(name, round(planned), traced_bytes, traced.allocated_peak_bytes)
         if pair.plan_bytes or pair.trace_bytes:
             pairs.append(pair)
     return tuple(pairs)

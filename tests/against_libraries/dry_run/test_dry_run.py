@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from planner.allocator.replay import replay
 from planner.allocator.settings import rounded_bytes
 from planner.units import KIB
 from tests.extras import needs
+from tests.in_process import called
 
 pytestmark = [
     needs("torch", "transformers", "peft", "accelerate"),
@@ -55,10 +54,7 @@ LEAST_BYTES = 32 * KIB
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of one command."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(arguments)
-    return code, out.getvalue(), err.getvalue()
+    return called(main, arguments)
 
 
 @pytest.fixture

@@ -102,8 +102,10 @@ def test_a_package_that_the_stack_does_not_run_is_refused_from_a_user_but_not_fr
     """A user must learn that the version changes nothing; a record states its environment whole."""
     with pytest.raises(UnknownNameError):
         facts_of("python", "3.10")
-    for named in ("python==3.10", "litgpt==0.5.13"):
-        with pytest.raises(UsageError, match=r"does not run .*, only bitsandbytes, deepspeed"):
+    for named, way_out in (("python==3.10", "no stack does"), ("litgpt==0.5.13", "these do: --stack litgpt")):
+        with pytest.raises(
+            UsageError, match=rf"does not run .*, only bitsandbytes, deepspeed, .*; {way_out}$"
+        ):
             resolve(from_flags({**OFFLOADED, "versions": named}))
     with pytest.raises(UsageError, match="name==version"):
         resolve(from_flags({**OFFLOADED, "versions": "deepspeed 0.16.4"}))

@@ -157,10 +157,11 @@ def test_axolotl_shards_a_4_bit_base_with_a_loader_that_it_allows(tmp_path: Path
         )
 
 
-def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path) -> None:
+@pytest.mark.parametrize("also", ["", "loss_type: nll\n"])
+def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path, also: str) -> None:
     """use_liger_kernel brings its norms and feed-forward part, and no loss."""
     path = tmp_path / "file.yaml"
-    path.write_text(BASES["trl"] + "use_liger_kernel: true\n", encoding="utf-8")
+    path.write_text(BASES["trl"] + "use_liger_kernel: true\n" + also, encoding="utf-8")
     reading = read_config(path, "trl", Beside(look=False))
     assert reading.value("loss") == "chunked"
     assert reading.ignored == []

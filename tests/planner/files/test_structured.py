@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from planner.errors import InputFileError
-from planner.files.structured import MAX_DEPTH, json_value, toml_table, yaml_value
+from planner.files.malformed import MAX_DEPTH
+from planner.files.structured import json_value, toml_table, yaml_value
 
 PARSERS: dict[str, Callable[[str], Any]] = {
     "json": lambda text: json_value("f", text),

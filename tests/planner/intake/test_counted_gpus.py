@@ -16,7 +16,13 @@ JOB = {"model": "7b", "method": "lora", "seq": "512", "gpu_memory": "39GiB"}
 
 @pytest.mark.parametrize(
     ("text", "card", "count"),
-    [("4090", "4090", None), ("4090:2", "4090", 2), ("a100-80gb : 8", "a100-80gb", 8), (MIG, MIG, None)],
+    [
+        ("4090", "4090", None),
+        ("4090:2", "4090", 2),
+        ("a100-80gb : 8", "a100-80gb", 8),
+        (MIG, MIG, None),
+        (MIG.upper(), MIG.upper(), None),
+    ],
 )
 def test_a_count_is_split_from_the_card(text: str, card: str, count: int | None) -> None:
     """A card alone, with a count, and a slice."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,35 +15,20 @@ from planner.program.ops.tensors import Unit
 from planner.program.recorded_part import BACKWARD, FORWARD
 from planner.program.runtime import Part
 from planner.program.step import parts_of
+from tests.planner.small_tower import JOB, PATCHES, WIDTH, written
 
-WIDTH, PATCHES = 160, 24 * 36
-VISION = {
-    "depth": 3, "hidden_size": WIDTH, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128,
-    "patch_size": 14,
-    "window_size": 112, "fullatt_block_indexes": [2],
-}  # fmt: skip
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1, "vocab_size": 1000, "vision_config": VISION,
-}  # fmt: skip
-JOB: dict[str, object] = {
-    "method": "lora", "gpu": "a100-80-sxm", "seq": 512, "images_per_sample": 1, "image_size": "504x336",
-    "gradient_checkpointing": True, "checkpoint_reentrant": False,
-}  # fmt: skip
+OWN: dict[str, object] = {"gradient_checkpointing": True, "checkpoint_reentrant": False}
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """The path of a small Qwen2.5-VL."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), encoding="utf-8")
-    return str(path)
+    return written(tmp_path)
 
 
 def job(model: str, **said: object) -> Job:
     """A job with one image of 24 x 36 patches."""
-    return job_of(resolve(from_flags({**JOB, "model": model, **said})), Coefficients())
+    return job_of(resolve(from_flags({**JOB, **OWN, "model": model, **said})), Coefficients())
 
 
 def layers_of(job: Job) -> list[Part]:

@@ -5,8 +5,10 @@ and that nothing is lost on the way.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -316,6 +318,24 @@ def test_appending_after_a_crash_keeps_the_file_readable(tmp_path: Path) -> None
     append_jsonl(path, FULL)
     assert read_records([path]).records == (MINIMAL, FULL)
     assert (tmp_path / "x.jsonl.torn").read_bytes().startswith(b'{"id": "half')
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of which the disk took only a part is taken back."""
+    path = tmp_path / "x.jsonl"
+    append_jsonl(path, MINIMAL)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(InputFileError, match="No space left on device"):
+            append_jsonl(path, FULL)
+    assert path.read_bytes() == before
+    append_jsonl(path, FULL)
+    assert read_records([path]).records == (MINIMAL, FULL)
 
 
 def test_appending_to_a_whole_line_without_newline(tmp_path: Path) -> None:

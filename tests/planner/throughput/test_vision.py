@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,35 +12,20 @@ from planner.intake.resolve import resolve
 from planner.throughput.flop import model_flop
 from planner.throughput.terms import pass_seconds, tower_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
+from tests.planner.small_tower import JOB, PATCHES, written
 
-PATCHES = 24 * 36
-VISION = {
-    "depth": 3, "hidden_size": 160, "intermediate_size": 400, "num_heads": 2, "out_hidden_size": 128,
-    "patch_size": 14,
-    "window_size": 112, "fullatt_block_indexes": [2],
-}  # fmt: skip
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen2_5_vl", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1, "vocab_size": 1000, "vision_config": VISION,
-}  # fmt: skip
-JOB: dict[str, object] = {
-    "method": "lora", "gpu": "a100-80-sxm", "seq": 512, "images_per_sample": 1, "image_size": "504x336",
-    "stack": "hf-trainer@4", "freeze": "vision_tower;projector",
-}  # fmt: skip
+OWN: dict[str, object] = {"stack": "hf-trainer@4", "freeze": "vision_tower;projector"}
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """The path of a small Qwen2.5-VL."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG), encoding="utf-8")
-    return str(path)
+    return written(tmp_path)
 
 
 def job(model: str, **said: object) -> TimedJob:
     """A job with one image of 24 x 36 patches, whose tower is frozen."""
-    made = job_of(resolve(from_flags({**JOB, "model": model, **said}), force=True), Coefficients())
+    made = job_of(resolve(from_flags({**JOB, **OWN, "model": model, **said}), force=True), Coefficients())
     assert made is not None
     return made
 

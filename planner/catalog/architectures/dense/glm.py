@@ -13,7 +13,6 @@ from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model
 from planner.catalog.architectures.parts import (
     fused_gated_mlp,
-    lm_head,
     rms,
     rotary_width,
     separate_qkv,
@@ -52,9 +51,7 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
         norms=(rms(hidden, copies=norms_per_layer),),
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),

@@ -14,7 +14,6 @@ from planner.catalog.architectures.older.gpt_family import bare_model, even_head
 from planner.catalog.architectures.parts import (
     gated_mlp,
     layer_norm,
-    lm_head,
     rotary_width,
     separate_qkv,
     token_embedding,
@@ -64,9 +63,7 @@ def read_stablelm(fields: ConfigFields) -> ModelSpec:
         branch_sum="stream",
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),
@@ -98,9 +95,7 @@ def read_cohere(fields: ConfigFields) -> ModelSpec:
         branch_sum="stream",
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         with_scaling(spec, "centred"),
         tied=fields.flag("tie_word_embeddings", True),

@@ -76,8 +76,8 @@ def _head_norms(attention: AttentionSpec) -> tuple[NormSpec, ...]:
 
 
 def _turned_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
-    """``no_rope_layers`` has a 1 for each layer that has positions; an empty list counts as none,
-    as there.
+    """``no_rope_layers`` has a 1 for each layer that has positions; Transformers takes
+    an empty list for none, too.
     """
     given = fields.integers("no_rope_layers")
     if not given:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import fused_qkv, layer_norm, lm_head, plain_mlp, token_embedding
+from planner.catalog.architectures.parts import fused_qkv, layer_norm, plain_mlp, token_embedding
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
@@ -42,9 +42,7 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
     )
     table = token_embedding(fields, hidden, "word_embeddings")
-    spec = bare_model(
-        fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -78,9 +76,7 @@ def read_falcon(fields: ConfigFields) -> ModelSpec:
         norms_first=parallel and sum(norm.copies for norm in norms) == 2,
     )
     table = token_embedding(fields, hidden, "word_embeddings")
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers", "n_layer"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers", "n_layer"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -148,9 +144,7 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
         norms=(layer_norm(hidden, copies=2, bias=False),),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(
-        fields, [block] * fields.layers("n_layers", "num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("n_layers", "num_hidden_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import fused_qkv, layer_norm, lm_head, token_embedding
+from planner.catalog.architectures.parts import fused_qkv, layer_norm, token_embedding
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 
@@ -23,7 +23,7 @@ def read_btlm(fields: ConfigFields) -> ModelSpec:
 
     - The position bias, an fp32 number for each head and pair of positions, is made once and lives for the
       whole pass, also where Axolotl puts FlashAttention in, which does not read it.
-    - Attention is written out, without a call of torch's fused kernels.
+    - Attention is eager, without a call of torch's fused kernels.
     - Embeddings and logits are multiplied in place; logits stay in the compute dtype, and the loss reads a
       contiguous shifted copy.
     """
@@ -55,9 +55,7 @@ def read_btlm(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("resid_pdrop", 0.1)),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(
-        fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table)
     return replace(
         spec,
         embedding_dropout=fields.is_positive("embd_pdrop", 0.1),

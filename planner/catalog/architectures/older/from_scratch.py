@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import layer_norm, lm_head, plain_mlp, separate_qkv, token_embedding
+from planner.catalog.architectures.parts import layer_norm, plain_mlp, separate_qkv, token_embedding
 from planner.domain.model import BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec
 
 
@@ -43,7 +43,7 @@ def read_gpt_from_scratch(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(drops),
     )
     table = token_embedding(fields, hidden, "tok_emb")
-    spec = bare_model(fields, [block] * fields.layers("n_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(fields, [block] * fields.layers("n_layers"), table)
     return replace(
         spec,
         tied=False,

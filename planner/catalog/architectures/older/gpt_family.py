@@ -37,10 +37,10 @@ def even_heads(fields: ConfigFields, hidden: int, heads: int) -> AttentionSpec:
 
 
 def bare_model(
-    fields: ConfigFields, blocks: list[BlockSpec], table: EmbeddingSpec, head: LinearSpec
+    fields: ConfigFields, blocks: list[BlockSpec], table: EmbeddingSpec, head: LinearSpec | None = None
 ) -> ModelSpec:
-    """A model of ``blocks`` between ``table`` and ``head``, untied and without outer norms;
-    callers ``replace`` the rest.
+    """A model of ``blocks`` between ``table`` and ``head`` (one of the table's shape unless another is
+    given), untied and without outer norms; callers ``replace`` the rest.
     """
     return ModelSpec(
         id="",
@@ -50,7 +50,7 @@ def bare_model(
         vocab_size=table.rows,
         groups=group_layers(blocks),
         token_embedding=table,
-        head=head,
+        head=head or lm_head(table.width, table.rows),
         tied=False,
         max_position_tokens=None,
     )
@@ -84,9 +84,7 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("resid_pdrop", 0.1)),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(
-        fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table)
     return replace(
         spec,
         embedding_dropout=fields.is_positive("embd_pdrop", 0.1),
@@ -165,9 +163,7 @@ def read_gpt_neox(fields: ConfigFields) -> ModelSpec:
         dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
     )
     table = token_embedding(fields, hidden, "embed_in")
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", False),
@@ -193,9 +189,7 @@ def read_opt(fields: ConfigFields) -> ModelSpec:
         "_remove_final_layer_norm", False
     )
     block = _opt_block(fields, hidden)
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(embed_width, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),

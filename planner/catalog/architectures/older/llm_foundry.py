@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.older.gpt_family import bare_model, even_heads
-from planner.catalog.architectures.parts import fused_qkv, layer_norm, lm_head, plain_mlp, token_embedding
+from planner.catalog.architectures.parts import fused_qkv, layer_norm, plain_mlp, token_embedding
 from planner.domain.model import BlockSpec, EmbeddingSpec, MlpSpec, ModelSpec, NormSpec
 
 
@@ -33,7 +33,7 @@ def read_mpt_causal_lm(fields: ConfigFields) -> ModelSpec:
         norms=(layer_norm(hidden, copies=2, bias=bias),),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(fields, [block] * fields.layers("n_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(fields, [block] * fields.layers("n_layers"), table)
     return replace(
         spec,
         tied=fields.flag("tie_word_embeddings", True),
@@ -82,7 +82,7 @@ def read_mosaic_gpt(fields: ConfigFields) -> ModelSpec:
         norms=norms,
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(fields, [block] * fields.layers("n_layers"), table, lm_head(hidden, table.rows))
+    spec = bare_model(fields, [block] * fields.layers("n_layers"), table)
     return replace(
         spec,
         tied=True,

@@ -70,9 +70,7 @@ def read_baichuan(fields: ConfigFields) -> ModelSpec:
         norms=(rms(hidden, copies=2),),
     )
     table = token_embedding(fields, hidden)
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         spec,
         max_position_tokens=limit,
@@ -209,9 +207,7 @@ def read_qwen(fields: ConfigFields) -> ModelSpec:
         norms=(rms(hidden, copies=2),),
     )
     table = token_embedding(fields, hidden, "wte")
-    spec = bare_model(
-        fields, [block] * fields.layers("num_hidden_layers"), table, lm_head(hidden, table.rows)
-    )
+    spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)
     return replace(
         spec,
         max_position_tokens=fields.integer("seq_length", "max_position_embeddings", default=2048),

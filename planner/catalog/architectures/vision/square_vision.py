@@ -1,7 +1,6 @@
-"""LLaVA 1.5: a CLIP tower over images of one size, a projector of two matrices,
-and a decoder of another architecture.
+"""Towers over images of one size, CLIP's and SigLIP's, and the decoder of another architecture behind them.
 
-Module names, shapes and defaults are those of Transformers 5.23 (``models/{llava,clip}/modeling_*.py``,
+Module names, shapes and defaults are those of Transformers 5.23 (``models/{clip,siglip}/modeling_*.py``,
 ``configuration_*.py``).
 """
 
@@ -172,34 +171,3 @@ def _projector(width: int, hidden: int) -> BlockSpec:
         LinearSpec("linear_2", "mlp", hidden, hidden, "mlp_mid", bias=True),
     )
     return BlockSpec(NO_ATTENTION, MlpSpec(hidden, False, "gelu"), linears, ())
-
-
-def read_llava(fields: ConfigFields) -> ModelSpec:
-    """``llava``: LLaVA 1.5, whose projector reads what enters the last layer but one from behind,
-    without the class token; and Pixtral.
-    """
-    spec, layer = language_model(fields), fields.data.get("vision_feature_layer", -2)
-    if fields.section("vision_config").text("model_type", "") == "pixtral":
-        from planner.catalog.architectures.vision.counted_towers import llava_projector
-        from planner.catalog.architectures.vision.pixtral_vision import pixtral_tower
-
-        width = fields.section("vision_config").integer("hidden_size", default=1024)
-        projector = llava_projector(fields, width, spec.hidden_size)
-        return replace(spec, architecture="llava", vision=pixtral_tower(fields, projector, 1))
-    if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
-        raise NotModelledError(
-            f"{fields.where}: vision_feature_layer other than a number from behind is not modelled"
-        )
-    keeps_class = fields.text("vision_feature_select_strategy", "default") == "full"
-    if (
-        not fields.flag("multimodal_projector_bias", True)
-        or fields.text("projector_hidden_act", "gelu") != "gelu"
-    ):
-        raise NotModelledError(f"{fields.where}: this projector is not modelled")
-    tower = clip_tower(
-        fields.section("vision_config"), spec.hidden_size, n_unread=-1 - layer, keeps_class=keeps_class
-    )
-    return replace(spec, architecture="llava", vision=tower)
-
-
-READERS = {"llava": read_llava}

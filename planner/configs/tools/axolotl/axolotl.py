@@ -456,15 +456,14 @@ def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
         settings.skip(("fsdp_version", "version"))
     read_fsdp(settings or Keys(keys.path, {}), reading, found)
     refuse_8bit_in_ram(keys, reading)
-    _read_fsdp_checkpointing(reading)
+    if found.checkpoints:
+        _say_fsdp_checkpointing(reading)
     read_files(keys, reading, beside)
 
 
-def _read_fsdp_checkpointing(reading: Reading) -> None:
+def _say_fsdp_checkpointing(reading: Reading) -> None:
     """FSDP's own checkpointing is never reentrant (accelerate 1.15.0 accelerator.py:1973-1983,
     utils/fsdp_utils.py:713-722).
     """
-    said = reading.said.get("gradient_checkpointing")
-    if said is not None and said.origin.endswith("activation_checkpointing"):
-        reading.said.pop("checkpoint_reentrant", None)
-        reading.default("checkpoint_reentrant", False, "accelerate 1.15.0 accelerator.py:1983: NO_REENTRANT")
+    reading.said.pop("checkpoint_reentrant", None)
+    reading.default("checkpoint_reentrant", False, "accelerate 1.15.0 accelerator.py:1983: NO_REENTRANT")

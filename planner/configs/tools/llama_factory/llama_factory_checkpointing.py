@@ -24,10 +24,10 @@ def read_switch(keys: Keys, reading: Reading) -> None:
 
 def drop_trainers_switch(keys: Keys, reading: Reading) -> None:
     """``gradient_checkpointing: false`` of the Trainer does not turn it off here."""
-    said = reading.said.get("gradient_checkpointing")
-    if said is not None and said.value is False and said.origin == keys.where(_TRAINERS):
+    is_off = reading.value("gradient_checkpointing") is False
+    if is_off and keys.flag(_OFF) is None and keys.flag(_TRAINERS) is False:
         del reading.said["gradient_checkpointing"]
-        reading.remark(said.origin, f"has no effect: only {_OFF} turns it off")
+        reading.remark(keys.where(_TRAINERS), f"has no effect: only {_OFF} turns it off")
 
 
 def read_manner(keys: Keys, reading: Reading) -> None:

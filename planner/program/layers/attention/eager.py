@@ -1,4 +1,4 @@
-"""Attention that is written out in Python: scores of every pair of tokens are tensors,
+"""Eager attention: scores of every pair of tokens are tensors,
 once for each step of the code.
 
 Source: transformers 5.23 models/*/modeling_*.py ``eager_attention_forward`` and the attention classes that

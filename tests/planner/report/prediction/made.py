@@ -11,6 +11,7 @@ from rich.console import Console
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.stacks import load_stack
 from planner.domain.hardware import GpuSpec, Hardware, HostSpec
+from planner.domain.origin import stack_default
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction, TimePrediction
 from planner.domain.recipes.recipe import Adapter, Batch, Numerics, Recipe
 from planner.domain.recipes.sharding import NONE
@@ -93,7 +94,7 @@ def scenario() -> Scenario:
         task="sft",
     )
     names = ("method", "quantization", "double_quant", "lora_rank", "optimizer", "precision", "loss")
-    assumptions = tuple(Assumption(name, "value", "default:hf-trainer@5") for name in names)
+    assumptions = tuple(Assumption(name, "value", stack_default("hf-trainer@5")) for name in names)
     model = replace(
         model_from_config(LLAMA, "config"),
         id="llama-2-7b",
