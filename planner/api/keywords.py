@@ -94,6 +94,7 @@ class JobFlags(TypedDict, total=False):
     pipeline_schedule: str
     pipeline_microbatches: int | str
     context_parallel: int | str
+    expert_parallel: int | str
     hpz: int | str
     replicas: int | str
 
@@ -173,6 +174,7 @@ class SearchFlags(TypedDict, total=False):
     pipeline_schedule: str
     pipeline_microbatches: int | str
     context_parallel: int | str
+    expert_parallel: int | str
     hpz: int | str
     replicas: int | str
 

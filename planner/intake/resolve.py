@@ -25,6 +25,7 @@ from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.linears import with_parameters, with_separate_experts
 from planner.intake.own_losses import with_own_loss
+from planner.intake.experts import EXPERT_STACK
 from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
 from planner.intake.rollout import with_reward
@@ -174,6 +175,8 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
     default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
     if parallel.divides and trains_tokens and hardware.world_size > parallel.tensor:
         default = PARALLEL_STACK
+    if (ledger.request.get("expert_parallel") or 1) > 1:
+        default = EXPERT_STACK
     stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)

@@ -1,0 +1,164 @@
+"""The dry run of a model whose experts lie on several GPUs: layers of Transformers with the mixture of
+torchtitan in them, in words of our own, on fake tensors and a fake process group.
+
+Source: torchtitan e347b1e5e models/moe/moe.py MoE; distributed/expert_parallel.py ExpertParallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from parallel_trace import LocalRecorder, _materialize, group_of
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh
+
+from measure.trace.build import build_on_meta, make_config
+from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
+from measure.trace.cuda.shims import Situation, shims
+from measure.trace.labels import to_events
+from measure.trace.sharding.sharded_step import note_parameters
+from measure.trace.trainer_step import run_step
+from planner.allocator.events import AllocEvent
+from planner.domain.model import MlpSpec
+from planner.domain.scenario import Scenario
+from planner.program.ops.sizes import FILLED_ROWS
+
+Make = Callable[[int, MlpSpec, DeviceMesh], nn.Module]
+
+
+class Experts(nn.Module):
+    """The experts of one GPU.  ``rows``: how many of each of ``mesh`` every GPU sends to another."""
+
+    def __init__(self, hidden: int, mlp: MlpSpec, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.own, self.mesh = mlp.n_experts // mesh.size(), mesh
+        for name, shape in (("w1", (mlp.width, hidden)), ("w2", (hidden, mlp.width)), ("w3", (mlp.width, hidden))):
+            self.register_parameter(name, nn.Parameter(torch.empty(self.own, *shape)))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """What they return for the rows of this GPU's tokens, which other GPUs computed for the most part."""
+        order = torch.zeros(-(-len(rows) // FILLED_ROWS) * FILLED_ROWS + FILLED_ROWS * self.own, dtype=torch.int32)
+        given = self._arranged(rows, order)
+        out = self._compute(given)
+        placed = out.new_empty((len(rows) + 1, rows.shape[1]))
+        placed[order, :] = out
+        if self.mesh.size() == 1:
+            del out
+        back = placed[:-1]
+        del placed
+        return self._exchange(back)
+
+    def _arranged(self, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        arrived = self._exchange(rows)
+        with_zeros = torch.vstack((arrived, arrived.new_zeros(arrived.shape[-1])))
+        return with_zeros[order, :]
+
+    def _exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        size = self.mesh.size()
+        if size == 1:
+            return rows
+        share = [len(rows) // size] * size
+        sent: torch.Tensor = all_to_all_single_autograd(rows, share, share, self.mesh.get_group())
+        return sent
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        ends = torch.zeros(self.own, dtype=torch.int32)
+
+        def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(rows.bfloat16(), weight.bfloat16().transpose(-2, -1), offs=ends)
+
+        inner = F.silu(product(x, self.w1))
+        inner = inner * product(x, self.w3)
+        return product(inner, self.w2).type_as(x)
+
+
+class Shared(nn.Module):
+    """The experts that all tokens go to."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(hidden, width, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(width, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One gated feed-forward part."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Router(nn.Module):
+    """Weights and numbers of the experts that each token goes to."""
+
+    def __init__(self, hidden: int, mlp: MlpSpec) -> None:
+        super().__init__()
+        self.gate, self.mlp = nn.Linear(hidden, mlp.n_experts, bias=False), mlp
+        self.register_buffer("bias", torch.zeros(mlp.n_experts))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """In fp32."""
+        scores = self.gate(x)
+        if "sigmoid" in self.mlp.router:
+            scores = torch.sigmoid(scores.float())
+        else:
+            scores = F.softmax(scores.float(), dim=1)
+        biased = scores + self.bias
+        _, chosen = torch.topk(biased, k=self.mlp.top_k, dim=-1, sorted=False)
+        weights = scores.gather(dim=1, index=chosen)
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * 1.0, chosen
+
+
+class Mixture(nn.Module):
+    """Router, experts and the shared one."""
+
+    def __init__(self, hidden: int, mlp: MlpSpec, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.mlp, self.gate, self.experts = mlp, Router(hidden, mlp), Experts(hidden, mlp, mesh)
+        self.shared_experts = Shared(hidden, mlp.shared_width) if mlp.shared_width else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the chosen experts, weighted in fp32."""
+        shape, x = x.shape, x.view(-1, x.shape[-1])
+        weights, chosen = self.gate(x)
+        order = torch.argsort(chosen.view(-1), stable=True)
+        routed = x[order // self.mlp.top_k]
+        returned = self.experts(routed)
+        out = self.shared_experts(x) if self.shared_experts is not None else None
+        in_order = torch.zeros_like(routed)
+        in_order[order] = returned
+        in_order = in_order.reshape(len(x), self.mlp.top_k, -1)
+        mixed = torch.bmm(weights.reshape(len(x), 1, -1), in_order.float()).to(x.dtype).squeeze(1)
+        return mixed.reshape(shape) if out is None else (out + mixed).reshape(shape)
+
+
+def trace_mixture(scenario: Scenario, make: Make = Mixture) -> list[AllocEvent]:
+    """Events of one step of one of the GPUs that divide the experts."""
+    size = scenario.recipe.parallel.experts
+    with ExitStack() as stack:
+        mesh = stack.enter_context(group_of(size))
+        built = build_on_meta(scenario, make_config(scenario))
+        with torch.device("meta"):
+            _replace(built.model, scenario, mesh, make)
+        products = cublas_workspace_bytes(scenario.hardware.gpu.compute_capability)
+        recorder = LocalRecorder(KERNEL_WORKSPACES, product_workspace_bytes=products)
+        batch = scenario.recipe.batch
+        situation = Situation(batch.is_padded, recorder, int(batch.rows * batch.tokens_per_sample))
+        with FakeTensorMode(), shims(situation), recorder.modules.watching([built.model], built.layer_list):
+            _materialize(built.model, recorder)
+            note_parameters(built.model, recorder, [])
+            run_step(built.model, scenario, recorder)
+        return to_events(recorder.trace.records)
+
+
+def _replace(model: Any, scenario: Scenario, mesh: DeviceMesh, make: Make) -> None:
+    """Each mixture of the model."""
+    blocks = [group.block for group in scenario.model.groups for _ in range(group.count)]
+    for layer, block in zip(model.model.layers, blocks, strict=True):
+        if block.mlp.n_experts:
+            dtype = next(layer.mlp.parameters()).dtype
+            layer.mlp = make(scenario.model.hidden_size, block.mlp, mesh).to(dtype)
