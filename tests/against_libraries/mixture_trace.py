@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import CheckpointPolicy
 
+from measure.recipe import checkpointing
 from measure.trace.build import build_on_meta, make_config
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
@@ -136,6 +139,28 @@ class Mixture(nn.Module):
         return mixed.reshape(shape) if out is None else (out + mixed).reshape(shape)
 
 
+class Policy(checkpointing._Policy):
+    """Beside products and attention what GPUs exchange is kept; batched and grouped products and those of
+    routers are not, and the latter do not count.
+
+    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list``), config/job_config.py
+    (``per_op_sac_force_recompute_mm_shapes_by_fqns``).
+    """
+
+    of_routers: ClassVar[set[torch.Size]] = set()
+
+    def __init__(self) -> None:
+        super().__init__()
+        batched = {"bmm", "baddbmm", "_grouped_mm", "addmm"}
+        self._kept = {each for each in self._kept if each._schema.name.partition("::")[2] not in batched}
+        self._kept.add(torch.ops._c10d_functional.all_to_all_single.default)
+
+    def __call__(self, context: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+        if operator is torch.ops.aten.mm.default and given[1].shape in self.of_routers:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        return super().__call__(context, operator, *given, **named)
+
+
 def trace_mixture(scenario: Scenario, make: Make = Mixture) -> list[AllocEvent]:
     """Events of one step of one of the GPUs that divide the experts."""
     size = scenario.recipe.parallel.experts
@@ -151,6 +176,7 @@ def trace_mixture(scenario: Scenario, make: Make = Mixture) -> list[AllocEvent]:
         with FakeTensorMode(), shims(situation), recorder.modules.watching([built.model], built.layer_list):
             _materialize(built.model, recorder)
             note_parameters(built.model, recorder, [])
+            stack.enter_context(mock.patch.object(checkpointing, "_Policy", Policy))
             run_step(built.model, scenario, recorder)
         return to_events(recorder.trace.records)
 
@@ -161,4 +187,5 @@ def _replace(model: Any, scenario: Scenario, mesh: DeviceMesh, make: Make) -> No
     for layer, block in zip(model.model.layers, blocks, strict=True):
         if block.mlp.n_experts:
             dtype = next(layer.mlp.parameters()).dtype
+            Policy.of_routers.add(torch.Size((scenario.model.hidden_size, block.mlp.n_experts)))
             layer.mlp = make(scenario.model.hidden_size, block.mlp, mesh).to(dtype)

@@ -56,7 +56,7 @@ def _router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     mlp = view.block.mlp
     spec = next(each for each in view.block.linears if each.group == "router")
     with torch.inside("router"):
-        with torch.inside(spec.name):
+        with torch.inside(spec.name), _made_again(torch):
             scores = torch.mm(x, _weight(torch, view, spec), mlp.n_experts)
         if mlp.router in _SIGMOID:
             scores = torch.kernel(torch.to(scores, "fp32"), "sigmoid", saves="output")
@@ -180,9 +180,11 @@ def _of_rows(torch: Operators) -> Iterator[None]:
 
 @contextmanager
 def _made_again(torch: Operators) -> Iterator[None]:
-    """Products that no selective checkpoint keeps: its list names others.
+    """Products that a selective checkpoint neither keeps nor counts: its list has ``mm`` alone, and not that
+    of routers.
 
-    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list`` has ``mm`` alone).
+    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list``),
+    config/job_config.py (``per_op_sac_force_recompute_mm_shapes_by_fqns``).
     """
     before, torch.keeps = torch.keeps, None
     try:
