@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy
 
 from measure.recipe import checkpointing
@@ -74,6 +75,8 @@ class Experts(nn.Module):
         ends = torch.zeros(self.own, dtype=torch.int32)
 
         def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            if isinstance(weight, DTensor):
+                weight = weight.to_local()
             return torch._grouped_mm(rows.bfloat16(), weight.bfloat16().transpose(-2, -1), offs=ends)
 
         inner = F.silu(product(x, self.w1))

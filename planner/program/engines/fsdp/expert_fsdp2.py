@@ -73,9 +73,7 @@ class ExpertFsdp2(Fsdp2):
         self.free(before)
 
     def elements_of(self, group: Group) -> float:
-        """Elements of the gradients, with those that make parts equal."""
-        if not self._is_inner(group):
-            return super().elements_of(group)
+        """Elements of the gradients, with those that make parts equal; all weights are trained."""
         return sum(self.sizes.shard_elements(each) * group.n for each in group.weights)
 
     def reduce(self, group: Group) -> None:
@@ -107,9 +105,6 @@ class ExpertFsdp2(Fsdp2):
 
     def _along_rows(self, group: Group) -> bool:
         return self.sizes.along_rows(group.weights[0])
-
-    def _is_inner(self, group: Group) -> bool:
-        return self.sizes.parts(group.weights[0]) != self.sizes.n
 
     def _gathered(self, n_bytes: float, op: str) -> int:
         return self.take(n_bytes, "gathered_parameters", op)
