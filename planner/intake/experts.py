@@ -1,8 +1,8 @@
 """GPUs that divide the experts of a mixture: which stack does, and which of its combinations were read.
 
 Source: torchtitan e347b1e5e distributed/parallel_dims.py, models/llama4/infra/parallelize.py,
-models/{qwen3,deepseek_v3}/infra/parallelize.py; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py (parts
-along another dimension than the first are equal).
+models/{qwen3,deepseek_v3}/infra/parallelize.py; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py
+(parts along another dimension than the first are equal).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.given.ledger import Ledger
 
-EXPERT_STACK = "torchtitan@2025"
-"""The stack whose exchange of tokens was read."""
 MIXTURES = frozenset({"deepseek_v2", "deepseek_v3", "qwen3_moe"})
 """Architectures that torchtitan has with the mixture that was read."""
 _SPREAD = "tokens are taken to be spread evenly over the experts; a GPU whose experts get more needs more"
@@ -49,7 +47,7 @@ def of_experts(scenario: Scenario) -> Iterator[str]:
     if not model.is_moe:
         yield f"for '{model.id}', which has no experts"
     if stack.mixture_code != "torchtitan-2025":
-        yield f"on stack '{stack.id}'; it is on {EXPERT_STACK}"
+        yield f"on stack '{stack.id}'; it is on torchtitan@2025"
     if parallel.divides:
         yield "beside tensor, context and pipeline parallel"
     if recipe.sharding.name not in ("fsdp", "hsdp"):
@@ -75,6 +73,6 @@ def _of_sizes(scenario: Scenario) -> Iterator[str]:
     uneven = mlp.width % shards or model.hidden_size % shards
     if shards * experts > mlp.n_experts and uneven:
         yield (
-            f"for '{model.id}' over {shards * experts} GPUs: the rows of an expert do not divide by {shards}, "
-            "which FSDP2 refuses, too"
+            f"for '{model.id}' over {shards * experts} GPUs: the rows of an expert do not divide by "
+            f"{shards}, which FSDP2 refuses, too"
         )

@@ -17,9 +17,9 @@ from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.experts import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
-from planner.intake.experts import of_experts, resolve_experts
 
 FIELDS = ("tensor_parallel", "context_parallel", "pipeline_parallel")
 # Models whose plan divides query, key, value, gate and up by outputs,
@@ -156,7 +156,9 @@ def check_parallel(scenario: Scenario) -> None:
     if parallel.experts > 1:
         reasons: tuple[str, ...] = (*of_experts(scenario), *_of_divided_model(scenario))
         if reasons:
-            raise UnreadCombinationError(f"expert parallel of {parallel.experts} is not modelled {reasons[0]}")
+            raise UnreadCombinationError(
+                f"expert parallel of {parallel.experts} is not modelled {reasons[0]}"
+            )
     if parallel.divides:
         reasons = (
             *_of_pipeline(scenario),

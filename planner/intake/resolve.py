@@ -25,7 +25,6 @@ from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.linears import with_parameters, with_separate_experts
 from planner.intake.own_losses import with_own_loss
-from planner.intake.experts import EXPERT_STACK
 from planner.intake.parallel import check_parallel, degrees
 from planner.intake.recipe import resolve_recipe
 from planner.intake.rollout import with_reward
@@ -40,6 +39,8 @@ PREFERENCE_STACK = "trl"
 """Where nothing is said: the Trainer of Transformers has no loss of preferences."""
 PARALLEL_STACK = "torchtitan"
 """Where nothing is said: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
+EXPERT_STACK = "torchtitan@2025"
+"""Where nothing is said beside experts that GPUs divide: the one whose exchange of tokens was read."""
 
 
 def resolve(

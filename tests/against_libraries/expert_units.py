@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -49,9 +50,11 @@ CASES = {
 
 def build(n_experts: int, experts: int, *, checkpoints: bool) -> Any:
     """The model over all GPUs, its experts over ``experts`` of them and the rest."""
-    config = transformers.AutoConfig.for_model(**{**CONFIG, "num_experts": n_experts})
+    fields: dict[str, Any] = {**CONFIG, "num_experts": n_experts}
+    config = transformers.AutoConfig.for_model(**fields)
     config.use_cache = False
-    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32)
     sparse = init_device_mesh("cpu", (GPUS // experts, experts), mesh_dim_names=("efsdp", "ep"))
     mlp = MlpSpec(config.moe_intermediate_size, True, "silu", config.num_experts, config.num_experts_per_tok)
     for layer in model.model.layers:
@@ -85,12 +88,16 @@ def _shard(model: Any, everyone: DeviceMesh, fewer: DeviceMesh, along: Shard | N
     for module in model.modules():
         if hasattr(module, "set_gradient_divide_factor"):
             module.set_gradient_divide_factor(1.0)
-    order: list[list[Any]] = [[model.model.embed_tokens], *([each, each.mlp.experts] for each in layers), ends]
+    order: list[list[Any]] = [
+        [model.model.embed_tokens],
+        *([each, each.mlp.experts] for each in layers),
+        ends,
+    ]
     order[1] = [layers[0]]
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         before[0].set_modules_to_forward_prefetch(after)
     model.lm_head.set_modules_to_backward_prefetch([layers[-1]])
-    for one, other in zip(layers, layers[1:], strict=False):
+    for one, other in pairwise(layers):
         other.set_modules_to_backward_prefetch([one, one.mlp.experts])
     layers[0].set_modules_to_backward_prefetch([model.model.embed_tokens])
 

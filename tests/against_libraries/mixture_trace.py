@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import torch
-import torch.nn.functional as F
 from parallel_trace import LocalRecorder, _materialize, group_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,12 +41,18 @@ class Experts(nn.Module):
     def __init__(self, hidden: int, mlp: MlpSpec, mesh: DeviceMesh) -> None:
         super().__init__()
         self.own, self.mesh = mlp.n_experts // mesh.size(), mesh
-        for name, shape in (("w1", (mlp.width, hidden)), ("w2", (hidden, mlp.width)), ("w3", (mlp.width, hidden))):
+        for name, shape in (
+            ("w1", (mlp.width, hidden)),
+            ("w2", (hidden, mlp.width)),
+            ("w3", (mlp.width, hidden)),
+        ):
             self.register_parameter(name, nn.Parameter(torch.empty(self.own, *shape)))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """What they return for the rows of this GPU's tokens, which other GPUs computed for the most part."""
-        order = torch.zeros(-(-len(rows) // FILLED_ROWS) * FILLED_ROWS + FILLED_ROWS * self.own, dtype=torch.int32)
+        order = torch.zeros(
+            -(-len(rows) // FILLED_ROWS) * FILLED_ROWS + FILLED_ROWS * self.own, dtype=torch.int32
+        )
         given = self._arranged(rows, order)
         out = self._compute(given)
         placed = out.new_empty((len(rows) + 1, rows.shape[1]))
@@ -74,12 +79,12 @@ class Experts(nn.Module):
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         ends = torch.zeros(self.own, dtype=torch.int32)
 
-        def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        def product(rows: torch.Tensor, weight: Any) -> torch.Tensor:
             if isinstance(weight, DTensor):
                 weight = weight.to_local()
             return torch._grouped_mm(rows.bfloat16(), weight.bfloat16().transpose(-2, -1), offs=ends)
 
-        inner = F.silu(product(x, self.w1))
+        inner = nn.functional.silu(product(x, self.w1))
         inner = inner * product(x, self.w3)
         return product(inner, self.w2).type_as(x)
 
@@ -94,7 +99,8 @@ class Shared(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One gated feed-forward part."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        out: torch.Tensor = self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+        return out
 
 
 class Router(nn.Module):
@@ -103,6 +109,7 @@ class Router(nn.Module):
     def __init__(self, hidden: int, mlp: MlpSpec) -> None:
         super().__init__()
         self.gate, self.mlp = nn.Linear(hidden, mlp.n_experts, bias=False), mlp
+        self.bias: torch.Tensor
         self.register_buffer("bias", torch.zeros(mlp.n_experts))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,7 +118,7 @@ class Router(nn.Module):
         if "sigmoid" in self.mlp.router:
             scores = torch.sigmoid(scores.float())
         else:
-            scores = F.softmax(scores.float(), dim=1)
+            scores = nn.functional.softmax(scores.float(), dim=1)
         biased = scores + self.bias
         _, chosen = torch.topk(biased, k=self.mlp.top_k, dim=-1, sorted=False)
         weights = scores.gather(dim=1, index=chosen)
@@ -146,8 +153,8 @@ class Policy(checkpointing._Policy):
     """Beside products and attention what GPUs exchange is kept; batched and grouped products and those of
     routers are not, and the latter do not count.
 
-    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list``), config/job_config.py
-    (``per_op_sac_force_recompute_mm_shapes_by_fqns``).
+    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list``), config/
+    job_config.py (``per_op_sac_force_recompute_mm_shapes_by_fqns``).
     """
 
     of_routers: ClassVar[set[torch.Size]] = set()
@@ -159,6 +166,7 @@ class Policy(checkpointing._Policy):
         self._kept.add(torch.ops._c10d_functional.all_to_all_single.default)
 
     def __call__(self, context: Any, operator: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+        """Whether the output of ``operator`` is kept."""
         if operator is torch.ops.aten.mm.default and given[1].shape in self.of_routers:
             return CheckpointPolicy.PREFER_RECOMPUTE
         return super().__call__(context, operator, *given, **named)

@@ -95,9 +95,7 @@ def joined(rows: list[list[Any]]) -> Rows:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_process_has_the_shards_that_fsdp_gives_it(
-    name: str, real: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_process_has_the_shards_that_fsdp_gives_it(name: str, real: dict[str, Any], tmp_path: Path) -> None:
     """Weights in fp32, and two states of each of their elements."""
     stream = step_of(job(name, tmp_path))
     weights, states = [], 0.0

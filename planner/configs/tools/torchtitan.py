@@ -3,7 +3,8 @@ when Python took their place.
 
 Keys and defaults: torchtitan e347b1e5e (2026-02-15) config/job_config.py; older names as in its train_configs
 of 2024-10 (7c3a1fac2), 2025-02 (57387af0e) and 2025-06 (d0ed9b423).  Models: models/llama3/__init__.py and
-models/qwen3/__init__.py; models/deepseek_v3/__init__.py, whose flavors have the dimensions of the names below.
+models/qwen3/__init__.py; models/deepseek_v3/__init__.py, whose flavors have the dimensions of the names
+below.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ def read_experts(model: Keys, parallelism: Keys, reading: Reading) -> None:
             reading.remark(parallelism.where(_DEGREE), "a model without experts takes no notice of it")
         return
     if (reading.value("stack") or "") not in _PLAIN:
-        raise model.not_modelled("flavor", "a mixture of experts that is compiled, or of 2024, is not modelled")
+        raise model.not_modelled(
+            "flavor", "a mixture of experts that is compiled, or of 2024, is not modelled"
+        )
     reading.said.pop("stack", None)
     reading.say("stack", STACK, model.where("flavor"), "a mixture of experts of torchtitan's own")
     if degree == 1:

@@ -33,9 +33,13 @@ def runtime_of(job: Job) -> type[Runtime]:
             return Zero0
         return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
     if sharding.engine == "fsdp":
-        if job.model.stage is not None:
-            return PipelinedFsdp2
-        if job.model.expert_parts > 1:
-            return ExpertFsdp2
-        return Fsdp2 if sharding.dtensors else Fsdp1
+        return _fsdp_of(job)
     return Ddp if sharding.communicates else Runtime
+
+
+def _fsdp_of(job: Job) -> type[Runtime]:
+    if job.model.stage is not None:
+        return PipelinedFsdp2
+    if job.model.expert_parts > 1:
+        return ExpertFsdp2
+    return Fsdp2 if job.recipe.sharding.dtensors else Fsdp1

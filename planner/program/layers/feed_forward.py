@@ -79,9 +79,7 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     :mod:`planner.program.layers.mixture.dispatched` says that of torchtitan.
     """
     if view.stack.mixture_code == "torchtitan-2025":
-        has_shared = view.block.mlp.shared_width > 0
-        shared = (lambda rows: dense(torch, view, rows, "shared_expert")) if has_shared else None
-        return dispatched(torch, view, x, shared)
+        return dispatched(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
     if view.block.mlp.router == "every":
         return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
     gates = [

@@ -12,7 +12,6 @@ from planner.program.head.loss_pieces import completion_tokens, piece_tokens
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
 
-
 FILLED_ROWS = 8
 """Rows of each expert are filled up to a multiple of so many."""
 

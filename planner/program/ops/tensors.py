@@ -94,7 +94,7 @@ class Unit(IntEnum):
     IMAGE_PAIRS = 39
     """The same of one image."""
     ARRIVED_ROWS = 40
-    """Rows that arrive at one GPU's experts, each token once for each of its experts, and one row of zeros."""
+    """Rows that arrive at one GPU's experts, a token once for each of its experts, and one of zeros."""
     EXPERT_ROWS = 41
     """Rows that these experts compute, with those that fill up each expert's."""
     EVAL_ARRIVED_ROWS = 42

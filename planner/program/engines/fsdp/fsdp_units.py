@@ -108,9 +108,7 @@ def pieces(part: Instance, stage: str, path: Path) -> Iterator[tuple[array[int],
         yield events, mark.moment if mark is not None and own else None
 
 
-def gradients_inside(
-    sizes: Sizes, part: Instance, path: Path
-) -> tuple[list[Gradient], list[Gradient]]:
+def gradients_inside(sizes: Sizes, part: Instance, path: Path) -> tuple[list[Gradient], list[Gradient]]:
     """Gradients of the module ``path``, which is a unit, and those of the rest of the layer."""
     template = part.template
     inner = {

@@ -1,5 +1,5 @@
-"""A mixture of experts as torchtitan runs it: rows sorted by expert, padded, computed by grouped products, and
-weighted in fp32 behind them.
+"""A mixture of experts as torchtitan runs it: rows sorted by expert, padded, computed by grouped products,
+and weighted in fp32 behind them.
 
 Where GPUs divide the experts, rows are sent to the GPU that has their expert, and what it returns is sent
 back.  As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
@@ -28,21 +28,21 @@ Shared = Callable[[Tensor], Tensor]
 _SIGMOID = ("sigmoid", "sigmoid_fp32", "sigmoid_input")
 
 
-def dispatched(torch: Operators, view: LayerView, x: Tensor, shared: Shared | None) -> Tensor:
+def dispatched(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
     """``MoE.forward``, whose variables keep what they refer to until it returns; ``shared``:
-    the experts that all tokens go to.
+    the experts that all tokens go to, where there are some.
     """
     x = torch.reshaped(x)
     with _of_rows(torch):
         return _mixed(torch, view, x, shared)
 
 
-def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared | None) -> Tensor:
+def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
     hidden, n_chosen, dtype = x.count, view.block.mlp.top_k, x.dtype
     weights = _router(torch, view, x)
     routed = rows_by_expert(torch, x, n_chosen * hidden)
     returned = _experts(torch, view, routed)
-    beside = None if shared is None else shared(x)
+    beside = shared(x) if view.block.mlp.shared_width else None
     unsorted = _placed(torch, returned, Tensor(None, x.unit, n_chosen * hidden, returned.dtype), "zeros")
     with _made_again(torch):
         summed = torch.bmm(weights, torch.to(unsorted, "fp32"), x.unit, hidden, inner=n_chosen)
