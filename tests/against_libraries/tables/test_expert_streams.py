@@ -43,7 +43,7 @@ def one_gpu(model: str, experts: int, batch: int, policy: str) -> Scenario:
         ("deepseek-v3", 4, 4, "full"),
         ("qwen3-30b-a3b", 4, 4, "selective-op"),
         pytest.param("qwen3-30b-a3b", 1, 4, "full", marks=pytest.mark.slow),
-        pytest.param("deepseek-v2-lite", 2, 1, "selective-op", marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", 4, 4, "selective-op", marks=pytest.mark.slow),
     ],
 )
 def test_rows_are_sent_to_experts_and_back(model: str, experts: int, batch: int, policy: str) -> None:
