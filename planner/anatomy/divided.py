@@ -2,7 +2,8 @@
 
 Source: transformers 5.23 distributed/tensor_parallel.py (``colwise``, ``rowwise``, ``embedding_rowwise``) and
 the ``base_model_tp_plan`` of models/llama/configuration_llama.py; torchtitan 0.3.0
-models/common/decoder_sharding.py.
+models/common/decoder_sharding.py; torchtitan e347b1e5e distributed/expert_parallel.py ExpertParallel
+(``Shard(0)``: each GPU has some of the experts, whole).
 Ignored: a vocabulary that does not divide evenly, of which the first GPUs have a row more.
 """
 
@@ -27,12 +28,14 @@ def on_one_gpu(scenario: Scenario) -> Scenario:
     """The scenario with the part of the model and of each sequence that one GPU has; once is enough."""
     recipe, batch, parts = scenario.recipe, scenario.recipe.batch, scenario.recipe.parallel.context
     model = divided_model(scenario.model, recipe.parallel.tensor)
+    model = with_own_experts(model, recipe.parallel.experts)
     if batch.parts != parts:
         mean = batch.tokens_per_sample / parts
         recipe = replace(
             recipe, batch=replace(batch, parts=parts, seq_len=batch.seq_len // parts, tokens_per_sample=mean)
         )
-    return replace(scenario, model=model, recipe=recipe) if recipe.parallel.divides else scenario
+    divides = recipe.parallel.divides or recipe.parallel.experts > 1
+    return replace(scenario, model=model, recipe=recipe) if divides else scenario
 
 
 @lru_cache(maxsize=64)
@@ -48,6 +51,23 @@ def divided_model(model: ModelSpec, parts: int) -> ModelSpec:
         head=_divided(model.head, "outputs", parts),
         parts=parts,
     )
+
+
+@lru_cache(maxsize=64)
+def with_own_experts(model: ModelSpec, parts: int) -> ModelSpec:
+    """The model with the experts that one of ``parts`` GPUs has; routers choose among all of them."""
+    if model.expert_parts == parts:
+        return model
+    groups = tuple(replace(each, block=_with_own_experts(each.block, parts)) for each in model.groups)
+    return replace(model, groups=groups, expert_parts=parts)
+
+
+def _with_own_experts(block: BlockSpec, parts: int) -> BlockSpec:
+    linears = tuple(
+        replace(each, copies=each.copies // parts) if each.group == "expert" else each
+        for each in block.linears
+    )
+    return replace(block, linears=linears)
 
 
 def _divided_block(block: BlockSpec, parts: int) -> BlockSpec:

@@ -36,8 +36,11 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     A list of modules that are not to be packed stands in for the default one, which has the head.
     Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``); lightning 2.5
     fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``);
-    transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``).
+    transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``); torchtitan e347b1e5e
+    models/moe/moe.py GroupedExperts (gate and up are tensors of their own).
     """
+    if stack.mixture_code == "torchtitan-2025":
+        model = replace(model, groups=tuple(_with_gates_apart(group) for group in model.groups))
     if model.tied and not stack.ties_tables:
         model = replace(model, tied=False)
     if stack.quantizer == "lightning":
@@ -46,6 +49,17 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
         head = model.head if model.tied else replace(model.head, packed_as_head=True)
         model = replace(model, head=head, groups=tuple(_with_whole_out_proj(group) for group in model.groups))
     return model
+
+
+def _with_gates_apart(group: BlockGroup) -> BlockGroup:
+    def apart(spec: LinearSpec) -> tuple[LinearSpec, ...]:
+        if (spec.group, spec.reads) != ("expert", "mlp_in") or spec.out_features != 2 * group.block.mlp.width:
+            return (spec,)
+        half = replace(spec, out_features=group.block.mlp.width, legacy_names=())
+        return replace(half, name="w1"), replace(half, name="w3")
+
+    linears = tuple(part for spec in group.block.linears for part in apart(spec))
+    return replace(group, block=replace(group.block, linears=linears))
 
 
 def _with_whole_out_proj(group: BlockGroup) -> BlockGroup:

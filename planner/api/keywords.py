@@ -69,6 +69,7 @@ class AlikeFlags(TypedDict, total=False):
     pipeline_schedule: str
     pipeline_microbatches: int | str
     context_parallel: int | str
+    expert_parallel: int | str
     hpz: int | str
     replicas: int | str
 

@@ -288,7 +288,8 @@ class ModelSpec:
     by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
     AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
     its matrices where a quantiser packed them.  ``parts``: over how many GPUs its matrices are divided, of
-    which this is one GPU's part.  ``stage``: of a pipeline, whose layers alone these are.  ``omits`` says
+    which this is one GPU's part; ``expert_parts``: the same of its experts.
+    ``stage``: of a pipeline, whose layers alone these are.  ``omits`` says
     what the checkpoint holds besides; empty when nothing is left out.
     """
 
@@ -322,6 +323,7 @@ class ModelSpec:
     omits: str = ""
     stored: StoredWeights | None = None
     parts: int = 1
+    expert_parts: int = 1
     stage: Stage | None = None
     published_params: int | None = None
     params_origin: ParamsOrigin = "config-only"

@@ -143,6 +143,7 @@ class RunRecord:
     oft_block_size: int | None = None
     optimizer_rank: int | None = None
     fp8: Fp8 | None = None
+    expert_parallel: int | None = None
     replicas: int | None = None
     hpz: int | None = None
     run_time_s: float | None = None

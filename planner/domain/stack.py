@@ -42,6 +42,7 @@ Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
+MixtureCode = Literal["transformers", "torchtitan-2025"]
 RewardHead = Literal["score", "value"]
 LossWeights = Literal["none", "probability", "entropy", "divergence"]
 CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
@@ -209,6 +210,12 @@ class Stack:
     """What GPUs that divide a model's matrices have of the stream between them: all ``features`` of
     each token, or their own ``tokens`` (sequence parallel).  Where only sequences are divided:
     ``gathered_heads``, keys one head at a time; ``exchanged_heads``: tokens for heads around attention.
+    """
+
+    mixture_code: MixtureCode
+    """Whose layers run mixtures of experts: those of Transformers, or of torchtitan up to e347b1e5e
+    (2026-02-15), with rows of each expert padded and an exchange of tokens where experts are divided over
+    GPUs.
     """
 
     fp8_linears: Fp8Linears

@@ -17,6 +17,7 @@ from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
+from planner.intake.experts import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
 
@@ -103,7 +104,7 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
             raise UnreadCombinationError(
                 f"{sharing} GPUs that share a batch across nodes are not modelled; a node at most is"
             )
-    return _resolve_pipeline(ledger, hardware, parallel)
+    return _resolve_pipeline(ledger, hardware, resolve_experts(ledger, hardware, parallel))
 
 
 def _resolve_pipeline(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
@@ -151,7 +152,14 @@ def check_parallel(scenario: Scenario) -> None:
     Raises:
         UnreadCombinationError: it was not, or the libraries refuse it; says why.
     """
-    if scenario.recipe.parallel.divides:
+    parallel = scenario.recipe.parallel
+    if parallel.experts > 1:
+        reasons: tuple[str, ...] = (*of_experts(scenario), *_of_divided_model(scenario))
+        if reasons:
+            raise UnreadCombinationError(
+                f"expert parallel of {parallel.experts} is not modelled {reasons[0]}"
+            )
+    if parallel.divides:
         reasons = (
             *_of_pipeline(scenario),
             *_of_job(scenario),

@@ -187,6 +187,9 @@ def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel
     if divides_model and setting.hardware.world_size > parallel.tensor:
         note = "beside GPUs that share a batch the libraries have FSDP2 alone"
         return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
+    if parallel.experts > 1 and parallel.replicas is None:
+        note = "beside experts that are divided torchtitan has FSDP2 alone"
+        return sharding_named(ledger.choose("sharding", FSDP.name, "assumed", note))
     if setting.hardware.world_size == parallel.tensor:
         return sharding_named(ledger.choose("sharding", NONE.name, "assumed"))
     default = setting.defaults.sharding

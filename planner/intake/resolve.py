@@ -39,6 +39,8 @@ PREFERENCE_STACK = "trl"
 """Where nothing is said: the Trainer of Transformers has no loss of preferences."""
 PARALLEL_STACK = "torchtitan"
 """Where nothing is said: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
+EXPERT_STACK = "torchtitan@2025"
+"""Where nothing is said beside experts that GPUs divide: the one whose exchange of tokens was read."""
 
 
 def resolve(
@@ -174,6 +176,8 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
     default = DEFAULT_STACK if trains_tokens else PREFERENCE_STACK
     if parallel.divides and trains_tokens and hardware.world_size > parallel.tensor:
         default = PARALLEL_STACK
+    if (ledger.request.get("expert_parallel") or 1) > 1:
+        default = EXPERT_STACK
     stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
     if ledger.said("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)

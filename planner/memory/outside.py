@@ -5,7 +5,7 @@ and the limit.
 from __future__ import annotations
 
 from planner.anatomy.quantized_matrices import is_quantizable
-from planner.arrays import is_zero, where
+from planner.arrays import is_zero, maximum, where
 from planner.domain.hardware import USUAL_MULTIPROCESSORS
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Number
@@ -79,13 +79,15 @@ def nccl_bytes(job: Job) -> Number:
     """Channel buffers of NCCL communicators; none with one process.
 
     Coefficient ``nccl_bytes`` for each kind of group that a GPU is in: of those that divide weights or
-    gradients, matrices, or sequences.
+    gradients, matrices, or sequences; of those that divide experts, and those that divide the rest of them.
     Source: NCCL src/init.cc: about 9.2 MiB per channel and peer; torch 2.13 distributed/device_mesh.py, which
     has a group for each dimension.
     """
-    recipe = job.recipe
-    groups = recipe.sharding.communicates + (recipe.parallel.tensor > 1) + (recipe.parallel.context > 1)
-    return where(job.hardware.world_size > 1, job.coefficients.nccl_bytes * max(groups, 1), 0)
+    recipe, parallel, hardware = job.recipe, job.recipe.parallel, job.hardware
+    groups: Number = recipe.sharding.communicates + (parallel.tensor > 1) + (parallel.context > 1)
+    if parallel.experts > 1:
+        groups = groups + 1 + where(recipe.shards(hardware) > parallel.experts, 1, 0)
+    return where(hardware.world_size > 1, job.coefficients.nccl_bytes * maximum(groups, 1), 0)
 
 
 def vllm_bytes(job: Job) -> Number:

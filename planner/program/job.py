@@ -105,6 +105,22 @@ class Job:
         """The same of optimizer states."""
         return self.recipe.shards(self.hardware) if self.recipe.sharding.divides_optimizer else 1
 
+    @cached_property
+    def expert_share(self) -> float:
+        """Share of this GPU's parameters, whole, that are experts which GPUs divide; 0 where none do."""
+        if self.model.expert_parts == 1:
+            return 0.0
+        found = (
+            count * linear.weight_count for linear, count in self.model.linears() if linear.group == "expert"
+        )
+        return sum(found) / self.base_params
+
+    @property
+    def updated(self) -> Number:
+        """Trained parameters that one GPU updates; what is left of divided experts fewer GPUs share."""
+        experts = self.expert_share * (self.model.expert_parts - 1)
+        return self.trained * (1 + experts) / self.optimizer_shards
+
     @property
     def is_one(self) -> bool:
         """Whether this is one job, not a grid of them; its coefficients may be arrays all the same."""

@@ -63,6 +63,19 @@ def ring_fraction(world: Number) -> Number:
     return (world - 1) / world
 
 
+def _moved_share(job: TimedJob) -> Number:
+    """Part of what is gathered or reduced that a GPU receives: of experts that are divided over ``e`` GPUs
+    already, FSDP2 divides the rest over as many times fewer.
+
+    Source: torchtitan e347b1e5e distributed/parallel_dims.py build_mesh (``efsdp``).
+    """
+    world, experts = job.recipe.shards(job.scenario.hardware), job.own.expert_share
+    if not experts:
+        return ring_fraction(world)
+    fewer = world / job.recipe.parallel.experts
+    return (1 - experts) * ring_fraction(world) + experts * ring_fraction(fewer)
+
+
 def gathered_bytes(job: TimedJob) -> Number:
     """Bytes that each GPU receives per step to have the whole weights:
     ZeRO-3 and FSDP gather all of them, frozen ones too.
@@ -80,7 +93,7 @@ def gathered_bytes(job: TimedJob) -> Number:
     world = recipe.shards(job.scenario.hardware)
     if recipe.parallel.hpz > 1:
         return _trained_bytes(job) * ring_fraction(world)
-    return _gathers(job) * stored_param_bytes(job) * ring_fraction(world)
+    return _gathers(job) * stored_param_bytes(job) * _moved_share(job)
 
 
 def _gathers(job: TimedJob) -> Number:
@@ -132,8 +145,7 @@ def reduced_bytes(job: TimedJob) -> Number:
     recipe, regime = job.recipe, job.regime
     if not recipe.sharding.communicates:
         return 0
-    world = recipe.shards(job.scenario.hardware)
-    once = job.trained_params * regime.gradient * ring_fraction(world)
+    once = job.trained_params * regime.gradient * _moved_share(job)
     if not recipe.sharding.reduces_each_micro_step:
         return 2 * once
     if recipe.sharding.is_zero12:
@@ -150,7 +162,7 @@ def replica_bytes(job: TimedJob) -> Number:
     recipe, hardware = job.recipe, job.scenario.hardware
     if recipe.sharding.scope != "node":
         return 0
-    shard = job.trained_params * job.regime.gradient / recipe.shards(hardware)
+    shard = job.own.updated * job.regime.gradient
     return 2 * shard * ring_fraction(recipe.copies(hardware))
 
 
@@ -183,8 +195,9 @@ def collective_seconds(job: TimedJob) -> Number:
     Source: nccl-tests ``doc/PERFORMANCE.md`` (time is bytes over bus bandwidth).
     Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
     """
+    moved = gathered_bytes(job) + reduced_bytes(job)
     return (
-        (gathered_bytes(job) + reduced_bytes(job)) / _shard_bytes_per_s(job)
+        moved * _seconds_per_byte(job)
         + replica_bytes(job) / _replica_bytes_per_s(job)
         + second_copy_bytes(job) / _second_bytes_per_s(job)
     )
@@ -199,6 +212,24 @@ def _shard_bytes_per_s(job: TimedJob) -> Number:
     if job.recipe.sharding.scope != "node":
         return job.rates.collective_bytes_per_s
     return _group_bytes_per_s(job, _gpus_of_copy(job))
+
+
+def _seconds_per_byte(job: TimedJob) -> Number:
+    """Of gathers and reductions: rings of divided experts join GPUs that are apart by as many as divide them.
+
+    Source: torchtitan e347b1e5e distributed/parallel_dims.py build_mesh (``ep`` are neighbours).
+    """
+    experts, hardware = job.own.expert_share, job.scenario.hardware
+    plain = 1 / _shard_bytes_per_s(job)
+    if not experts:
+        return plain
+    world, parts = job.recipe.shards(hardware), job.recipe.parallel.experts
+    of_experts = experts * ring_fraction(world / parts) / _moved_share(job)
+    inside = intra_node_bytes_per_s(hardware, job.coefficients)
+    rings = minimum(parts, hardware.gpus_per_node)
+    apart = minimum(job.rates.network_bytes_per_s / rings, inside)
+    ring = where(world <= hardware.gpus_per_node, inside, apart)
+    return (1 - of_experts) * plain + of_experts / ring
 
 
 def _group_bytes_per_s(job: TimedJob, gpus: Number) -> Number:
@@ -259,7 +290,7 @@ def hideable_seconds(job: TimedJob) -> Number:
     """
     if job.own.model.stage is None:
         return collective_seconds(job)
-    return gathered_bytes(job) / _shard_bytes_per_s(job)
+    return gathered_bytes(job) * _seconds_per_byte(job)
 
 
 def gained_seconds(job: TimedJob, hidden_s: Number) -> Number:

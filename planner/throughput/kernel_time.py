@@ -199,7 +199,7 @@ def optimizer_seconds(job: TimedJob) -> Number:
     """
     recipe, regime = job.recipe, job.regime
     params = job.trained_params
-    share = params / (job.world / recipe.parallel.tensor) if recipe.sharding.divides_optimizer else params
+    share = job.own.updated
     accumulate = 3 * regime.gradient * params * (recipe.batch.grad_accum - 1)
     if recipe.offloads_optimizer:
         return accumulate / job.rates.memory_bytes_per_s

@@ -1,9 +1,12 @@
-"""Seconds that GPUs which share a batch take to send one another parts of tensors."""
+"""Seconds that GPUs take to send one another parts of tensors within the passes: those that share a batch,
+and those that divide experts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planner.arrays import maximum, minimum
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.collectives import (
     ALL_GATHER,
@@ -15,6 +18,7 @@ from planner.program.ops.collectives import (
     SENT_KEYS,
 )
 from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import EXCHANGED_ROWS
 from planner.program.step import parts_of
 from planner.throughput.communication import ring_fraction
 from planner.throughput.rates import intra_node_bytes_per_s
@@ -34,7 +38,12 @@ def parallel_bytes(job: TimedJob) -> Number:
     parallel = job.recipe.parallel
     if not parallel.divides:
         return 0
-    values, shares = unit_values(job.own), _shares(parallel.tensor, parallel.context)
+    return _made(job, _shares(parallel.tensor, parallel.context))
+
+
+def _made(job: TimedJob, shares: Mapping[str, Number]) -> Number:
+    """Bytes that operators make in one micro-step, each times its share."""
+    values = unit_values(job.own)
     total: Number = 0
     for part in parts_of(job.own):
         made = zip(part.template.ops, part.template.units, part.template.unit_bytes, strict=True)
@@ -63,4 +72,33 @@ def parallel_seconds(job: TimedJob) -> Number:
     Source: as of :func:`parallel_bytes`; the next kernel reads what a collective makes, so nothing hides it.
     Ignored: the latency of each collective (about 20 us).
     """
-    return parallel_bytes(job) / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
+    inside = parallel_bytes(job) / intra_node_bytes_per_s(job.scenario.hardware, job.coefficients)
+    return inside + exchange_seconds(job)
+
+
+def exchanged_bytes(job: TimedJob) -> Number:
+    """Bytes that each GPU gets in one micro-step in exchanges of rows for experts, its own rows among them.
+
+    Formula: what each exchange of the step program makes: ``tokens x top_k x hidden`` there and back, forward
+    and backward, and once more where a layer is computed again.  Tokens spread evenly over the experts.
+    Source: :mod:`planner.program.layers.mixture.dispatched`.
+    """
+    return _made(job, {EXCHANGED_ROWS: 1}) if job.recipe.parallel.experts > 1 else 0
+
+
+def exchange_seconds(job: TimedJob) -> Number:
+    """The same over the links, while kernels wait; seconds per micro-step.
+
+    Formula: of ``e`` GPUs of a group ``g`` are in one node.  ``(g - 1) / e`` of the bytes go over the links
+    of the node and ``(e - g) / e`` over this GPU's part of the network, both at the same time.
+    Source: torchtitan e347b1e5e distributed/expert_parallel.py (the host waits for the sizes, then the
+    kernels for the rows); nccl-tests ``doc/PERFORMANCE.md`` (all-to-all).
+    Ignored: the latency of each exchange (about 20 us); GPUs whose experts get more tokens than others.
+    """
+    n_bytes, group, hardware = exchanged_bytes(job), job.recipe.parallel.experts, job.scenario.hardware
+    together = minimum(group, hardware.gpus_per_node)
+    inside = (together - 1) / group * n_bytes / intra_node_bytes_per_s(hardware, job.coefficients)
+    if hardware.nodes == 1:
+        return inside
+    apart = (group - together) / group * n_bytes * hardware.gpus_per_node / job.rates.network_bytes_per_s
+    return maximum(inside, apart)

@@ -12,7 +12,7 @@ from planner.throughput.counted import by_structure
 from planner.throughput.flop import products_flop
 from planner.throughput.generation_time import cache_bytes_per_token
 from planner.throughput.offload import transfers
-from planner.throughput.parallel_time import parallel_bytes
+from planner.throughput.parallel_time import exchanged_bytes, parallel_bytes
 from planner.throughput.terms import modules_called, passes_aside
 from planner.throughput.time_inputs import TimedJob
 from planner.units import GIGA, MEGA, MICRO_S, TERA
@@ -120,6 +120,8 @@ def _tower(job: TimedJob, _: TimeTerm) -> str:
 
 def _parallel(job: TimedJob, _: TimeTerm) -> str:
     parallel = job.recipe.parallel
+    if parallel.experts > 1:
+        return f"{exchanged_bytes(job) / GIGA:,.2f} GB of rows for experts among {parallel.experts} GPUs"
     return f"{parallel_bytes(job) / GIGA:,.2f} GB among {parallel.tensor} x {parallel.context} GPUs"
 
 

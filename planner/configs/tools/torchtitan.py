@@ -3,7 +3,8 @@ when Python took their place.
 
 Keys and defaults: torchtitan e347b1e5e (2026-02-15) config/job_config.py; older names as in its train_configs
 of 2024-10 (7c3a1fac2), 2025-02 (57387af0e) and 2025-06 (d0ed9b423).  Models: models/llama3/__init__.py and
-models/qwen3/__init__.py.
+models/qwen3/__init__.py; models/deepseek_v3/__init__.py, whose flavors have the dimensions of the names
+below.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.torchtitan_experts import EXPERT_DEGREES, read_experts
 from planner.configs.tools.torchtitan_float8 import read_float8
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.parallel import Schedule
@@ -21,6 +23,9 @@ STACK = "torchtitan"
 # Keys that no other tool has.
 MARKS = frozenset({"activation_checkpoint", "parallelism", "fault_tolerance", "memory_estimation"})
 _COMPILED, _COMPILED_WITHOUT_LOSS, _OLD = "torchtitan-compile", "torchtitan-compile@2024", "torchtitan@2024"
+_LOSS_ALONE = "loss"
+# What a compiled loss holds, as in the stack torchtitan-compile.
+_COMPILED_LOSS = {"loss_forward": "compute", "loss_backward": "compute+compute_grad"}
 _PLACE = "torchtitan e347b1e5e config/job_config.py"
 _TABLES = ("model", "training", "optimizer", "parallelism", "experimental")
 _COPIES = "data_parallel_replicate_degree"
@@ -28,13 +33,19 @@ _DATA_DEGREES = (_COPIES, "data_parallel_shard_degree", "data_parallel_degree")
 FLAVORS = {
     "llama3": {size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
     "llama2": {size: f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
-    "qwen3": {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+    "qwen3": {
+        size: f"Qwen/Qwen3-{size}"
+        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+    },
+    "deepseek_v3": {
+        "16B": "deepseek-ai/DeepSeek-V2-Lite",
+        "236B": "deepseek-ai/DeepSeek-V2.5",
+        "671B": "deepseek-ai/DeepSeek-V3",
+    },
 }
 _TENSOR = "tensor_parallel_degree"
 _DEGREES = {
     "context_parallel_degree": "a context-parallel degree",
-    "expert_parallel_degree": "an expert-parallel degree",
-    "expert_tensor_parallel_degree": "an expert-parallel degree",
 }
 _PIPELINE = "pipeline_parallel_degree"
 _SCHEDULES: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
@@ -81,7 +92,6 @@ _HARMLESS_TRAINING = (
 _HARMLESS_PARALLELISM = (
     "context_parallel_load_balancer",
     "context_parallel_rotate_method",
-    "expert_parallel_comm_backend",
     "enable_compiled_autograd",
 )
 
@@ -108,6 +118,7 @@ def read_torchtitan(keys: Keys, reading: Reading, beside: Beside) -> None:
     compiled = _read_compile(keys, training)
     _choose_stack(keys, reading, compiled, old=old)
     _read_model(tables["model"], reading, old=old)
+    read_experts(tables["model"], tables["parallelism"], reading)
     read_float8(keys, tables["model"], reading)
     _read_training(training, reading)
     _read_optimizer(tables["optimizer"], reading, old=old)
@@ -146,16 +157,18 @@ def _read_compile(keys: Keys, training: Keys) -> str:
     components = ("model", "loss") if part.get("components") is None else part.names("components")
     if not on:
         return ""
-    if "model" not in components:
-        raise part.not_modelled(
-            "components", "a compiled loss beside a model that is not compiled is not modelled"
-        )
     if part.get("backend") not in (None, "inductor"):
         raise part.not_modelled("backend", "backends other than inductor are not modelled")
+    if "model" not in components:
+        return _LOSS_ALONE if "loss" in components else ""
     return _COMPILED if "loss" in components else _COMPILED_WITHOUT_LOSS
 
 
 def _choose_stack(keys: Keys, reading: Reading, compiled: str, *, old: bool) -> None:
+    if compiled == _LOSS_ALONE:
+        compiled = ""
+        for name, tensors in _COMPILED_LOSS.items():
+            reading.switch(name, tensors, keys.where("compile.components"))
     stack = compiled or (_OLD if old else STACK)
     if stack != STACK:
         reading.said.pop("stack", None)
@@ -276,10 +289,10 @@ def _read_distribution(tables: dict[str, Keys], reading: Reading) -> None:
     """
     parallelism, training = tables["parallelism"], tables["training"]
     for each in (parallelism, training, tables["experimental"]):
-        each.refuse_above_one(_DEGREES)
+        each.refuse_above_one(_DEGREES if each is parallelism else _DEGREES | EXPERT_DEGREES)
         _read_tensor_degree(each, reading)
         _read_pipeline(each, training, reading)
-        each.skip((*_DEGREES, *_HARMLESS_PARALLELISM, *_DATA_DEGREES))
+        each.skip((*_DEGREES, *EXPERT_DEGREES, *_HARMLESS_PARALLELISM, *_DATA_DEGREES))
     part = (
         training
         if training.has("data_parallel_shard_degree") or training.has("data_parallel_degree")

@@ -59,6 +59,8 @@ _PIPELINE = {
     "pipeline_microbatches": "microbatches",
 }
 """Of a recipe with a pipeline."""
+_EXPERTS = {"expert_parallel": "experts"}
+"""Of a recipe whose experts are divided over GPUs."""
 
 
 def flat_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -72,6 +74,8 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
             flat |= {name: getattr(holder, attribute) for name, attribute in names.items()}
     if recipe.parallel.pipeline > 1:
         flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _PIPELINE.items()}
+    if recipe.parallel.experts > 1:
+        flat |= {name: getattr(recipe.parallel, attribute) for name, attribute in _EXPERTS.items()}
     return flat | {"sharding": recipe.sharding.name}
 
 
@@ -97,7 +101,7 @@ def with_flat(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     left = dict(changes)
     if "sharding" in left:
         left["sharding"] = sharding_named(left["sharding"])
-    for part, names in (*_PARTS.items(), ("parallel", _PIPELINE)):
+    for part, names in (*_PARTS.items(), ("parallel", _PIPELINE), ("parallel", _EXPERTS)):
         new = {attribute: left.pop(name) for name, attribute in names.items() if name in left}
         if new and not part:
             recipe = replace(recipe, **new)

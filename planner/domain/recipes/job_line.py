@@ -132,4 +132,5 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
         (f"pipeline parallel {parallel.pipeline} ({parallel.schedule})",) if parallel.pipeline > 1 else ()
     )
     sharding += (f"context parallel {parallel.context}",) if parallel.context > 1 else ()
+    sharding += (f"expert parallel {parallel.experts}",) if parallel.experts > 1 else ()
     return sharding if recipe.offload == "none" else (*sharding, f"offload {recipe.offload}")

@@ -16,7 +16,8 @@ class Parallel:
     those that divide each sequence.  ``replicas``: copies of what HSDP divides; ``None`` for one on each
     node.  ``hpz``: GPUs over which ZeRO-3 divides a second copy of the weights, from which it gathers in
     backward (ZeRO++); 1 for none.  ``pipeline``: groups of GPUs that each have some of the layers, which run
-    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.
+    ``microbatches`` by ``schedule`` before gradients are reduced; ``None`` for all of a step.  ``experts``:
+    GPUs that divide the experts of each layer, each with a batch of its own.
     """
 
     tensor: int = 1
@@ -26,6 +27,7 @@ class Parallel:
     pipeline: int = 1
     schedule: Schedule = "1f1b"
     microbatches: int | None = None
+    experts: int = 1
 
     @property
     def gpus(self) -> int:

@@ -133,6 +133,9 @@ class Calibration:
         )
         # Records of such jobs are too few to fit anything.
         parallel = ("GPUs that share a batch",) if scenario.recipe.parallel.divides else ()
+        if scenario.recipe.parallel.experts > 1:
+            # Nor does any record say how evenly a router spreads tokens over GPUs.
+            parallel = (*parallel, "GPUs that divide experts", "tokens that are spread over experts unevenly")
         return (*(f"{what} {value}" for what, value, seen in asked if value not in seen), *parallel)
 
     def doubt(self, scenario: Scenario) -> Doubt:

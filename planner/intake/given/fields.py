@@ -286,6 +286,7 @@ _FIELDS = (
         65_536,
     ),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
+    _count("expert_parallel", "GPUs that divide the experts of each layer, beside FSDP2", 65_536),
     _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
     _count("replicas", "Copies of what hsdp divides; one on each node, if not said", 65_536),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.intake.experts import MIXTURES
 from planner.intake.linears import failing_routers
 from planner.intake.rules.rule import Case, Rule
 
@@ -18,7 +19,20 @@ def _runs_every_expert(case: Case) -> bool:
     return any(group.block.mlp.router == "every" for group in case.model.groups)
 
 
+def _is_another_mixture(case: Case) -> bool:
+    if case.stack.mixture_code == "transformers" or not case.model.is_moe:
+        return False
+    return case.model.architecture not in MIXTURES or case.recipe.method != "full"
+
+
 MIXTURE_RULES = (
+    Rule(
+        "mixture-unread",
+        "not-modelled",
+        "Of torchtitan's mixtures those of Qwen 3 and DeepSeek were read, with all weights trained",
+        _is_another_mixture,
+        lambda case: f"{case.model.architecture}, {case.recipe.method}",
+    ),
     Rule(
         "adapter-on-router",
         "refuse",

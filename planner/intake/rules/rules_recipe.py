@@ -183,9 +183,8 @@ def _has_unknown_operators(case: Case) -> bool:
     """Whether layers call products or attention by operators of which nobody read whether the policy keeps
     them.
     """
-    experts = any(group.block.mlp.n_experts for group in case.model.groups)
     return (
-        experts
+        (case.model.is_moe and case.stack.mixture_code == "transformers")
         or ATTENTION_FACTS[case.recipe.attention].is_flash
         or case.recipe.numerics.quantization in PREPACKED | {"int8"}
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from planner.program.engines.blockwise import Blockwise
 from planner.program.engines.ddp import Ddp
+from planner.program.engines.fsdp.expert_fsdp2 import ExpertFsdp2
 from planner.program.engines.fsdp.fsdp1 import Fsdp1
 from planner.program.engines.fsdp.fsdp2 import Fsdp2
 from planner.program.engines.fsdp.pipelined import PipelinedFsdp2
@@ -32,7 +33,13 @@ def runtime_of(job: Job) -> type[Runtime]:
             return Zero0
         return LowLevelZero if job.stack.zero12_engine == "low_level" else Zero12
     if sharding.engine == "fsdp":
-        if job.model.stage is not None:
-            return PipelinedFsdp2
-        return Fsdp2 if sharding.dtensors else Fsdp1
+        return _fsdp_of(job)
     return Ddp if sharding.communicates else Runtime
+
+
+def _fsdp_of(job: Job) -> type[Runtime]:
+    if job.model.stage is not None:
+        return PipelinedFsdp2
+    if job.model.expert_parts > 1:
+        return ExpertFsdp2
+    return Fsdp2 if job.recipe.sharding.dtensors else Fsdp1

@@ -39,6 +39,7 @@ class Gradient:
 @dataclass(slots=True)
 class Group:
     """Parameters that are gathered together.  ``stays``: whole from its forward to its backward.
+    ``n``: processes that they are divided over.
 
     ``seen_bytes``: of each whole parameter; ``whole_bytes``: of all of them; ``shard_bytes``: of this GPU's
     part.  ``narrows``: shards are wider than what layers see.  ``gradients`` wait to be reduced.  Slots:
@@ -48,6 +49,7 @@ class Group:
 
     weights: list[Weight]
     stays: bool = False
+    n: int = 1
     seen_bytes: list[float] = field(default_factory=list)
     whole_bytes: float = 0.0
     shard_bytes: float = 0.0
@@ -60,7 +62,13 @@ class Group:
 
 
 class Sizes:
-    """Dtypes and sizes of parameters under FSDP, over ``n`` processes."""
+    """Dtypes and sizes of parameters under FSDP, over ``n`` processes.
+
+    Those of experts that are divided over ``job.model.expert_parts`` of them are divided over fewer:
+    along experts, and where there would be more processes than experts, along the rows of each.
+    Source: torchtitan e347b1e5e distributed/parallel_dims.py build_mesh (``efsdp``),
+    models/llama4/infra/parallelize.py apply_fsdp (``_experts_shard_placement_fn``).
+    """
 
     def __init__(self, job: Job) -> None:
         numerics = job.recipe.numerics
@@ -69,6 +77,29 @@ class Sizes:
         self._compute_dtype = numerics.compute_dtype
         self.n = int(job.recipe.shards(job.hardware))
         self._rank = largest_rank(job)
+        experts = [
+            linear
+            for group in job.model.groups
+            for linear in group.block.linears
+            if linear.group == "expert" and job.model.expert_parts > 1
+        ]
+        self._experts = frozenset(linear.name for linear in experts)
+        self._of_experts = self.n // job.model.expert_parts
+        self._along_rows = bool(experts) and self._of_experts > min(linear.copies for linear in experts)
+
+    def parts(self, weight: Weight) -> int:
+        """Over how many processes a parameter is divided."""
+        return self._of_experts if self._is_of_experts(weight) else self.n
+
+    def along_rows(self, weight: Weight) -> bool:
+        """Whether a parameter is divided along its second dimension, of which parts are put together by a
+        copy.
+        """
+        return self._along_rows and self._is_of_experts(weight)
+
+    def _is_of_experts(self, weight: Weight) -> bool:
+        # Most jobs divide no experts, and large models have a hundred thousand parameters.
+        return bool(self._experts) and not weight.outside and weight.name.split()[2] in self._experts
 
     def divides(self, weight: Weight) -> bool:
         """Whether a parameter is divided: k-bit ones only where their bytes are stored as floats."""
@@ -100,7 +131,7 @@ class Sizes:
 
     def seen_bytes(self, weight: Weight) -> float:
         """Bytes of the whole parameter, padded so that all processes have equal parts."""
-        return self.shard_elements(weight) * self.n * ELEMENT_BYTES[self.seen(weight)]
+        return self.shard_elements(weight) * self.parts(weight) * ELEMENT_BYTES[self.seen(weight)]
 
     def stored_bytes(self, weight: Weight) -> float:
         """Bytes of the shard."""
@@ -113,15 +144,23 @@ class Sizes:
 
     def shard(self, weight: Weight) -> Weight:
         """The part of one process: divided along the first dimension.  Source: torch 2.13 _fsdp_param.py."""
-        (unit, _), *rest = weight.shape
-        shape, dtype = ((unit, self._part_of_rows(weight)), *rest), self.stored(weight)
+        (unit, first), *rest = weight.shape
+        dtype = self.stored(weight)
+        if self.along_rows(weight):
+            (_, rows), *rest = rest
+            rest, part = [(unit, rows / self.parts(weight)), *rest], first
+        else:
+            part = self._part_of_rows(weight)
+        shape = ((unit, part), *rest)
         flags = weight.trained, weight.outside, weight.packed, weight.adapter, weight.unread
         # Not ``replace``, which takes three times as long: large models have a hundred thousand of these.
         return Weight(weight.name, weight.kind, shape, dtype, *flags, slot=weight.slot)
 
     def _part_of_rows(self, weight: Weight) -> float:
         unit, rows = weight.shape[0]
-        return ceil(rows / self.n) if unit is Unit.ONE and not weight.packed else rows / self.n
+        n = self.parts(weight)
+        whole = unit is Unit.ONE and not weight.packed and not self.along_rows(weight)
+        return ceil(rows / n) if whole else rows / n
 
     def gradients_of(self, part: Instance) -> Iterator[Gradient]:
         """The gradients that the backward pass of ``part`` made, in the order of its parameters."""

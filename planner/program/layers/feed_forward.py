@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearGroup, LinearSpec
 from planner.program.layers.activations import activation, fused_gate
+from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.ops.collectives import gathered
@@ -75,8 +76,11 @@ def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """Routed experts, and the shared one: with a gate of its own it runs before them, else behind.
 
-    Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks.
+    Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks;
+    :mod:`planner.program.layers.mixture.dispatched` says that of torchtitan.
     """
+    if view.stack.mixture_code == "torchtitan-2025":
+        return dispatched(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
     if view.block.mlp.router == "every":
         return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
     gates = [

@@ -275,14 +275,14 @@ class Operators(Tape):
         costs = Costs(x, weight, (to_unit, out_count), copies)
         out = self.new(to_unit, out_count, dtype, op, cost=costs.forward)
         needs_x, needs_weight, has_bias = x.node is not None, weight.node is not None, bias is not None
-        weight_unit, weight_count = weight.unit, weight.count
+        weight_unit, weight_count, is_view = weight.unit, weight.count, not self.flat
 
         def of_x() -> Tensor | None:
             if not needs_x:
                 return None
             # The product sees rows; its gradient is a view of them in the shape of x.
             gradient = self.new(unit, count, dtype, op, cost=costs.of_x)
-            gradient.is_view = not self.flat
+            gradient.is_view = is_view
             return gradient
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:

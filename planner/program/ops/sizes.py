@@ -12,6 +12,9 @@ from planner.program.head.loss_pieces import completion_tokens, piece_tokens
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
 
+FILLED_ROWS = 8
+"""Rows of each expert are filled up to a multiple of so many."""
+
 
 def unit_values(job: Job) -> dict[Unit, Number]:
     """The number of each unit in one micro-batch of ``job``, and in one that is evaluated:
@@ -64,7 +67,23 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.IMAGE_PAIRS: images.patches**2 if images else 0,
         Unit.PIXELS: n_images * images.numbers if images else 0,
         Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
+        **_expert_rows(scenario, tokens),
     }
+
+
+def _expert_rows(scenario: Scenario, tokens: Number) -> dict[Unit, Number]:
+    """Rows of the experts of one GPU, to which tokens are taken to be spread evenly: as many as it sends.
+
+    Formula: ``tokens x top_k``, and 8 more for each expert, in whole eights.
+    Source: torchtitan e347b1e5e models/moe/utils.py _permute (``TOKEN_GROUP_ALIGN_SIZE_M``).
+    """
+    blocks = [group.block for group in scenario.model.groups if group.block.mlp.n_experts]
+    if not blocks:
+        return {Unit.ARRIVED_ROWS: 0, Unit.EXPERT_ROWS: 0}
+    mlp = blocks[0].mlp
+    rows, experts = tokens * mlp.top_k, mlp.n_experts // scenario.recipe.parallel.experts
+    filled = FILLED_ROWS * ceil_div(rows + FILLED_ROWS * experts, FILLED_ROWS)
+    return {Unit.ARRIVED_ROWS: rows + 1, Unit.EXPERT_ROWS: filled}
 
 
 def _generated_units(job: Job) -> dict[Unit, Number]:

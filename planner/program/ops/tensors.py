@@ -93,6 +93,12 @@ class Unit(IntEnum):
     """Patches of all images times those of their own image."""
     IMAGE_PAIRS = 39
     """The same of one image."""
+    ARRIVED_ROWS = 40
+    """Rows that arrive at one GPU's experts, a token once for each of its experts, and one of zeros."""
+    EXPERT_ROWS = 41
+    """Rows that these experts compute, with those that fill up each expert's."""
+    EVAL_ARRIVED_ROWS = 42
+    EVAL_EXPERT_ROWS = 43
 
 
 EVALUATED = {
@@ -105,6 +111,8 @@ EVALUATED = {
     Unit.PATCHES: Unit.EVAL_PATCHES,
     Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
     Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
+    Unit.ARRIVED_ROWS: Unit.EVAL_ARRIVED_ROWS,
+    Unit.EXPERT_ROWS: Unit.EVAL_EXPERT_ROWS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
 PROMPTED = {
@@ -245,7 +253,9 @@ class Parameter:
 
 ATTENTION = frozenset({"flash_attention", "efficient_attention"})
 """Attention kernels of torch."""
-COSTLY = frozenset({"mm", "addmm", "bmm"}) | ATTENTION
+EXCHANGED_ROWS = "all_to_all_single"
+"""What arrives where GPUs send one another rows for their experts, or what these returned."""
+COSTLY = frozenset({"mm", "addmm", "bmm", EXCHANGED_ROWS}) | ATTENTION
 """Operators whose outputs a selective checkpoint may keep."""
 
 

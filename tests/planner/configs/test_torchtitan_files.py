@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.catalog.stacks import load_stack
 from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import InputFileError, NotModelledError
@@ -15,6 +16,8 @@ from planner.intake.given.request import from_flags
 MODEL = '[model]\nname = "llama3"\nflavor = "8B"\n'
 TRAINING = "[training]\nlocal_batch_size = 1\nseq_len = 8192\n"
 BASE = MODEL + TRAINING
+MIXTURE = '[model]\nname = "deepseek_v3"\nflavor = "16B"\n' + TRAINING
+EXPERTS = "[parallelism]\nexpert_parallel_degree = 8\n"
 PIPELINE = "[parallelism]\npipeline_parallel_degree = 2\n"
 
 
@@ -64,7 +67,10 @@ def read(folder: Path, text: str) -> Reading:
         (BASE + '[optimizer]\nname = "Muon"\n', "optimizer 'Muon'"),
         (BASE + '[optimizer]\nimplementation = "for-loop"\n', "'for-loop' is not modelled"),
         (BASE + '[activation_checkpoint]\nmode = "memory_budget"\n', "'memory_budget' is not modelled"),
-        (BASE + '[compile]\nenable = true\ncomponents = ["loss"]\n', "a model that is not compiled"),
+        (MIXTURE + "[compile]\nenable = true\n", "that is compiled"),
+        (MIXTURE + EXPERTS + "expert_tensor_parallel_degree = 2\n", "features are divided"),
+        (MIXTURE + EXPERTS + 'expert_parallel_comm_backend = "deepep"\n', "'deepep' is not modelled"),
+        (MIXTURE + "[experimental]\nexpert_parallel_degree = 2\n", "an expert-parallel degree of 2"),
         (BASE + "[fault_tolerance]\nenable = true\n", "tolerates faults"),
         (BASE + '[experimental]\ncustom_import = "mine"\n', "code of one's own"),
         (BASE + '[job]\ncustom_config_module = "mine"\n', "a configuration of one's own"),
@@ -109,6 +115,32 @@ def test_what_is_compiled_decides_the_stack(tmp_path: Path, text: str, stack: st
     """A loss that is not compiled takes what it took in 2024."""
     found = read(tmp_path, BASE + text)
     assert (found.value("stack"), found.value("loss")) == (stack, "hf")
+
+
+def test_a_compiled_loss_beside_a_model_that_is_not(tmp_path: Path) -> None:
+    """Its tensors are those of the compiled loss, and layers stay as they are."""
+    found = read(tmp_path, BASE + '[compile]\nenable = true\ncomponents = ["loss"]\n')
+    assert found.value("stack") == "torchtitan"
+    assert found.switches["loss_forward"][0] == "compute"
+    compiled = load_stack("torchtitan-compile")
+    assert {name: "+".join(getattr(compiled, name)) for name in ("loss_forward", "loss_backward")} == {
+        name: found.switches[name][0] for name in ("loss_forward", "loss_backward")
+    }
+
+
+def test_experts_over_gpus(tmp_path: Path) -> None:
+    """A mixture has the stack whose mixture was read, and the degree of the file."""
+    found = read(tmp_path, MIXTURE + EXPERTS + "expert_tensor_parallel_degree = 1\n")
+    assert found.value("model") == "deepseek-ai/DeepSeek-V2-Lite"
+    assert (found.value("stack"), found.value("expert_parallel")) == ("torchtitan@2025", 8)
+    assert read(tmp_path, MIXTURE).value("expert_parallel") is None
+
+
+def test_a_model_without_experts_takes_no_notice(tmp_path: Path) -> None:
+    """torchtitan says so of this key."""
+    found = read(tmp_path, BASE + EXPERTS)
+    assert found.value("expert_parallel") is None
+    assert "takes no notice" in found.remarks[0].text
 
 
 def test_compiled_parts_are_names(tmp_path: Path) -> None:

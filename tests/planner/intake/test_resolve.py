@@ -92,6 +92,7 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "pipeline_microbatches",
         "context_parallel",
         "replicas",
+        "expert_parallel",
         "hpz",
         "fp8",
     }

@@ -186,3 +186,15 @@ def test_others_can_hold_all_of_a_card_and_never_more() -> None:
         hardware = replace(job.hardware, gpu_reserved_bytes=taken)
         assert hardware.limit_bytes == expected
     assert job_on("mi300x").hardware.limit_bytes is None
+
+
+def test_gpus_that_divide_experts_have_groups_of_their_own() -> None:
+    """One of all, one that divides experts, and one of those that have the same: none where nobody has."""
+    flags = {"model": "qwen3-30b-a3b", "method": "full", "gpu": "h100-sxm:8", "nodes": 2, "seq": 512}
+    flags |= {"stack": "torchtitan@2025", "sharding": "fsdp"}
+
+    def groups(experts: int) -> float:
+        job = job_of(resolve(from_flags(flags | {"expert_parallel": experts})), Coefficients())
+        return float(nccl_bytes(job) / job.coefficients.nccl_bytes)
+
+    assert [groups(experts) for experts in (1, 8, 16)] == [1, 3, 2]

@@ -73,6 +73,7 @@ FULL = RunRecord(
     context_parallel=1,
     replicas=2,
     hpz=8,
+    expert_parallel=1,
     gradient_checkpointing="selective",
     checkpoint_reentrant=False,
     attention="flash2",

@@ -7,7 +7,13 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.throughput.communication import hook_seconds, update_bytes
+from planner.throughput.communication import (
+    collective_seconds,
+    gathered_bytes,
+    hook_seconds,
+    update_bytes,
+)
+from planner.throughput.kernel_time import optimizer_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
 
 
@@ -51,3 +57,39 @@ def test_adapters_that_are_units_of_fsdp2_call_hooks_of_their_own() -> None:
         if (job := job_of(resolve(from_flags({**shared, "stack": stack})), Coefficients())) is not None
     ]
     assert seconds[0] == pytest.approx((1 + 2 * 7) * seconds[1])
+
+
+def of_sixteen(**flags: object) -> TimedJob:
+    """A full fine-tune of a mixture over two nodes of eight GPUs."""
+    said = {
+        "model": "qwen3-30b-a3b", "method": "full", "gpu": "h100-sxm:8", "nodes": 2, "seq": 512,
+        "stack": "torchtitan@2025", "sharding": "fsdp",
+    }  # fmt: skip
+    job = job_of(resolve(from_flags(said | flags)), Coefficients())
+    assert job is not None
+    return job
+
+
+def test_experts_that_are_divided_are_gathered_by_those_that_have_them() -> None:
+    """Of 16 GPUs eight divide the experts, so two have the same; the rest comes from all 16.
+
+    A layer of Qwen3 30B-A3B has 128 experts of 3 x 2,048 x 768; two gathers of two bytes each.
+    """
+    experts = 48 * 128 * 3 * 2_048 * 768
+    others = of_sixteen().own.scenario.model.param_count - experts
+    expected = 2 * 2 * (experts / 8 * 1 / 2 + others * 15 / 16)
+    assert gathered_bytes(of_sixteen(expert_parallel=8)) == pytest.approx(expected)
+    assert gathered_bytes(of_sixteen()) == pytest.approx(2 * 2 * (experts + others) * 15 / 16)
+
+
+def test_what_remains_of_experts_crosses_the_network_slower_than_a_ring_of_all() -> None:
+    """Eight rings share the network of a node where the GPUs that have the same experts are apart."""
+    divided_, whole = of_sixteen(expert_parallel=8), of_sixteen()
+    bytes_less = gathered_bytes(divided_) / gathered_bytes(whole)
+    assert collective_seconds(divided_) > bytes_less * collective_seconds(whole)
+
+
+def test_one_copy_of_hsdp_is_updated_by_its_own_gpus() -> None:
+    """Eight GPUs of a copy each update twice as much as sixteen that share one."""
+    one, two = (optimizer_seconds(of_sixteen(sharding=name)) for name in ("fsdp", "hsdp"))
+    assert two == pytest.approx(2 * one)

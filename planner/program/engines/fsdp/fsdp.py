@@ -81,6 +81,7 @@ class Fsdp(Runtime):
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
         for group in self.groups.values():
+            group.n = self.sizes.parts(group.weights[0])
             group.seen_bytes = [self.sizes.seen_bytes(each) for each in group.weights]
             group.whole_bytes = sum(group.seen_bytes)
             group.shard_bytes = sum(self.sizes.stored_bytes(each) for each in group.weights)
@@ -139,7 +140,7 @@ class Fsdp(Runtime):
         if not self.units.inside:
             self.stream.events += part.events(stage)
             return
-        for events, moment in pieces(part, stage):
+        for events, moment in pieces(part, stage, self.units.path):
             self.stream.events += events
             if moment is not None:
                 self._at(part, moment, recomputes=stage == BACKWARD)
@@ -217,8 +218,8 @@ class Fsdp(Runtime):
         """Gradients of whole parameters wait for their group."""
         found: Iterable[Gradient] = self.sizes.gradients_of(part)
         if self.units.inside and part.name.startswith("layer "):
-            inner, found = gradients_inside(self.sizes, part)
-            if part.name + INNER not in self.units.backward.over:
+            inner, found = gradients_inside(self.sizes, part, self.units.path)
+            if inner and part.name + INNER not in self.units.backward.over:
                 self.groups[part.name + INNER].gradients += inner
         for each in found:
             name = self._group_of(part.name, each.module)
@@ -226,7 +227,8 @@ class Fsdp(Runtime):
 
     def _collect_inside(self, part: Instance) -> None:
         """Gradients of the unit inside of a layer, whose backward is over."""
-        self.groups[part.name + INNER].gradients += gradients_inside(self.sizes, part)[0]
+        inner, _ = gradients_inside(self.sizes, part, self.units.path)
+        self.groups[part.name + INNER].gradients += inner
 
     def _group_of(self, part: str, module: str) -> str:
         """The group of a parameter, from its part of the model and its module."""

@@ -83,18 +83,18 @@ class Fsdp2(Fsdp):
         for each in group.weights if self.offloads else ():
             shard = self._gather(sizes.stored_bytes(each), "shard from the host")
             if sizes.stored(each) != sizes.seen(each):
-                uploaded, shard = shard, self._gather(sizes.seen_bytes(each) / sizes.n, "all_gather_input")
+                uploaded, shard = shard, self._gather(sizes.seen_bytes(each) / group.n, "all_gather_input")
                 self.free(uploaded)
             given.append(shard)
         whole = group.whole_bytes
         if self.mixed and not self.offloads:
             # torchao 0.18.0 float8/fsdp_utils.py fsdp_pre_all_gather: each shard by itself, then all in one.
             given += [
-                self._gather(sizes.seen_bytes(each) / sizes.n, "shard in fp8")
+                self._gather(sizes.seen_bytes(each) / group.n, "shard in fp8")
                 for each in group.weights
                 if sizes.seen(each) == "fp8"
             ]
-            given.append(self._gather(whole / sizes.n, "all_gather_input"))
+            given.append(self._gather(whole / group.n, "all_gather_input"))
         group.received = self._gather(whole, "all_gather_output")
         self.free(*given)
 
@@ -114,6 +114,11 @@ class Fsdp2(Fsdp):
             self.free(group.received)
         group.received = None
 
+    def _after_forward(self, name: str, *, again: bool = False) -> None:
+        """``post_forward``: in backward, where a checkpoint runs a module again, nothing is given back."""
+        if not again:
+            super()._after_forward(name)
+
     def reduce(self, group: Group) -> None:
         """``post_backward`` and ``foreach_reduce``:
         gradients are copied together and reduced to this GPU's part.
@@ -127,21 +132,28 @@ class Fsdp2(Fsdp):
             self._replicating = None
             first = group.gradients[0]
             first = replace(first, dtype="fp32") if self.job.stack.fsdp_reduces_fp32 else first
-            elements, dtype = sum(each.elements for each in group.gradients), first.dtype
+            elements, dtype = self.elements_of(group), first.dtype
             self._sent = self.take(
                 elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
             )
             self.free(*(each.slot for each in group.gradients))
             group.gradients = []
-            self._keep_part(group, elements / self.sizes.n, first)
+            self._keep_part(group, elements / group.n, first)
+
+    def elements_of(self, group: Group) -> float:
+        """Elements of the gradients that are reduced together."""
+        return sum(each.elements for each in group.gradients)
+
+    def receive_part(self, group: Group, n_bytes: float) -> int:
+        """Memory for this GPU's part of them."""
+        del group
+        return self.take(n_bytes, "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM)
 
     def _keep_part(self, group: Group, part: float, first: Gradient) -> None:
         """This GPU's part in the dtype of the shards, which is added to what is there or goes to the host."""
         # A value head in fp32 has a gradient, though its weight is too small to be among them.
         stored = next((self.sizes.stored(each) for each in group.weights if each.trained), "fp32")
-        received = self.take(
-            part * ELEMENT_BYTES[first.dtype], "gradient_buckets", "reduce_scatter_output", REDUCE_STREAM
-        )
+        received = self.receive_part(group, part * ELEMENT_BYTES[first.dtype])
         kept = received
         if stored != first.dtype:
             kept = self.take(part * ELEMENT_BYTES[stored], "gradients", "sharded gradient", REDUCE_STREAM)

@@ -22,10 +22,11 @@ from planner.program.ops.tensors import Mark, Moment
 from planner.program.parameters import Weight
 from planner.program.request_stream import Instance
 
-_PART = "mlp"
-"""The module that :mod:`planner.program.layers.feed_forward` enters."""
-INNER = f" {_PART}"
+_PART, _EXPERTS = ("mlp",), ("mlp", "experts")
+"""Modules inside of a layer, as :mod:`planner.program.layers.feed_forward` enters them."""
+INNER = " inner"
 """What the name of a unit inside of a layer ends with."""
+Path = tuple[str, ...]
 _PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
 
 
@@ -58,10 +59,16 @@ def wraps_tower(vision: TowerSpec, stack: Stack) -> bool:
 
 
 class Units:
-    """Which unit a parameter belongs to.  ``inside``: units are parts of layers."""
+    """Which unit a parameter belongs to.  ``path``: the module of a layer that is a unit; empty for none.
+
+    Experts that are divided over GPUs are a unit inside of that of their layer.
+    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp.
+    """
 
     def __init__(self, job: Job) -> None:
-        self.inside = job.stack.fsdp_units == "feed_forward"
+        experts = job.model.expert_parts > 1
+        self.path = _EXPERTS if experts else _PART if job.stack.fsdp_units == "feed_forward" else ()
+        self._nested = experts
         self.backward = Backward()
         self._tower_in_root = job.model.vision is not None and not wraps_tower(job.model.vision, job.stack)
         first = not job.recipe.sharding.dtensors
@@ -70,8 +77,13 @@ class Units:
             linear.name
             for group in job.model.groups
             for linear in group.block.linears
-            if linear.group != "attention"
+            if (linear.group == "expert" if experts else linear.group != "attention")
         }
+
+    @property
+    def inside(self) -> bool:
+        """Whether units are parts of layers."""
+        return bool(self.path)
 
     def of(self, weight: Weight) -> str:
         """The name of a parameter's unit; empty for the root's."""
@@ -82,26 +94,28 @@ class Units:
             return layer
         if weight.name.split()[2] in self._inner:
             return layer + INNER
+        if self._nested:
+            return layer
         return layer if weight.adapter and self._adapters_apart else ""
 
 
-def pieces(part: Instance, stage: str) -> Iterator[tuple[array[int], Moment | None]]:
+def pieces(part: Instance, stage: str, path: Path) -> Iterator[tuple[array[int], Moment | None]]:
     """The events of a stage in pieces,
-    with what happens behind each to the part that is a unit: it is entered or left.
+    with what happens behind each to the module ``path``, which is a unit: it is entered or left.
     """
     for events, mark in part.between_marks(stage, _PASSES):
-        own = mark is not None and part.template.modules[mark.number] == (_PART,)
+        own = mark is not None and part.template.modules[mark.number] == path
         yield events, mark.moment if mark is not None and own else None
 
 
-def gradients_inside(sizes: Sizes, part: Instance) -> tuple[list[Gradient], list[Gradient]]:
-    """Gradients of the part that is a unit, and those of the rest of the layer."""
+def gradients_inside(sizes: Sizes, part: Instance, path: Path) -> tuple[list[Gradient], list[Gradient]]:
+    """Gradients of the module ``path``, which is a unit, and those of the rest of the layer."""
     template = part.template
     inner = {
         mark.slot
         for marks in template.marks.values()
         for _, mark in marks
-        if mark.moment == "gradient" and _is_inner(part, mark) and mark.slot is not None
+        if mark.moment == "gradient" and _is_inner(part, mark, path) and mark.slot is not None
     }
     slots = {part.slot(slot) for slot in inner}
     found: tuple[list[Gradient], list[Gradient]] = [], []
@@ -110,6 +124,6 @@ def gradients_inside(sizes: Sizes, part: Instance) -> tuple[list[Gradient], list
     return found
 
 
-def _is_inner(part: Instance, mark: Mark) -> bool:
+def _is_inner(part: Instance, mark: Mark, path: Path) -> bool:
     module = part.template.parameters[mark.number].module
-    return part.template.modules[module][:1] == (_PART,)
+    return part.template.modules[module][: len(path)] == path

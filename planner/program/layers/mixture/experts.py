@@ -138,7 +138,7 @@ def _grouped(
 ) -> Tensor:
     """Each token once for each of its experts, by expert; products, gate, and the sum over these experts."""
     hidden, rows = x.count, view.block.mlp.top_k
-    selected = _rows_of(torch, x, rows * hidden)
+    selected = rows_by_expert(torch, x, rows * hidden)
     (gate_up, up_factors), (down, down_factors) = specs
     biases = _biases(torch, view, gate_up)
     first = _weight(torch, view, gate_up, up_factors)
@@ -150,7 +150,7 @@ def _grouped(
     second = _weight(torch, view, down, down_factors)
     out = _product(torch, view, down, out, second, biases)
     weighted = torch.mul(out, weights)
-    weighted = _rows_of(torch, weighted, rows * hidden)
+    weighted = rows_by_expert(torch, weighted, rows * hidden)
     return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
 
 
@@ -159,17 +159,21 @@ def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
     return torch.mul(activation(torch, view, gate), up)
 
 
-def _rows_of(torch: Operators, x: Tensor, count: float) -> Tensor:
-    """``x[rows]``: its gradient is added, row by row, to zeros in the shape of ``x``."""
+def rows_by_expert(torch: Operators, x: Tensor, count: float, to_unit: Unit | None = None) -> Tensor:
+    """``x[rows]``: its gradient is added, row by row, to zeros in the shape of ``x``.
+
+    ``to_unit``: what the rows are counted in; that of ``x``, if not said.
+    """
     unit, before, dtype = x.unit, x.count, x.dtype
+    made = unit if to_unit is None else to_unit
     saved = save(torch, [x], [_indices()])
 
     def backward(*_: object) -> list[Tensor | None]:
         _zeros = torch.new(unit, before, dtype, "new_zeros")
         return [torch.new(unit, before, dtype, "index_put", cost=[rows, rows])]
 
-    rows = Tensor(None, unit, count, dtype)
-    return record(torch, torch.new(unit, count, dtype, "index", cost=[rows]), [x], saved, backward)
+    rows = Tensor(None, made, count, dtype)
+    return record(torch, torch.new(made, count, dtype, "index", cost=[rows]), [x], saved, backward)
 
 
 def _indices() -> Tensor:

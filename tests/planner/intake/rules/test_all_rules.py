@@ -181,6 +181,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"gpus": 2, "sharding": "zero3", "hpz": 2, "offload": "optimizer+params"},
         {"gpus": 2, "sharding": "zero3", "hpz": 2},
     ),
+    "mixture-unread": (
+        {"stack": "torchtitan@2025", "model": "mixtral-8x7b", "method": "full"},
+        {"stack": "torchtitan@2025", "model": "qwen3-30b-a3b", "method": "full"},
+    ),
     "replicas-without-hsdp": (
         {"gpus": 2, "sharding": "fsdp", "replicas": 2},
         {"gpus": 2, "sharding": "hsdp", "replicas": 2},

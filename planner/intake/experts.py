@@ -1,0 +1,78 @@
+"""GPUs that divide the experts of a mixture: which stack does, and which of its combinations were read.
+
+Source: torchtitan e347b1e5e distributed/parallel_dims.py, models/llama4/infra/parallelize.py,
+models/{qwen3,deepseek_v3}/infra/parallelize.py; torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py
+(parts along another dimension than the first are equal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from planner.domain.hardware import Hardware
+from planner.domain.recipes.parallel import Parallel
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.given.ledger import Ledger
+
+MIXTURES = frozenset({"deepseek_v2", "deepseek_v3", "qwen3_moe"})
+"""Architectures that torchtitan has with the mixture that was read."""
+_SPREAD = "tokens are taken to be spread evenly over the experts; a GPU whose experts get more needs more"
+
+
+def resolve_experts(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
+    """Over how many GPUs experts are divided; entered where that is said.
+
+    Raises:
+        UsageError: not a part of the GPUs that divide one copy of the weights.
+    """
+    experts = int(ledger.request.get("expert_parallel") or 1)
+    if experts == 1:
+        return parallel
+    ledger.choose("expert_parallel", experts, "assumed")
+    ledger.remark("expert_parallel", _SPREAD)
+    gpus = hardware.world_size // (parallel.replicas or 1)
+    if gpus % experts:
+        raise UsageError(
+            f"{gpus} GPUs cannot be divided into groups of {experts}, which expert_parallel asks for"
+        )
+    return replace(parallel, experts=experts)
+
+
+def of_experts(scenario: Scenario) -> Iterator[str]:
+    """Why a way to divide experts is not modelled."""
+    recipe, stack, model = scenario.recipe, scenario.stack, scenario.model
+    parallel = recipe.parallel
+    if not model.is_moe:
+        yield f"for '{model.id}', which has no experts"
+    if stack.mixture_code != "torchtitan-2025":
+        yield f"on stack '{stack.id}'; it is on torchtitan@2025"
+    if parallel.divides:
+        yield "beside tensor, context and pipeline parallel"
+    if recipe.sharding.name not in ("fsdp", "hsdp"):
+        yield f"with sharding {recipe.sharding.name}; fsdp and hsdp are"
+    if recipe.loss != "hf":
+        yield f"with loss {recipe.loss}; hf is"
+    if scenario.run.eval_samples:
+        yield "with evaluation"
+    yield from _of_sizes(scenario)
+
+
+def _of_sizes(scenario: Scenario) -> Iterator[str]:
+    model, experts = scenario.model, scenario.recipe.parallel.experts
+    mixtures = {group.block.mlp for group in model.groups if group.block.mlp.n_experts}
+    if model.architecture not in MIXTURES or len(mixtures) != 1:
+        yield f"for architecture '{model.architecture}'; {', '.join(sorted(MIXTURES))} are"
+        return
+    (mlp,) = mixtures
+    if mlp.n_experts % experts:
+        yield f"for '{model.id}': its {mlp.n_experts} experts do not divide by {experts}"
+        return
+    shards = int(scenario.recipe.shards(scenario.hardware)) // experts
+    uneven = mlp.width % shards or model.hidden_size % shards
+    if shards * experts > mlp.n_experts and uneven:
+        yield (
+            f"for '{model.id}' over {shards * experts} GPUs: the rows of an expert do not divide by "
+            f"{shards}, which FSDP2 refuses, too"
+        )

@@ -1,0 +1,126 @@
+"""FSDP2 beside experts that are divided over GPUs: those of a layer are a unit of their own inside of the
+layer's, over fewer GPUs, and modules name what is gathered ahead of them.
+
+Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp; torch 2.13
+distributed/fsdp/_fully_shard/_fsdp_state.py (``_states_to_forward_prefetch``), _fsdp_param_group.py
+wait_for_unshard (``world_size == 1``), _fsdp_collectives.py foreach_all_gather_copy_out and foreach_reduce
+(``fsdp_placement.dim != 0``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from planner.program.engines.fsdp.fsdp import REDUCE_STREAM
+from planner.program.engines.fsdp.fsdp2 import Fsdp2
+from planner.program.engines.fsdp.fsdp_units import INNER
+from planner.program.engines.groups import TABLE, TAIL, Gradient, Group
+from planner.program.job import Job
+from planner.program.ops.tensors import ELEMENT_BYTES
+from planner.program.request_stream import RequestStream
+
+
+class ExpertFsdp2(Fsdp2):
+    """One process.  ``_ahead``: groups that a group sends for as its forward begins; ``_back``:
+    as its backward begins.
+    """
+
+    def __init__(self, stream: RequestStream, job: Job) -> None:
+        super().__init__(stream, job)
+        self._ahead: dict[str, list[str]] = {}
+        self._back: dict[str, list[str]] = {}
+
+    def load(self) -> None:
+        """The shards, and which groups send for which."""
+        super().load()
+        layers = [name for name in self.groups if name.startswith("layer ") and not name.endswith(INNER)]
+        self._ahead = {TABLE: layers[:1], layers[-1]: [TAIL]}
+        self._back = {TAIL: layers[-1:], layers[0]: [TABLE]}
+        for one, other in pairwise(layers):
+            self._ahead[one] = self._with_experts(other)
+            self._back[other] = self._with_experts(one)
+
+    def _with_experts(self, name: str) -> list[str]:
+        return [each for each in (name, name + INNER) if each in self.groups]
+
+    def unshard(self, group: Group) -> None:
+        """``unshard``: of what one process has there is nothing to receive."""
+        if group.n > 1:
+            super().unshard(group)
+
+    def wait(self, group: Group, *, forward: bool) -> None:
+        """``wait_for_unshard``: parts along another dimension than the first are copied twice."""
+        if group.n > 1:
+            waited = group.received is not None
+            super().wait(group, forward=forward)
+            if waited and self._along_rows(group):
+                self.free(*(self._gathered(n_bytes, "parts in order") for n_bytes in group.seen_bytes))
+        elif not group.whole:
+            self._copy_own(group, forward=forward)
+
+    def _copy_own(self, group: Group, *, forward: bool) -> None:
+        """Each parameter is cast and copied; a variable refers to the cast until the next one is there."""
+        if forward:
+            self.free(self._kept)
+            self._kept = None
+        before: int | None = None
+        for n_bytes in group.seen_bytes:
+            cast = self._gathered(n_bytes, "cast of the shard") if group.narrows else None
+            self.free(before)
+            group.whole.append(self._gathered(n_bytes, "unsharded parameter"))
+            before = cast
+        self.free(before)
+
+    def elements_of(self, group: Group) -> float:
+        """Elements of the gradients, with those that make parts equal; all weights are trained."""
+        return sum(self.sizes.shard_elements(each) * group.n for each in group.weights)
+
+    def reduce(self, group: Group) -> None:
+        """``foreach_reduce``: gradients that are cut along another dimension than the first are copied."""
+        held = self._cut(group) if self.reduces and self._along_rows(group) else None
+        super().reduce(group)
+        self.free(held)
+
+    def _cut(self, group: Group) -> int | None:
+        """Copies in the order of processes, each made while its gradient is there;
+        gives the last gradient, to which variables refer until all is reduced.
+        """
+        before: int | None = None
+        cut: list[Gradient] = []
+        for each in group.gradients:
+            self.free(before)
+            n_bytes = each.elements * ELEMENT_BYTES[each.dtype]
+            cut.append(replace(each, slot=self.take(n_bytes, "gradient_buckets", "parts in order")))
+            before = each.slot
+        group.gradients = cut
+        return before
+
+    def receive_part(self, group: Group, n_bytes: float) -> int:
+        """Where one process has all, what is to be reduced is divided by 1 and copied."""
+        received = super().receive_part(group, n_bytes)
+        if group.n == 1:
+            self.free(self.take(n_bytes, "gradient_buckets", "div", REDUCE_STREAM))
+        return received
+
+    def _along_rows(self, group: Group) -> bool:
+        return self.sizes.along_rows(group.weights[0])
+
+    def _gathered(self, n_bytes: float, op: str) -> int:
+        return self.take(n_bytes, "gathered_parameters", op)
+
+    def _before_forward(self, name: str) -> None:
+        super()._before_forward(name)
+        for each in self._ahead.get(name, ()):
+            if each in self.groups:
+                self.unshard(self.groups[each])
+
+    def _before_backward(self, name: str) -> None:
+        if name not in self._back:
+            super()._before_backward(name)
+            return
+        self.unshard(self.groups[name])
+        self.wait(self.groups[name], forward=False)
+        for each in self._back[name]:
+            if each in self.groups:
+                self.unshard(self.groups[each])

@@ -1,0 +1,193 @@
+"""A mixture of experts as torchtitan runs it: rows sorted by expert, padded, computed by grouped products,
+and weighted in fp32 behind them.
+
+Where GPUs divide the experts, rows are sent to the GPU that has their expert, and what it returns is sent
+back.  As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
+Source: torchtitan e347b1e5e models/moe/moe.py MoE, TokenChoiceTopKRouter, GroupedExperts; models/moe/utils.py
+_permute, _unpermute; distributed/expert_parallel.py ExpertParallel; torch 2.13
+distributed/_functional_collectives.py all_to_all_single_autograd.
+Ignored: indices and weights of the chosen experts, some numbers for each token; temporaries of routers that
+choose among groups of experts first (``num_expert_groups``), some numbers for each token and expert; work
+space of the sort by which CUDA adds rows up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from planner.domain.model import LinearSpec
+from planner.program.layers.activations import activation
+from planner.program.layers.mixture.experts import rows_by_expert
+from planner.program.ops.autograd import record, save
+from planner.program.ops.operators import Operators, part_of
+from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit
+from planner.program.view import LayerView
+
+Shared = Callable[[Tensor], Tensor]
+_SIGMOID = ("sigmoid", "sigmoid_fp32", "sigmoid_input")
+
+
+def dispatched(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
+    """``MoE.forward``, whose variables keep what they refer to until it returns; ``shared``:
+    the experts that all tokens go to, where there are some.
+    """
+    x = torch.reshaped(x)
+    with _of_rows(torch):
+        return _mixed(torch, view, x, shared)
+
+
+def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
+    hidden, n_chosen, dtype = x.count, view.block.mlp.top_k, x.dtype
+    weights = _router(torch, view, x)
+    routed = rows_by_expert(torch, x, n_chosen * hidden)
+    returned = _experts(torch, view, routed)
+    beside = shared(x) if view.block.mlp.shared_width else None
+    unsorted = _placed(torch, returned, Tensor(None, x.unit, n_chosen * hidden, returned.dtype), "zeros")
+    with _made_again(torch):
+        summed = torch.bmm(weights, torch.to(unsorted, "fp32"), x.unit, hidden, inner=n_chosen)
+    out = torch.to(summed, dtype)
+    del summed
+    return out if beside is None else torch.add(beside, out)
+
+
+def _router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """Weights of the chosen experts: in fp32, of scores to which a bias is added for the choice alone."""
+    mlp = view.block.mlp
+    spec = next(each for each in view.block.linears if each.group == "router")
+    with torch.inside("router"):
+        with torch.inside(spec.name), _made_again(torch):
+            scores = torch.mm(x, _weight(torch, view, spec), mlp.n_experts)
+        if mlp.router in _SIGMOID:
+            scores = torch.kernel(torch.to(scores, "fp32"), "sigmoid", saves="output")
+        else:
+            scores = torch.softmax(torch.to(scores, "fp32"))
+        _biased = torch.like(scores, "add")
+        return _gathered(torch, mlp.top_k, scores)
+
+
+def _gathered(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
+    """``gather``: its gradient is added to zeros over all experts."""
+    unit, count, dtype = scores.unit, scores.count, scores.dtype
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [torch.new(unit, count, dtype, "new_zeros")]
+
+    return record(torch, Tensor(None, unit, top_k, dtype), [scores], [], backward)
+
+
+def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """The module of the experts, whose hooks send rows and bring them back.
+
+    Until these are back, the call of the module refers to what it was given and to what it computed.
+    """
+    hidden, divided = x.count / view.block.mlp.top_k, view.recipe.parallel.experts > 1
+    with torch.inside("experts"):
+        given = _by_expert(torch, x, hidden, divided=divided)
+        out = _computed(torch, view, given)
+        size = Tensor(None, Unit.ARRIVED_ROWS, hidden, out.dtype)
+        placed = _placed(torch, out, size, "new_empty")
+        if not divided:
+            del out
+        sent = _without_last_row(torch, placed, x)
+        del placed
+        return _exchanged(torch, sent) if divided else sent
+
+
+def _by_expert(torch: Operators, x: Tensor, hidden: float, *, divided: bool) -> Tensor:
+    """What arrives, and ``_permute``: a row of zeros behind it, which fills up the rows of each expert."""
+    arrived = _exchanged(torch, x) if divided else x
+    unit, count, dtype = x.unit, x.count, x.dtype
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        same = Tensor(gradient.storage, unit, count, dtype)
+        same.is_view = True
+        return [same]
+
+    zeros = torch.new(Unit.ONE, hidden, dtype, "new_zeros")
+    joined = torch.new(Unit.ARRIVED_ROWS, hidden, dtype, "cat", cost=[x])
+    del zeros
+    return rows_by_expert(torch, record(torch, joined, [arrived], [], backward), hidden, Unit.EXPERT_ROWS)
+
+
+def _computed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """``_run_experts_grouped_mm``: gate and up are products of their own."""
+    gate, up = (spec for spec in view.linears("mlp_in") if spec.group == "expert")
+    down = next(spec for spec in view.linears("mlp_mid") if spec.group == "expert")
+    given = x.dtype
+    inner = activation(torch, view, _product(torch, view, gate, x))
+    inner = torch.mul(inner, _product(torch, view, up, x))
+    return torch.to(_product(torch, view, down, inner), given)
+
+
+def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
+    x = torch.to(x, "bf16")
+    weight = torch.to(_weight(torch, view, spec), "bf16")
+    with _made_again(torch):
+        return torch.mm(x, weight, spec.out_features, to_unit=x.unit, copies=spec.copies)
+
+
+def _weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+    return torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
+
+
+def _placed(torch: Operators, x: Tensor, size: Tensor, op: str) -> Tensor:
+    """Rows of ``x`` written to their places in a tensor of ``size`` that ``op`` makes."""
+    unit, count, dtype = x.unit, x.count, x.dtype
+    whole = torch.new(size.unit, size.count, size.dtype, op)
+    torch.pay([x], [x])
+    saved = save(torch, [x], [Tensor(None, Unit.TOKENS, 1, "int64")])
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        rows = Tensor(None, unit, count, dtype)
+        return [torch.new(unit, count, gradient.dtype, "index", cost=[rows])]
+
+    return record(torch, whole, [x], saved, backward)
+
+
+def _without_last_row(torch: Operators, x: Tensor, like: Tensor) -> Tensor:
+    """All rows but the one of zeros: a view, whose gradient lies in zeros of the whole size."""
+    unit, count = x.unit, x.count
+    part = part_of(x, count)
+    part.unit, part.count = like.unit, like.count
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, gradient.dtype, "slice_backward", cost=[gradient, gradient])]
+
+    return record(torch, part, [x], [], backward)
+
+
+def _exchanged(torch: Operators, x: Tensor) -> Tensor:
+    """Rows that other GPUs sent, as many as this one sends; so do their gradients."""
+    return record(
+        torch,
+        torch.like(x, EXCHANGED_ROWS, cost=None),
+        [x],
+        [],
+        lambda _, gradient: [torch.like(gradient, EXCHANGED_ROWS, cost=None)],
+    )
+
+
+@contextmanager
+def _of_rows(torch: Operators) -> Iterator[None]:
+    """Products see rows alone, as the batch and its positions are one dimension."""
+    before, torch.flat = torch.flat, True
+    try:
+        yield
+    finally:
+        torch.flat = before
+
+
+@contextmanager
+def _made_again(torch: Operators) -> Iterator[None]:
+    """Products that a selective checkpoint neither keeps nor counts: its list has ``mm`` alone, and not that
+    of routers.
+
+    Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list``),
+    config/job_config.py (``per_op_sac_force_recompute_mm_shapes_by_fqns``).
+    """
+    before, torch.keeps = torch.keeps, None
+    try:
+        yield
+    finally:
+        torch.keeps = before
