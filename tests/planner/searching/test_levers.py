@@ -12,7 +12,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
-from planner.prediction import estimate, predict_with
+from planner.prediction import PRIORS, estimate, predict_with
 from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
@@ -539,7 +539,7 @@ def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
 def test_cheap_levers_are_those_of_all_kinds(flags: Flags) -> None:
     """Of a job that fits the first answer shows two kinds, which others do not change."""
     scenario = resolve(from_flags(flags))
-    assert predict_with(scenario, levers_module.PRIORS).verdict == "fits"
+    assert predict_with(scenario, PRIORS).verdict == "fits"
     every = levers(scenario)
     cheap = levers(scenario, kinds=CHEAP)
     assert cheap == tuple(each for each in every if each.kind in CHEAP)
