@@ -24,7 +24,8 @@ class How:
 
     ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused
     combinations become warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``:
-    look for what could be changed.  ``timeline``: memory over the step is to be drawn.  ``why``: name the
+    look for what could be changed.  ``brief``: only for what the first answer shows.  ``timeline``: memory
+    over the step is to be drawn.  ``why``: name the
     request that fails, where the job does not fit.
     """
 
@@ -32,6 +33,7 @@ class How:
     force: bool = False
     explain: bool = False
     advise: bool = True
+    brief: bool = False
     timeline: bool = False
     why: bool = True
 
@@ -69,7 +71,7 @@ def answer_request(
         from planner.memory.over_time import timeline_of
 
         subject = replace(subject, timeline=timeline_of(scenario, coefficients, prediction.memory))
-    return _advised(subject, model) if how.advise else subject
+    return _advised(subject, model, brief=how.brief) if how.advise else subject
 
 
 def read_request(flags: Mapping[str, object], config: str | None) -> tuple[ScenarioRequest, tuple[str, ...]]:
@@ -83,12 +85,13 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     return with_flags(read, request), read.notes
 
 
-def _advised(subject: Subject, model: Coefficients | Calibration) -> Subject:
+def _advised(subject: Subject, model: Coefficients | Calibration, *, brief: bool) -> Subject:
     """``subject`` with what other values of its settings would do; of the largest programs only the job
     itself is worth the wait.
     """
     from planner.searching.affordable import is_affordable, n_allocations
     from planner.searching.levers import levers, stack_needs
+    from planner.searching.moves import CHEAP, KINDS
     from planner.searching.run_length import at_example_length
     from planner.searching.unsaid import unsaid_settings
 
@@ -97,10 +100,11 @@ def _advised(subject: Subject, model: Coefficients | Calibration) -> Subject:
         n_made = n_allocations(scenario)
         warning = f"no other settings were tried: this job makes {n_made:,} allocations beside its layers"
         return replace(subject, scenario=replace(scenario, warnings=(*scenario.warnings, warning)))
+    kinds = CHEAP if brief and prediction.verdict == "fits" else KINDS
     return replace(
         subject,
         unsaid=unsaid_settings(scenario, prediction, model),
-        levers=levers(scenario, model),
+        levers=levers(scenario, model, kinds=kinds),
         stacks=stack_needs(scenario, model),
         at_length=at_example_length(scenario, prediction, model),
     )

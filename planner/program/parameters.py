@@ -8,8 +8,9 @@ at most 0.5 MiB for a layer).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -122,7 +123,8 @@ def _parameters(described: _Described) -> tuple[Parameters, ...]:
     base, adapters = model_weights(job), adapter_weights(job)
     known = {each.name for each in base}
     packed = packed_bytes(job.recipe.numerics, 1)
-    found: dict[tuple[object, ...], Parameters] = {}
+    found: dict[tuple[object, ...], tuple[Weight, float]] = {}
+    counts = Counter[tuple[object, ...]]()
     for each in (*base, *adapters):
         # Trained copies of modules have the names of these.
         copied = each.adapter and each.name in known
@@ -133,10 +135,10 @@ def _parameters(described: _Described) -> tuple[Parameters, ...]:
             width = regime.norm_weight
         elif each.adapter and not copied:
             width = regime.adapter
-        key = (each.kind, each.shape, each.trained, each.unread, each.packed, each.adapter, copied, width)
-        before = found.get(key)
-        found[key] = replace(before, count=before.count + 1) if before else Parameters(each, width, 1)
-    return tuple(found.values())
+        key = (width, each.kind, each.shape, each.trained, each.unread, each.packed, each.adapter, copied)
+        found.setdefault(key, (each, width))
+        counts[key] += 1
+    return tuple(Parameters(*found[key], count) for key, count in counts.items())
 
 
 def model_weights(job: Job) -> list[Weight]:

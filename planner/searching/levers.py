@@ -132,11 +132,18 @@ class _Trial:
 class _Judge:
     """Estimates moves against the job as it is, and counts the estimates.
 
-    ``quick``: one that is far from the card's limit is not replayed.
+    ``quick``: one that is far from the card's limit is not replayed.  ``kinds``: others are counted alone.
     """
 
-    def __init__(self, scenario: Scenario, model: Coefficients | Calibration, *, quick: bool) -> None:
-        self._scenario, self._model, self._quick = scenario, model, quick
+    def __init__(
+        self,
+        scenario: Scenario,
+        model: Coefficients | Calibration,
+        *,
+        quick: bool,
+        kinds: tuple[LeverKind, ...] = KINDS,
+    ) -> None:
+        self._scenario, self._model, self._quick, self._kinds = scenario, model, quick, kinds
         self._refused, self._warned = refusals(scenario).keys(), warnings_about(scenario)
         self.base = predict_with(scenario, model, quick=quick)
         self.left = MAX_ESTIMATES - 1
@@ -149,6 +156,8 @@ class _Judge:
             if after is None or self.left == 0:
                 continue
             self.left -= 1
+            if move.kind not in self._kinds:
+                continue
             # What is not modelled after a move is no reason to keep the answer of the job itself.
             with suppress(NotModelledError):
                 trials.append(_Trial(move, after, self._lever(move, after)))
@@ -200,7 +209,11 @@ class _Judge:
 
 
 def levers(
-    scenario: Scenario, model: Coefficients | Calibration = PRIORS, *, alone: bool = False
+    scenario: Scenario,
+    model: Coefficients | Calibration = PRIORS,
+    *,
+    alone: bool = False,
+    kinds: tuple[LeverKind, ...] = KINDS,
 ) -> tuple[Lever, ...]:
     """Changes that save GPU memory, or host RAM where that is short: free ones, then those that cost time,
     money or host RAM, last those that change the training.
@@ -211,9 +224,9 @@ def levers(
     that cost money, then any.  Other cards and the number of them are offered where the job does not fit for
     sure.  At most ``MAX_ESTIMATES`` estimates of several changes or other cards; those that are listed are
     replayed.  Of large programs fewer changes are tried.  ``alone``: single changes on the same cards only,
-    replayed near the limit.
+    replayed near the limit.  ``kinds``: of a job that fits, what is shown; others are not estimated.
     """
-    judge = _Judge(scenario, model, quick=alone)
+    judge = _Judge(scenario, model, quick=alone, kinds=kinds)
     judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
     short = judge.base.verdict == "host_memory_short"
     options = (*moves(scenario), *other_stacks(scenario), *(less_offload(scenario) if short else ()))

@@ -26,6 +26,8 @@ LeverKind = Literal["free", "time", "money", "training"]
 or the training itself changes.
 """
 KINDS: tuple[LeverKind, ...] = ("free", "time", "money", "training")
+CHEAP = KINDS[:2]
+"""What the first answer shows of a job that fits: nobody pays otherwise for room that is not needed."""
 MAX_LARGER_CARDS = 3
 MAX_GPUS_OF_A_NODE = 8
 _SMALLEST_LENGTH_TOKENS = 2

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from planner.domain.recipes.recipe import Number
 from planner.errors import UsageError
@@ -16,7 +17,7 @@ from planner.searching.choose import all_options, by_place, try_sizes
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.pool import Explorer, Pool, Training
 from planner.searching.settle import Settled, settle
-from planner.searching.space import Option, Space, TypedFlags, sizes
+from planner.searching.space import Option, OptionGroup, Space, TypedFlags, sizes
 
 SEQ_STEP_TOKENS = 64
 """Lengths are told apart to this many tokens."""
@@ -25,7 +26,7 @@ _NODE_GPUS = 8
 _NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FASTER = 1.01
 # A recipe that lacks this share of a card on the most GPUs fits on no fewer:
-# what grows with the nodes, NCCL's buffers, is less.
+# what grows with the nodes, NCCL's buffers, is less.  Nor does what needs more than that recipe.
 _LACKS_MUCH = 0.2
 _OF_PLACE = ("gpu", "gpus", "nodes")
 MAX_BEYOND_CONTEXT_TOKENS = 4_194_304
@@ -335,28 +336,52 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
 class _Most:
     """What the most GPUs showed: ways of training of which a recipe ``fits``,
     and recipes ``lacking`` much of a card.
+
+    ``short``: options that were tried and lack much, in the place that is explored now.  ``left_out``: those
+    that need more than one of these on the most GPUs.
     """
 
     fits: set[Training] = field(default_factory=set)
     lacking: set[frozenset[tuple[str, str | bool]]] = field(default_factory=set)
+    short: list[Option] = field(default_factory=list)
+    left_out: list[Option] = field(default_factory=list)
 
     def note(self, pool: Pool, option: Option, model: Model) -> bool:
-        """Explore an option there."""
-        known = pool.by_training.setdefault(pool.training_of(option.flags), [])
-        start = len(known)
-        fits = try_sizes(pool, option, model)
-        if known[start:] and all(each.room < -_LACKS_MUCH for each in known[start:]):
+        """Explore an option there, leanest options first."""
+        if self._needs_more(option):
+            self.lacking.add(_recipe_of(option))
+            self.left_out.append(option)
+            return False
+        fits = self._explored(pool, option, model)
+        if option in self.short:
             self.lacking.add(_recipe_of(option))
         return fits
 
     def tries(self, pool: Pool, option: Option, model: Model) -> bool:
-        """Explore an option on fewer, but not what lacks much on the most, where another recipe fits there.
+        """Explore an option on fewer, but where another recipe of its way of training fits on the most,
+        not what lacks much there, nor what needs more than an option that lacks much here.
 
         One GPU is no case of several: nothing is divided or sent.
         """
         lacks = option.found.hardware.world_size > 1 and _recipe_of(option) in self.lacking
-        skips = lacks and pool.training_of(option.flags) in self.fits
-        return not skips and try_sizes(pool, option, model)
+        if pool.training_of(option.flags) in self.fits and (lacks or self._needs_more(option)):
+            return False
+        return self._explored(pool, option, model)
+
+    def _needs_more(self, option: Option) -> bool:
+        return any(each.is_leaner(option) for each in self.short)
+
+    def _explored(self, pool: Pool, option: Option, model: Model) -> bool:
+        known = pool.by_training.setdefault(pool.training_of(option.flags), [])
+        start = len(known)
+        fits = try_sizes(pool, option, model)
+        if known[start:] and all(_lacks_much(each) for each in known[start:]):
+            self.short.append(option)
+        return fits
+
+
+def _lacks_much(tried: Tried) -> bool:
+    return tried.prediction.memory.limit_bytes is not None and tried.room < -_LACKS_MUCH
 
 
 def _recipe_of(option: Option) -> frozenset[tuple[str, str | bool]]:
@@ -368,8 +393,13 @@ def _on_the_most(pool: Pool, model_for: ModelFor, places: Sequence[TypedFlags]) 
     """What the place with the most GPUs shows; nothing where there is none."""
     most = _Most()
     for options, model in all_options(pool, model_for, places) if places else ():
-        if pool.explore(options, model, most.note) != "none":
+        if _explore_leanest_first(pool, options, model, most.note) != "none":
             most.fits.add(pool.training_of(options.first[0].flags))
+        else:
+            # The nearest miss is told, and may be any of them.
+            for option in most.left_out:
+                try_sizes(pool, option, model)
+        most.left_out.clear()
     return most
 
 
@@ -381,10 +411,29 @@ def _explore_counts(
     """
     fitted: Counter[Training] = Counter()
     for place in counts:
+        most.short.clear()
         for options, model in all_options(pool, model_for, [place]):
             training = pool.training_of(options.first[0].flags)
             if fitted[training] < top and ("nodes" not in place or training in most.fits):
-                fitted[training] += pool.explore(options, model, most.tries) == "first"
+                where = _explore_leanest_first(pool, options, model, most.tries)
+                fitted[training] += where == "first"
+
+
+def _explore_leanest_first(
+    pool: Pool, options: OptionGroup, model: Model, explorer: Explorer
+) -> Literal["first", "offloading", "none"]:
+    """:meth:`Pool.explore` that begins with the options that spend least; what is kept of them has the order
+    of ``options``.
+    """
+    known = pool.by_training.setdefault(pool.training_of(options.first[0].flags), [])
+    start = len(known)
+    first, offloading = (
+        tuple(sorted(each, key=lambda option: option.spends)) for each in (options.first, options.offloading)
+    )
+    found = pool.explore(OptionGroup(first, offloading), model, explorer)
+    order = {id(option): number for number, option in enumerate((*options.first, *options.offloading))}
+    known[start:] = sorted(known[start:], key=lambda tried: order[id(tried.option)])
+    return found
 
 
 def _divides(space: Space, place: TypedFlags) -> bool:

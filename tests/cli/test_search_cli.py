@@ -51,7 +51,7 @@ SEARCHES = {
 @pytest.fixture(autouse=True)
 def _no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``plan`` advises is another test's, and takes most of its time."""
-    monkeypatch.setattr("planner.api.answering._advised", lambda subject, model: subject)
+    monkeypatch.setattr("planner.api.answering._advised", lambda subject, model, *, brief: subject)
 
 
 # What was asked before in this process, with its exit code: some searches are looked at by several tests.

@@ -41,7 +41,12 @@ def predict(flags: Mapping[str, object], options: PredictOptions) -> Outcome:
         _check_plot(options.plot)
     timeline = options.plot is not None or (options.whole and options.output_format != "json")
     how = How(
-        options.calibration, options.force, options.explain, advise=not options.trace, timeline=timeline
+        options.calibration,
+        options.force,
+        options.explain,
+        advise=not options.trace,
+        brief=not options.whole and options.output_format != "json",
+        timeline=timeline,
     )
     try:
         subject = answer_job(flags, options.config, how)

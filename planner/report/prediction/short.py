@@ -19,6 +19,7 @@ from planner.report.render.human import to_text
 from planner.report.render.layout import Block, Note, Section, StackedBar
 from planner.report.render.numbers import gib
 from planner.searching.levers import Lever
+from planner.searching.moves import CHEAP
 
 MAX_LINES = 22
 """Lines of the first answer: on a terminal of 24 rows the command and the next prompt stay visible."""
@@ -138,8 +139,7 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     """
     found = _one_stack(subject)
     if subject.prediction.verdict == "fits":
-        # Nobody pays with host RAM, money or another training for room that is not needed.
-        title, chosen = "What would save memory", [each for each in found if each.kind in ("free", "time")]
+        title, chosen = "What would save memory", [each for each in found if each.kind in CHEAP]
     elif enough := [each for each in found if each.fits]:
         title, chosen = "What would make it fit", enough
     else:

@@ -12,12 +12,12 @@ from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
-from planner.prediction import estimate, predict_with
+from planner.prediction import PRIORS, estimate, predict_with
 from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, stack_needs
-from planner.searching.moves import KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
+from planner.searching.moves import CHEAP, KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
 
@@ -525,3 +525,22 @@ def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
     changed = with_flags(scenario(base), move.flags)
     assert changed.run == scenario({**base, "eval_batch": "1"}).run
     assert not [move for move in moves(changed) if move.topic == "evaluation"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "1024"},
+        {"model": "7b", "method": "full", "gpu": "a100-80gb:4", "seq": "2048", "sharding": "fsdp"},
+        {"model": "8b", "method": "lora", "gpu": "h100-sxm", "seq": "4096", "gradient_checkpointing": False},
+    ],
+    ids=["qlora", "fsdp", "lora"],
+)
+def test_cheap_levers_are_those_of_all_kinds(flags: Flags) -> None:
+    """Of a job that fits the first answer shows two kinds, which others do not change."""
+    scenario = resolve(from_flags(flags))
+    assert predict_with(scenario, PRIORS).verdict == "fits"
+    every = levers(scenario)
+    cheap = levers(scenario, kinds=CHEAP)
+    assert cheap == tuple(each for each in every if each.kind in CHEAP)
+    assert {each.kind for each in every} - set(CHEAP)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from planner.cli.main import main
+from planner.intake.resolve import LookedUp
 from planner.searching import solve
+from planner.searching.space import Option
 
 SEARCH = (
     "search --model llama-3.2-1b --method full --gpu rtx3060-12g --seq 512 --batch 1 --loss hf "
@@ -31,3 +34,43 @@ def test_what_lacks_much_on_the_most_gpus_is_not_tried_on_fewer(
         row["arguments"] for group in every["groups"] for row in group["recipes"]
     ]
     assert some["n_tried"] < every["n_tried"]
+
+
+# Settings are left open, so that whole logits, kept activations and states of the optimizer are tried, too.
+OPEN = (
+    "search --model llama-3.2-1b --gpu rtx3060-12g --seq 512 --batch 1 --attention sdpa "
+    "--sharding zero2,zero3 --offload none --solve gpus --json --method "
+)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_what_needs_more_than_a_recipe_that_lacks_much_is_not_tried(
+    method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where checkpointing, a fused loss and small states are not enough, nothing that spends more is."""
+    answers = []
+    for is_leaner in (Option.is_leaner, lambda one, other: False):
+        monkeypatch.setattr(Option, "is_leaner", is_leaner)
+        main(shlex.split(OPEN + method))
+        answers.append(json.loads(capsys.readouterr().out))
+    some, every = answers
+    assert [row["arguments"] for group in some["groups"] for row in group["recipes"]] == [
+        row["arguments"] for group in every["groups"] for row in group["recipes"]
+    ]
+    assert [group["nearest"] for group in some["groups"]] == [group["nearest"] for group in every["groups"]]
+    assert some["n_tried"] < every["n_tried"] or method == "lora"
+
+
+def test_leaner_options_differ_in_what_they_spend_alone() -> None:
+    """States of a size of their own compare with nothing."""
+    found: LookedUp = None  # type: ignore[assignment]
+    plain = Option({"sharding": "zero3"}, found, 0, (1.0, 1.0, 8.0))
+    lean = Option(
+        {"sharding": "zero3", "loss": "liger", "optimizer": "adamw_8bit"}, found, 2, (1.0, 0.0, 2.0)
+    )
+    other = replace(lean, flags={**lean.flags, "sharding": "zero2"})
+    assert lean.is_leaner(plain)
+    assert not plain.is_leaner(lean)
+    assert not lean.is_leaner(lean)
+    assert not other.is_leaner(plain)
+    assert not replace(lean, spends=(1.0, 0.0, math.nan)).is_leaner(plain)
