@@ -36,6 +36,7 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
+ExpandableSegments = Literal["off", "several_gpus", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
@@ -348,8 +349,17 @@ class Stack:
     drops_long_samples: bool
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
-    """Cached blocks of lengths that were outgrown stay reserved; not where the stack turns on segments
-    that grow (``expandable_segments``) or empties the cache every few steps.
+    """Cached blocks of lengths that were outgrown stay reserved; not where the stack empties the cache
+    every few steps.
+    """
+    expandable_segments: ExpandableSegments
+    """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
+    (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
+    processes.
+    """
+    roundup_divisions: int
+    """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
+    to the next, up to which sizes are rounded; 0: it is not set.
     """
 
     # Where all this is from
@@ -372,6 +382,10 @@ class Stack:
     def skips_experts(self) -> bool:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
+
+    def segments_grow(self, n_gpus: int) -> bool:
+        """Whether the allocator's segments grow in a job on so many GPUs."""
+        return self.expandable_segments == "on" or (self.expandable_segments == "several_gpus" and n_gpus > 1)
 
     def facts(self) -> dict[str, object]:
         """Every default, every default over quantised bases that differs, and every switch,
