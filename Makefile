@@ -32,7 +32,7 @@ help:
 	@echo "make pictures    the picture of docs/accuracy.md, and the outputs of notebooks that are no longer true"
 	@echo "make clean   remove the environments and caches"
 
-$(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocator/replay.c
+$(VENV)/.installed: pyproject.toml constraints.txt build_hook.py planner/allocator/replay.c planner/allocator/free_lists.h
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"

@@ -101,7 +101,15 @@ def _own_garbage_only() -> Iterator[None]:
 def sharded_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:
     """Records of one rank of a sharded run: the runtime is executed over those of the whole model."""
     records = trace_records(scenario, config, options)
-    return apply_runtime(records, scenario) if _is_sharded(scenario) else with_buckets(records)
+    return apply_runtime(records, scenario) if _is_sharded(scenario) else _with_buckets(records, scenario)
+
+
+def _with_buckets(records: list[Record], scenario: Scenario) -> list[Record]:
+    recipe = scenario.recipe
+    finds_unused = scenario.stack.finds_unused(
+        has_adapter=recipe.adapter is not None, is_checkpointed=recipe.gradient_checkpointing
+    )
+    return with_buckets(records, finds_unused=finds_unused)
 
 
 def trace_records(scenario: Scenario, config: Any, options: TraceOptions = TraceOptions()) -> list[Record]:

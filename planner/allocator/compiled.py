@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from planner.allocator.device import address_space_bytes
+from planner.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
+
 LIBRARY = Path(__file__).with_name("replay.native")
 N_STREAMS, MOST_LAG = 16, 15
 """CUDA streams that the library keeps apart, and blocks of one that may wait for another."""
@@ -24,6 +27,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "memory_open": (_POINTER, [_NUMBER]),
     "memory_copy": (_POINTER, [_POINTER, _NUMBER]),
     "memory_close": (None, [_POINTER]),
+    "let_grow": (None, [_POINTER, _NUMBER, _NUMBER]),
     "release_cached": (_NUMBER, [_POINTER]),
     "run": (_NUMBER, [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4]),
     "count_free": (_NUMBER, [_POINTER, _POINTER]),
@@ -135,9 +139,15 @@ class CompiledMemory:
     """
 
     def __init__(
-        self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False, begun: int | None = None
+        self,
+        limit_bytes: int | None,
+        n_slots: int,
+        *,
+        keeps_cache: bool = False,
+        grows: bool = False,
+        begun: int | None = None,
     ) -> None:
-        """``begun``: where the library has a card that ran already."""
+        """``grows``: segments do.  ``begun``: where the library has a card that ran already."""
         self._library, self._n_slots = _library(), n_slots
         self._memory = begun or self._library.memory_open(n_slots)
         if not self._memory:
@@ -145,6 +155,10 @@ class CompiledMemory:
         self._state = _State.from_address(self._memory)
         self._state.limit = -1 if limit_bytes is None else min(limit_bytes, _MOST_BYTES)
         self._state.keeps_cache = keeps_cache
+        if grows:
+            pages = SMALL_SEGMENT_BYTES, LARGE_SEGMENT_BYTES
+            spaces = [address_space_bytes(limit_bytes, page) for page in pages]
+            self._library.let_grow(self._memory, *spaces)
 
     def __del__(self) -> None:
         self._library.memory_close(self._memory)
@@ -165,7 +179,7 @@ class CompiledMemory:
         self._state.most_reserved = self._state.reserved
 
     def release_cached(self) -> None:
-        """Give back every segment without a block in use."""
+        """Give back every segment without a block in use, or page where segments grow."""
         if self._library.release_cached(self._memory) == _NO_HOST_MEMORY:
             raise MemoryError
 

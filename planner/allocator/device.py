@@ -62,9 +62,10 @@ class Device:
         self._next_address += n_bytes
         return start
 
-    def address_space_bytes(self, page_bytes: int) -> int:
-        """Addresses that one expandable segment sets aside:
-        9/8 of the card in whole pages (``ExpandableSegment``).
-        """
-        n_bytes = UNLIMITED_BYTES if self.limit_bytes is None else self.limit_bytes + self.limit_bytes // 8
-        return max(-(-n_bytes // page_bytes), 1) * page_bytes
+
+def address_space_bytes(limit_bytes: int | None, page_bytes: int) -> int:
+    """Addresses that one expandable segment sets aside on a card of this size:
+    9/8 of it in whole pages (``ExpandableSegment``).
+    """
+    n_bytes = UNLIMITED_BYTES if limit_bytes is None else min(limit_bytes + limit_bytes // 8, UNLIMITED_BYTES)
+    return max(-(-n_bytes // page_bytes), 1) * page_bytes

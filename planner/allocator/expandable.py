@@ -8,7 +8,7 @@ in the small pool and ``large_segment_size`` (20 MiB) in the large one.
 from __future__ import annotations
 
 from planner.allocator.blocks import Block, StreamPool, merge, split_front
-from planner.allocator.device import Device
+from planner.allocator.device import Device, address_space_bytes
 
 
 def allocate(device: Device, pool: StreamPool, size: int) -> Block | None:
@@ -65,7 +65,7 @@ def _find(device: Device, pool: StreamPool, size: int) -> Block:
         if _has_room(block, size):
             return block
     page = pool.page_bytes
-    space = device.address_space_bytes(page)
+    space = address_space_bytes(device.limit_bytes, page)
     # One page more, so that the segment can start at a multiple of the page size.
     start = -(-device.addresses(space + page) // page) * page
     block = Block(pool, start, space, space)

@@ -3,14 +3,9 @@
    Each function does what the method of the same name there does; tests hold both to each other, and the allocator's to the one
    made of objects.  Source of its rules: torch 2.13 c10/cuda/CUDACachingAllocator.cpp. */
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "free_lists.h"
 
-#define NONE (-1)
 #define N_STREAMS 16
-#define CHUNK 256
-#define MOST_LAG 15
 /* c10/core/AllocatorConfig.h, as in settings.py. */
 #define MIN_BLOCK 512LL
 #define SMALL_REQUEST (1LL << 20)
@@ -22,43 +17,13 @@
 enum { ENDED = -1, NO_HOST_MEMORY = -2 };
 
 typedef struct {
-    int64_t size, address, block;
-} Free;
-
-/* Free blocks in order of size, then address, in chunks: large models leave ten thousands, and one list of them would be moved
-   with each that comes or goes. */
-typedef struct {
-    int64_t count;
-    Free free[CHUNK];
-} Chunk;
-
-/* `waiting`: blocks that the program let go of while another stream may use them, the oldest first. */
-typedef struct {
-    Chunk **chunks;
-    int64_t n_chunks, room, n_waiting;
-    int64_t waiting[MOST_LAG + 1];
-} Pool;
-
-typedef struct {
-    int64_t chunk, index;
-} Place;
-
-typedef struct {
-    int64_t size, address, before, after, is_free;
-} Block;
-
-typedef struct {
     int64_t limit, keeps_cache, allocated, reserved, most_allocated, most_reserved, n_retries;
     int64_t next_address, n_blocks, room;
+    int64_t spaces[2]; /* addresses of a growing segment of small and of large blocks; 0 where segments do not grow */
     int64_t *live;
     Block *blocks;
     Pool pools[2 * N_STREAMS];
 } Memory;
-
-static void pool_close(Pool *pool) {
-    for (int64_t number = 0; number < pool->n_chunks; number++) free(pool->chunks[number]);
-    free(pool->chunks);
-}
 
 void memory_close(Memory *memory) {
     if (memory == NULL) return;
@@ -83,25 +48,13 @@ Memory *memory_open(int64_t n_slots) {
     return memory;
 }
 
-static void *copied(const void *from, int64_t count, size_t width) {
-    void *made = malloc((size_t)(count + 1) * width);
-    if (made != NULL && count) memcpy(made, from, (size_t)count * width);
-    return made;
+/* Its segments grow, by pages in as many addresses (expandable_segments). */
+void let_grow(Memory *memory, int64_t small_space, int64_t large_space) {
+    memory->spaces[0] = small_space;
+    memory->spaces[1] = large_space;
 }
 
-static int pool_copy(Pool *made, const Pool *pool) {
-    made->n_waiting = pool->n_waiting;
-    memcpy(made->waiting, pool->waiting, sizeof(pool->waiting));
-    made->room = pool->n_chunks;
-    made->chunks = copied(pool->chunks, pool->n_chunks, sizeof(Chunk *));
-    for (made->n_chunks = 0; made->chunks != NULL && made->n_chunks < pool->n_chunks; made->n_chunks++) {
-        made->chunks[made->n_chunks] = copied(pool->chunks[made->n_chunks], 1, sizeof(Chunk));
-        if (made->chunks[made->n_chunks] == NULL) return 0;
-    }
-    return made->chunks != NULL;
-}
-
-/* The same card once more; NULL where the host has no room. */
+/* The same card once more, where segments do not grow; NULL where the host has no room. */
 Memory *memory_copy(const Memory *memory, int64_t n_slots) {
     Memory *made = copied(memory, 1, sizeof(Memory));
     if (made == NULL) return NULL;
@@ -117,85 +70,6 @@ Memory *memory_copy(const Memory *memory, int64_t n_slots) {
     return NULL;
 }
 
-static int is_below(const Free *at, int64_t size, int64_t address) {
-    return at->size < size || (at->size == size && at->address < address);
-}
-
-/* The place of the first free block that is not below (size, address): behind the last chunk where there is none. */
-static Place place_of(const Pool *pool, int64_t size, int64_t address) {
-    int64_t low = 0, high = pool->n_chunks;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        const Chunk *chunk = pool->chunks[middle];
-        if (is_below(&chunk->free[chunk->count - 1], size, address)) low = middle + 1;
-        else high = middle;
-    }
-    Place place = {low, 0};
-    if (low == pool->n_chunks) return place;
-    const Chunk *chunk = pool->chunks[low];
-    high = chunk->count;
-    while (place.index < high) {
-        int64_t middle = (place.index + high) / 2;
-        if (is_below(&chunk->free[middle], size, address)) place.index = middle + 1;
-        else high = middle;
-    }
-    return place;
-}
-
-/* A chunk goes when it is empty. */
-static void take_out(Pool *pool, Place place) {
-    Chunk *chunk = pool->chunks[place.chunk];
-    chunk->count--;
-    memmove(&chunk->free[place.index], &chunk->free[place.index + 1], (size_t)(chunk->count - place.index) * sizeof(Free));
-    if (chunk->count) return;
-    free(chunk);
-    pool->n_chunks--;
-    memmove(&pool->chunks[place.chunk], &pool->chunks[place.chunk + 1], (size_t)(pool->n_chunks - place.chunk) * sizeof(Chunk *));
-}
-
-/* An empty chunk at this place; NULL where the host has no room. */
-static Chunk *new_chunk(Pool *pool, int64_t number) {
-    if (pool->n_chunks == pool->room) {
-        int64_t room = pool->room ? 2 * pool->room : 16;
-        Chunk **larger = realloc(pool->chunks, (size_t)room * sizeof(Chunk *));
-        if (larger == NULL) return NULL;
-        pool->chunks = larger;
-        pool->room = room;
-    }
-    Chunk *made = malloc(sizeof(Chunk));
-    if (made == NULL) return NULL;
-    made->count = 0;
-    memmove(&pool->chunks[number + 1], &pool->chunks[number], (size_t)(pool->n_chunks - number) * sizeof(Chunk *));
-    pool->chunks[number] = made;
-    pool->n_chunks++;
-    return made;
-}
-
-/* A full chunk is halved. */
-static int put_in(Pool *pool, const Block *blocks, int64_t block) {
-    int64_t size = blocks[block].size, address = blocks[block].address;
-    if (!pool->n_chunks && new_chunk(pool, 0) == NULL) return 0;
-    Place place = {0, 0};
-    if (pool->chunks[0]->count) place = place_of(pool, size, address);
-    if (place.chunk == pool->n_chunks) place = (Place){place.chunk - 1, pool->chunks[place.chunk - 1]->count};
-    Chunk *chunk = pool->chunks[place.chunk];
-    if (chunk->count == CHUNK) {
-        Chunk *behind = new_chunk(pool, place.chunk + 1);
-        if (behind == NULL) return 0;
-        chunk->count = CHUNK / 2;
-        behind->count = CHUNK - chunk->count;
-        memcpy(behind->free, &chunk->free[chunk->count], (size_t)behind->count * sizeof(Free));
-        if (place.index > chunk->count) {
-            place.index -= chunk->count;
-            chunk = behind;
-        }
-    }
-    memmove(&chunk->free[place.index + 1], &chunk->free[place.index], (size_t)(chunk->count - place.index) * sizeof(Free));
-    chunk->free[place.index] = (Free){size, address, block};
-    chunk->count++;
-    return 1;
-}
-
 static int64_t new_block(Memory *memory, Block block) {
     if (memory->n_blocks == memory->room) {
         int64_t room = memory->room ? 2 * memory->room : 1024;
@@ -208,8 +82,8 @@ static int64_t new_block(Memory *memory, Block block) {
     return memory->n_blocks++;
 }
 
-/* Join a freed block with free neighbours (free_block, try_merge_blocks). */
-static int give_back(Memory *memory, Pool *pool, int64_t block) {
+/* Join a freed block with free neighbours (free_block, try_merge_blocks): the block that they are then, or NO_HOST_MEMORY. */
+static int64_t give_back(Memory *memory, Pool *pool, int64_t block) {
     Block *blocks = memory->blocks;
     int64_t before = blocks[block].before;
     if (before != NONE && blocks[before].is_free) {
@@ -228,42 +102,216 @@ static int give_back(Memory *memory, Pool *pool, int64_t block) {
         if (blocks[after].after != NONE) blocks[blocks[after].after].before = block;
     }
     blocks[block].is_free = 1;
-    return put_in(pool, blocks, block);
+    return put_in(pool, blocks, block) ? block : NO_HOST_MEMORY;
 }
 
 /* Blocks of a pool wait for another stream no more, the oldest first, until `most` of them do (process_events). */
 static int complete(Memory *memory, Pool *pool, int64_t most) {
     int64_t going = pool->n_waiting > most ? pool->n_waiting - most : 0;
     for (int64_t place = 0; place < going; place++)
-        if (!give_back(memory, pool, pool->waiting[place])) return 0;
+        if (give_back(memory, pool, pool->waiting[place]) < 0) return 0;
     pool->n_waiting -= going;
     memmove(pool->waiting, &pool->waiting[going], (size_t)pool->n_waiting * sizeof(int64_t));
     return 1;
 }
 
-/* Wait for the other streams, and give back every segment without a block in use (release_cached_blocks). */
+/* Give back every plain segment of a pool without a block in use (release_blocks). */
+static void release_segments(Memory *memory, Pool *pool) {
+    int64_t chunks_kept = 0;
+    for (int64_t at = 0; at < pool->n_chunks; at++) {
+        Chunk *chunk = pool->chunks[at];
+        int64_t kept = 0;
+        for (int64_t index = 0; index < chunk->count; index++) {
+            Block *block = &memory->blocks[chunk->free[index].block];
+            if (block->before == NONE && block->after == NONE) {
+                memory->reserved -= block->size;
+                block->is_free = 0;
+            } else {
+                chunk->free[kept++] = chunk->free[index];
+            }
+        }
+        chunk->count = kept;
+        if (kept) pool->chunks[chunks_kept++] = chunk;
+        else free(chunk);
+    }
+    pool->n_chunks = chunks_kept;
+}
+
+/* Cut a block down to `size` bytes; the rest is a block behind it, in no list. */
+static int64_t cut_off(Memory *memory, int64_t block, int64_t size) {
+    Block *whole = &memory->blocks[block];
+    int64_t behind = whole->after;
+    int64_t rest = new_block(memory, (Block){whole->size - size, whole->address + size, block, behind, 0, 0});
+    if (rest < 0) return rest;
+    if (behind != NONE) memory->blocks[behind].before = rest;
+    memory->blocks[block].after = rest;
+    memory->blocks[block].size = size;
+    return rest;
+}
+
+/* Let a block take in the one behind it. */
+static void join(Block *blocks, int64_t block, int64_t behind) {
+    blocks[block].size += blocks[behind].size;
+    blocks[block].after = blocks[behind].after;
+    if (blocks[behind].after != NONE) blocks[blocks[behind].after].before = block;
+}
+
+static int open_hole(Memory *memory, Pool *pool, int64_t block) {
+    if (pool->n_holes == pool->hole_room) {
+        int64_t room = pool->hole_room ? 2 * pool->hole_room : 16;
+        int64_t *larger = realloc(pool->holes, (size_t)room * sizeof(int64_t));
+        if (larger == NULL) return 0;
+        pool->holes = larger;
+        pool->hole_room = room;
+    }
+    int64_t place = pool->n_holes++;
+    for (; place && memory->blocks[pool->holes[place - 1]].address > memory->blocks[block].address; place--)
+        pool->holes[place] = pool->holes[place - 1];
+    pool->holes[place] = block;
+    memory->blocks[block].is_hole = 1;
+    return 1;
+}
+
+static void close_hole(Memory *memory, Pool *pool, int64_t block) {
+    int64_t place = 0;
+    while (pool->holes[place] != block) place++;
+    pool->n_holes--;
+    memmove(&pool->holes[place], &pool->holes[place + 1], (size_t)(pool->n_holes - place) * sizeof(int64_t));
+    memory->blocks[block].is_hole = 0;
+}
+
+static int is_large(const Memory *memory, const Pool *pool) { return (pool - memory->pools) % 2; }
+
+static int64_t page_of(const Memory *memory, const Pool *pool) { return is_large(memory, pool) ? LARGE_SEGMENT : SMALL_SEGMENT; }
+
+/* Put pages behind the first `size` bytes of a hole (map_block): the free block that they are part of then; NONE on a full card. */
+static int64_t map(Memory *memory, Pool *pool, int64_t hole, int64_t size) {
+    int64_t page = page_of(memory, pool), mapped = (size + page - 1) / page * page;
+    if (memory->limit >= 0 && memory->reserved + mapped > memory->limit) return NONE;
+    memory->reserved += mapped;
+    if (memory->reserved > memory->most_reserved) memory->most_reserved = memory->reserved;
+    close_hole(memory, pool, hole);
+    if (mapped < memory->blocks[hole].size) {
+        int64_t rest = cut_off(memory, hole, mapped);
+        if (rest < 0 || !open_hole(memory, pool, rest)) return NO_HOST_MEMORY;
+    }
+    return give_back(memory, pool, hole);
+}
+
+/* Take the pages that lie wholly in a free block from behind it (unmap_block); a segment without any goes. */
+static int unmap(Memory *memory, Pool *pool, int64_t block) {
+    int64_t page = page_of(memory, pool), address = memory->blocks[block].address, size = memory->blocks[block].size;
+    int64_t start = (address + page - 1) / page * page, end = (address + size) / page * page;
+    if (start >= end) return 1;
+    take_out(pool, place_of(pool, size, address));
+    memory->blocks[block].is_free = 0;
+    if (start > address) {
+        int64_t front = block;
+        block = cut_off(memory, block, start - address);
+        if (block < 0) return 0;
+        memory->blocks[front].is_free = 1;
+        if (!put_in(pool, memory->blocks, front)) return 0;
+    }
+    if (end < address + size) {
+        int64_t rest = cut_off(memory, block, end - start);
+        if (rest < 0) return 0;
+        memory->blocks[rest].is_free = 1;
+        if (!put_in(pool, memory->blocks, rest)) return 0;
+    }
+    memory->reserved -= end - start;
+    int64_t before = memory->blocks[block].before, after = memory->blocks[block].after;
+    if (after != NONE && memory->blocks[after].is_hole) {
+        close_hole(memory, pool, after);
+        join(memory->blocks, block, after);
+    }
+    if (before != NONE && memory->blocks[before].is_hole) {
+        close_hole(memory, pool, before);
+        join(memory->blocks, before, block);
+        block = before;
+    }
+    if (memory->blocks[block].before == NONE && memory->blocks[block].after == NONE) return 1;
+    return open_hole(memory, pool, block);
+}
+
+/* Unmap all whole pages of the free blocks of a pool (release_blocks), from a list of them: unmapping changes the pool. */
+static int release_pages(Memory *memory, Pool *pool) {
+    int64_t count = 0, n_free = 0;
+    for (int64_t at = 0; at < pool->n_chunks; at++) n_free += pool->chunks[at]->count;
+    int64_t *blocks = malloc((size_t)(n_free + 1) * sizeof(int64_t));
+    if (blocks == NULL) return 0;
+    for (int64_t at = 0; at < pool->n_chunks; at++)
+        for (int64_t index = 0; index < pool->chunks[at]->count; index++) blocks[count++] = pool->chunks[at]->free[index].block;
+    int is_done = 1;
+    for (int64_t index = 0; index < count && is_done; index++) is_done = unmap(memory, pool, blocks[index]);
+    free(blocks);
+    return is_done;
+}
+
+/* The first free block or hole from which `want` bytes of addresses can be used (find_expandable_block); a new segment where there
+   is none. */
+static int64_t first_with_room(Memory *memory, Pool *pool, int64_t want) {
+    const Block *blocks = memory->blocks;
+    for (int64_t number = 0; number < pool->n_holes; number++) {
+        int64_t block = pool->holes[number], before = blocks[block].before, room = 0;
+        if (before != NONE && blocks[before].is_free) block = before;
+        for (int64_t each = block; room < want && each != NONE && (blocks[each].is_free || blocks[each].is_hole);
+             each = blocks[each].after)
+            room += blocks[each].size;
+        if (room >= want) return block;
+    }
+    int64_t page = page_of(memory, pool), space = memory->spaces[is_large(memory, pool)];
+    int64_t start = (memory->next_address + page - 1) / page * page;
+    int64_t block = new_block(memory, (Block){space, start, NONE, NONE, 0, 0});
+    if (block < 0) return block;
+    memory->next_address = start + space;
+    return open_hole(memory, pool, block) ? block : NO_HOST_MEMORY;
+}
+
+static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
+/* Map pages until a block has `want` bytes (try_allocate_expandable_block); NONE on a full card, where what was mapped stays. */
+static int64_t grow(Memory *memory, Pool *pool, int64_t want) {
+    int64_t block = first_with_room(memory, pool, want);
+    if (block >= 0 && memory->blocks[block].is_hole) block = map(memory, pool, block, least(want, memory->blocks[block].size));
+    while (block >= 0 && memory->blocks[block].size < want) {
+        int64_t behind = memory->blocks[block].after;
+        if (behind == NONE) return NONE;
+        block = map(memory, pool, behind, least(want - memory->blocks[block].size, memory->blocks[behind].size));
+    }
+    if (block < 0) return block;
+    take_out(pool, place_of(pool, memory->blocks[block].size, memory->blocks[block].address));
+    memory->blocks[block].is_free = 0;
+    return block;
+}
+
+/* Bytes of a free block with the hole behind it. */
+static int64_t reach_of(const Memory *memory, int64_t block) {
+    int64_t behind = memory->blocks[block].after;
+    return memory->blocks[block].size + (behind != NONE && memory->blocks[behind].is_hole ? memory->blocks[behind].size : 0);
+}
+
+/* Move on to the next larger free block while it could grow to less (get_free_block). */
+static Place best_fit(const Memory *memory, const Pool *pool, Place place) {
+    int64_t reach = reach_of(memory, pool->chunks[place.chunk]->free[place.index].block);
+    for (;;) {
+        Place next = {place.chunk, place.index + 1};
+        if (next.index == pool->chunks[next.chunk]->count) next = (Place){place.chunk + 1, 0};
+        if (next.chunk == pool->n_chunks) return place;
+        int64_t following = reach_of(memory, pool->chunks[next.chunk]->free[next.index].block);
+        if (following >= reach) return place;
+        place = next;
+        reach = following;
+    }
+}
+
+/* Wait for the other streams, and give back every segment without a block in use, or every such page where segments grow
+   (release_cached_blocks). */
 int64_t release_cached(Memory *memory) {
     for (int number = 0; number < 2 * N_STREAMS; number++) {
         Pool *pool = &memory->pools[number];
         if (!complete(memory, pool, 0)) return NO_HOST_MEMORY;
-        int64_t chunks_kept = 0;
-        for (int64_t at = 0; at < pool->n_chunks; at++) {
-            Chunk *chunk = pool->chunks[at];
-            int64_t kept = 0;
-            for (int64_t index = 0; index < chunk->count; index++) {
-                Block *block = &memory->blocks[chunk->free[index].block];
-                if (block->before == NONE && block->after == NONE) {
-                    memory->reserved -= block->size;
-                    block->is_free = 0;
-                } else {
-                    chunk->free[kept++] = chunk->free[index];
-                }
-            }
-            chunk->count = kept;
-            if (kept) pool->chunks[chunks_kept++] = chunk;
-            else free(chunk);
-        }
-        pool->n_chunks = chunks_kept;
+        if (!memory->spaces[0]) release_segments(memory, pool);
+        else if (!release_pages(memory, pool)) return NO_HOST_MEMORY;
     }
     return ENDED;
 }
@@ -279,7 +327,7 @@ static int64_t new_segment(Memory *memory, int64_t want) {
         memory->n_retries++;
         if (memory->reserved + size > memory->limit) return NONE;
     }
-    int64_t block = new_block(memory, (Block){size, memory->next_address, NONE, NONE, 0});
+    int64_t block = new_block(memory, (Block){size, memory->next_address, NONE, NONE, 0, 0});
     if (block < 0) return block;
     memory->reserved += size;
     memory->next_address += size;
@@ -287,15 +335,22 @@ static int64_t new_segment(Memory *memory, int64_t want) {
     return block;
 }
 
+/* The same where segments grow. */
+static int64_t new_pages(Memory *memory, Pool *pool, int64_t want) {
+    int64_t block = grow(memory, pool, want);
+    if (block != NONE) return block;
+    if (release_cached(memory) == NO_HOST_MEMORY) return NO_HOST_MEMORY;
+    memory->n_retries++;
+    return grow(memory, pool, want);
+}
+
 /* Cut off what a block of `want` bytes does not need, if that is worth a block (should_split). */
 static int split(Memory *memory, Pool *pool, int64_t block, int64_t want) {
-    int64_t rest = memory->blocks[block].size - want, behind = memory->blocks[block].after;
-    if (want <= SMALL_REQUEST ? rest < MIN_BLOCK : rest <= SMALL_REQUEST) return 1;
-    int64_t cut = new_block(memory, (Block){rest, memory->blocks[block].address + want, block, behind, 1});
+    int64_t rest = memory->blocks[block].size - want;
+    if (want <= SMALL_REQUEST || memory->spaces[0] ? rest < MIN_BLOCK : rest <= SMALL_REQUEST) return 1;
+    int64_t cut = cut_off(memory, block, want);
     if (cut < 0) return 0;
-    if (behind != NONE) memory->blocks[behind].before = cut;
-    memory->blocks[block].after = cut;
-    memory->blocks[block].size = want;
+    memory->blocks[cut].is_free = 1;
     return put_in(pool, memory->blocks, cut);
 }
 
@@ -304,11 +359,12 @@ static int64_t allocate(Memory *memory, Pool *pool, int64_t want) {
     Place place = place_of(pool, want, 0);
     int64_t block;
     if (place.chunk < pool->n_chunks) {
+        if (memory->spaces[0]) place = best_fit(memory, pool, place);
         block = pool->chunks[place.chunk]->free[place.index].block;
         take_out(pool, place);
         memory->blocks[block].is_free = 0;
     } else {
-        block = new_segment(memory, want);
+        block = memory->spaces[0] ? new_pages(memory, pool, want) : new_segment(memory, want);
         if (block < 0) return block;
     }
     return split(memory, pool, block, want) ? block : NO_HOST_MEMORY;
@@ -317,7 +373,7 @@ static int64_t allocate(Memory *memory, Pool *pool, int64_t want) {
 /* The program lets go of a block; `lag`: of how many later ones of its pool before another stream is done with it. */
 static int let_go(Memory *memory, Pool *pool, int64_t block, int64_t lag) {
     memory->allocated -= memory->blocks[block].size;
-    if (lag == 0) return give_back(memory, pool, block);
+    if (lag == 0) return give_back(memory, pool, block) >= 0;
     pool->waiting[pool->n_waiting++] = block;
     return complete(memory, pool, lag);
 }

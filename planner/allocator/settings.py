@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from planner.errors import NotModelledError, UnknownNameError, UsageError
 from planner.units import KIB, MIB, format_bytes
 
-# c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge.
+# c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc,
+# kRoundLarge.
 MIN_BLOCK_BYTES = KIB // 2
 SMALL_REQUEST_BYTES = MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB
 MIN_LARGE_REQUEST_BYTES = 10 * MIB
 LARGE_ROUNDING_BYTES = 2 * MIB
 
@@ -40,7 +42,7 @@ class AllocatorSettings:
 
     max_split_bytes: int | None = None
     max_non_split_rounding_bytes: int | None = None
-    large_segment_bytes: int = 20 * MIB
+    large_segment_bytes: int = LARGE_SEGMENT_BYTES
     roundup_divisions: tuple[int, ...] = ()
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False

@@ -1,27 +1,22 @@
 """The replay of a program: many thousand requests whose sizes are a list, under a limit or without one.
 
-It follows the rules of :mod:`planner.allocator.caching_allocator` at PyTorch's default settings, written as
-one loop over integers: about a microsecond for each event, a fifth of what objects take.  Where the package
-was installed with a C compiler, ``replay.c`` is the same loop, much faster.  Tests hold all three to each
-other.
+It follows the rules of :mod:`planner.allocator.caching_allocator`, written as one loop over integers
+(:mod:`planner.allocator.slot_memory`): about a microsecond for each event, a fifth of what objects take.
+Where the package was installed with a C compiler, ``replay.c`` is the same loop, much faster.  Tests hold
+all three to each other.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, insort
-from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from planner.allocator.compiled import CompiledMemory, packed
-from planner.allocator.settings import (
-    LARGE_ROUNDING_BYTES,
-    MIN_BLOCK_BYTES,
-    SMALL_REQUEST_BYTES,
-    segment_bytes,
-)
+from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings, rounded_bytes
+from planner.allocator.slot_memory import GrowingMemory, Memory
+from planner.errors import NotModelledError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,10 @@ class SlotEvents:
     phase begins.  ``empties``: numbers of the phases before which the program gives its cache back
     (``torch.cuda.empty_cache``).  ``lags``: by slot, how many later blocks of its pool the program lets go
     of before another stream is done with this one (``record_stream``) and it can be used again; empty where
-    no other stream uses any.
+    no other stream uses any.  ``settings``: of the allocator; segments that grow and rounding are replayed.
+
+    Raises:
+        NotModelledError: other settings.
     """
 
     events: Sequence[int]
@@ -42,6 +40,14 @@ class SlotEvents:
     begins: Sequence[int]
     empties: frozenset[int] = frozenset()
     lags: Sequence[int] = ()
+    settings: AllocatorSettings = DEFAULT_SETTINGS
+
+    def __post_init__(self) -> None:
+        if replace(self.settings, expandable_segments=False, roundup_divisions=()) != DEFAULT_SETTINGS:
+            raise NotModelledError(
+                "of the allocator's settings only expandable_segments and roundup_power2_divisions are "
+                "replayed here"
+            )
 
     @property
     def by_slot(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
@@ -98,205 +104,15 @@ class SlotReplay:
         return max((phase.reserved_bytes for phase in self.phases), default=0)
 
 
-# A free block is one integer, size above address: a sorted list of them is searched for the best fit.
-_ADDRESS_BITS = 80
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
-_NONE = -1
-
-
-class Memory:
-    """One card while a program runs: blocks by number, and the free ones of each stream and size class.
-
-    ``keeps_cache``: a request beyond the limit fails at once, and all is as it was before.
-    """
-
-    def __init__(self, limit_bytes: int | None, n_slots: int, *, keeps_cache: bool = False) -> None:
-        self.limit_bytes, self.keeps_cache = limit_bytes, keeps_cache
-        self.live = [_NONE] * n_slots
-        self.size: list[int] = []
-        self.address: list[int] = []
-        self.before: list[int] = []
-        self.after: list[int] = []
-        self.free: list[bool] = []
-        self.at: dict[int, int] = {}
-        self.pools: dict[int, tuple[list[int], list[int]]] = {}
-        self.waiting: dict[tuple[int, bool], list[int]] = {}
-        self.allocated = self.reserved = 0
-        self.most_allocated = self.most_reserved = 0
-        self.next_address = LARGE_ROUNDING_BYTES
-        self.n_retries = 0
-
-    def under(self, limit_bytes: int) -> Memory:
-        """A card with this limit in the same state."""
-        made = copy(self)
-        made.limit_bytes, made.keeps_cache = limit_bytes, False
-        for name in ("live", "size", "address", "before", "after", "free", "at"):
-            setattr(made, name, getattr(self, name).copy())
-        made.pools = {stream: (small.copy(), large.copy()) for stream, (small, large) in self.pools.items()}
-        made.waiting = {pool: blocks.copy() for pool, blocks in self.waiting.items()}
-        return made
-
-    def pool(self, stream: int, is_small: bool) -> list[int]:
-        """Free blocks of one stream and size class."""
-        if stream not in self.pools:
-            self.pools[stream] = [], []
-        return self.pools[stream][0 if is_small else 1]
-
-    def new_segment(self, want: int) -> int:
-        """A block of new memory for a rounded request, after giving the cache back if need be;
-        ``-1`` where there is none.
-        """
-        n_bytes = segment_bytes(want)
-        if self.limit_bytes is not None and self.reserved + n_bytes > self.limit_bytes:
-            if self.keeps_cache:
-                return _NONE
-            self.release_cached()
-            self.n_retries += 1
-            if self.reserved + n_bytes > self.limit_bytes:
-                return _NONE
-        self.reserved += n_bytes
-        self.most_reserved = max(self.most_reserved, self.reserved)
-        self.size.append(n_bytes)
-        self.address.append(self.next_address)
-        self.next_address += n_bytes
-        self.before.append(_NONE)
-        self.after.append(_NONE)
-        self.free.append(False)
-        return len(self.size) - 1
-
-    def release_cached(self) -> None:
-        """Wait for other streams, and give back every segment without a block in use
-        (``release_cached_blocks``).
-        """
-        for pool in self.waiting:
-            self._complete(pool, 0)
-        for keys in (keys for pools in self.pools.values() for keys in pools):
-            kept = []
-            for key in keys:
-                block = self.at[key & _ADDRESS_MASK]
-                if self.before[block] == _NONE == self.after[block]:
-                    self.reserved -= self.size[block]
-                    self.free[block] = False
-                else:
-                    kept.append(key)
-            keys[:] = kept
-
-    def begin_phase(self) -> None:
-        """What is reserved now is the most of the phase that begins."""
-        self.most_reserved = self.reserved
-
-    def free_blocks(self) -> tuple[int, int]:
-        """How many free blocks there are, and the bytes of the largest."""
-        sizes = [key >> _ADDRESS_BITS for pools in self.pools.values() for keys in pools for key in keys]
-        return len(sizes), max(sizes, default=0)
-
-    def run(
-        self, events: Sequence[int], sizes: Sequence[int], streams: Sequence[int], lags: Sequence[int]
-    ) -> tuple[int | None, int]:
-        """Serve ``events``; (the one that failed, the one after which most was allocated),
-        as places in the list.
-
-        Source of each step: c10/cuda/CUDACachingAllocator.cpp malloc (get_free_block, alloc_found_block)
-        and free_block.
-        """
-        # Local names: this loop runs for every event.
-        live, size, free, at, place = self.live, self.size, self.free, self.at, _NONE
-        allocated = most = self.allocated
-        failed = None
-        small, large = self.pool(0, is_small=True), self.pool(0, is_small=False)
-        for index, event in enumerate(events):
-            slot = event if event >= 0 else ~event
-            is_small = sizes[slot] <= SMALL_REQUEST_BYTES
-            keys = small if is_small else large
-            if streams and streams[slot]:
-                keys = self.pool(streams[slot], is_small)
-            if event < 0:
-                block = live[slot]
-                if block >= 0:
-                    allocated -= size[block]
-                    pool = streams[slot] if streams else 0, is_small
-                    self._let_go(block, pool, lags[slot] if lags else 0)
-                continue
-            want = (sizes[slot] + MIN_BLOCK_BYTES - 1) // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
-            if not want:
-                continue
-            found = bisect_left(keys, want << _ADDRESS_BITS)
-            if found < len(keys):
-                block = at[keys.pop(found) & _ADDRESS_MASK]
-                free[block] = False
-            elif (block := self.new_segment(want)) < 0:
-                failed = index
-                break
-            rest = size[block] - want
-            if rest >= MIN_BLOCK_BYTES if is_small else rest > SMALL_REQUEST_BYTES:
-                self._split(block, want, keys)
-            live[slot] = block
-            allocated += size[block]
-            if allocated > most:
-                most, place = allocated, index
-        self.allocated, self.most_allocated = allocated, most
-        return failed, place
-
-    def _split(self, block: int, want: int, keys: list[int]) -> None:
-        """Cut ``block`` down to ``want`` bytes; the rest is a free block behind it."""
-        size, address, before, after = self.size, self.address, self.before, self.after
-        rest, cut, behind = size[block] - want, len(size), after[block]
-        size.append(rest)
-        address.append(address[block] + want)
-        before.append(block)
-        after.append(behind)
-        self.free.append(True)
-        if behind >= 0:
-            before[behind] = cut
-        after[block], size[block] = cut, want
-        self.at[address[cut]] = cut
-        insort(keys, rest << _ADDRESS_BITS | address[cut])
-
-    def _let_go(self, block: int, pool: tuple[int, bool], lag: int) -> None:
-        """Take back a block, or note that another stream still uses it."""
-        if not lag:
-            self._merge(block, self.pool(*pool))
-            return
-        self.waiting.setdefault(pool, []).append(block)
-        self._complete(pool, lag)
-
-    def _complete(self, pool: tuple[int, bool], most: int) -> None:
-        """Blocks of a pool wait for another stream no more, the oldest first, until ``most`` of them do
-        (``process_events``).
-        """
-        waiting = self.waiting[pool]
-        while len(waiting) > most:
-            self._merge(waiting.pop(0), self.pool(*pool))
-
-    def _merge(self, block: int, keys: list[int]) -> None:
-        """Make ``block`` free, as one with the free blocks on both sides of it."""
-        size, address, before, after, free = self.size, self.address, self.before, self.after, self.free
-        left = before[block]
-        if left >= 0 and free[left]:
-            del keys[bisect_left(keys, size[left] << _ADDRESS_BITS | address[left])]
-            size[left] += size[block]
-            after[left] = after[block]
-            if after[block] >= 0:
-                before[after[block]] = left
-            block = left
-        right = after[block]
-        if right >= 0 and free[right]:
-            del keys[bisect_left(keys, size[right] << _ADDRESS_BITS | address[right])]
-            free[right] = False
-            size[block] += size[right]
-            after[block] = after[right]
-            if after[right] >= 0:
-                before[after[right]] = block
-        free[block] = True
-        self.at[address[block]] = block
-        insort(keys, size[block] << _ADDRESS_BITS | address[block])
-
-
 def _memory(
     program: SlotEvents, limit_bytes: int | None, *, keeps_cache: bool = False
 ) -> Memory | CompiledMemory:
-    is_packed = isinstance(program.sizes, array)
-    return (CompiledMemory if is_packed else Memory)(limit_bytes, len(program.sizes), keeps_cache=keeps_cache)
+    grows = program.settings.expandable_segments
+    if isinstance(program.sizes, array):
+        return CompiledMemory(limit_bytes, len(program.sizes), keeps_cache=keeps_cache, grows=grows)
+    if grows:
+        return GrowingMemory(limit_bytes, len(program.sizes))
+    return Memory(limit_bytes, len(program.sizes), keeps_cache=keeps_cache)
 
 
 def for_replay(program: SlotEvents) -> SlotEvents:
@@ -306,7 +122,17 @@ def for_replay(program: SlotEvents) -> SlotEvents:
     if arrays is None:
         return program
     events, sizes, streams, lags = arrays
-    return SlotEvents(events, sizes, streams, program.begins, program.empties, lags)
+    return replace(program, events=events, sizes=sizes, streams=streams, lags=lags)
+
+
+def _rounded(program: SlotEvents) -> SlotEvents:
+    """The program with the sizes that ``roundup_power2_divisions`` makes of its requests."""
+    settings = program.settings
+    if not settings.roundup_divisions:
+        return program
+    blocks = {size: rounded_bytes(size, settings) if size else 0 for size in set(program.sizes)}
+    sizes = [blocks[size] for size in program.sizes]
+    return replace(program, sizes=sizes, settings=replace(settings, roundup_divisions=()))
 
 
 def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotReplay:
@@ -316,7 +142,7 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
     and holes between them.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
     """
-    program = for_replay(program)
+    asked, program = program, for_replay(_rounded(program))
     memory = _memory(program, limit_bytes)
     bounds = [*program.begins, len(program.events)]
     phases = []
@@ -328,7 +154,7 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
         failed, place = memory.run(program.events[start:end], *program.by_slot)
         phases.append(PhaseReplay(memory.most_allocated, memory.most_reserved, max(start + place, start - 1)))
         if failed is not None:
-            failure = _failure(memory, start + failed, program)
+            failure = _failure(memory, start + failed, asked)
             break
     return SlotReplay(tuple(phases), memory.n_retries, failure)
 
@@ -348,8 +174,10 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     freed = {~event for event in program.events[start:] if event < 0}
     once = array("q", [event for event in program.events[start:] if event < 0 or event in freed])
     parts = [(program.events[:start], sizes[0]), *((once, each) for each in sizes)]
-    lags = program.lags
-    programs = [SlotEvents(events, each, program.streams, (), lags=lags) for events, each in parts]
+    programs = [
+        _rounded(replace(program, events=events, sizes=each, begins=(), empties=frozenset()))
+        for events, each in parts
+    ]
     fast = [for_replay(each) for each in programs]
     programs = fast if all(isinstance(each.sizes, array) for each in fast) else programs
     memory = _memory(programs[0], None)
@@ -393,6 +221,11 @@ class _Begun:
         return None
 
 
+def _tried_whole(program: SlotEvents) -> Callable[[int], bool]:
+    """Whether ``program`` ends under a limit, tried from the start."""
+    return lambda limit_bytes: replay_slots(program, limit_bytes).failure is None
+
+
 def least_limit(
     program: SlotEvents, done: SlotReplay, step_bytes: int, limit_bytes: int | None = None
 ) -> int:
@@ -400,16 +233,19 @@ def least_limit(
     ``done`` is its replay without one.
 
     What is allocated has to be there in any case.  The card's own limit is tried first, so that the answer
-    lies on the right side of it; else a limit one step above what is allocated.
+    lies on the right side of it; else a limit one step above what is allocated.  Where segments grow, their
+    addresses depend on the card, so each limit is tried from the start.
     """
-    program = for_replay(program)
+    program = for_replay(_rounded(program))
     low, high = done.allocated_bytes, done.reserved_bytes
     guess = low + step_bytes if limit_bytes is None or not low <= limit_bytes < high else limit_bytes
     if high - low <= step_bytes:
         return high
-    begun = _Begun(program, low)
+    ends_under = (
+        _tried_whole(program) if program.settings.expandable_segments else _Begun(program, low).ends_under
+    )
     while high - low > step_bytes:
-        if begun.ends_under(guess):
+        if ends_under(guess):
             high = guess
         else:
             low = guess

@@ -48,6 +48,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "foreach_step_copies": (0, 8),
     "flash_generation": (1, 3),
     "offloaded_inputs_kept": (0, 100),
+    "roundup_divisions": (0, 64),
 }
 
 

@@ -34,7 +34,7 @@ class FailedRequest:
     ``n_bytes`` were asked for while ``free_bytes`` were cached in ``free_blocks`` pieces, the largest of them
     ``largest_free_bytes``, and the allocator might reserve ``unreserved_bytes`` more.  ``event``: its number
     in the program.  ``fits_expandable``: whether the whole job ends with expandable segments; ``None`` where
-    they cannot help, because what is allocated and the request are too much together.
+    they cannot help, because what is allocated and the request are too much together, or the job has them.
     """
 
     phase: Phase

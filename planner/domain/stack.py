@@ -36,6 +36,8 @@ AdapterKernels = Literal["eager", "compiled", "fused"]
 SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
+DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
+ExpandableSegments = Literal["off", "several_gpus", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 Quantizer = Literal["transformers", "lightning"]
@@ -160,6 +162,10 @@ class Stack:
     kbit_waits_on_host: bool
     """A k-bit model is packed on the GPU matrix by matrix and waits in host RAM until an engine divides
     it; else it is whole on every GPU before.
+    """
+    engine_casts_on_host: bool
+    """DeepSpeed's engine gets a model that is not quantised in host RAM, and casts it there; else the model
+    is on the GPU before, in the dtype that it is loaded in.
     """
     zero_init: bool
     """Under ZeRO-3 each parameter is divided as it is made; else the model is whole on every GPU before."""
@@ -332,7 +338,11 @@ class Stack:
     zero3_waits_for_copies: bool
     """Where stage 3 offloads the optimizer, the host waits for each gradient's copy."""
 
-    # FSDP
+    # DDP and FSDP
+    ddp_finds_unused: DdpFindsUnused
+    """Whether DDP looks for parameters that a step did not use.  ``unless_checkpointed``: where there are
+    adapters or no checkpointing (the Trainer); ``full_unless_checkpointed``: never with adapters.
+    """
     fsdp_units: FsdpUnits
     """What is gathered at a time: a layer, or its feed-forward part, beside which the root has the rest."""
     tower_units: TowerUnits
@@ -357,8 +367,17 @@ class Stack:
     drops_long_samples: bool
     """Samples above the length are left out, not cut to it, so that none lies at the length itself."""
     keeps_outgrown_blocks: bool
-    """Cached blocks of lengths that were outgrown stay reserved; not where the stack turns on segments
-    that grow (``expandable_segments``) or empties the cache every few steps.
+    """Cached blocks of lengths that were outgrown stay reserved; not where the stack empties the cache
+    every few steps.
+    """
+    expandable_segments: ExpandableSegments
+    """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
+    (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
+    processes.
+    """
+    roundup_divisions: int
+    """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
+    to the next, up to which sizes are rounded; 0: it is not set.
     """
 
     # Where all this is from
@@ -381,6 +400,16 @@ class Stack:
     def skips_experts(self) -> bool:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
+
+    def segments_grow(self, n_gpus: int) -> bool:
+        """Whether the allocator's segments grow in a job on so many GPUs."""
+        return self.expandable_segments == "on" or (self.expandable_segments == "several_gpus" and n_gpus > 1)
+
+    def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:
+        """Whether DDP looks for unused parameters in such a job."""
+        if has_adapter:
+            return self.ddp_finds_unused in ("always", "unless_checkpointed")
+        return self.ddp_finds_unused == "always" or (self.ddp_finds_unused != "never" and not is_checkpointed)
 
     def facts(self) -> dict[str, object]:
         """Every default, every default over quantised bases that differs, and every switch,

@@ -28,12 +28,15 @@ def drawn_longest(job: Job) -> list[int]:
 
     Formula: what is reserved after these batches, one after the other, less what batches as long as the cap
     reserve.  Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The run has as many
-    micro-steps as its samples give, or 1,000.  Nothing is drawn where segments grow or caches are emptied
-    (stack switch ``keeps_outgrown_blocks``).
+    micro-steps as its samples give, or 1,000.  Nothing is drawn where caches are emptied
+    (stack switch ``keeps_outgrown_blocks``), or where segments grow: there a longer batch gets pages behind
+    what is free, and in the end no more is reserved than for batches as long as the cap.
     Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: a cached block serves no larger request.
     """
-    batch = job.recipe.batch
-    if not lengths_vary(batch) or not job.stack.keeps_outgrown_blocks:
+    batch, stack = job.recipe.batch, job.stack
+    if not lengths_vary(batch) or not stack.keeps_outgrown_blocks:
+        return []
+    if stack.segments_grow(job.hardware.world_size):
         return []
     return _records(_law(job), int(batch.seq_len), micro_steps(job))
 

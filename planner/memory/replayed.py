@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from planner.allocator.columns import held_at
+from planner.allocator.settings import N_ROUNDUP_INTERVALS, AllocatorSettings
 from planner.allocator.slots import (
     SlotEvents,
     SlotReplay,
@@ -161,7 +162,7 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     """The requests of ``stream`` in bytes, with the events at which its phases begin."""
     streams = stream.streams if any(stream.streams) else array("B")
     begins = [begin for begin, _ in stream.phases]
-    # A stack that empties the cache every few steps, or lets segments grow, keeps nothing of the first step.
+    # A stack that empties the cache every few steps keeps nothing of the first step.
     later = (
         []
         if job.stack.keeps_outgrown_blocks
@@ -169,7 +170,17 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
     )
     empties = frozenset([*stream.emptied, *later])
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
-    return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags))
+    settings = _allocator_settings(job)
+    return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings))
+
+
+def _allocator_settings(job: Job) -> AllocatorSettings:
+    """What the stack of the job sets of PyTorch's allocator."""
+    divisions = job.stack.roundup_divisions
+    return AllocatorSettings(
+        expandable_segments=job.stack.segments_grow(job.hardware.world_size),
+        roundup_divisions=(divisions,) * N_ROUNDUP_INTERVALS if divisions else (),
+    )
 
 
 def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> list[int]:

@@ -33,11 +33,15 @@ def load(stream: RequestStream, job: Job) -> list[Weight]:
 
 
 def load_whole(stream: RequestStream, job: Job) -> list[Weight]:
-    """The same without what the first products take."""
+    """The same without what the first products take.  What is cast on the host comes as it is then."""
     stream.enter("load")
     weights = model_weights(job)
-    arrive(stream, job, weights)
-    replace(stream, weights, {id(each): prepared_dtype(job, each) for each in weights})
+    if casts_on_host(job):
+        _cast_on_host(job, weights)
+        arrive(stream, job, weights)
+    else:
+        arrive(stream, job, weights)
+        replace(stream, weights, {id(each): prepared_dtype(job, each) for each in weights})
     if job.recipe.adapter is not None:
         stream.enter("adapters")
     weights += add_adapters(stream, job, weights)
@@ -60,8 +64,26 @@ def _load_beside(stream: RequestStream, job: Job) -> None:
     """
     stream.enter("load")
     weights = model_weights(job)
+    if casts_on_host(job):
+        _cast_on_host(job, weights)
     arrive(stream, job, weights)
     replace(stream, weights, engine_dtypes(job, weights))
+
+
+def casts_on_host(job: Job) -> bool:
+    """Whether DeepSpeed's engine gets the model in host RAM, casts it there and moves it to the card then.
+
+    k-bit models are on the card before.
+    Source: deepspeed 0.19.8 runtime/engine.py _configure_distributed_model.
+    """
+    is_given = job.regime.engine == "deepspeed" and job.recipe.numerics.quantization == "none"
+    return is_given and job.stack.engine_casts_on_host
+
+
+def _cast_on_host(job: Job, weights: Iterable[Weight]) -> None:
+    dtypes = engine_dtypes(job, weights)
+    for each in weights:
+        each.dtype = dtypes.get(id(each), prepared_dtype(job, each))
 
 
 def arrive(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> None:
@@ -162,8 +184,9 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
     originals = {each.name: each.dtype for each in weights if not each.packed}
     if job.model.tied:
         originals["head"] = originals[job.model.token_embedding.name]
+    cast = engine_dtypes(job, made) if casts_on_host(job) else {}
     for each in made:
-        each.dtype = originals.get(each.name, each.dtype)
+        each.dtype = cast.get(id(each), originals.get(each.name, each.dtype))
         each.slot = stream.allocate(each.unit, each.unit_bytes, "adapters", ("adapters", each.name, "weight"))
         if each.name.endswith("oft_R"):
             for part in ("rows", "cols"):

@@ -3,7 +3,8 @@
 Source: torch 2.13 nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp ``initialize_buckets``.
 The first bucket is of 1 MiB, the others of 25 MiB, each closed by the gradient that fills it.  Gradients are
 copied into buckets and out of them (``gradient_as_bucket_view`` is off by default).  Buckets stay until the
-end.  Before that all weights are copied to be sent, at least 250 MiB at a time and two of these at once
+end, but for the one of the first step where no unused parameters are looked for.
+Before that all weights are copied to be sent, at least 250 MiB at a time and two of these at once
 (comm.cpp ``broadcast_coalesced``); flattening one tensor copies nothing.
 """
 
@@ -20,12 +21,17 @@ _FIRST_BYTES, _BUCKET_BYTES = MIB, 25 * MIB
 _COPY_BYTES = 250 * MIB
 
 
-def with_buckets(records: list[Record]) -> list[Record]:
-    """``records`` of one process with DDP's buckets, which are made when everything is loaded."""
+def with_buckets(records: list[Record], *, finds_unused: bool) -> list[Record]:
+    """``records`` of one process with DDP's buckets, which are made when everything is loaded.
+
+    Where no unused parameters are looked for, all gradients of the first step have one, which the next
+    forward pass replaces (distributed.py ``compute_bucket_size_limits``, reducer.cpp ``rebuild_buckets``).
+    """
     stream = RankRecords(1 + max(record.block.id for record in records))
     sizes: list[int] = []
     loaded: list[tuple[int, bool, int]] = []
-    loading = True
+    loading, has_stepped = True, False
+    first: TracedBlock | None = None
     for record in records:
         parameter = parameter_of(record)
         if parameter is not None:
@@ -35,10 +41,23 @@ def with_buckets(records: list[Record]) -> list[Record]:
         if loading and record.place.stage not in ("load", "adapters"):
             loading = False
             _broadcast(stream, loaded)
-            for n_bytes in bucket_sizes(sizes[::-1]):
-                stream.take(n_bytes, _BUCKET)
+            if finds_unused:
+                _take_buckets(stream, sizes)
+            else:
+                first = stream.take(sum(sizes), _BUCKET)
+        has_stepped = has_stepped or record.place.stage == "optimizer_step"
+        if first is not None and has_stepped and record.place.stage == "forward":
+            stream.place = record.place
+            stream.free(first)
+            first = None
+            _take_buckets(stream, sizes)
         stream.pass_on(record)
     return stream.records
+
+
+def _take_buckets(stream: RankRecords, sizes: list[int]) -> None:
+    for n_bytes in bucket_sizes(sizes[::-1]):
+        stream.take(n_bytes, _BUCKET)
 
 
 def _broadcast(stream: RankRecords, tensors: list[tuple[int, bool, int]]) -> None:

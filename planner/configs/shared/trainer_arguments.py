@@ -183,9 +183,12 @@ def read_evaluation(keys: Keys, reading: Reading, *names: str) -> None:
 
 
 def read_batches(keys: Keys, reading: Reading) -> None:
-    """Enter whether batches are made of samples of like length,
-    and whether the cache is emptied as it goes.
+    """Enter whether batches are made of samples of like length, whether the cache is emptied as it goes,
+    and whether DDP looks for parameters that a step did not use.
     """
+    unused = "ddp_find_unused_parameters"
+    if keys.get(unused) is not None:
+        reading.switch("ddp_finds_unused", "always" if keys.flag(unused) else "never", keys.where(unused))
     if keys.flag("group_by_length"):
         reading.switch("sorts_lengths", True, keys.where("group_by_length"))
     strategy = keys.text("train_sampling_strategy")

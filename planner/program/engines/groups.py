@@ -201,10 +201,12 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
         for each in weights:
             each.dtype = prepared_dtype(job, each)
         _one_by_one(stream, job, sizes, weights)
+        again = _tied_again(stream, job, sizes)
         adapters = adapter_weights(job)
         if adapters:
             stream.enter("adapters")
         _one_by_one(stream, job, sizes, adapters)
+        _let_go(stream, again)
         weights = weights + adapters
     stream.enter("forward")
     take_workspaces(stream, job)
@@ -213,13 +215,42 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
 
 def _one_by_one(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
     for each in weights:
-        if not job.recipe.offloads_params:
-            whole = each.count * ELEMENT_BYTES[sizes.stored(each)]
-            stream.free(stream.allocate(each.unit, whole, "other_temporaries", ("load", each.name, "whole")))
+        whole = _whole(stream, job, sizes, each)
         if each.packed:
             each.dtype = "int8"
             _keep_constants(stream, job, sizes, each)
         _keep_shard(stream, job, sizes, each)
+        _let_go(stream, whole)
+
+
+def _let_go(stream: RequestStream, slot: int | None) -> None:
+    if slot is not None:
+        stream.free(slot)
+
+
+def _whole(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> int | None:
+    """The whole parameter, of which the shard is a copy; nothing where shards are on the host."""
+    if job.recipe.offloads_params:
+        return None
+    n_bytes = weight.count * ELEMENT_BYTES[sizes.stored(weight)]
+    return stream.allocate(weight.unit, n_bytes, "other_temporaries", ("load", weight.name, "whole"))
+
+
+def _tied_again(stream: RequestStream, job: Job, sizes: Sizes) -> int | None:
+    """Under FSDP2 the state dict of a tied model has its table under the name of the head, too: a second
+    shard of it, which goes when all are in their places.
+    """
+    is_of_transformers = job.recipe.sharding.dtensors and job.stack.model_code != "own"
+    if not job.model.tied or not is_of_transformers or job.recipe.offloads_params:
+        return None
+    table = next(each for each in model_weights(job) if each.name == job.model.token_embedding.name)
+    table.dtype = prepared_dtype(job, table)
+    whole = _whole(stream, job, sizes, table)
+    shard = stream.allocate(
+        table.unit, sizes.shard(table).unit_bytes, "weights", ("load", "lm_head", "shard")
+    )
+    _let_go(stream, whole)
+    return shard
 
 
 def _keep_constants(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> None:

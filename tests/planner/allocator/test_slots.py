@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.compiled import is_compiled
+from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, least_limit, replay_again, replay_slots
+from planner.errors import NotModelledError
 from planner.units import MIB
 
 SIZES = st.one_of(
@@ -22,10 +24,17 @@ SIZES = st.one_of(
 )
 
 
+SETTINGS = st.builds(
+    AllocatorSettings,
+    expandable_segments=st.booleans(),
+    roundup_divisions=st.sampled_from([(), (), (16,) * 16, (8, 8, 1, 2) * 4]),
+)
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> SlotEvents:
     """Allocations of drawn sizes on two streams, some of them freed later, in two phases;
-    some may be used again only after so many more are freed.
+    some may be used again only after so many more are freed, and segments may grow.
     """
     sizes = draw(st.lists(SIZES, min_size=1, max_size=60))
     streams, lags = (
@@ -39,15 +48,19 @@ def programs(draw: st.DrawFn) -> SlotEvents:
         for _ in range(draw(st.integers(0, 2))):
             if live:
                 events.append(~live.pop(draw(st.integers(0, len(live) - 1))))
-    return SlotEvents(events, sizes, streams, [0, draw(st.integers(0, len(events)))], lags=lags)
+    empties = draw(st.sampled_from((frozenset[int](), frozenset([1]))))
+    second = draw(st.integers(0, len(events)))
+    return SlotEvents(events, sizes, streams, [0, second], empties, lags, draw(SETTINGS))
 
 
 def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, int, int | None]:
     """(most allocated, most reserved, retries, slot that failed) of the allocator made of objects."""
-    allocator = CachingAllocator(limit_bytes=limit_bytes)
+    allocator = CachingAllocator(program.settings, limit_bytes)
     live = {}
     waiting: dict[tuple[int, bool], list[int]] = {}
-    for event in program.events:
+    for index, event in enumerate(program.events):
+        if 1 in program.empties and index == program.begins[1]:
+            allocator.empty_cache()
         if event >= 0 and program.sizes[event]:
             block = allocator.malloc(program.sizes[event], program.streams[event])
             if block is None:
@@ -63,7 +76,8 @@ def by_objects(program: SlotEvents, limit_bytes: int | None) -> tuple[int, int, 
             if not lag:
                 allocator.free(block)
                 continue
-            tickets = waiting.setdefault((program.streams[~event], program.sizes[~event] <= MIB), [])
+            is_small = allocator.rounded(program.sizes[~event]) <= MIB
+            tickets = waiting.setdefault((program.streams[~event], is_small), [])
             tickets.append(allocator.request_free(block))
             while len(tickets) > lag:
                 allocator.complete_free(tickets.pop(0))
@@ -111,8 +125,9 @@ def test_both_loops_say_the_same(program: SlotEvents, limit_bytes: int | None) -
 
 
 @pytest.mark.skipif(not is_compiled(), reason="installed without a compiler")
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("share_of_reserved", [None, 0.9, 0.6])
-def test_thousands_of_free_blocks_stay_in_order(share_of_reserved: float | None) -> None:
+def test_thousands_of_free_blocks_stay_in_order(share_of_reserved: float | None, grows: bool) -> None:
     """Small and large blocks, freed in an order of their own, taken again in another one;
     the cache given back between, and cards that are too small for what is cached.
     """
@@ -125,8 +140,10 @@ def test_thousands_of_free_blocks_stay_in_order(share_of_reserved: float | None)
         *shuffled[::3],
         *(~slot for slot in range(1, n_slots, 2)),
     ]
-    program = SlotEvents(events, sizes, (), [0, n_slots, n_slots + len(shuffled)], frozenset([2]))
-    limit_bytes = share_of_reserved and int(share_of_reserved * replay_slots(program).reserved_bytes)
+    begins, settings = [0, n_slots, n_slots + len(shuffled)], AllocatorSettings(expandable_segments=grows)
+    program = SlotEvents(events, sizes, (), begins, frozenset([2]), settings=settings)
+    reserved = replay_slots(program).reserved_bytes
+    limit_bytes = None if share_of_reserved is None else int(share_of_reserved * reserved)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("planner.allocator.slots.packed", lambda *_: None)
         by_python = replay_slots(program, limit_bytes)
@@ -215,3 +232,64 @@ def test_a_block_is_split_where_its_rest_can_be_used(loop: str) -> None:
     assert replay_slots(large).phases[1].allocated_bytes == 12 * MIB
     split = SlotEvents([0, ~0, 1], [12 * MIB, 11 * MIB - 512], [], [0, 2])
     assert replay_slots(split).phases[1].allocated_bytes == 11 * MIB - 512
+
+
+GROWING = AllocatorSettings(expandable_segments=True)
+
+
+def test_a_growing_segment_gets_pages_behind_what_is_free(loop: str) -> None:
+    """90 MiB are five pages of 20 MiB, of which 10 MiB are free.  30 MiB take these and one page more.
+
+    Where segments are plain, they are reserved beside the 90 MiB.
+    """
+    del loop
+    program = SlotEvents([0, 1], [90 * MIB, 30 * MIB], (), [0], settings=GROWING)
+    assert replay_slots(program).reserved_bytes == 120 * MIB
+    plain = SlotEvents([0, 1, ~1, 2], [90 * MIB, 30 * MIB, 50 * MIB], (), [0])
+    grows = SlotEvents(plain.events, plain.sizes, (), [0], settings=GROWING)
+    assert replay_slots(plain).reserved_bytes == 170 * MIB
+    assert replay_slots(grows).reserved_bytes == 140 * MIB
+
+
+def test_pages_of_free_blocks_are_unmapped_and_used_elsewhere(loop: str) -> None:
+    """Two blocks of 50 MiB with 10 MiB between: freed, they hold two and two whole pages of 20 MiB, which
+    a full card maps behind 80 MiB.  One page more than these is not there.
+    """
+    del loop
+    events = [0, 1, 2, ~0, ~2, 3]
+    sizes = [50 * MIB, 10 * MIB, 50 * MIB, 80 * MIB]
+    done = replay_slots(SlotEvents(events, sizes, (), [0], settings=GROWING), 120 * MIB)
+    assert (done.reserved_bytes, done.n_retries, done.failure) == (120 * MIB, 1, None)
+    sizes[3] = 100 * MIB + 512
+    failure = replay_slots(SlotEvents(events, sizes, (), [0], settings=GROWING), 120 * MIB).failure
+    assert failure is not None
+    assert failure.n_bytes == 100 * MIB + 512
+
+
+def test_a_longer_batch_makes_a_growing_segment_longer(loop: str) -> None:
+    """40, 30, 60 and 50 MiB one after the other behind 2 MiB:
+    as many pages of 20 MiB as the longest so far needs.
+    """
+    del loop
+    program = SlotEvents([0, 1, ~1], [2 * MIB, 100 * MIB], (), [0], settings=GROWING)
+    grown = replay_again(program, 1, [[2 * MIB, size * MIB] for size in (40, 30, 60, 50)])
+    assert grown == [each * MIB for each in (60, 60, 80, 80)]
+
+
+def test_sizes_are_rounded_before_they_are_asked_for(loop: str) -> None:
+    """From 64 MiB to 128 MiB in steps of 4 MiB where the way is divided by 16;
+    a failure says what the program asked for.
+    """
+    del loop
+    settings = AllocatorSettings(roundup_divisions=(16,) * 16)
+    program = SlotEvents([0], [65 * MIB], (), [0], settings=settings)
+    assert replay_slots(program).allocated_bytes == 68 * MIB
+    failure = replay_slots(program, 66 * MIB).failure
+    assert failure is not None
+    assert failure.n_bytes == 65 * MIB
+
+
+def test_settings_that_the_loop_does_not_follow_are_refused() -> None:
+    """A largest block that is split."""
+    with pytest.raises(NotModelledError, match="expandable_segments"):
+        SlotEvents([0], [MIB], (), [0], settings=AllocatorSettings(max_split_bytes=40 * MIB))

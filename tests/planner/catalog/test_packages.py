@@ -205,6 +205,35 @@ def test_a_template_of_the_stack_wins_over_the_version() -> None:
     assert dict(stack.versions)["deepspeed"] == "0.16.4"
 
 
+@pytest.mark.parametrize(
+    ("stack", "one", "two"),
+    [
+        ("axolotl", True, True),
+        ("axolotl@0.8", True, True),
+        ("unsloth", True, True),
+        ("torchtitan@2024", True, True),
+        ("llama-factory", False, True),
+        ("llama-factory@0.8", False, False),
+        ("trl", False, False),
+    ],
+)
+def test_whose_segments_grow_on_one_gpu_and_on_two(stack: str, one: bool, two: bool) -> None:
+    """Tools that set it for all jobs, for those that they start on several GPUs, or not at all."""
+    found = load_stack(stack)
+    assert (found.segments_grow(1), found.segments_grow(2)) == (one, two)
+
+
+def test_older_axolotl_rounds_sizes_and_reserves_more() -> None:
+    """Up to 0.8 its allocator rounds to sixteenths of a power of two; now its segments grow, and no more."""
+    flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 500, "stack": "axolotl"}
+    new, old = (
+        estimate(resolve(from_flags({**flags, "switches": f"roundup_divisions={n}"}))).memory for n in (0, 16)
+    )
+    assert load_stack("axolotl@0.8").roundup_divisions == 16
+    assert load_stack("axolotl").roundup_divisions == 0
+    assert old.allocated_peak_bytes > 1.005 * float(new.allocated_peak_bytes)
+
+
 def test_staging_on_the_gpu_is_a_term_of_the_step() -> None:
     """0.14.1 to 0.16.9 bring the fp32 partition to the GPU: 4 bytes per parameter over two processes;
     0.19.8 does not.

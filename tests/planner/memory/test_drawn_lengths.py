@@ -13,16 +13,18 @@ from math import ceil, exp, expm1, log
 
 import pytest
 
+from planner.allocator.settings import LARGE_SEGMENT_BYTES
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory import drawn_lengths
+from planner.memory import drawn_lengths, replayed
 from planner.memory.drawn_lengths import drawn_longest, longest_of_batch_tokens, micro_steps
 from planner.memory.replayed_peak import predict_replayed
 from planner.prediction import estimate
 from planner.program.job import Job, job_of
+from planner.units import GIB
 
 PRIORS = Coefficients()
 CAP = 2048
@@ -77,6 +79,18 @@ def test_jobs_whose_shapes_stay_or_whose_cache_goes_have_none(flags: dict[str, o
     """
     assert drawn_longest(job(**flags)) == []
     assert all(term.label != LENGTH_CACHE for term in estimate(scenario(**flags)).memory.terms)
+
+
+def test_batches_of_drawn_lengths_leave_nothing_where_segments_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replayed one after the other, they reserve at most a page more than batches as long as the cap do;
+    in plain segments gigabytes.
+    """
+    lengths = drawn_longest(job())
+    assert len(lengths) > 2
+    monkeypatch.setattr(replayed, "drawn_longest", lambda _: lengths)
+    piled = [replayed.replayed(job(switches=f"expandable_segments={each}")) for each in ("on", "off")]
+    assert piled[0].length_cache_bytes <= LARGE_SEGMENT_BYTES
+    assert piled[1].length_cache_bytes > GIB
 
 
 def test_it_counts_in_reserved_and_not_in_what_must_be_held() -> None:

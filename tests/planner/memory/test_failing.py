@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, replay_slots
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -44,3 +46,22 @@ def test_the_first_request_that_a_card_cannot_serve_is_found() -> None:
     assert failed.phase in ("forward", "loss")
     assert failed.n_bytes > failed.largest_free_bytes
     assert re.fullmatch(r"layer \d+|head|embeddings|products", failed.part)
+
+
+def test_a_job_whose_segments_grow_is_not_told_to_let_them_grow() -> None:
+    """The same small card: what could help a job in plain segments is not asked where they grow already."""
+    job = job_of(scenario(switches="expandable_segments=on"), Coefficients())
+    states = int(predict_replayed(job).state_bytes)
+    failed = failed_request(job, states + 100 * MIB)
+    assert failed is not None
+    assert failed.fits_expandable is None
+
+
+def test_memory_that_another_stream_uses_is_waited_for_in_growing_segments_too() -> None:
+    """Two blocks of 40 MiB that the program let go of lie unused until another stream is done with them."""
+    events = [0, ~0, 1, ~1, 2]
+    program = SlotEvents(events, [40 * MIB] * 3, [0] * 3, [0], lags=[2] * 3)
+    growing = replace(program, settings=AllocatorSettings(expandable_segments=True))
+    assert replay_slots(growing).reserved_bytes == 120 * MIB
+    assert ends_expandable(program, 80 * MIB)
+    assert not ends_expandable(program, 39 * MIB)

@@ -10,7 +10,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
-from planner.program.load import load
+from planner.program.load import load, load_whole
 from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
@@ -53,6 +53,22 @@ def test_a_full_base_is_every_parameter_once_and_cublas_takes_its_workspace() ->
     assert left(requests) == 2 * 774_030_080 + 8 * MIB + 128 * KIB
     assert all(each.trained for each in weights)
     assert loaded(job("gpt2-large", "full", gpu="h200-sxm", load_dtype="bf16"))[0][-1] == f"+{32 * MIB}"
+
+
+def test_deepspeed_casts_what_waits_in_host_ram_before_it_comes_to_the_card() -> None:
+    """Qwen2.5-0.5B in fp32: with the Trainer 2 bytes of each of 494,032,768 parameters arrive, and nothing is
+    replaced; where the model is on the card before, its 4 bytes are, one tensor after the other.
+    """
+    flags = {"sharding": "zero2", "gpus": 2, "load_dtype": "fp32", "precision": "bf16-mixed"}
+    subject = job("qwen2.5-0.5b", "full", stack="hf-trainer@5", **flags)
+    stream, values = RequestStream(), unit_values(subject)
+    load_whole(stream, subject)
+    assert min(stream.events) >= 0
+    sizes = [float(n * values[unit]) for n, unit in zip(stream.unit_bytes, stream.units, strict=True)]
+    assert sum(sizes) == 2 * 494_032_768
+    on_card = loaded(with_stack(subject, engine_casts_on_host=False))[0]
+    assert on_card[0] == f"+{4 * 151_936 * 896}"
+    assert f"-{4 * 151_936 * 896}" in on_card
 
 
 def test_a_4bit_matrix_arrives_whole_and_goes_before_its_scales_come() -> None:

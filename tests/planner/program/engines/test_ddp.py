@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from planner.catalog.stacks import load_stack, with_switches
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.program.engines.ddp import bucket_sizes, copy_sizes
 from planner.program.job import job_of
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 from planner.units import MIB
 
@@ -24,22 +28,63 @@ def test_a_copy_ends_with_the_tensor_that_fills_it() -> None:
     assert copy_sizes([]) == []
 
 
+FLAGS = {
+    "model": "qwen2.5-0.5b",
+    "method": "full",
+    "sharding": "ddp",
+    "gpus": 2,
+    "gpu": "a100-80gb",
+    "seq": 512,
+    "batch": 1,
+}
+
+
+def buckets_of(stream: RequestStream) -> list[int]:
+    """Slots of DDP's buckets."""
+    return [slot for slot in range(len(stream.units)) if stream.place(slot)[2] == "bucket"]
+
+
+def test_one_bucket_holds_the_gradients_of_the_first_step_where_none_can_be_unused() -> None:
+    """With checkpointing, the Trainer looks for no unused parameters: 988 MB in one piece, which go as the
+    second step begins; with adapters, or without checkpointing, it looks for them.
+    """
+    flags = {**FLAGS, "gradient_checkpointing": True}
+    stream = step_of(job_of(resolve(from_flags(flags)), Coefficients()))
+    first, *others = buckets_of(stream)
+    assert stream.unit_bytes[first] == sum(stream.unit_bytes[slot] for slot in others) == 2 * 494_032_768
+    place = stream.events.index(~first)
+    assert place == next(begin for begin, phase in stream.phases if phase == "forward_2")
+    assert list(stream.events[place + 1 : place + 1 + len(others)]) == others
+    adapted = step_of(job_of(resolve(from_flags({**flags, "method": "lora"})), Coefficients()))
+    assert not {~slot for slot in buckets_of(adapted)} & set(adapted.events)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("never", (False, False, False, False)),
+        ("unless_checkpointed", (True, False, True, True)),
+        ("full_unless_checkpointed", (True, False, False, False)),
+        ("always", (True, True, True, True)),
+    ],
+)
+def test_where_unused_parameters_are_looked_for(said: str, expected: tuple[bool, ...]) -> None:
+    """Whole models without and with checkpointing, then adapters without and with it."""
+    stack = with_switches(load_stack("trl"), {"ddp_finds_unused": said}, "test")
+    assert expected == tuple(
+        stack.finds_unused(has_adapter=adapter, is_checkpointed=checkpointed)
+        for adapter in (False, True)
+        for checkpointed in (False, True)
+    )
+
+
 def test_buckets_hold_every_gradient_once_and_stay() -> None:
     """Qwen2.5-0.5B has 494,032,768 parameters of two bytes;
     the table of a tied model closes the last bucket.
     """
-    flags = {
-        "model": "qwen2.5-0.5b",
-        "method": "full",
-        "sharding": "ddp",
-        "gpus": 2,
-        "gpu": "a100-80gb",
-        "seq": 512,
-        "batch": 1,
-    }
-    scenario = resolve(from_flags(flags))
+    scenario = resolve(from_flags({**FLAGS, "gradient_checkpointing": False}))
     stream = step_of(job_of(scenario, Coefficients()))
-    buckets = [slot for slot in range(len(stream.units)) if stream.place(slot)[2] == "bucket"]
+    buckets = buckets_of(stream)
     assert sum(stream.unit_bytes[slot] for slot in buckets) == 2 * 494_032_768
     assert stream.unit_bytes[buckets[-1]] > 2 * 151_936 * 896
     assert not {~slot for slot in buckets} & set(stream.events)

@@ -309,3 +309,23 @@ def test_a_value_head_is_reduced_where_nothing_else_of_its_group_is_trained(shar
     op = {"fsdp": "sharded gradient", "fsdp1": "_cast_grad_to_param_dtype"}[sharding]
     found = rows(made, "loss") + rows(made, "backward")
     assert (op, WIDTH * 4 // N) in [(name, n_bytes) for name, n_bytes, _ in found]
+
+
+def test_a_shard_is_made_beside_its_whole_and_a_tied_table_comes_twice() -> None:
+    """Qwen2.5-0.5B over two cards: 544,538,624 bytes of the table in fp32, half of them beside it, and then
+    the whole goes.  The head's name brings the same once more; that shard goes when all are loaded.  Nothing
+    of this under FSDP1, which has no state dict to load.
+    """
+    table = 4 * 151_936 * 896
+    flags = {"model": "qwen2.5-0.5b", "gpus": 2, "load_dtype": "fp32", "precision": "bf16-mixed"}
+    subject = job(**flags)
+    stream = step_of(subject)
+    loading = stream.events[: next(begin for begin, phase in stream.phases if phase == "forward")]
+    whole, shard = loading[:2]
+    assert [stream.unit_bytes[slot] for slot in (whole, shard)] == [table, table / 2]
+    assert loading[2] == ~whole
+    again = next(slot for slot in loading if slot >= 0 and stream.place(slot)[1] == "lm_head")
+    assert stream.unit_bytes[again] == table / 2
+    assert loading[-1] == ~again
+    old = step_of(job(**flags, sharding="fsdp1"))
+    assert not [slot for slot in range(len(old.units)) if old.place(slot)[:2] == ("load", "lm_head")]

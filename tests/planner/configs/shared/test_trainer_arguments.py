@@ -1,0 +1,33 @@
+"""Keys of the Trainer's arguments that change what stays reserved, in files of two tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.intake.given.config_file import read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: full\ntemplate: qwen\nbf16: true\n"
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nbf16: true\ndatasets: []\nsequence_len: 1024\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FACTORY, "full_unless_checkpointed"),
+        (FACTORY + "ddp_find_unused_parameters: false\n", "never"),
+        (FACTORY + "ddp_find_unused_parameters: true\n", "always"),
+        (AXOLOTL, "never"),
+        (AXOLOTL + "ddp_find_unused_parameters: true\n", "always"),
+    ],
+)
+def test_whether_ddp_looks_for_unused_parameters(text: str, expected: str, tmp_path: Path) -> None:
+    """As the file says, else as the tool does."""
+    path = tmp_path / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    given = with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:2"}))
+    assert resolve(given).stack.ddp_finds_unused == expected
