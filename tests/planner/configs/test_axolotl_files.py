@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
+from planner.errors import REFUSED_BY_TOOL, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -204,6 +204,16 @@ def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
         + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
     )
     assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
+
+
+def test_parameters_of_a_dense_model_are_refused_by_their_key(tmp_path: Path) -> None:
+    """PEFT finds nothing to adapt; beside modules it only warns, whatever the dropout."""
+    only = LORA + "lora_target_parameters: [mlp.experts.down_proj]\n"
+    with pytest.raises(PlannerError, match="lora_target_parameters mlp.experts.down_proj"):
+        resolve(with_flags(read(tmp_path, only), from_flags({"gpu": "a100-80-sxm"})))
+    beside = only + "lora_target_modules: [q_proj]\nlora_dropout: 0.05\n"
+    found = resolve(with_flags(read(tmp_path, beside), from_flags({"gpu": "a100-80-sxm"})))
+    assert any("lora_target_parameters mlp.experts.down_proj" in str(each) for each in found.warnings)
 
 
 def test_sequences_divided_over_gpus(tmp_path: Path) -> None:

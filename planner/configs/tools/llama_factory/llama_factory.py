@@ -28,7 +28,7 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     read_switch,
 )
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
-from planner.configs.tools.llama_factory.llama_factory_outdated import read_fp8, refuse_depths
+from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
 from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
@@ -156,6 +156,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
     read_manner(keys, reading)
+    read_depths(keys, reading, old=bool(old))
     if old:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
@@ -191,7 +192,6 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
-    refuse_depths(keys, old=bool(_old_place(keys)))
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:
