@@ -72,6 +72,7 @@ LLAMA_FACTORY_HARMLESS = _names(
     hyper_parallel_args asft_alpha eaft_alpha fp8_backend fp8_enable_fsdp_float8_all_gather
     profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps profiler_repeat
     profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules
+    kt_cpu_activation kt_config kt_non_expert_weight_path hyper_parallel_cp_size
     """
 )
 """LLaMA-Factory: data, tokens, schedules of adapters, experiment tracking, generation and export, and vision
@@ -91,7 +92,7 @@ TRL_HARMLESS = _names(
     dataset_id_or_path chat_template preprocessing_num_workers auto_insert_empty_system_msg text_column
     tokenizer_name_or_path tokenizer_name base_model_revision model_code_revision max_train_samples
     max_eval_samples system_prompt benchmarks callbacks wandb_entity wandb_project hub_tags num_of_sequences
-    chars_per_token dataset_batch_size
+    chars_per_token dataset_batch_size test_split_size
     """
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""
@@ -148,7 +149,8 @@ AXOLOTL_HARMLESS = _names(
     dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale
     qgalore_proj_type qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold
     qgalore_gamma_proj eval_table_max_new_tokens gptq_groupsize gptq_model_v1 gptq_disable_exllama
-    qgalore_queue_size lisa_step_interval lisa_layers_attribute scaling_softmax_factor scaling_softmax_bias
+    image_resize_algorithm role_boundaries capabilities env_capabilities qgalore_queue_size
+    lisa_step_interval lisa_layers_attribute scaling_softmax_factor scaling_softmax_bias
     """
 )
 """Axolotl: data, tokens, schedules, tracking, how models are loaded and saved.  The last lines are details of

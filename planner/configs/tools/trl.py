@@ -30,6 +30,7 @@ from planner.configs.shared.trainer_arguments import (
     read_precision,
     read_trainer,
 )
+from planner.configs.tools.trl_trainings import ONLINE, refuse_other_trainings
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
 
@@ -73,20 +74,6 @@ HINTS = frozenset(
         "dtype",
     }
 )
-_FILTERS = "this file filters a data set and does not train; training is what is predicted"
-_ONLINE = "reinforcement learning other than GRPO (RLOO, PPO) is not modelled"
-_POLICY = "training by a reward model's scores is not modelled"
-# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0
-# trainer/*_config.py.  In this order, because online ones also have ``beta``, and those that filter have keys
-# of online ones (open-r1 scripts/pass_rate_filtering).
-_OTHER_TRAININGS = {
-    "pass_rate_min": _FILTERS,
-    "pass_rate_max": _FILTERS,
-    "rloo_k": _ONLINE,
-    "num_ppo_epochs": _ONLINE,
-    "cliprange": _ONLINE,
-    "reward_model_path": _POLICY,
-}
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -96,7 +83,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    _refuse_other_trainings(keys)
+    refuse_other_trainings(keys)
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = not generates and trl_task(keys, reading, beside.task)
     read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
@@ -164,7 +151,7 @@ def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
         re.search(r"(?<![a-z])(rloo|ppo|nash|xpo|online_dpo)(?![a-z])", part.lower())
         for part in keys.path.parts[-3:]
     ):
-        raise keys.not_modelled(told, _ONLINE)
+        raise keys.not_modelled(told, ONLINE)
     reading.say("task", "grpo", keys.where(told), "a key of trainers that generate")
     return True
 
@@ -186,12 +173,6 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
     read_rollout(keys, reading, old=bool(old) or keys.has("max_prompt_length"))
     if not old and keys.has("max_prompt_length"):
         reading.take_stack("trl@0.24", keys.where("max_prompt_length"), "a key that TRL has up to 0.28")
-
-
-def _refuse_other_trainings(keys: Keys) -> None:
-    for name, why in _OTHER_TRAININGS.items():
-        if keys.has(name):
-            raise keys.not_modelled(name, why)
 
 
 def _read_model(keys: Keys, reading: Reading) -> None:

@@ -175,7 +175,7 @@ def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
     ("text", "sentence"),
     [
         (LLAMA_FACTORY + "lora_rnak: 8\n", r"lora_rnak: unknown key.*is lora_rank meant\?"),
-        (LLAMA_FACTORY + "sequence_parallel: true\n", r"'parallel'.*take it out"),
+        (LLAMA_FACTORY + "my_parallel: true\n", r"'parallel'.*take it out"),
         (AXOLOTL + "my_frozen_parts: [a]\n", "'frozen'"),
         (TRL + "expert_dropout: 0.1\n", "'expert'"),
         (TRAINER + "model_dtype: fp8\n", "'dtype'"),
@@ -271,6 +271,14 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
             "computed before training",
         ),
         (TRL + "reward_model_path: a/b\n", "reward model's scores"),
+        (TRL + "teacher_model_name_or_path: a/b\nuse_vllm: true\n", "teacher_model_name_or_path: distill"),
+        (TRL + "lmbda: 0.5\n", "distillation"),
+        (TRL + "max_staleness: 4\nnum_generations: 8\n", "beside the update"),
+        (TRL + "normalize_advantages: true\nnum_generations: 8\n", "other than GRPO"),
+        (TRL + "step_separator: '#'\n", "single steps"),
+        (LLAMA_FACTORY + "use_megatron_bridge: true\n", "use_megatron_bridge: a key of Megatron Bridge"),
+        (LLAMA_FACTORY + "calculate_per_token_loss: true\n", "calculate_per_token_loss: a key of Megatron"),
+        (LLAMA_FACTORY + "use_kt: true\n", "use_kt: KTransformers computes experts on the CPU"),
         (TRAINER + "use_lora: true\n", "what the script does with use_lora"),
     ],
 )

@@ -11,9 +11,6 @@ from planner.configs.shared.trainer_arguments import read_attention
 from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
-_OWN_PLUGINS = "axolotl.integrations."
-# Liger does nothing without its own keys; the others evaluate or track.
-_HARMLESS_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
 # Switch -> keys of Liger's plugin that turn it on.
 _KERNELS = {
     "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
@@ -223,31 +220,6 @@ def is_llama(keys: Keys) -> bool:
     """
     names = [str(keys.get(name) or "").lower() for name in ("base_model", "model_type")]
     return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
-
-
-def read_plugins(keys: Keys, reading: Reading) -> None:
-    """Enter what plugins change: the loss.
-
-    Raises:
-        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion,
-            GrokFast, which keeps old gradients, kernels of experts...), or one of others' making, which may
-            change anything.
-    """
-    for plugin in keys.names("plugins"):
-        name = plugin.removeprefix(_OWN_PLUGINS).partition(".")[0] if plugin.startswith(_OWN_PLUGINS) else ""
-        if not name:
-            raise keys.not_modelled(
-                "plugins", f"{show(plugin)} is not known; take it out if it changes nothing of the training"
-            )
-        if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
-            reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
-            text = (
-                "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where "
-                "this keeps none"
-            )
-            reading.remark(keys.where("plugins"), text)
-        elif name not in _HARMLESS_PLUGINS:
-            raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
 
 
 def read_kbit_tables(keys: Keys, reading: Reading, *, of_2023: bool) -> None:

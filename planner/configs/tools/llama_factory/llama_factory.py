@@ -96,10 +96,19 @@ _ATTENTIONS = {
     "eager": "eager",
     "flash_attention_2": "flash2",
 }
+# Read with USE_MEGATRON_BRIDGE=1 alone (ff6d4d12e of 2026-08 hparams/megatron_bridge_args.py).
+_BRIDGE = """
+    use_megatron_bridge sequence_parallel context_parallel_size use_packed_sequences mixed_precision
+    extra_config export_hf_on_finish
+"""
 _UNMODELLED = {
+    **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
-    "use_kt": "KTransformers is not modelled",
+    "use_kt": (
+        "KTransformers computes experts on the CPU: its buffers in host RAM and its time are not modelled; "
+        "without use_kt the job is"
+    ),
     "use_unsloth": (
         "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
     ),
