@@ -228,6 +228,15 @@ def test_keys_of_a_plugin_that_is_not_named_have_no_effect(tmp_path: Path) -> No
     assert not read(tmp_path, LORA + tracked).ignored
 
 
+def test_offload_of_fsdp_is_pinned(tmp_path: Path) -> None:
+    """Axolotl's own key; without it RAM is pinned."""
+    text = BASE + "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n  offload_params: true\n"
+    assert read(tmp_path, text).request.get("offload") == "optimizer+params"
+    assert read(tmp_path, text + "  cpu_offload_pin_memory: true\n").request.get("offload")
+    with pytest.raises(NotModelledError, match="not pinned"):
+        read(tmp_path, text + "  cpu_offload_pin_memory: false\n")
+
+
 def test_parameters_of_a_dense_model_are_refused_by_their_key(tmp_path: Path) -> None:
     """PEFT finds nothing to adapt; beside modules it only warns, whatever the dropout."""
     only = LORA + "lora_target_parameters: [mlp.experts.down_proj]\n"

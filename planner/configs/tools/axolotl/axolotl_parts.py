@@ -57,6 +57,28 @@ _OLD_ATTENTION = {
     "eager_attention": "eager",
 }
 
+# axolotl 067b021c8 (2026-07-24) utils/schemas/trl.py: what Axolotl's own trainer of GRPO adds to TRL's, and
+# the details of it.
+_AHEAD = "generation ahead of the update is not modelled"
+_OWN_ROLLOUTS = {
+    "async_prefetch": _AHEAD,
+    "use_data_producer": "a producer of data of Axolotl's own is not modelled",
+    "streaming_partial_batch": _AHEAD,
+    "rollout_func": "a function that generates, of one's own, is not read",
+    "replay_buffer_size": "GRPO with a buffer of older completions is not modelled",
+    "vllm_lora_sync": "adapters that vLLM loads beside the base are not modelled",
+}
+_OWN_ROLLOUTS_HARMLESS = (
+    "prefetch_depth",
+    "vllm_sync_interval",
+    "streaming_min_groups",
+    "reward_num_workers",
+    "replay_recompute_logps",
+    "reroll_start_fraction",
+    "reroll_max_groups",
+    "skip_zero_advantage_batches",
+)
+
 
 def read_numerics(keys: Keys, reading: Reading) -> None:
     """Enter the precision; ``bf16: auto`` is the default and follows the card, as the stack says.
@@ -360,7 +382,10 @@ def read_generated(keys: Keys, reading: Reading) -> None:
     if reading.value("task") != "grpo":
         return
     reading.said.pop("padding", None)
-    read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
+    section = keys.part("trl") or Keys(keys.path, {})
+    section.refuse_switched_on(_OWN_ROLLOUTS)
+    section.skip(_OWN_ROLLOUTS_HARMLESS)
+    read_rollout(section, reading, old=False)
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
@@ -376,6 +401,11 @@ def read_generated(keys: Keys, reading: Reading) -> None:
                 "port",
                 "enforce_eager",
                 "data_parallel_size",
+                "device",
+                "enable_reasoning",
+                "reasoning_parser",
+                "serve_module",
+                "worker_extension_cls",
             )
         )
 
