@@ -37,7 +37,7 @@ TRAINER_HARMLESS = _names(
 """TrainingArguments: reports, schedules, evaluation, checkpoints, loading of data."""
 
 # llamafactory 0.9.5 hparams: data_args.py, model_args.py, finetuning_args.py,
-# training_args.py, generating_args.py.
+# training_args.py, generating_args.py; the last two lines are names of 0.3.3 to 0.9.4.
 LLAMA_FACTORY_HARMLESS = _names(
     """
     template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
@@ -72,7 +72,9 @@ LLAMA_FACTORY_HARMLESS = _names(
     hyper_parallel_args asft_alpha eaft_alpha fp8_backend fp8_enable_fsdp_float8_all_gather
     profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps profiler_repeat
     profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules
-    kt_cpu_activation kt_config kt_non_expert_weight_path hyper_parallel_cp_size
+    kt_cpu_activation kt_config kt_non_expert_weight_path kt_mode kt_maxlen kt_use_cuda_graph kt_force_think
+    kt_optimize_rule cpu_infer chunk_size mode hyper_parallel_cp_size badam_switch_block_every dpo_beta
+    dpo_loss orpo_beta ppo_logger cache_path disable_version_checking train_mm_proj_only neft_alpha
     """
 )
 """LLaMA-Factory: data, tokens, schedules of adapters, experiment tracking, generation and export, and vision
@@ -92,7 +94,7 @@ TRL_HARMLESS = _names(
     dataset_id_or_path chat_template preprocessing_num_workers auto_insert_empty_system_msg text_column
     tokenizer_name_or_path tokenizer_name base_model_revision model_code_revision max_train_samples
     max_eval_samples system_prompt benchmarks callbacks wandb_entity wandb_project hub_tags num_of_sequences
-    chars_per_token dataset_batch_size test_split_size
+    chars_per_token dataset_batch_size test_split_size sanity_check
     """
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""

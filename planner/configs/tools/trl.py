@@ -75,6 +75,9 @@ HINTS = frozenset(
     }
 )
 
+# trl 0.12.2 commands/cli_utils.py TrlParser; an argument of scripts alone from 0.15.2 to 0.26.2.
+_REENTRANT = "gradient_checkpointing_use_reentrant"
+
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what a file of TRL's SFT command says.
@@ -104,6 +107,11 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_generated(keys, reading, old)
     elif not old:
         _keep_loss(keys, reading)
+    if keys.flag(_REENTRANT):
+        ages = "it counts up to TRL 0.12, and nothing reads it since"
+        reading.needs["checkpoint_reentrant"] = (
+            f"{keys.where(_REENTRANT)}: {ages}: say --checkpoint-reentrant or --no-checkpoint-reentrant"
+        )
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
@@ -130,6 +138,10 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     if keys.has("dataset_mixer"):
         held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))
+    # trl 0.15.2 trainer/dpo_config.py and those to 0.26.
+    for name in ("use_logits_to_keep", "use_num_logits_to_keep"):
+        if keys.flag(name):
+            reading.remark(keys.where(name), "logits of all tokens are counted, which is as much or more")
     reading.said.pop("padding", None)
     keys.skip(PREFERENCE_HARMLESS)
 

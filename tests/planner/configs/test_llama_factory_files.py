@@ -317,6 +317,7 @@ def test_mixture_of_depths_has_the_memory_of_whole_layers(tmp_path: Path) -> Non
         llama + "mixture_of_depths: convert\ndisable_gradient_checkpointing: true\n",
         llama + "mixture_of_depths: convert\nuse_reentrant_gc: false\n",
         llama.replace(": full", ": lora") + "mixture_of_depths: convert\n",
+        llama.replace(": full", ": freeze") + "mixture_of_depths: convert\n",
     ):
         with pytest.raises(NotModelledError, match="mixture of depths is modelled"):
             read(tmp_path, text)

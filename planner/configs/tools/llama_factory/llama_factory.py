@@ -28,7 +28,12 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     read_switch,
 )
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
-from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
+from planner.configs.tools.llama_factory.llama_factory_outdated import (
+    KEYS_OF_0_7,
+    old_place,
+    read_depths,
+    read_fp8,
+)
 from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
@@ -46,22 +51,6 @@ MARKS = frozenset(
 )
 OLD_STACK = "llama-factory@0.8"
 _OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
-# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
-# with the name that Transformers has dropped by 4.55.
-_OLD_KEYS = (
-    "evaluation_strategy",
-    "new_special_tokens",
-    "split",
-    "reserved_label_len",
-    "visual_inputs",
-    "image_resolution",
-    "video_resolution",
-    "image_dir",
-    "train_mm_proj_only",
-    "dpo_ftx",
-    "kto_ftx",
-)
-_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
 # New tokens set ``resize_vocab`` (model/patcher.py patch_tokenizer).
 _RESIZING = (
     "resize_vocab",
@@ -136,7 +125,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     if task is not None or stage == "pt":
         reading.say("task", task or "pretrain", keys.where("stage"))
     _refuse_without_training(keys)
-    old = _old_place(keys)
+    old = old_place(keys)
     if old:
         reading.take_stack(OLD_STACK, old, _OLD)
     reading.take(keys, _TABLE)
@@ -167,7 +156,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_manner(keys, reading)
     read_depths(keys, reading, old=bool(old))
     if old:
-        _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, _KEYS_OF_0_7) is None)
+        _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, KEYS_OF_0_7) is None)
     keys.skip(LLAMA_FACTORY_HARMLESS)
     keys.skip(_GONE)
 
@@ -228,20 +217,6 @@ def _refuse_without_training(keys: Keys) -> None:
         raise keys.not_modelled(
             other[0], "this file does not train, because do_train is not true; training is what is predicted"
         )
-
-
-def _old_place(keys: Keys) -> str:
-    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
-    if (name := first_held(keys, _OLD_KEYS)) is not None:
-        return keys.where(name)
-    # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
-    if keys.get("quantization_method") == "bitsandbytes":
-        return keys.where("quantization_method")
-    # All 28 example files of 0.9.2 have the first key and not the second,
-    # none of 0.9.3 and later that trains.
-    if keys.flag("overwrite_cache") and not keys.holds("report_to"):
-        return keys.where("overwrite_cache")
-    return ""
 
 
 def _read_attention(keys: Keys, reading: Reading) -> None:

@@ -1,10 +1,46 @@
-"""Keys of LLaMA-Factory that did something with Transformers 4, and do not with Transformers 5."""
+"""Keys of LLaMA-Factory that tell an older file, and those that do something with Transformers 4 alone."""
 
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.age import first_held
 from planner.configs.shared.keys import Keys
 from planner.errors import REFUSED_BY_TOOL, UsageError
+
+# Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
+# with the name that Transformers has dropped by 4.55.
+_OLD_KEYS = (
+    "evaluation_strategy",
+    "new_special_tokens",
+    "split",
+    "reserved_label_len",
+    "visual_inputs",
+    "image_resolution",
+    "video_resolution",
+    "image_dir",
+    "train_mm_proj_only",
+    "dpo_ftx",
+    "kto_ftx",
+    "dpo_beta",
+    "dpo_loss",
+    "orpo_beta",
+)
+# hparams/finetuning_args.py of 0.7.1, gone by 0.8.0, with a name of the Trainer's.
+KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta")
+
+
+def old_place(keys: Keys) -> str:
+    """Place of a key that tells a file of 0.9.2 or before; empty where none does."""
+    if (name := first_held(keys, _OLD_KEYS)) is not None:
+        return keys.where(name)
+    # Since 0.9.3 the name is bnb (extras/constants.py QuantizationMethod).
+    if keys.get("quantization_method") == "bitsandbytes":
+        return keys.where("quantization_method")
+    # All 28 example files of 0.9.2 have the first key and not the second,
+    # none of 0.9.3 and later that trains.
+    if keys.flag("overwrite_cache") and not keys.holds("report_to"):
+        return keys.where("overwrite_cache")
+    return ""
 
 
 def read_fp8(keys: Keys, reading: Reading) -> None:
@@ -74,7 +110,7 @@ def _count_whole_layers(keys: Keys, reading: Reading) -> None:
     apart = reading.value("checkpoint_reentrant") is False or reading.value("offload") not in (None, "none")
     if reading.value("gradient_checkpointing") is False or apart:
         raise keys.not_modelled(_DEPTHS, "mixture of depths is modelled with reentrant checkpointing only")
-    if reading.value("method") != "full" or reading.sharding.gathers_weights:
+    if keys.text("finetuning_type") != "full" or reading.sharding.gathers_weights:
         raise keys.not_modelled(
             _DEPTHS, "mixture of depths is modelled for full fine-tuning with whole weights on each GPU"
         )
