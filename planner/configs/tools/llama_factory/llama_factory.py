@@ -157,8 +157,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_depths(keys, reading, old=bool(old))
     if old:
         _read_old_load_dtype(reading, fp32_in_shards=first_held(keys, KEYS_OF_0_7) is None)
-    keys.skip(LLAMA_FACTORY_HARMLESS)
-    keys.skip(_GONE)
+    keys.skip((*LLAMA_FACTORY_HARMLESS, *_GONE))
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
