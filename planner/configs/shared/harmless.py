@@ -163,7 +163,8 @@ features that are refused by their own switch.
 # dataset_transformation.py; the last line is what its older files still have.
 OPEN_INSTRUCT_HARMLESS = _names(
     """
-    exp_name do_not_randomize_output_dir model_revision low_cpu_mem_usage dataset_name dataset_mixer
+    exp_name add_seed_and_date_to_exp_name do_not_randomize_output_dir model_revision low_cpu_mem_usage
+    dataset_name dataset_mixer
     dataset_mixer_list dataset_mixer_list_splits dataset_transform_fn dataset_target_columns
     dataset_cache_mode dataset_local_cache_dir dataset_config_hash dataset_skip_cache dataset_mix_dir
     dataset_config_name max_train_samples preprocessing_num_workers overwrite_cache clip_grad_norm
