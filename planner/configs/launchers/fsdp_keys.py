@@ -37,6 +37,7 @@ _OF_TOWER = re.compile(r"Vision|^(?:CLIP|Siglip|Pixtral)")
 _SUFFIXES = (".json", ".yaml", ".yml", ".conf")
 DEEPSPEED_FILE = "say where it is: --deepspeed FILE"
 ACCELERATE_FILE = "say where it is: --accelerate FILE"
+_PINS = "cpu_offload_pin_memory"
 _UNMODELLED = {
     "xla": "FSDP of XLA is not modelled",
     "activation_checkpointing_offload": "checkpoints in host RAM under FSDP are not modelled",
@@ -145,6 +146,9 @@ def read_fsdp(keys: Keys, reading: Reading, found: FsdpKeys) -> None:
     offloads = prefix("cpu_offload") if keys.has(prefix("cpu_offload")) else prefix("offload_params")
     if keys.flag(offloads):
         reading.say("offload", "optimizer+params", keys.where(offloads), "FSDP offloads both")
+    # axolotl 0.19.0 utils/trainer.py: a key of its own, false with offload only.
+    if keys.flag(_PINS) is False:
+        raise keys.not_modelled(_PINS, "offload of FSDP to RAM that is not pinned is not modelled")
     if keys.flag(prefix("activation_checkpointing")):
         found.checkpoints = True
         reading.said.pop("gradient_checkpointing", None)

@@ -37,7 +37,7 @@ TRAINER_HARMLESS = _names(
 """TrainingArguments: reports, schedules, evaluation, checkpoints, loading of data."""
 
 # llamafactory 0.9.5 hparams: data_args.py, model_args.py, finetuning_args.py,
-# training_args.py, generating_args.py.
+# training_args.py, generating_args.py; the last two lines are names of 0.3.3 to 0.9.4.
 LLAMA_FACTORY_HARMLESS = _names(
     """
     template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
@@ -72,6 +72,9 @@ LLAMA_FACTORY_HARMLESS = _names(
     hyper_parallel_args asft_alpha eaft_alpha fp8_backend fp8_enable_fsdp_float8_all_gather
     profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps profiler_repeat
     profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules
+    kt_cpu_activation kt_config kt_non_expert_weight_path kt_mode kt_maxlen kt_use_cuda_graph kt_force_think
+    kt_optimize_rule cpu_infer chunk_size mode hyper_parallel_cp_size badam_switch_block_every dpo_beta
+    dpo_loss orpo_beta ppo_logger cache_path disable_version_checking train_mm_proj_only neft_alpha
     """
 )
 """LLaMA-Factory: data, tokens, schedules of adapters, experiment tracking, generation and export, and vision
@@ -91,7 +94,7 @@ TRL_HARMLESS = _names(
     dataset_id_or_path chat_template preprocessing_num_workers auto_insert_empty_system_msg text_column
     tokenizer_name_or_path tokenizer_name base_model_revision model_code_revision max_train_samples
     max_eval_samples system_prompt benchmarks callbacks wandb_entity wandb_project hub_tags num_of_sequences
-    chars_per_token dataset_batch_size
+    chars_per_token dataset_batch_size test_split_size sanity_check
     """
 )
 """TRL: data, templates, masks of the loss, schedules of adapters."""
@@ -148,7 +151,8 @@ AXOLOTL_HARMLESS = _names(
     dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale
     qgalore_proj_type qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold
     qgalore_gamma_proj eval_table_max_new_tokens gptq_groupsize gptq_model_v1 gptq_disable_exllama
-    qgalore_queue_size lisa_step_interval lisa_layers_attribute scaling_softmax_factor scaling_softmax_bias
+    image_resize_algorithm role_boundaries capabilities env_capabilities qgalore_queue_size
+    lisa_step_interval lisa_layers_attribute scaling_softmax_factor scaling_softmax_bias
     """
 )
 """Axolotl: data, tokens, schedules, tracking, how models are loaded and saved.  The last lines are details of
@@ -159,7 +163,8 @@ features that are refused by their own switch.
 # dataset_transformation.py; the last line is what its older files still have.
 OPEN_INSTRUCT_HARMLESS = _names(
     """
-    exp_name do_not_randomize_output_dir model_revision low_cpu_mem_usage dataset_name dataset_mixer
+    exp_name add_seed_and_date_to_exp_name do_not_randomize_output_dir model_revision low_cpu_mem_usage
+    dataset_name dataset_mixer
     dataset_mixer_list dataset_mixer_list_splits dataset_transform_fn dataset_target_columns
     dataset_cache_mode dataset_local_cache_dir dataset_config_hash dataset_skip_cache dataset_mix_dir
     dataset_config_name max_train_samples preprocessing_num_workers overwrite_cache clip_grad_norm

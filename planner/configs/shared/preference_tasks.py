@@ -117,6 +117,8 @@ TRL_HARMLESS = (
         "precompute_ref_batch_size",
         "tools",
         "model_adapter_name",
+        "base_model_attribute_name",
+        "max_target_length",
     ),
 )
 """Keys of TRL's trainers of preferences that move neither bytes nor time."""

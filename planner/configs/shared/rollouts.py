@@ -100,9 +100,14 @@ HARMLESS = (
         "vllm_importance_sampling_clip_max",
         "vllm_importance_sampling_clip_min",
     ),
-    *("vllm_enable_prefix_caching", "ds3_gather_for_generation"),
+    *("vllm_enable_prefix_caching", "ds3_gather_for_generation", "max_tool_calling_iterations"),
+    *("sapo_temperature_neg", "sapo_temperature_pos", "transformers_continuous_batching_config"),
+    *("vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos"),
 )
-"""Keys of GRPO that move neither bytes nor time, or next to none."""
+"""Keys of GRPO that move neither bytes nor time, or next to none; those of a feature that is refused by its
+own switch stand here as well.  Constants of the losses sapo and vespo change no shape (trl f2cd577
+trainer/grpo_trainer.py ``_compute_loss``).
+"""
 
 
 def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:

@@ -58,11 +58,11 @@ _DEGREES = {
     "pipeline_parallel_degree": "a pipeline-parallel degree",
     "cp_degree": "a context-parallel degree",
 }
+_OF_STAGE = ("offload_optimizer", "offload_param", "zero_hpz_partition_size")
 _HARMLESS = (
     "beta",
     "gamma_beta_ratio",
     "label_smoothing",
-    "add_seed_and_date_to_exp_name",
     "max_grad_norm",
     "send_slack_alerts",
     "wandb_project",
@@ -175,6 +175,8 @@ def read_own_zero(keys: Keys, reading: Reading) -> bool:
     """
     stage = keys.get("zero_stage")
     if stage is None:
+        # dpo_tune_cache.py reads them with a stage only.
+        keys.skip(_OF_STAGE)
         return False
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise keys.wrong("zero_stage", "0, 1, 2 or 3", stage)
@@ -183,9 +185,9 @@ def read_own_zero(keys: Keys, reading: Reading) -> bool:
         partition = keys.count("zero_hpz_partition_size") or 8
         zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
         zero |= {"zero_hpz_partition_size": partition}
-    for name, target in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_param")):
+    for name in _OF_STAGE[:2]:
         if keys.flag(name):
-            zero[target] = {"device": "cpu", "pin_memory": True}
+            zero[name] = {"device": "cpu", "pin_memory": True}
     part = Keys(keys.path, {"bf16": {"enabled": "auto"}, "zero_optimization": zero})
     read_deepspeed(part, reading)
     return True

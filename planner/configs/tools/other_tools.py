@@ -24,7 +24,8 @@ _MARKS = {
     ),
     # megatron-core 0.16.1 model_parallel_config.py, transformer/transformer_config.py and
     # distributed/distributed_data_parallel_config.py; also what LLaMA-Factory hands to mcore_adapter
-    # (examples/megatron).
+    # (examples/megatron; alibaba/ROLL mcore_adapter/src/mcore_adapter/training_args.py), and to Megatron
+    # Bridge (ff6d4d12e of 2026-08 hparams/megatron_bridge_args.py).
     "Megatron": frozenset(
         {
             "tensor_model_parallel_size",
@@ -41,6 +42,28 @@ _MARKS = {
             "overlap_param_gather",
             "bias_activation_fusion",
             "apply_rope_fusion",
+            "masked_softmax_fusion",
+            "cross_entropy_loss_fusion",
+            "account_for_embedding_in_pipeline_split",
+            "account_for_loss_in_pipeline_split",
+            "pipeline_model_parallel_layout",
+            "expert_tensor_parallel_size",
+            "recompute_modules",
+            "moe_layer_recompute",
+            "moe_expert_capacity_factor",
+            "moe_pad_expert_input_to_capacity",
+            "moe_token_drop_policy",
+            "moe_shared_expert_overlap",
+            "moe_enable_routing_replay",
+            "mtp_num_layers",
+            "calculate_per_token_loss",
+            "transformer_impl",
+            "cuda_graph_impl",
+            "distrib_optim_fully_reshardable",
+            "optimizer_cpu_offload",
+            "optimizer_offload_fraction",
+            "delay_grad_reduce",
+            "megatron_pretrained_checkpoint",
         }
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
@@ -71,7 +94,9 @@ def refuse_other_tools(document: Document) -> None:
 
 
 def _refusal(document: Document, program: str, key: str) -> NotModelledError:
+    advice = "say the job by flags"
+    if program == "Megatron":
+        advice = "the same job under ZeRO or FSDP is modelled, by flags"
     return NotModelledError(
-        f"{document.path}:{key}: a key of {program}: such files are not read; say the job by flags "
-        "(plan --help)"
+        f"{document.path}:{key}: a key of {program}: such files are not read; {advice} (plan --help)"
     )

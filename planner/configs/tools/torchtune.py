@@ -125,6 +125,10 @@ _HARMLESS = (
     "loss_parallel",
     "ac_option",
     "keep_last_n_checkpoints",
+    "save_every_n_steps",
+    # Details of what is refused by its own switch.
+    "context_parallel_rotate_method",
+    "fp8_recipe_name",
 )
 
 
@@ -158,6 +162,8 @@ def read_torchtune(keys: Keys, reading: Reading, beside: Beside) -> None:
             )
     _read_dtype(keys, reading)
     _read_data(keys, reading)
+    if keys.flag("resize_token_embeddings"):
+        reading.remark(keys.where("resize_token_embeddings"), "the vocabulary is counted as published")
     _read_optimizer(keys, reading)
     _read_checkpointing(keys, reading)
     _read_distribution(keys, reading)
@@ -293,6 +299,11 @@ def _read_checkpointing(keys: Keys, reading: Reading) -> None:
     reading.say(
         "gradient_checkpointing", bool(again), where, "" if again is not None else "off where it is left out"
     )
+    streams = keys.flag("activation_offloading_use_streams")
+    if offload and streams is False:
+        raise keys.not_modelled(
+            "activation_offloading_use_streams", "offloading without a stream of its own is not modelled"
+        )
     if offload:
         reading.say("offload", "activations", keys.where("enable_activation_offloading"))
 

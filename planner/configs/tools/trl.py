@@ -30,6 +30,7 @@ from planner.configs.shared.trainer_arguments import (
     read_precision,
     read_trainer,
 )
+from planner.configs.tools.trl_trainings import ONLINE, refuse_other_trainings
 from planner.domain.recipes.recipe import TARGET_PATTERN, TARGETS_OF_PEFT
 from planner.errors import UsageError, show
 
@@ -73,20 +74,9 @@ HINTS = frozenset(
         "dtype",
     }
 )
-_FILTERS = "this file filters a data set and does not train; training is what is predicted"
-_ONLINE = "reinforcement learning other than GRPO (RLOO, PPO) is not modelled"
-_POLICY = "training by a reward model's scores is not modelled"
-# Keys that only files of other trainings have, whatever their values: trl 0.15.2 and 1.16.0
-# trainer/*_config.py.  In this order, because online ones also have ``beta``, and those that filter have keys
-# of online ones (open-r1 scripts/pass_rate_filtering).
-_OTHER_TRAININGS = {
-    "pass_rate_min": _FILTERS,
-    "pass_rate_max": _FILTERS,
-    "rloo_k": _ONLINE,
-    "num_ppo_epochs": _ONLINE,
-    "cliprange": _ONLINE,
-    "reward_model_path": _POLICY,
-}
+
+# trl 0.12.2 commands/cli_utils.py TrlParser; an argument of scripts alone from 0.15.2 to 0.26.2.
+_REENTRANT = "gradient_checkpointing_use_reentrant"
 
 
 def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -96,7 +86,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    _refuse_other_trainings(keys)
+    refuse_other_trainings(keys)
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = not generates and trl_task(keys, reading, beside.task)
     read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
@@ -118,6 +108,11 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_generated(keys, reading, old)
     elif not old:
         _keep_loss(reading, own_loss)
+    if keys.flag(_REENTRANT):
+        ages = "it counts up to TRL 0.12, and nothing reads it since"
+        reading.needs["checkpoint_reentrant"] = (
+            f"{keys.where(_REENTRANT)}: {ages}: say --checkpoint-reentrant or --no-checkpoint-reentrant"
+        )
     _read_precision(keys, reading, old)
     _read_launch(keys, reading, beside)
     read_distribution(keys, reading, beside)
@@ -144,6 +139,10 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     if keys.has("dataset_mixer"):
         held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))
+    # trl 0.15.2 trainer/dpo_config.py and those to 0.26.
+    for name in ("use_logits_to_keep", "use_num_logits_to_keep"):
+        if keys.flag(name):
+            reading.remark(keys.where(name), "logits of all tokens are counted, which is as much or more")
     reading.said.pop("padding", None)
     keys.skip(PREFERENCE_HARMLESS)
 
@@ -165,7 +164,7 @@ def _trains_on_generated(keys: Keys, reading: Reading, named: str) -> bool:
         re.search(r"(?<![a-z])(rloo|ppo|nash|xpo|online_dpo)(?![a-z])", part.lower())
         for part in keys.path.parts[-3:]
     ):
-        raise keys.not_modelled(told, _ONLINE)
+        raise keys.not_modelled(told, ONLINE)
     reading.say("task", "grpo", keys.where(told), "a key of trainers that generate")
     return True
 
@@ -187,12 +186,6 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
     read_rollout(keys, reading, old=bool(old) or keys.has("max_prompt_length"))
     if not old and keys.has("max_prompt_length"):
         reading.take_stack("trl@0.24", keys.where("max_prompt_length"), "a key that TRL has up to 0.28")
-
-
-def _refuse_other_trainings(keys: Keys) -> None:
-    for name, why in _OTHER_TRAININGS.items():
-        if keys.has(name):
-            raise keys.not_modelled(name, why)
 
 
 def _read_model(keys: Keys, reading: Reading) -> None:

@@ -58,9 +58,12 @@ def _some_targets_unmatched(case: Case) -> bool:
 
 
 def _targets_parameters(case: Case) -> bool:
-    return case.adapter is not None and any(
-        each.startswith(TARGET_PARAMETER) for each in case.adapter.targets
-    )
+    """Whether adapters are put on parameters of a model that has experts;
+    elsewhere PEFT 0.21 tuners/tuners_utils.py says that nothing matched.
+    """
+    targets = case.adapter.targets if case.adapter else ()
+    experts = any(group.block.mlp.n_experts for group in case.model.groups)
+    return experts and any(each.startswith(TARGET_PARAMETER) for each in targets)
 
 
 def _dropout(case: Case) -> float:
@@ -79,7 +82,23 @@ def adapts_head(case: Case) -> bool:
 
 def _unmatched_targets_text(case: Case) -> str:
     targets = unmatched_targets(case.model, case.adapter.targets) if case.adapter else ()
+    modules = [each for each in targets if not each.startswith(TARGET_PARAMETER)]
+    if not modules:
+        return _unmatched_parameters_text(case, targets)
     return f"{', '.join(targets)}; {case.model.id} has {', '.join(linear_names(case.model))}"
+
+
+def _unmatched_parameters_text(case: Case, targets: tuple[str, ...]) -> str:
+    """Names the key that such targets are written under, in files of Axolotl, TRL and PEFT."""
+    names = ", ".join(each.removeprefix(TARGET_PARAMETER) for each in targets)
+    stacked = (
+        linear.name
+        for group in case.model.groups
+        for linear in group.block.linears
+        if linear.group == "expert" and linear.kind == "parameter"
+    )
+    has = ", ".join(f"mlp.experts.{name}" for name in dict.fromkeys(stacked))
+    return f"lora_target_parameters {names}; {case.model.id} has {has or 'no experts that are one tensor'}"
 
 
 def _unmatched_modules_text(case: Case) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import REFUSED_BY_TOOL, NotModelledError, UsageError
+from planner.errors import REFUSED_BY_TOOL, NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -204,6 +204,47 @@ def test_targets_are_lists_expressions_and_parameters(tmp_path: Path) -> None:
         + "adapter: lora\nlora_target_modules: [q_proj]\nlora_target_parameters: [mlp.experts.down_proj]\n"
     )
     assert read(tmp_path, text).request.get("lora_targets") == ("q_proj", "param:mlp.experts.down_proj")
+
+
+def test_keys_of_a_plugin_that_is_not_named_have_no_effect(tmp_path: Path) -> None:
+    """With the plugin they count, or the plugin is refused."""
+    for text, plugin in (
+        ("use_scattermoe: true\n", "kernels.KernelsPlugin"),
+        ("kd_alpha: 0.9\n", "kd.KDPlugin"),
+        ("diffusion: {eps: 0.001}\n", "diffusion.DiffusionPlugin"),
+        ("grokfast_alpha: 0.9\n", "grokfast.GrokfastPlugin"),
+    ):
+        found = read(tmp_path, LORA + text)
+        said = [each.text for each in found.remarks if each.origin.endswith(text.partition(":")[0])]
+        assert said == [f"has no effect: plugins does not name axolotl.integrations.{plugin.split('.')[0]}"]
+        assert not found.ignored
+        with pytest.raises(NotModelledError, match="trains is not modelled"):
+            read(tmp_path, LORA + text + f"plugins: [axolotl.integrations.{plugin}]\n")
+    entropy = LORA + "cut_cross_entropy: true\nbf16: true\n"
+    assert read(tmp_path, entropy).request.get("loss") is None
+    named = entropy + "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+    assert read(tmp_path, named).request.get("loss") == "liger"
+    tracked = "plugins: [axolotl.integrations.swanlab.SwanLabPlugin]\nswanlab_project: a\n"
+    assert not read(tmp_path, LORA + tracked).ignored
+
+
+def test_offload_of_fsdp_is_pinned(tmp_path: Path) -> None:
+    """Axolotl's own key; without it RAM is pinned."""
+    text = BASE + "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n  offload_params: true\n"
+    assert read(tmp_path, text).request.get("offload") == "optimizer+params"
+    assert read(tmp_path, text + "  cpu_offload_pin_memory: true\n").request.get("offload")
+    with pytest.raises(NotModelledError, match="not pinned"):
+        read(tmp_path, text + "  cpu_offload_pin_memory: false\n")
+
+
+def test_parameters_of_a_dense_model_are_refused_by_their_key(tmp_path: Path) -> None:
+    """PEFT finds nothing to adapt; beside modules it only warns, whatever the dropout."""
+    only = LORA + "lora_target_parameters: [mlp.experts.down_proj]\n"
+    with pytest.raises(PlannerError, match=r"lora_target_parameters mlp\.experts\.down_proj"):
+        resolve(with_flags(read(tmp_path, only), from_flags({"gpu": "a100-80-sxm"})))
+    beside = only + "lora_target_modules: [q_proj]\nlora_dropout: 0.05\n"
+    found = resolve(with_flags(read(tmp_path, beside), from_flags({"gpu": "a100-80-sxm"})))
+    assert any("lora_target_parameters mlp.experts.down_proj" in str(each) for each in found.warnings)
 
 
 def test_sequences_divided_over_gpus(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def test_a_reward_model(tmp_path: Path) -> None:
         (TRL + "reward_model_name_or_path: gpt2\nreward_funcs: [a/b]\n", "several reward models"),
         (OLD + "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n", "Liger's loss of GRPO"),
         (AXOLOTL + "trl:\n  sync_ref_model: true\n", "follows the policy"),
+        (AXOLOTL + "trl:\n  async_prefetch: true\n", "async_prefetch: generation ahead"),
+        (AXOLOTL + "trl:\n  rollout_func: mine.generate\n", "of one's own"),
     ],
 )
 def test_what_is_not_modelled(tmp_path: Path, text: str, sentence: str) -> None:

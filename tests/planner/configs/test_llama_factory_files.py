@@ -319,16 +319,32 @@ def test_fp8_by_torchao_has_no_effect_with_transformers_5(tmp_path: Path) -> Non
         read(tmp_path, BASE + "fp8: true\nfp8_backend: te\n")
 
 
-def test_mixture_of_depths_cannot_be_imported_beside_transformers_5(tmp_path: Path) -> None:
-    """A file of an older age is not modelled instead."""
+def test_mixture_of_depths_of_later_transformers(tmp_path: Path) -> None:
+    """It runs beside Transformers 4.42 and older only: of a later age its tool refuses it."""
     with pytest.raises(UsageError, match=r"beside Transformers 5.*refused-by-its-tool"):
         read(tmp_path, BASE + "mixture_of_depths: convert\n")
     llama = BASE.replace("Qwen/Qwen2.5-0.5B", "meta-llama/Meta-Llama-3-8B") + "overwrite_cache: true\n"
     with pytest.raises(UsageError, match=r"Transformers 4\.43.*refused-by-its-tool"):
         read(tmp_path, llama + "mixture_of_depths: convert\n")
-    with pytest.raises(NotModelledError, match="mixture of depths is not modelled"):
-        read(tmp_path, BASE + "mixture_of_depths: load\nevaluation_strategy: steps\n")
     assert read(tmp_path, BASE + "mixture_of_depths: null\n").request.get("method") == "lora"
+
+
+def test_mixture_of_depths_has_the_memory_of_whole_layers(tmp_path: Path) -> None:
+    """Where each layer is run again by itself; other jobs of that age are not modelled."""
+    llama = FULL.replace("Qwen/Qwen2.5-0.5B", "meta-llama/Meta-Llama-3-8B") + "evaluation_strategy: steps\n"
+    found = read(tmp_path, llama + "mixture_of_depths: convert\n")
+    assert any(each.origin.endswith("mixture_of_depths") for each in found.remarks)
+    without = read(tmp_path, llama)
+    assert found.request.values.keys() == without.request.values.keys()
+    for text in (
+        llama + "mixture_of_depths: load\n",
+        llama + "mixture_of_depths: convert\ndisable_gradient_checkpointing: true\n",
+        llama + "mixture_of_depths: convert\nuse_reentrant_gc: false\n",
+        llama.replace(": full", ": lora") + "mixture_of_depths: convert\n",
+        llama.replace(": full", ": freeze") + "mixture_of_depths: convert\n",
+    ):
+        with pytest.raises(NotModelledError, match="mixture of depths is modelled"):
+            read(tmp_path, text)
 
 
 @pytest.mark.parametrize("line", ["resize_vocab: true", "add_tokens: <a>,<b>", "new_special_tokens: <a>"])

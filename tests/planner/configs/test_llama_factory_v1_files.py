@@ -59,6 +59,8 @@ def read(
         ({"peft_config": {"name": "lora", "use_dora": True}}, "DoRA"),
         ({"peft_config": {"name": "lora", "export_dir": "merged"}}, "merges adapters and does not train"),
         ({"dist_config": {"name": "fsdpturbo", "ep_size": 16}}, "'fsdpturbo' is not modelled"),
+        ({"dist_config": {"name": "fsdp2", "ep_size": 16}}, "ep_size: a key of fsdpturbo"),
+        ({"dist_config": {"name": "fsdp2", "offload_params": True, "pin_memory": False}}, "not pinned"),
         ({"train_dataset": "data/v1_rm_demo.yaml"}, "sounds like data of reward models"),
         (
             {"pref_beta": 0.1, "dist_config": {"name": "deepspeed", "config_file": "z3.json"}},

@@ -98,6 +98,8 @@ def test_dpo_of_2024_runs_a_second_model(tmp_path: Path) -> None:
 def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
     """A stage without a file; stage 3 has a secondary partition of eight unless it is said."""
     assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 2}).value("sharding") == "zero2"
+    alone = read(tmp_path, NOW | {"beta": 5, "offload_optimizer": True})
+    assert (alone.value("offload"), alone.ignored) == (None, [])
     assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 3}).value("hpz") == 8
     own = read(
         tmp_path, NOW | {"beta": 5, "zero_stage": 3, "zero_hpz_partition_size": 1, "offload_optimizer": True}

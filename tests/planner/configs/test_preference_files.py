@@ -161,3 +161,21 @@ def test_a_handbook_recipe_of_pairs_without_a_length_has_that_of_its_trl(tmp_pat
     assert recipe.request.get("seq") == 512
     assert any("max_length" in note for note in recipe.notes)
     assert "seq" in read(tmp_path, text + "use_flash_attention_2: true\nlora_r: 16\n", "dpo/other.yaml").needs
+
+
+def test_keys_of_a_loss_tell_the_age(tmp_path: Path) -> None:
+    """LLaMA-Factory has called them otherwise since 0.8; TRL has dropped its switches of logits."""
+    found = read(tmp_path, LLAMA_FACTORY + "stage: dpo\ndpo_beta: 0.1\ndpo_loss: sigmoid\n")
+    assert found.request.get("stack") == "llama-factory@0.8"
+    assert not found.ignored
+    found = read(
+        tmp_path, TRL + "bf16: true\nrpo_alpha: null\nbeta: 0.1\nuse_logits_to_keep: true\n", "dpo.yaml"
+    )
+    assert any(each.origin.endswith("use_logits_to_keep") for each in found.remarks)
+
+
+def test_a_switch_that_counted_in_older_scripts_is_asked_about(tmp_path: Path) -> None:
+    """No key says which TRL runs the file; false is what it does without the key."""
+    text = TRL + "bf16: true\ngradient_checkpointing_use_reentrant: "
+    assert "--checkpoint-reentrant" in read(tmp_path, text + "true\n").needs["checkpoint_reentrant"]
+    assert "checkpoint_reentrant" not in read(tmp_path, text + "false\n").needs

@@ -156,3 +156,15 @@ def test_optimizers_by_their_class(tmp_path: Path) -> None:
     ):
         table = {"_component_": kind} if fused is None else {"_component_": kind, "fused": fused}
         assert read(tmp_path, BASE | {"optimizer": table}).value("optimizer") == ours
+
+
+def test_keys_of_newer_recipes(tmp_path: Path) -> None:
+    """When checkpoints are written changes nothing; offload runs on a stream of its own."""
+    table = {**BASE, "save_every_n_steps": 100, "resize_token_embeddings": True}
+    found = read(tmp_path, table)
+    assert not found.ignored
+    assert any(each.origin.endswith("resize_token_embeddings") for each in found.remarks)
+    again = {"enable_activation_checkpointing": True, "enable_activation_offloading": True}
+    assert read(tmp_path, {**BASE, **again, "activation_offloading_use_streams": True})
+    with pytest.raises(NotModelledError, match="stream of its own"):
+        read(tmp_path, {**BASE, **again, "activation_offloading_use_streams": False})

@@ -34,12 +34,12 @@ from planner.configs.tools.axolotl.axolotl_parts import (
     read_kbit_tables,
     read_loss,
     read_numerics,
-    read_plugins,
     refuse_8bit_in_ram,
     refuse_partly_packed,
     remark_on_short_convolutions,
     stores_in_fp32,
 )
+from planner.configs.tools.axolotl.axolotl_plugins import read_plugins
 from planner.configs.tools.axolotl.axolotl_vision import language_model_targets, read_images
 from planner.errors import UsageError, show
 

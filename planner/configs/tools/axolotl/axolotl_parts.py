@@ -12,9 +12,6 @@ from planner.domain.recipes.sharding import FSDP1, HSDP1
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
 
 _PREFERENCES = ("dpo", "kto", "orpo", "simpo")
-_OWN_PLUGINS = "axolotl.integrations."
-# Liger does nothing without its own keys; the others evaluate or track.
-_HARMLESS_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab")
 # Switch -> keys of Liger's plugin that turn it on.
 _KERNELS = {
     "fused_norm": ("liger_rms_norm", "liger_layer_norm", "liger_rms_norm_gated"),
@@ -67,6 +64,28 @@ _OLD_ATTENTION = {
     "sdp_attention": "sdpa",
     "eager_attention": "eager",
 }
+
+# axolotl 067b021c8 (2026-07-24) utils/schemas/trl.py: what Axolotl's own trainer of GRPO adds to TRL's, and
+# the details of it.
+_AHEAD = "generation ahead of the update is not modelled"
+_OWN_ROLLOUTS = {
+    "async_prefetch": _AHEAD,
+    "use_data_producer": "a producer of data of Axolotl's own is not modelled",
+    "streaming_partial_batch": _AHEAD,
+    "rollout_func": "a function that generates, of one's own, is not read",
+    "replay_buffer_size": "GRPO with a buffer of older completions is not modelled",
+    "vllm_lora_sync": "adapters that vLLM loads beside the base are not modelled",
+}
+_OWN_ROLLOUTS_HARMLESS = (
+    "prefetch_depth",
+    "vllm_sync_interval",
+    "streaming_min_groups",
+    "reward_num_workers",
+    "replay_recompute_logps",
+    "reroll_start_fraction",
+    "reroll_max_groups",
+    "skip_zero_advantage_batches",
+)
 
 
 def read_numerics(keys: Keys, reading: Reading) -> None:
@@ -231,31 +250,6 @@ def is_llama(keys: Keys) -> bool:
     """
     names = [str(keys.get(name) or "").lower() for name in ("base_model", "model_type")]
     return keys.flag("is_llama_derived_model") is True or any("llama" in name for name in names)
-
-
-def read_plugins(keys: Keys, reading: Reading) -> None:
-    """Enter what plugins change: the loss.
-
-    Raises:
-        NotModelledError: one of Axolotl's own that trains otherwise (Spectrum, distillation, diffusion,
-            GrokFast, which keeps old gradients, kernels of experts...), or one of others' making, which may
-            change anything.
-    """
-    for plugin in keys.names("plugins"):
-        name = plugin.removeprefix(_OWN_PLUGINS).partition(".")[0] if plugin.startswith(_OWN_PLUGINS) else ""
-        if not name:
-            raise keys.not_modelled(
-                "plugins", f"{show(plugin)} is not known; take it out if it changes nothing of the training"
-            )
-        if name == "cut_cross_entropy" and keys.flag("cut_cross_entropy") is not False:
-            reading.say("loss", "liger", keys.where("plugins"), "stands for cut cross entropy")
-            text = (
-                "cut cross entropy is counted as Liger's loss, which keeps one chunk of logits where "
-                "this keeps none"
-            )
-            reading.remark(keys.where("plugins"), text)
-        elif name not in _HARMLESS_PLUGINS:
-            raise keys.not_modelled("plugins", f"what {show(name)} trains is not modelled")
 
 
 def knows_ends(keys: Keys, *, of_2023: bool) -> bool:
@@ -430,7 +424,10 @@ def read_generated(keys: Keys, reading: Reading) -> None:
     if reading.value("task") != "grpo":
         return
     reading.said.pop("padding", None)
-    read_rollout(keys.part("trl") or Keys(keys.path, {}), reading, old=False)
+    section = keys.part("trl") or Keys(keys.path, {})
+    section.refuse_switched_on(_OWN_ROLLOUTS)
+    section.skip(_OWN_ROLLOUTS_HARMLESS)
+    read_rollout(section, reading, old=False)
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")
@@ -446,6 +443,11 @@ def read_generated(keys: Keys, reading: Reading) -> None:
                 "port",
                 "enforce_eager",
                 "data_parallel_size",
+                "device",
+                "enable_reasoning",
+                "reasoning_parser",
+                "serve_module",
+                "worker_extension_cls",
             )
         )
 

@@ -25,6 +25,7 @@ def read_images(keys: Keys, reading: Reading) -> None:
         InputFileError: a size that is neither a number nor two.
     """
     if keys.get("processor_type") is None:
+        keys.skip(("image_size",))
         return
     reading.say("images_per_sample", 1, keys.where("processor_type"), IMAGES_UNSAID)
     size = keys.get("image_size")

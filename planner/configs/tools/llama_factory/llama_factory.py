@@ -34,7 +34,7 @@ from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     read_switch,
 )
 from planner.configs.tools.llama_factory.llama_factory_optimizers import read_own_optimizer
-from planner.configs.tools.llama_factory.llama_factory_outdated import read_fp8, refuse_depths
+from planner.configs.tools.llama_factory.llama_factory_outdated import read_depths, read_fp8
 from planner.configs.tools.llama_factory.llama_factory_ppo import read_ppo
 from planner.configs.tools.llama_factory.llama_factory_v1 import MARKS as V1
 from planner.configs.tools.llama_factory.llama_factory_vision import (
@@ -76,10 +76,19 @@ _ATTENTIONS = {
     "eager": "eager",
     "flash_attention_2": "flash2",
 }
+# Read with USE_MEGATRON_BRIDGE=1 alone (ff6d4d12e of 2026-08 hparams/megatron_bridge_args.py).
+_BRIDGE = """
+    use_megatron_bridge sequence_parallel context_parallel_size use_packed_sequences mixed_precision
+    extra_config export_hf_on_finish
+"""
 _UNMODELLED = {
+    **dict.fromkeys(_BRIDGE.split(), "a key of Megatron Bridge, by which training is not modelled"),
     "use_mca": "training by Megatron is not modelled",
     "use_hyper_parallel": "HyperParallel is not modelled",
-    "use_kt": "KTransformers is not modelled",
+    "use_kt": (
+        "KTransformers computes experts on the CPU: its buffers in host RAM and its time are not modelled; "
+        "without use_kt the job is"
+    ),
     "use_unsloth": (
         "Unsloth inside LLaMA-Factory is not modelled; --stack unsloth describes Unsloth by itself"
     ),
@@ -136,10 +145,10 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
     drop_trainers_switch(keys, reading)
     read_distribution(keys, reading, beside)
     read_manner(keys, reading)
+    read_depths(keys, reading, old=bool(old))
     if old:
         read_old_load_dtype(keys, reading)
-    keys.skip(LLAMA_FACTORY_HARMLESS)
-    keys.skip(GONE)
+    keys.skip((*LLAMA_FACTORY_HARMLESS, *GONE))
 
 
 def _refuse_written_evaluation(keys: Keys, reading: Reading) -> None:
@@ -171,7 +180,6 @@ def _refuse_other_kinds(keys: Keys) -> None:
     for name in sorted(V1):
         if keys.has(name) and not keys.has("model_name_or_path"):
             raise UsageError(f"{keys.where(name)}: a key of LLaMA-Factory v1: say --tool llama-factory-v1")
-    refuse_depths(keys, old=bool(old_place(keys)))
     template, model = keys.text("template"), str(keys.get("model_name_or_path") or "").lower()
     text_only = template == "gemma3" and ("-1b" in model or "-270m" in model)
     if template in VISION_TEMPLATES - READ_TEMPLATES and not text_only:

@@ -27,8 +27,12 @@ _OLD_KEYS = (
     "train_mm_proj_only",
     "dpo_ftx",
     "kto_ftx",
+    "dpo_beta",
+    "dpo_loss",
+    "orpo_beta",
 )
-_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx")
+# hparams/finetuning_args.py of 0.7.1, gone by 0.8.0, with a name of the Trainer's.
+_KEYS_OF_0_7 = ("evaluation_strategy", "dpo_ftx", "kto_ftx", "dpo_beta", "dpo_loss", "orpo_beta")
 # Keys that 0.9.1 does not know and 0.9.2 does, and with which 0.9.1 stops.
 _KEYS_OF_0_9_2 = (
     "trust_remote_code",

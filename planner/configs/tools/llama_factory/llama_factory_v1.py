@@ -358,6 +358,10 @@ def _read_alone(keys: Keys, reading: Reading) -> None:
     reading.needs["precision"] = f"{keys.path}: {text}"
 
 
+# plugins/trainer_plugins/distributed/interface.py FSDPTurboParams.
+_TURBO = ("ep_size", "ep_dispatcher", "fsdp_ignored_modules", "hook_modules", "fsdp_implementation")
+
+
 def _read_fsdp(part: Keys, reading: Reading) -> None:
     reshard, offload = part.flag("reshard_after_forward"), part.flag("offload_params")
     kind = "fsdp-grad-op" if reshard is False else "fsdp"
@@ -368,6 +372,9 @@ def _read_fsdp(part: Keys, reading: Reading) -> None:
     reading.remark(
         part.where("name"), "one GPU is counted as started with FORCE_TORCHRUN=1: without, FSDP is left out"
     )
+    if offload and part.flag("pin_memory") is False:
+        raise part.not_modelled("pin_memory", "offload of FSDP to RAM that is not pinned is not modelled")
+    part.refuse_switched_on(dict.fromkeys(_TURBO, "a key of fsdpturbo, which is not modelled"))
     part.skip(("pin_memory", "dcp_path"))
 
 
