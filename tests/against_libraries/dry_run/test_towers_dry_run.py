@@ -43,7 +43,6 @@ ZERO: dict[str, dict[str, Any]] = {
     "zero3": {"stage": 3, **AUTO},
 }
 SWITCHES: dict[str, list[str]] = {
-    "fsdp": [],
     "zero2": ["zero12_overlap=false", "zero12_bucket_elements=100000"],
     "zero3": ["zero_auto_buckets=true"],
 }
@@ -76,8 +75,9 @@ def flags_of(job: Tried) -> dict[str, object]:
         "model": "config.json", "method": method, "gpu": "a100-80-sxm", "gpus": 2, "sharding": sharding,
         "seq": 1024, "images_per_sample": 0, "gradient_checkpointing": True, "checkpoint_reentrant": False,
         "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "sdpa", "padding": "packed",
-        "optimizer": "adamw_torch", "switches": SWITCHES[sharding],
+        "optimizer": "adamw_torch",
     }  # fmt: skip
+    flags |= {"switches": SWITCHES[sharding]} if sharding in SWITCHES else {}
     flags |= {"freeze": "vision_tower;projector"} if frozen else {}
     adapter = {"lora_rank": 16, "lora_dropout": 0, "lora_targets": "all-linear", "adapter_dtype": "fp32"}
     return flags | (adapter if method == "lora" else {})
