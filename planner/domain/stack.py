@@ -38,6 +38,7 @@ LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 FsdpUnits = Literal["layer", "feed_forward"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
+TowerStates = Literal["all", "read"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
@@ -329,6 +330,10 @@ class Stack:
     tower_units: TowerUnits
     """Whether layers of a vision tower are units of FSDP, or their weights are the root's: as the classes say
     that Transformers lists, or that a file names.
+    """
+    tower_states: TowerStates
+    """What a CLIP tower returns besides its last state: what ``all`` layers read, or what the projector has
+    ``read``.
     """
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""

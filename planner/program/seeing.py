@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import NamedTuple
 
 from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
@@ -23,7 +23,7 @@ from planner.program.view import LayerView, tower_view
 from planner.program.vision import (
     TOKEN_EMBEDS,
     TOKEN_GRADIENT,
-    SeeingView,
+    UNTIL_TOKENS,
     add_stacked,
     entry,
     gradient_of,
@@ -32,13 +32,22 @@ from planner.program.vision import (
     scatter,
     stacked,
 )
+from planner.program.vision_parts import SeeingView
 
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]
-Manner = Literal["plain", "kept", "unread"]
-"""A layer of a tower: as any other; its input is ``kept`` until the model returns; or its output, too,
-which nothing reads.
-"""
+
+
+class Manner(NamedTuple):
+    """What a tower does with a layer: whether the model returns its input, whether nothing reads its output,
+    and whether the model returns that.
+    """
+
+    keeps_input: bool
+    is_unread: bool
+    keeps_output: bool
+
+
 RunLayer = Callable[[LayerView, bool, Shape, Manner], Template]
 """One layer by its view, whether it is called through checkpointing, and its input; in units of patches."""
 
@@ -77,8 +86,7 @@ def seeing_parts(
     ]
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
-        unread = number >= len(views) - tower.n_unread
-        manner: Manner = "unread" if unread else "kept" if tower.keeps_states else "plain"
+        manner = _manner(job, tower, number)
         template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner)
         made.append(Part("vision layer", template, 1))
         stream = template.out
@@ -88,9 +96,8 @@ def seeing_parts(
             made.append(Part(f"stacked {place}", template, 1))
             shares |= {name: shape for name, (_, shape) in template.shares.items()}
             stream = template.out
-    names = ("pixel_values", "position_ids")
     known = tuple(
-        (name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in names
+        (name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in UNTIL_TOKENS
     )
     last = _projector(seeing, replace(stream, unit=Unit.TOKENS), known, gradients)
     made.append(Part("projector", last, 1))
@@ -98,9 +105,21 @@ def seeing_parts(
     waiting = [TOKEN_EMBEDS, *(f"deepstack {number}" for number in range(len(tower.deepstack)))]
     scattered = _scatter(ends, seeing, last.out, tuple((name, shares[name]) for name in waiting), gradients)
     made.append(Part("scatter", scattered, 1))
+    # Of these nothing is left; what was stacked is also among what the tower returned.
+    shares = {name: shape for name, shape in shares.items() if name not in (*UNTIL_TOKENS, TOKEN_EMBEDS)}
     return Before(
         joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
     )
+
+
+def _manner(job: Job, tower: TowerSpec, number: int) -> Manner:
+    """How layer ``number`` runs: of a tower that returns states their inputs are kept, or that alone which
+    the projector reads.  What the last layer returns is kept in any case.
+    """
+    n_read, returns_all = tower.n_layers - tower.n_unread, job.stack.tower_states == "all"
+    keeps_input = tower.keeps_states and (returns_all or number == n_read)
+    is_unread = number >= n_read
+    return Manner(keeps_input, is_unread, is_unread and (returns_all or number == tower.n_layers - 1))
 
 
 def take_pixels(stream: RequestStream, job: Job, before: int | None = None) -> int | None:

@@ -53,7 +53,7 @@ class Unit(IntEnum):
     PATCHES = 10
     """Patches of all images of a micro-batch."""
     IMAGE_PATCHES = 11
-    """Patches of one image."""
+    """Patches of one image, or of one tile where images are cut."""
     RANK_PATCHES = 12
     PIXELS = 13
     """Numbers in ``pixel_values`` of all micro-batches of a step."""
@@ -90,9 +90,16 @@ class Unit(IntEnum):
     SCORED_PAIRS = 36
     SCORED_SINK_PAIRS = 37
     PATCH_PAIRS = 38
-    """Patches of all images times those of their own image."""
+    """Patches of all images times those of their own image or tile."""
     IMAGE_PAIRS = 39
     """The same of one image."""
+    IMAGE_TOKENS = 40
+    """Tokens of all images of a micro-batch."""
+    EVAL_IMAGE_TOKENS = 41
+    CUT_TOKENS = 42
+    """Patches of all tiles of one image, without that of the whole."""
+    LINE_TOKENS = 43
+    """Tokens of one image without those of its tile of the whole: rows of patches, each with an end."""
 
 
 EVALUATED = {
@@ -104,6 +111,7 @@ EVALUATED = {
     Unit.ROWS: Unit.EVAL_ROWS,
     Unit.PATCHES: Unit.EVAL_PATCHES,
     Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
+    Unit.IMAGE_TOKENS: Unit.EVAL_IMAGE_TOKENS,
     Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
