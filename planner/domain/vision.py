@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, NormSpec
 
 TowerCode = Literal[
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next", "gemma3", "internvl", "counted"
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "llava",
+    "llava_next",
+    "gemma3",
+    "internvl",
+    "pixtral",
+    "mistral3",
+    "counted",
 ]
 """Whose modelling code runs around the layers of the tower; ``counted``: only its weights are known."""
 FrozenPart = Literal["vision_tower", "projector", "language_model"]
@@ -28,11 +37,12 @@ class ImageRule:
     tokens.  ``tiled``: it is cut into up to ``max_tiles`` of these, and one of the whole is added to several.
     ``anyres``: it is fitted into the best of ``canvases`` (height and width), which is cut into such squares,
     and one of the whole is added; what the canvas has around the image gives no tokens, and each row of
-    patches ends with one more.  ``frames``: pictures that a patch holds, one being repeated.
-    ``extra_patches``: what the tower adds to each square (a class token).
+    patches ends with one more.  ``bounded``: it is made smaller until no side is above ``side_pixels``, sides
+    become whole tokens, and each row of tokens ends with one more.  ``frames``: pictures that a patch holds,
+    one being repeated.  ``extra_patches``: what the tower adds to each square (a class token).
     """
 
-    kind: Literal["resized", "square", "tiled", "anyres"]
+    kind: Literal["resized", "square", "tiled", "anyres", "bounded"]
     patch_pixels: int
     merge: int = 1
     frames: int = 1

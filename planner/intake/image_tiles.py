@@ -1,9 +1,11 @@
-"""Images that a processor cuts into squares: how many, and what tokens they give.
+"""Images that a processor cuts into squares, or whose rows end with a token of their own: what tokens they
+give.
 
 Source: transformers 5.23 models/got_ocr2/image_processing_got_ocr2.py get_optimal_tiled_canvas, which
 InternVL's processor calls (``crop_to_patches`` in models/internvl/processing_internvl.py);
 image_processing_utils.py select_best_resolution; models/llava_next/processing_llava_next.py
-_get_number_of_features.
+_get_number_of_features; models/pixtral/image_processing_pixtral.py get_resize_output_image_size,
+models/pixtral/processing_pixtral.py.
 """
 
 from __future__ import annotations
@@ -28,6 +30,15 @@ def tiles_of(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
         tiles = 1 + math.ceil(canvas[0] / side) * math.ceil(canvas[1] / side)
         return tiles, rule.tokens + _line_tokens(rule, canvas, width, height)
     return 1, rule.tokens
+
+
+def bounded_tokens(rule: ImageRule, width: int, height: int) -> tuple[int, int]:
+    """Columns and rows of tokens, without the ends of rows, which are text to the tower."""
+    ratio = max(width / rule.side_pixels, height / rule.side_pixels)
+    if ratio > 1:
+        width, height = math.floor(width / ratio), math.floor(height / ratio)
+    unit = rule.patch_pixels * rule.merge
+    return (width - 1) // unit + 1, (height - 1) // unit + 1
 
 
 def most_tiles(rule: ImageRule) -> int:

@@ -15,7 +15,9 @@ from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_r
 from planner.domain.vision import TowerSpec
 from planner.program.head.ends import EndsView
 from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.pixtral_vision import BLOCK_MASK, JOINED_PROJECTORS, beside_mask, given_mask, pads_mask
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
@@ -48,8 +50,10 @@ class Manner(NamedTuple):
     keeps_output: bool
 
 
-RunLayer = Callable[[LayerView, bool, Shape, Manner], Template]
-"""One layer by its view, whether it is called through checkpointing, and its input; in units of patches."""
+RunLayer = Callable[[LayerView, bool, Shape, Manner, Given], Template]
+"""One layer by its view, whether it is called through checkpointing, its input, and what it shares with
+others; in units of patches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,15 @@ def seeing_parts(
         for group in tower.groups
         for _ in range(group.count)
     ]
+    given: Given = ()
+    if tower.code in JOINED_PROJECTORS:
+        pads = pads_mask(unit_values(job)[Unit.PATCHES])
+        views = [beside_mask(view, stream.dtype, pads=pads) for view in views]
+        given = tuple(given_mask(views[0], stream.dtype).items())
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
         manner = _manner(job, tower, number)
-        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner)
+        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner, given)
         made.append(Part("vision layer", template, 1))
         stream = template.out
         if number in tower.deepstack:
@@ -106,7 +115,8 @@ def seeing_parts(
     scattered = _scatter(ends, seeing, last.out, tuple((name, shares[name]) for name in waiting), gradients)
     made.append(Part("scatter", scattered, 1))
     # Of these nothing is left; what was stacked is also among what the tower returned.
-    shares = {name: shape for name, shape in shares.items() if name not in (*UNTIL_TOKENS, TOKEN_EMBEDS)}
+    gone = (*UNTIL_TOKENS, BLOCK_MASK, TOKEN_EMBEDS)
+    shares = {name: shape for name, shape in shares.items() if name not in gone}
     return Before(
         joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
     )

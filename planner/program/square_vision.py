@@ -5,7 +5,7 @@ Source: transformers 5.23 models/{clip,siglip,internvl,llava,llava_next,gemma3}/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from planner.domain.vision import TowerCode
 from planner.program.head.ends import require_gradient
@@ -166,7 +166,7 @@ def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
         return torch.mm(normed, weight_copy(torch, view, table), weight.out_features * share, to_unit=x.unit)
 
 
-SQUARE_PROJECTORS: Mapping[TowerCode, Callable[[Operators, SeeingView, Tensor], Tensor]] = {
+SQUARE_PROJECTORS: dict[TowerCode, Callable[[Operators, SeeingView, Tensor], Tensor]] = {
     "llava": _selected,
     "llava_next": _packed,
     "gemma3": _averaged,

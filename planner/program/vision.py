@@ -21,14 +21,17 @@ from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
+from planner.program.pixtral_vision import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
 from planner.program.recorded_part import BACKWARD, Template
 from planner.program.square_vision import PIXELS, SQUARE_PROJECTORS, square_patches
 from planner.program.view import LayerView
 from planner.program.vision_parts import SeeingView, convolution, merged
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"
-UNTIL_TOKENS = (PIXELS, "position_ids")
+_UNTIL_TOKENS = (PIXELS, "position_ids")
 """What the variables of the tower's callers refer to until the projector has run."""
+UNTIL_TOKENS = (*_UNTIL_TOKENS, *UNTIL_RETURN)
+"""The same, and what variables of the tower do, whosever code it is."""
 _OF_PATCHES = {
     Unit.ONE: Unit.ONE,
     Unit.RANK: Unit.RANK,
@@ -40,15 +43,16 @@ _OF_PATCHES = {
 }
 
 
-def of_patches(template: Template) -> Template:
+def of_patches(template: Template, *, joined: bool = False) -> Template:
     """A template that was run on tokens, for patches.
 
-    Scores of one image go before those of the next are made.
+    Scores of one image go before those of the next are made.  ``joined``: layers see all images in one row,
+    whose pairs are those of a mask.
 
     Raises:
         NotModelledError: sizes that no tower has here, or scores that backward needs.
     """
-    if Unit.PAIRS in template.units and template.stages[BACKWARD]:
+    if Unit.PAIRS in template.units and template.stages[BACKWARD] and not joined:
         raise NotModelledError(
             "eager attention of a vision tower that gradients run through is not modelled: use --attention "
             "sdpa or flash2"
@@ -58,7 +62,7 @@ def of_patches(template: Template) -> Template:
         raise NotModelledError(
             f"a vision tower whose memory grows with {strange.name.lower()} is not modelled"
         )
-    known = _OF_PATCHES | {Unit.PAIRS: Unit.IMAGE_PAIRS}
+    known = _OF_PATCHES | {Unit.PAIRS: Unit.PATCH_SQUARES if joined else Unit.IMAGE_PAIRS}
     units = tuple(known[unit] for unit in template.units)
     gradients = tuple((_OF_PATCHES[gradient[0]], *gradient[1:]) for gradient in template.gradients)
     shares = {
@@ -91,7 +95,9 @@ def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
 def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
     """Pixels in the dtype of the tower, and the convolution over patches."""
     view, patch = seeing.entry, seeing.tower.patch
-    if seeing.tower.rule.kind != "resized":
+    if seeing.tower.code in JOINED_PROJECTORS:
+        return joined_patches(torch, seeing)
+    if seeing.tower.code in SQUARE_PROJECTORS:
         return square_patches(torch, seeing)
     torch.shared[PIXELS] = pixels = torch.new(Unit.PATCHES, patch.in_features, view.dtypes.base, "to")
     torch.shared["position_ids"] = torch.new(Unit.PATCHES, 2, "int64", "cat")
@@ -154,9 +160,10 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
 
     The tower returns its last state, too, which lives until the language model has run.
     """
-    if seeing.tower.code in SQUARE_PROJECTORS:
-        return SQUARE_PROJECTORS[seeing.tower.code](torch, seeing, x)
-    held = [torch.shared.pop(name) for name in UNTIL_TOKENS]
+    of_others = SQUARE_PROJECTORS | JOINED_PROJECTORS
+    if seeing.tower.code in of_others:
+        return of_others[seeing.tower.code](torch, seeing, x)
+    held = [torch.shared.pop(name) for name in _UNTIL_TOKENS]
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("merger"):
         out = merged(torch, seeing.projector, x)

@@ -39,6 +39,7 @@ _TOWER_UNITS = (
     Unit.RANK_PATCHES,
     Unit.IMAGE_PATCHES,
     Unit.PATCH_PAIRS,
+    Unit.PATCH_SQUARES,
     Unit.CUT_TOKENS,
     Unit.LINE_TOKENS,
 )

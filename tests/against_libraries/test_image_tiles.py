@@ -51,12 +51,28 @@ def test_tokens_of_llava_next_are_those_of_its_processor(width: int, height: int
 
     images = made("llava-1.6-mistral-7b", width, height)
     canvases = LlavaNextConfig().image_grid_pinpoints
+    unpadded: Any = LlavaNextProcessor._get_unpadded_features
     stands_in: Any = SimpleNamespace(
         patch_size=14, num_additional_image_tokens=1,
         image_processor=SimpleNamespace(image_grid_pinpoints=canvases),
-        _get_unpadded_features=lambda *sides: LlavaNextProcessor._get_unpadded_features(stands_in, *sides),
+        _get_unpadded_features=lambda *sides: unpadded(stands_in, *sides),
     )  # fmt: skip
     # The class token is among them, which the strategy "default" takes off.
-    n_tokens = LlavaNextProcessor._get_number_of_features(stands_in, height, width, 336, 336) - 1
-    assert images.tokens == n_tokens
+    count: Any = LlavaNextProcessor._get_number_of_features
+    assert images.tokens == count(stands_in, height, width, 336, 336) - 1
     assert images.tiles == image_size_to_num_patches((height, width), canvases, 336)
+
+
+@pytest.mark.parametrize(("width", "height"), [size for size in SIZES if size != (5000, 20)])
+def test_tokens_of_mistral3_are_those_of_its_processor(width: int, height: int) -> None:
+    """No side above 1,540 pixels, whole tokens of 28, and one for the end of each row."""
+    import numpy as np
+    from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+    images = made("mistral-small-3.1-24b", width, height)
+    picture = np.broadcast_to(np.zeros(1, dtype=np.uint8), (height, width, 3))
+    sides = get_resize_output_image_size(picture, size=(1540, 1540), patch_size=(28, 28))
+    rows, columns = (side // 28 for side in sides)
+    assert images.tokens == rows * (columns + 1)
+    assert images.patches == 4 * rows * columns
+    assert images.numbers == 3 * sides[0] * sides[1]

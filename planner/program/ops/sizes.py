@@ -62,6 +62,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.RANK_PATCHES: rank * patches,
         Unit.PATCH_PAIRS: patches * images.tile_patches if images else 0,
         Unit.IMAGE_PAIRS: images.tile_patches**2 if images else 0,
+        Unit.PATCH_SQUARES: patches * patches,
         Unit.IMAGE_TOKENS: n_images * images.tokens if images else 0,
         Unit.CUT_TOKENS: (images.tiles - 1) * images.tile_tokens if images else 0,
         Unit.LINE_TOKENS: images.tokens - images.tile_tokens if images else 0,

@@ -100,6 +100,8 @@ class Unit(IntEnum):
     """Patches of all tiles of one image, without that of the whole."""
     LINE_TOKENS = 43
     """Tokens of one image without those of its tile of the whole: rows of patches, each with an end."""
+    PATCH_SQUARES = 44
+    """Patches of all images times themselves."""
 
 
 EVALUATED = {

@@ -18,6 +18,7 @@ from tests.against_libraries.dry_run.test_vision_dry_run import (
     SIZES,
     program_peak,
     pytestmark,
+    tiles,
     trace_peak,
 )
 from tests.extras import needs
@@ -114,13 +115,21 @@ def test_a_tower_at_rest_is_divided_as_the_real_one(
 
 
 @pytest.mark.parametrize(
-    ("kind", "units"), [("qwen2_5_vl", ""), ("gemma3", "Gemma3DecoderLayer"), ("llava", "LlamaDecoderLayer")]
+    ("kind", "units"),
+    [
+        ("qwen2_5_vl", ""),
+        ("gemma3", "Gemma3DecoderLayer"),
+        ("llava", "LlamaDecoderLayer"),
+        ("internvl", ""),
+        ("mistral3", ""),
+    ],
 )
 def test_a_tower_that_sees_is_divided_by_fsdp2_as_the_real_one(
     kind: str, units: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 2 %, trained as a whole."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILES", tiles(kind))
     job = Tried(kind, "fsdp", "full", False, units)
     real = traced_peak(job)
     peak = program_peak({**flags_of(job), "images_per_sample": 2, "image_size": SIZES[kind]})

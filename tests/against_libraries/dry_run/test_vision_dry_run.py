@@ -18,6 +18,7 @@ from planner.allocator.events import AllocEvent, read_jsonl
 from planner.catalog.hf_config import model_from_config
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
+from planner.intake.image_tiles import bounded_tokens
 from planner.intake.images import images_of, parse_size
 from planner.intake.resolve import resolve
 from planner.program.job import job_of
@@ -105,7 +106,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "ministral3", **TEXT, "head_dim": 64},
         "vision_config": {
             "model_type": "pixtral", "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4,
-            "num_attention_heads": 5, "image_size": 280, "patch_size": 14, "hidden_act": "silu",
+            "num_attention_heads": 5, "image_size": 560, "patch_size": 14, "hidden_act": "silu",
+        },
+    },
+    "pixtral": {
+        "model_type": "llava", "image_token_index": 4000, "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+        "text_config": {"model_type": "mistral", "sliding_window": None, "head_dim": 64, **TEXT},
+        "vision_config": {
+            "model_type": "pixtral", "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 4,
+            "num_attention_heads": 5, "image_size": 512, "patch_size": 16, "hidden_act": "gelu",
         },
     },
     "internvl": {
@@ -156,6 +166,7 @@ SIZES = {
     "llava": "280x280",
 }
 SIZES |= {"gemma3": "280x280", "llava_next": "200x150"}
+SIZES |= {"mistral3": "600x400", "pixtral": "320x300"}
 SIZES |= dict.fromkeys(("internvl", "internvl of 6B"), "448x224")
 
 
@@ -208,7 +219,12 @@ def tiles(kind: str) -> str:
     assert vision is not None
     width, height = parse_size(SIZES.get(kind, "1x1"))
     images = images_of(vision.rule, vision, 2, (width, height))
-    return f"{images.tiles},{images.tokens},{height},{width}"
+    rule, tokens = vision.rule, images.tokens
+    if rule.kind == "bounded":
+        columns, rows = bounded_tokens(rule, width, height)
+        unit = rule.patch_pixels * rule.merge
+        tokens, width, height = columns * rows, columns * unit, rows * unit
+    return f"{images.tiles},{tokens},{height},{width}"
 
 
 def flags_of(kind: str, way: Way) -> dict[str, object]:

@@ -16,8 +16,8 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision", "image_newline")
-COUNTED = ("mistral3", "gemma4")
-TILED = ("internvl", "llava_next")
+COUNTED = ("gemma4",)
+SIZED = ("internvl", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
 attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
 sees, deepspeed = "text" not in more, dict(zip(("deepspeed",), more[1:], strict=False))
@@ -63,8 +63,8 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     if config.model_type in COUNTED or not sees:
         ids = torch.full((1, SEQ), 5)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-    if config.model_type in TILED:
-        return tiled_batch()
+    if config.model_type in SIZED or vision.model_type in SIZED:
+        return sized_batch()
     square = config.model_type in ("llava", "gemma3")
     merge = 1 if square else vision.spatial_merge_size
     tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2
@@ -88,8 +88,8 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     return {**made, "mm_token_type_ids": kinds, "pixel_values": pixels, "image_grid_thw": grid}
 
 
-def tiled_batch() -> dict[str, torch.Tensor]:
-    """One sample with two images that are cut into as many tiles and tokens as ``TILES`` says."""
+def sized_batch() -> dict[str, torch.Tensor]:
+    """One sample with two images of as many tiles, tokens, rows and columns of pixels as ``TILES`` says."""
     n_tiles, n_tokens, height, width = (int(number) for number in os.environ["TILES"].split(","))
     side = config.vision_config.image_size
     side = side if isinstance(side, int) else side[0]
@@ -99,6 +99,8 @@ def tiled_batch() -> dict[str, torch.Tensor]:
     if config.model_type == "internvl":
         return {**made, "pixel_values": torch.zeros(IMAGES * n_tiles, 3, side, side)}
     sizes = torch.tensor([[height, width]] * IMAGES)
+    if config.vision_config.model_type == "pixtral":
+        return {**made, "pixel_values": torch.zeros(IMAGES, 3, height, width), "image_sizes": sizes}
     return {**made, "pixel_values": torch.zeros(IMAGES, n_tiles, 3, side, side), "image_sizes": sizes}
 
 

@@ -16,7 +16,7 @@ from planner.catalog.architectures.vision.counted_towers import counted_tower, l
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import clip_tower, language_model, siglip_layers
 from planner.domain.attention_shape import AttentionSpec
-from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
+from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.domain.vision import ImageRule, TowerSpec
 
 _MAX_TILES = 12
@@ -76,7 +76,7 @@ def _internvl_layer(vision: ConfigFields, width: int) -> BlockSpec:
     bias, is_rms = vision.flag("attention_bias", False), vision.text("norm_type", "layer_norm") == "rms_norm"
     linears = tuple(LinearSpec(f"{name}_proj", "attention", width, width, "attn_in", bias) for name in "qkv")
     linears += (LinearSpec("projection_layer", "attention", width, width, "attn_out", True),)
-    norms = (rms(width, copies=2) if is_rms else layer_norm(width, copies=2),)
+    norms: tuple[NormSpec, ...] = (rms(width, copies=2) if is_rms else layer_norm(width, copies=2),)
     if vision.flag("use_qk_norm", False):
         norms += (replace(rms(width), on="heads"), replace(rms(width), on="heads"))
     return BlockSpec(
