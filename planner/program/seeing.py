@@ -83,16 +83,7 @@ def seeing_parts(
     first = _entry(ends, seeing, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
     stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
-    views = [
-        tower_view(job, group.block, trained="tower" in trained)
-        for group in tower.groups
-        for _ in range(group.count)
-    ]
-    given: Given = ()
-    if tower.code in JOINED_PROJECTORS:
-        pads = pads_mask(unit_values(job)[Unit.PATCHES])
-        views = [beside_mask(view, stream.dtype, pads=pads) for view in views]
-        given = tuple(given_mask(views[0], stream.dtype).items())
+    views, given = _layers(job, tower, stream, trained="tower" in trained)
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
         manner = _manner(job, tower, number)
@@ -120,6 +111,17 @@ def seeing_parts(
     return Before(
         joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
     )
+
+
+def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tuple[list[LayerView], Given]:
+    """The view of every layer, and what all of them get beside the stream."""
+    blocks = [group.block for group in tower.groups for _ in range(group.count)]
+    views = [tower_view(job, block, trained=trained) for block in blocks]
+    if tower.code not in JOINED_PROJECTORS:
+        return views, ()
+    pads = pads_mask(unit_values(job)[Unit.PATCHES])
+    views = [beside_mask(view, stream.dtype, pads=pads) for view in views]
+    return views, tuple(given_mask(views[0], stream.dtype).items())
 
 
 def _manner(job: Job, tower: TowerSpec, number: int) -> Manner:
