@@ -70,9 +70,11 @@ def pads_mask(patches: Number) -> bool:
     return uneven if isinstance(uneven, bool) else bool(uneven.any())
 
 
-def given_mask(view: LayerView, dtype: Dtype) -> dict[str, Shape]:
-    """The mask as such a layer gets it."""
-    return {MASK: Shape(1, dtype, False, Unit.PAIRS, BLOCK_MASK)} if has_mask(view) else {}
+def given_to_layers(view: LayerView, dtype: Dtype) -> dict[str, Shape]:
+    """What such a layer gets as arguments, which checkpointing keeps: positions, and the mask."""
+    turns = Shape(2 * view.block.attention.head_dim, dtype, False, Unit.TOKENS, UNTIL_RETURN[2])
+    mask = {MASK: Shape(1, dtype, False, Unit.PAIRS, BLOCK_MASK)} if has_mask(view) else {}
+    return {"positions": turns, **mask}
 
 
 def _selected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:

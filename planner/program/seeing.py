@@ -17,7 +17,13 @@ from planner.program.head.ends import EndsView
 from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.pixtral_vision import BLOCK_MASK, JOINED_PROJECTORS, beside_mask, given_mask, pads_mask
+from planner.program.pixtral_vision import (
+    BLOCK_MASK,
+    JOINED_PROJECTORS,
+    beside_mask,
+    given_to_layers,
+    pads_mask,
+)
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
@@ -121,7 +127,7 @@ def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tupl
         return views, ()
     pads = pads_mask(unit_values(job)[Unit.PATCHES])
     views = [beside_mask(view, stream.dtype, pads=pads) for view in views]
-    return views, tuple(given_mask(views[0], stream.dtype).items())
+    return views, tuple(given_to_layers(views[0], stream.dtype).items())
 
 
 def _manner(job: Job, tower: TowerSpec, number: int) -> Manner:
