@@ -248,8 +248,8 @@ def flags_of(kind: str, way: Way) -> dict[str, object]:
 def test_allocated_is_that_of_the_real_modules(
     kind: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within 0.5 % (Gemma 4, whose model keeps more around its decoder: 1 %), with a frozen tower and one that
-    is trained or adapted, checkpointed or not; of Gemma 4 with text alone.
+    """Within 0.5 % (Gemma 4, whose model keeps more around its decoder: 1 %), with a frozen tower and
+    one that is trained or adapted, checkpointed or not; of Gemma 4 with text alone.
 
     Scores of images that are written out (``eager``) are there one image at a time.
     """
