@@ -204,6 +204,8 @@ class BlockSpec:
     branches that read the stream after the addition, not the branch before it (OPT 350M).  ``branch_sum`` is
     what a parallel block adds first: both branches, one in place to the other (Falcon), or the stream and the
     first one (Cohere).  ``scales_branches`` marks a product of every branch with a number (Granite).
+    ``weighs_branches``: every branch is multiplied by a vector, both of which are among ``extra_params``; a
+    variable refers to the first product until the layer ends (InternVL's tower).
     ``keeps_attended``: a variable refers to what attention returned until the layer ends (Llama 4).
     ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
     (Gemma 4).
@@ -222,6 +224,7 @@ class BlockSpec:
     norms_sums: bool = False
     branch_sum: BranchSum = "branches"
     scales_branches: bool = False
+    weighs_branches: bool = False
     keeps_attended: bool = False
     layer_inputs_width: int = 0
     mixer: MixerSpec | None = None

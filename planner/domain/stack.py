@@ -40,6 +40,7 @@ DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpoint
 ExpandableSegments = Literal["off", "several_gpus", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
+TowerStates = Literal["all", "read"]
 Quantizer = Literal["transformers", "lightning"]
 PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
 Fp8Linears = Literal["unread", "eager", "compiled"]
@@ -348,6 +349,10 @@ class Stack:
     tower_units: TowerUnits
     """Whether layers of a vision tower are units of FSDP, or their weights are the root's: as the classes say
     that Transformers lists, or that a file names.
+    """
+    tower_states: TowerStates
+    """What a CLIP tower returns besides its last state: what ``all`` layers read, or what the projector has
+    ``read``.
     """
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""

@@ -10,7 +10,18 @@ if TYPE_CHECKING:
 
     from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, NormSpec
 
-TowerCode = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "counted"]
+TowerCode = Literal[
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "llava",
+    "llava_next",
+    "gemma3",
+    "internvl",
+    "pixtral",
+    "mistral3",
+    "counted",
+]
 """Whose modelling code runs around the layers of the tower; ``counted``: only its weights are known."""
 FrozenPart = Literal["vision_tower", "projector", "language_model"]
 FROZEN_PARTS: tuple[FrozenPart, ...] = ("vision_tower", "projector", "language_model")
@@ -23,11 +34,15 @@ class ImageRule:
 
     ``resized``: both sides become multiples of ``patch_pixels x merge``, and their product lies within
     ``min_pixels`` and ``max_pixels``.  ``square``: every image becomes one of ``side_pixels``, of ``tokens``
-    tokens.  ``frames``: pictures that a patch holds, one being repeated.  ``extra_patches``: what the tower
-    adds to them (a class token).
+    tokens.  ``tiled``: it is cut into up to ``max_tiles`` of these, and one of the whole is added to several.
+    ``anyres``: it is fitted into the best of ``canvases`` (height and width), which is cut into such squares,
+    and one of the whole is added; what the canvas has around the image gives no tokens, and each row of
+    patches ends with one more.  ``bounded``: it is made smaller until no side is above ``side_pixels``, sides
+    become whole tokens, and each row of tokens ends with one more.  ``frames``: pictures that a patch holds,
+    one being repeated.  ``extra_patches``: what the tower adds to each square (a class token).
     """
 
-    kind: Literal["resized", "square"]
+    kind: Literal["resized", "square", "tiled", "anyres", "bounded"]
     patch_pixels: int
     merge: int = 1
     frames: int = 1
@@ -36,6 +51,18 @@ class ImageRule:
     side_pixels: int = 0
     tokens: int = 0
     extra_patches: int = 0
+    max_tiles: int = 1
+    canvases: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def grid(self) -> int:
+        """Patches of a square."""
+        return (self.side_pixels // self.patch_pixels) ** 2
+
+    @property
+    def patch_share(self) -> float:
+        """Patches among what the tower computes of a square; 1 where it adds nothing."""
+        return self.grid / (self.grid + self.extra_patches) if self.extra_patches else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +70,8 @@ class Images:
     """The images of each sample, all alike: ``per_sample`` of them, each of ``width`` x ``height`` pixels.
 
     ``patches``: rows that the tower computes for one image; ``tokens``: its tokens in the sequence;
-    ``numbers``: its numbers in ``pixel_values``.
+    ``numbers``: its numbers in ``pixel_values``.  ``tiles``: squares that it is cut into, each of which the
+    tower sees by itself, that of the whole among them; ``tile_tokens``: what each gives.
     """
 
     per_sample: int
@@ -52,6 +80,13 @@ class Images:
     patches: int
     tokens: int
     numbers: int
+    tiles: int = 1
+    tile_tokens: int = 0
+
+    @property
+    def tile_patches(self) -> int:
+        """Rows of one tile."""
+        return self.patches // self.tiles
 
 
 @dataclass(frozen=True, slots=True)

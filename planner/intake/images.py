@@ -12,6 +12,7 @@ from planner.domain.stack import Stack
 from planner.domain.vision import FROZEN_PARTS, FrozenPart, ImageRule, Images, TowerSpec
 from planner.errors import NotModelledError, UsageError, show
 from planner.intake.given.ledger import Ledger
+from planner.intake.image_tiles import bounded_tokens, most_tiles, tiles_of
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})\s*[x*]\s*([1-9][0-9]{0,4})")
 _MOST_UNEQUAL = 200
@@ -90,7 +91,7 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
                 f"missing image_size: {model.id} makes more tokens of larger images; such as "
                 "--image-size 1024x768"
             )
-        largest = _largest(rule, ledger.request.get("seq") or 0)
+        largest = _largest(model.vision, ledger.request.get("seq") or 0)
     said: str = ledger.choose(
         "image_size", largest, "assumed", "the largest square whose tokens fit into the sequence"
     )
@@ -108,10 +109,21 @@ def _refuse_images(ledger: Ledger, model: ModelSpec) -> None:
         raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
 
 
-def _largest(rule: ImageRule, seq_len: int) -> str:
-    """The largest square image whose tokens fit into a sequence, within the processor's limit of pixels."""
-    unit = rule.patch_pixels * rule.merge
-    side = unit * max(1, min(math.isqrt(seq_len), math.isqrt(rule.max_pixels) // unit))
+def _largest(tower: TowerSpec, seq_len: int) -> str:
+    """The largest square image whose tokens fit into a sequence, within the processor's limits."""
+    rule = tower.rule
+    if rule.kind == "resized":
+        unit = rule.patch_pixels * rule.merge
+        side = unit * max(1, min(math.isqrt(seq_len), math.isqrt(rule.max_pixels) // unit))
+        return f"{side}x{side}"
+    if rule.kind == "bounded":
+        # As many rows as columns, each row with its end.
+        unit, row = rule.patch_pixels * rule.merge, (math.isqrt(4 * seq_len + 1) - 1) // 2
+        side = unit * max(1, min(row, rule.side_pixels // unit))
+        return f"{side}x{side}"
+    sides = [number * rule.side_pixels for number in range(math.isqrt(most_tiles(rule)), 0, -1)]
+    fits = (side for side in sides if images_of(rule, tower, 1, (side, side)).tokens <= seq_len)
+    side = next(fits, sides[-1])
     return f"{side}x{side}"
 
 
@@ -144,9 +156,18 @@ def images_of(rule: ImageRule, tower: TowerSpec, number: int, size: tuple[int, i
         UsageError: a shape that it refuses.
     """
     width, height = size
-    if rule.kind == "square":
-        grid = (rule.side_pixels // rule.patch_pixels) ** 2
-        return Images(number, width, height, grid + rule.extra_patches, rule.tokens, 3 * rule.side_pixels**2)
+    if rule.kind == "bounded":
+        columns, rows = bounded_tokens(rule, width, height)
+        if not columns * rows:
+            raise UsageError(
+                f"image_size {width}x{height}: the processor leaves no pixel of its shorter side"
+            )
+        patches, tokens = columns * rows * rule.merge**2, (columns + 1) * rows
+        return Images(number, width, height, patches, tokens, patches * tower.patch.in_features)
+    if rule.kind != "resized":
+        tiles, tokens = tiles_of(rule, width, height)
+        patches, numbers = tiles * (rule.grid + rule.extra_patches), tiles * 3 * rule.side_pixels**2
+        return Images(number, width, height, patches, tokens, numbers, tiles, rule.tokens)
     if max(size) > _MOST_UNEQUAL * min(size):
         raise UsageError(
             f"image_size {width}x{height}: the processor refuses sides of which one is over 200 "

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import NamedTuple
 
 from planner.anatomy.trained_parts import is_tower_checkpointed, makes_patches_require_gradient, parts_of
 from planner.domain.vision import TowerSpec
 from planner.program.head.ends import EndsView
 from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.pixtral_vision import (
+    BLOCK_MASK,
+    JOINED_PROJECTORS,
+    beside_mask,
+    given_to_layers,
+    pads_mask,
+)
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
@@ -23,7 +31,7 @@ from planner.program.view import LayerView, tower_view
 from planner.program.vision import (
     TOKEN_EMBEDS,
     TOKEN_GRADIENT,
-    SeeingView,
+    UNTIL_TOKENS,
     add_stacked,
     entry,
     gradient_of,
@@ -32,15 +40,26 @@ from planner.program.vision import (
     scatter,
     stacked,
 )
+from planner.program.vision_parts import SeeingView
 
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]
-Manner = Literal["plain", "kept", "unread"]
-"""A layer of a tower: as any other; its input is ``kept`` until the model returns; or its output, too,
-which nothing reads.
+
+
+class Manner(NamedTuple):
+    """What a tower does with a layer: whether the model returns its input, whether nothing reads its output,
+    and whether the model returns that.
+    """
+
+    keeps_input: bool
+    is_unread: bool
+    keeps_output: bool
+
+
+RunLayer = Callable[[LayerView, bool, Shape, Manner, Given], Template]
+"""One layer by its view, whether it is called through checkpointing, its input, and what it shares with
+others; in units of patches.
 """
-RunLayer = Callable[[LayerView, bool, Shape, Manner], Template]
-"""One layer by its view, whether it is called through checkpointing, and its input; in units of patches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +89,11 @@ def seeing_parts(
     first = _entry(ends, seeing, gradients)
     made, shares = [Part("embeddings", first, 1)], {name: shape for name, (_, shape) in first.shares.items()}
     stream = first.out if seeing.hooked or "tower" in trained else replace(first.out, needs_grad=False)
-    views = [
-        tower_view(job, group.block, trained="tower" in trained)
-        for group in tower.groups
-        for _ in range(group.count)
-    ]
+    views, given = _layers(job, tower, stream, trained="tower" in trained)
     for number, view in enumerate(views):
         again = is_tower_checkpointed(job.recipe, job.stack, trained=_has_trained(view))
-        unread = number >= len(views) - tower.n_unread
-        manner: Manner = "unread" if unread else "kept" if tower.keeps_states else "plain"
-        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner)
+        manner = _manner(job, tower, number)
+        template = run_layer(view, again, replace(stream, unit=Unit.TOKENS), manner, given)
         made.append(Part("vision layer", template, 1))
         stream = template.out
         if number in tower.deepstack:
@@ -88,9 +102,8 @@ def seeing_parts(
             made.append(Part(f"stacked {place}", template, 1))
             shares |= {name: shape for name, (_, shape) in template.shares.items()}
             stream = template.out
-    names = ("pixel_values", "position_ids")
     known = tuple(
-        (name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in names
+        (name, replace(shapes, unit=Unit.TOKENS)) for name, shapes in shares.items() if name in UNTIL_TOKENS
     )
     last = _projector(seeing, replace(stream, unit=Unit.TOKENS), known, gradients)
     made.append(Part("projector", last, 1))
@@ -98,9 +111,33 @@ def seeing_parts(
     waiting = [TOKEN_EMBEDS, *(f"deepstack {number}" for number in range(len(tower.deepstack)))]
     scattered = _scatter(ends, seeing, last.out, tuple((name, shares[name]) for name in waiting), gradients)
     made.append(Part("scatter", scattered, 1))
+    # Of these nothing is left; what was stacked is also among what the tower returned.
+    gone = (*UNTIL_TOKENS, BLOCK_MASK, TOKEN_EMBEDS)
+    shares = {name: shape for name, shape in shares.items() if name not in gone}
     return Before(
         joined(made), shares | {name: shape for name, (_, shape) in scattered.shares.items()}, seeing
     )
+
+
+def _layers(job: Job, tower: TowerSpec, stream: Shape, *, trained: bool) -> tuple[list[LayerView], Given]:
+    """The view of every layer, and what all of them get beside the stream."""
+    blocks = [group.block for group in tower.groups for _ in range(group.count)]
+    views = [tower_view(job, block, trained=trained) for block in blocks]
+    if tower.code not in JOINED_PROJECTORS:
+        return views, ()
+    pads = pads_mask(unit_values(job)[Unit.PATCHES])
+    views = [beside_mask(view, stream.dtype, pads=pads) for view in views]
+    return views, tuple(given_to_layers(views[0], stream.dtype).items())
+
+
+def _manner(job: Job, tower: TowerSpec, number: int) -> Manner:
+    """How layer ``number`` runs: of a tower that returns states their inputs are kept, or that alone which
+    the projector reads.  What the last layer returns is kept in any case.
+    """
+    n_read, returns_all = tower.n_layers - tower.n_unread, job.stack.tower_states == "all"
+    keeps_input = tower.keeps_states and (returns_all or number == n_read)
+    is_unread = number >= n_read
+    return Manner(keeps_input, is_unread, is_unread and (returns_all or number == tower.n_layers - 1))
 
 
 def take_pixels(stream: RequestStream, job: Job, before: int | None = None) -> int | None:

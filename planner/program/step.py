@@ -33,7 +33,7 @@ from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
-from planner.program.seeing import Before, Manner, seeing_parts, take_pixels
+from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.view import LayerView, layer_view
 from planner.program.vision import of_patches
 
@@ -187,24 +187,27 @@ def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
 
 
 @lru_cache(maxsize=256)
-def _tower_layer(mode: Mode, view: LayerView, again: bool, entry: Shape, manner: Manner) -> Template:
+def _tower_layer(
+    mode: Mode, view: LayerView, again: bool, entry: Shape, manner: Manner, given: Given
+) -> Template:
     """A layer of a vision tower, in units of patches."""
     part = partial(_layer, view, _Call(again, enters=False))
-    if manner != "plain":
+    if any(manner):
         part = partial(_passing_layer, part, manner)
-    return of_patches(run(part, entry, _LAYER, gradients=mode.gradients))
+    return of_patches(run(part, entry, _LAYER, dict(given), gradients=mode.gradients), joined=bool(given))
 
 
 def _passing_layer(
     part: Callable[[Operators, Tensor], Tensor], manner: Manner, torch: Operators, x: Tensor
 ) -> Tensor:
-    """A layer whose input the tower returns; of one that nothing reads the output, too,
-    and the stream goes on as it was.
-    """
-    torch.passing.append(x.alias())
-    if manner == "kept":
+    """A layer of a tower that returns states; where nothing reads its output the stream goes on as it was."""
+    if manner.keeps_input:
+        torch.passing.append(x.alias())
+    if not manner.is_unread:
         return part(torch, x)
-    torch.passing.append(part(torch, x))
+    out = part(torch, x)
+    if manner.keeps_output:
+        torch.passing.append(out)
     return x
 
 

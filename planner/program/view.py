@@ -81,6 +81,7 @@ class LayerView:
     trains_base: bool
     embedded: Dtype
     trains_mlp_only: bool = False
+    pads_mask: bool = False
 
     def __hash__(self) -> int:
         """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""

@@ -11,27 +11,27 @@ the workspace of the convolution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from planner.domain.model import NormSpec
 from planner.domain.vision import TowerSpec
 from planner.errors import NotModelledError
 from planner.program.head.ends import EndsView, require_gradient, token_rows
 from planner.program.head.inputs import make_masks
-from planner.program.layers.activations import activation
-from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
-from planner.program.ops.casts import rows_of
-from planner.program.ops.operators import Operators, part_of
+from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
+from planner.program.pixtral_vision import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
 from planner.program.recorded_part import BACKWARD, Template
+from planner.program.square_vision import PIXELS, SQUARE_PROJECTORS, square_patches
 from planner.program.view import LayerView
-from planner.program.weights.matrices import autocast, linear, weight_copy
+from planner.program.vision_parts import SeeingView, convolution, merged
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"
-_UNTIL_TOKENS = ("pixel_values", "position_ids")
+_UNTIL_TOKENS = (PIXELS, "position_ids")
 """What the variables of the tower's callers refer to until the projector has run."""
+UNTIL_TOKENS = (*_UNTIL_TOKENS, *UNTIL_RETURN)
+"""The same, and what variables of the tower do, whosever code it is."""
 _OF_PATCHES = {
     Unit.ONE: Unit.ONE,
     Unit.RANK: Unit.RANK,
@@ -39,34 +39,20 @@ _OF_PATCHES = {
     Unit.RANK_TOKENS: Unit.RANK_PATCHES,
     Unit.IMAGE_PATCHES: Unit.IMAGE_PATCHES,
     Unit.PAIRS: Unit.PATCH_PAIRS,
+    **{unit: unit for unit in (Unit.IMAGE_TOKENS, Unit.CUT_TOKENS, Unit.LINE_TOKENS)},
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SeeingView:
-    """The tower around its layers.
-
-    ``hooked``: what its first layer reads is made to require a gradient; ``differentiated``:
-    gradients reach its layers.
-    """
-
-    tower: TowerSpec
-    entry: LayerView
-    projector: LayerView
-    stacked: LayerView | None
-    hooked: bool
-    differentiated: bool
-
-
-def of_patches(template: Template) -> Template:
+def of_patches(template: Template, *, joined: bool = False) -> Template:
     """A template that was run on tokens, for patches.
 
-    Scores of one image go before those of the next are made.
+    Scores of one image go before those of the next are made.  ``joined``: layers see all images in one row,
+    whose pairs are those of a mask.
 
     Raises:
         NotModelledError: sizes that no tower has here, or scores that backward needs.
     """
-    if Unit.PAIRS in template.units and template.stages[BACKWARD]:
+    if Unit.PAIRS in template.units and template.stages[BACKWARD] and not joined:
         raise NotModelledError(
             "eager attention of a vision tower that gradients run through is not modelled: use --attention "
             "sdpa or flash2"
@@ -76,7 +62,7 @@ def of_patches(template: Template) -> Template:
         raise NotModelledError(
             f"a vision tower whose memory grows with {strange.name.lower()} is not modelled"
         )
-    known = _OF_PATCHES | {Unit.PAIRS: Unit.IMAGE_PAIRS}
+    known = _OF_PATCHES | {Unit.PAIRS: Unit.PATCH_SQUARES if joined else Unit.IMAGE_PAIRS}
     units = tuple(known[unit] for unit in template.units)
     gradients = tuple((_OF_PATCHES[gradient[0]], *gradient[1:]) for gradient in template.gradients)
     shares = {
@@ -109,12 +95,14 @@ def entry(torch: Operators, ends: EndsView, seeing: SeeingView) -> Tensor:
 def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
     """Pixels in the dtype of the tower, and the convolution over patches."""
     view, patch = seeing.entry, seeing.tower.patch
-    if seeing.tower.code in ("llava", "gemma3"):
-        return _square_patches(torch, seeing)
-    torch.shared["pixel_values"] = pixels = torch.new(Unit.PATCHES, patch.in_features, view.dtypes.base, "to")
+    if seeing.tower.code in JOINED_PROJECTORS:
+        return joined_patches(torch, seeing)
+    if seeing.tower.code in SQUARE_PROJECTORS:
+        return square_patches(torch, seeing)
+    torch.shared[PIXELS] = pixels = torch.new(Unit.PATCHES, patch.in_features, view.dtypes.base, "to")
     torch.shared["position_ids"] = torch.new(Unit.PATCHES, 2, "int64", "cat")
     with torch.inside("patch_embed"):
-        stream = _convolution(torch, view, pixels)
+        stream = convolution(torch, view, pixels)
         if seeing.hooked and stream.node is None and torch.grad_enabled:
             require_gradient(stream, torch.path)
     if seeing.tower.code == "qwen2_5_vl":
@@ -122,66 +110,6 @@ def _patches(torch: Operators, seeing: SeeingView) -> Tensor:
     if seeing.tower.code == "qwen3_vl":
         stream = torch.add(stream, _positions(torch, view, seeing.tower))
     return stream
-
-
-def _square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
-    """Patches of images of one size, with a class token before them where there is one,
-    and a position for each.
-
-    Source: transformers 5.23 models/{clip,siglip}/modeling_*.py, their ``VisionEmbeddings``.
-    """
-    view, tower = seeing.entry, seeing.tower
-    share = 1.0 if not tower.rule.extra_patches else tower.token_share
-    with torch.inside("patch_embedding"):
-        stream = _convolution(
-            torch, view, torch.new(Unit.PATCHES, tower.patch.in_features * share, view.dtypes.base, "to")
-        )
-        if seeing.hooked and stream.node is None and torch.grad_enabled:
-            require_gradient(stream, torch.path)
-    dtype, trained = view.dtypes.base, view.trains_base
-    if tower.rule.extra_patches:
-        stream = _with_class(torch, view, stream)
-    with torch.inside("position_embedding"):
-        n_params = view.block.extra_params - tower.width * tower.rule.extra_patches
-        table = torch.parameter(Unit.ONE, n_params, dtype, trained=trained)
-        rows = torch.new(Unit.IMAGE_PATCHES, tower.width, dtype, "embedding")
-        rows = record(
-            torch,
-            rows,
-            [table],
-            [],
-            lambda *_: [torch.new(Unit.ONE, n_params, dtype, "embedding_dense_backward")],
-        )
-    stream = torch.add(stream, rows)
-    del rows
-    for spec in view.block.norms:
-        stream = _one_norm(torch, view, spec, stream)
-    return stream
-
-
-def _with_class(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``cat`` of a class token and the patches: views of the gradient, that of the token summed."""
-    width, dtype, count = view.block.linears[0].out_features, view.dtypes.base, x.count
-    token = torch.parameter(Unit.ONE, width, dtype, trained=view.trains_base)
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.new(Unit.ONE, width, gradient.dtype, "sum"), part_of(gradient, count)]
-
-    return record(torch, torch.new(Unit.PATCHES, width, x.dtype, "cat"), [token, x], [], backward)
-
-
-def _convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """A product of each patch with all kernels."""
-    spec, trained = view.block.linears[0], view.trains_base
-    weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=trained)
-    bias = (
-        torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=trained) if spec.bias else None
-    )
-    bias = None if bias is None else weight_copy(torch, view, bias)
-    weight = weight_copy(torch, view, weight)
-    return torch.mm(
-        autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit
-    )
 
 
 def _positions(torch: Operators, view: LayerView, tower: TowerSpec) -> Tensor:
@@ -232,58 +160,17 @@ def projector(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
 
     The tower returns its last state, too, which lives until the language model has run.
     """
-    if seeing.tower.code == "llava":
-        return _selected(torch, seeing, x)
-    if seeing.tower.code == "gemma3":
-        return _averaged(torch, seeing, x)
+    of_others = SQUARE_PROJECTORS | JOINED_PROJECTORS
+    if seeing.tower.code in of_others:
+        return of_others[seeing.tower.code](torch, seeing, x)
     held = [torch.shared.pop(name) for name in _UNTIL_TOKENS]
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("merger"):
-        out = _merged(torch, seeing.projector, x)
+        out = merged(torch, seeing.projector, x)
     if seeing.tower.code == "qwen2_5_vl":
         out = _in_order_of_windows(torch, out)
     del held
     return out
-
-
-def _selected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
-    """LLaVA's projector, over all patches but the class token."""
-    view, share = seeing.projector, seeing.tower.token_share
-    first, last = view.block.linears
-    with torch.inside("multi_modal_projector"):
-        chosen = torch.part(x, x.count * share, by_heads=False) if share < 1 else x
-        return linear(torch, view, last, activation(torch, view, linear(torch, view, first, chosen)))
-
-
-def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
-    """Gemma 3's projector: a norm behind the tower, averages of patches, which keep what they read,
-    a norm, and a product.
-
-    Source: transformers 5.23 models/siglip/modeling_siglip.py SiglipVisionModel,
-    models/gemma3/modeling_gemma3.py Gemma3MultiModalProjector; torch 2.13 derivatives.yaml ``avg_pool2d``.
-    """
-    view, share = seeing.projector, seeing.tower.token_share
-    x = _one_norm(torch, seeing.entry, seeing.tower.behind[0], x)
-    torch.shared["last_hidden_state"] = x.alias()
-    with torch.inside("multi_modal_projector"):
-        by_features = torch.contiguous(x)
-
-        def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            return [torch.like(kept[0], "avg_pool2d_backward", cost=(gradient,))]
-
-        pooled = torch.new(x.unit, x.count * share, x.dtype, "avg_pool2d", cost=[by_features])
-        pooled = record(torch, pooled, [by_features], [by_features], backward)
-        del by_features
-        weight = view.block.linears[0]
-        table = torch.parameter(Unit.ONE, weight.weight_count, view.dtypes.base, trained=view.trains_base)
-        normed = autocast(torch, view, _one_norm(torch, view, view.block.norms[0], pooled))
-        return torch.mm(normed, weight_copy(torch, view, table), weight.out_features * share, to_unit=x.unit)
-
-
-def _merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    first, last = view.block.linears
-    out = linear(torch, view, first, _one_norm(torch, view, view.block.norms[0], x))
-    return linear(torch, view, last, activation(torch, view, out))
 
 
 def stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) -> Tensor:
@@ -294,7 +181,7 @@ def stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) -> Ten
     name = f"deepstack {number}"
     arrived = [torch.shared.pop(gradient_of(name))] if gradient_of(name) in torch.shared else []
     with torch.inside(f"deepstack_merger_list {number}"):
-        features = _merged(torch, seeing.stacked, x)
+        features = merged(torch, seeing.stacked, x)
     torch.shared[name] = features
     return _with_gradient(torch, x, features, arrived)
 
@@ -356,11 +243,6 @@ def add_stacked(torch: Operators, seeing: SeeingView, number: int, x: Tensor) ->
     return record(torch, copy.alias(), [copy, local], [], of_put)
 
 
-def _one_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
-    with torch.inside("norm"):
-        return norm(torch, view, spec, x)
-
-
 def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[Tensor]) -> Tensor:
     """The stream that the first layer reads: rows of the token table,
     with those of images in the place of their tokens.
@@ -368,18 +250,23 @@ def scatter(torch: Operators, ends: EndsView, seeing: SeeingView, passed: list[T
     ``passed`` holds the tokens of images, and is emptied.  All variables live until the model returns.
     """
     embeds = [torch.shared.pop(TOKEN_EMBEDS)]
-    if seeing.tower.code == "gemma3":
+    if seeing.tower.code in ("gemma3", "internvl"):
         features = passed.pop()
     else:
-        torch.shared["pooler_output"] = split = _split(torch, passed.pop())
-        features = torch.cat([split])
-        del split
+        torch.shared["pooler_output"] = parts = _by_images(torch, seeing, passed.pop())
+        features = torch.cat([parts])
+        del parts
     stream = _scattered(torch, ends, embeds, features)
     torch.shared["image_embeds"] = features
     stream = _join_stacked(torch, seeing, stream)
     torch.shared["inputs_embeds"] = stream
     make_masks(torch, ends.kinds)
     return stream
+
+
+def _by_images(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
+    """Tokens of each image: parts of one tensor, but where each has its own."""
+    return x if seeing.tower.code == "llava_next" else _split(torch, x)
 
 
 def _join_stacked(torch: Operators, seeing: SeeingView, stream: Tensor) -> Tensor:

@@ -34,7 +34,15 @@ Place = Literal["model", "head", "tower"]
 Pass = Literal["training", "aside", "evaluation", "prompts", "token"]
 """``aside``: all that train nothing; ``prompts`` and one more ``token``: those that generate."""
 _TOWER_PARTS = ("vision layer", "projector")
-_TOWER_UNITS = (Unit.PATCHES, Unit.RANK_PATCHES, Unit.IMAGE_PATCHES, Unit.PATCH_PAIRS)
+_TOWER_UNITS = (
+    Unit.PATCHES,
+    Unit.RANK_PATCHES,
+    Unit.IMAGE_PATCHES,
+    Unit.PATCH_PAIRS,
+    Unit.PATCH_SQUARES,
+    Unit.CUT_TOKENS,
+    Unit.LINE_TOKENS,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def _tower_attention_macs(job: TimedJob) -> Number:
         for each in counted.costs:
             kind = each.kind
             if each.place == "tower" and isinstance(kind, FusedAttention) and each.direction == "forward":
-                keys = minimum(kind.window or images.patches, images.patches)
+                keys = minimum(kind.window or images.tile_patches, images.tile_patches)
                 found = found + times * each.amount * patches * keys
         return {"macs": found}
 

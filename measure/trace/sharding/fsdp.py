@@ -82,9 +82,9 @@ class FsdpRank:
             whole = self._stream.take(n_bytes, TracedPurpose(_WHOLE.name, block.role, module=block.module))
             self._undivided.append((parameter, block, whole))
             return
-        whole = None if self._settings.offloads else self._stream.take(n_bytes, _WHOLE)
+        passing = None if self._settings.offloads else self._stream.take(n_bytes, _WHOLE)
         self._keep_shard(parameter, block)
-        self._stream.free(whole)
+        self._stream.free(passing)
 
     def _keep_shard(self, parameter: TracedParameter, block: TracedBlock) -> None:
         n_bytes = self._settings.shard_elements(parameter) * self._settings.stored_bytes(parameter)

@@ -50,14 +50,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "vision.llava": ("llava",),
     "vision.pixtral_vision": ("mistral3",),
-    "vision.counted_towers": (
-        "gemma4",
-        "gemma4_unified",
-        "internvl",
-        "llava_next",
-        "llava_onevision",
-        "mllama",
-    ),
+    "vision.counted_towers": ("gemma4", "gemma4_unified", "mllama"),
+    "vision.tiled_vision": ("internvl", "llava_next", "llava_onevision"),
     "vision.qwen_vision": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "older.remote_code": ("baichuan", "chatglm", "qwen"),
 }

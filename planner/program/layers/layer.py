@@ -20,7 +20,7 @@ from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor
+from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.matrices import dropout
 
@@ -54,11 +54,25 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             x = dropout(torch, x)
         if behind and not view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
+        x = _weighed(torch, view, x, kept)
         x = torch.add(residual, torch.same(x, "mul") if view.block.scales_branches else x)
         del given
         if view.block.norms_sums:
             x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
     return add_layer_input(torch, view, norms[4], x, kept) if view.block.layer_inputs_width else x
+
+
+def _weighed(torch: Operators, view: LayerView, x: Tensor, kept: list[Tensor]) -> Tensor:
+    """A branch times a vector, where there is one; a variable refers to the product.
+
+    Source: transformers 5.23 models/internvl/modeling_internvl.py InternVLVisionLayer.
+    """
+    if not view.block.weighs_branches:
+        return x
+    count = view.block.extra_params / 2
+    vector = torch.parameter(Unit.ONE, count, view.dtypes.base, trained=view.trains_base)
+    kept.append(torch.mul(vector, x))
+    return kept[-1]
 
 
 def _with_experts(torch: Operators, view: LayerView, part: Part, x: Tensor, stream: Tensor) -> Tensor:

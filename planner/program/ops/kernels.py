@@ -2,7 +2,8 @@
 
 Source: torch 2.13 ``ATen/native/transformers``: attention.cpp, cuda/sdp_utils.cpp,
 cuda/flash_attn/flash_api.cpp, cuda/attention_backward.cu; transformers 5.23 integrations/sdpa_attention.py.
-Ignored: rows of a mask padded to 16 keys; workspaces of key and value gradients above heads of 128 features.
+Ignored: rows of a mask of tokens padded to 16 keys; workspaces of key and value gradients above heads of 128
+features.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _WIDTH_MULTIPLE = 8
 _TILE_COLUMNS = (32, 64, 96, 128)
 Kernel = Literal["flash", "efficient", "math"]
 Pairs = Literal["triangle", "square"]
+MASK_KEYS = 16
+"""A mask's rows are padded to a multiple of so many keys."""
 PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Products of a query's and a key's features, and of probabilities and values;
 backward the scores once more, and four gradients.
@@ -153,16 +156,15 @@ def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
 
     It is made anew from a boolean one in each layer.
 
-    Source: ``convert_boolean_attn_mask``; a mask in the dtype of the embeddings is cast by autocast alone.
+    Source: ``convert_boolean_attn_mask``, ``pad_bias``; a mask in the dtype of the embeddings is cast by
+    autocast alone.
     """
     if view.stack.sdpa_mask == "given":
         return torch.shared.get(MASK)
     if view.stack.sdpa_mask == "stream":
-        return (
-            torch.shared.get(MASK)
-            if view.dtypes.table == query.dtype
-            else torch.new(Unit.PAIRS, 1, query.dtype, "to")
-        )
+        same = view.dtypes.table == query.dtype
+        mask = torch.shared.get(MASK) if same else torch.new(Unit.PAIRS, 1, query.dtype, "to")
+        return torch.new(Unit.PAIRS, 1, query.dtype, "pad") if view.pads_mask else mask
     additive = torch.new(Unit.PAIRS, 1, query.dtype, "zeros_like")
     _inverted = torch.new(Unit.PAIRS, 1, "bool", "logical_not")
     return additive

@@ -53,7 +53,7 @@ class Unit(IntEnum):
     PATCHES = 10
     """Patches of all images of a micro-batch."""
     IMAGE_PATCHES = 11
-    """Patches of one image."""
+    """Patches of one image, or of one tile where images are cut."""
     RANK_PATCHES = 12
     PIXELS = 13
     """Numbers in ``pixel_values`` of all micro-batches of a step."""
@@ -90,7 +90,7 @@ class Unit(IntEnum):
     SCORED_PAIRS = 36
     SCORED_SINK_PAIRS = 37
     PATCH_PAIRS = 38
-    """Patches of all images times those of their own image."""
+    """Patches of all images times those of their own image or tile."""
     IMAGE_PAIRS = 39
     """The same of one image."""
     ARRIVED_ROWS = 40
@@ -99,6 +99,15 @@ class Unit(IntEnum):
     """Rows that these experts compute, with those that fill up each expert's."""
     EVAL_ARRIVED_ROWS = 42
     EVAL_EXPERT_ROWS = 43
+    IMAGE_TOKENS = 44
+    """Tokens of all images of a micro-batch."""
+    EVAL_IMAGE_TOKENS = 45
+    CUT_TOKENS = 46
+    """Patches of all tiles of one image, without that of the whole."""
+    LINE_TOKENS = 47
+    """Tokens of one image without those of its tile of the whole: rows of patches, each with an end."""
+    PATCH_SQUARES = 48
+    """Patches of all images times themselves."""
 
 
 EVALUATED = {
@@ -110,6 +119,7 @@ EVALUATED = {
     Unit.ROWS: Unit.EVAL_ROWS,
     Unit.PATCHES: Unit.EVAL_PATCHES,
     Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
+    Unit.IMAGE_TOKENS: Unit.EVAL_IMAGE_TOKENS,
     Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
     Unit.ARRIVED_ROWS: Unit.EVAL_ARRIVED_ROWS,
     Unit.EXPERT_ROWS: Unit.EVAL_EXPERT_ROWS,

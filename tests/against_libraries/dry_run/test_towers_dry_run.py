@@ -18,6 +18,7 @@ from tests.against_libraries.dry_run.test_vision_dry_run import (
     SIZES,
     program_peak,
     pytestmark,
+    tiles,
     trace_peak,
 )
 from tests.extras import needs
@@ -43,7 +44,6 @@ ZERO: dict[str, dict[str, Any]] = {
     "zero3": {"stage": 3, **AUTO},
 }
 SWITCHES: dict[str, list[str]] = {
-    "fsdp": [],
     "zero2": ["zero12_overlap=false", "zero12_bucket_elements=100000"],
     "zero3": ["zero_auto_buckets=true"],
 }
@@ -76,8 +76,9 @@ def flags_of(job: Tried) -> dict[str, object]:
         "model": "config.json", "method": method, "gpu": "a100-80-sxm", "gpus": 2, "sharding": sharding,
         "seq": 1024, "images_per_sample": 0, "gradient_checkpointing": True, "checkpoint_reentrant": False,
         "precision": "bf16-mixed", "load_dtype": "bf16", "attention": "sdpa", "padding": "packed",
-        "optimizer": "adamw_torch", "switches": SWITCHES[sharding],
+        "optimizer": "adamw_torch",
     }  # fmt: skip
+    flags |= {"switches": SWITCHES[sharding]} if sharding in SWITCHES else {}
     flags |= {"freeze": "vision_tower;projector"} if frozen else {}
     adapter = {"lora_rank": 16, "lora_dropout": 0, "lora_targets": "all-linear", "adapter_dtype": "fp32"}
     return flags | (adapter if method == "lora" else {})
@@ -114,13 +115,21 @@ def test_a_tower_at_rest_is_divided_as_the_real_one(
 
 
 @pytest.mark.parametrize(
-    ("kind", "units"), [("qwen2_5_vl", ""), ("gemma3", "Gemma3DecoderLayer"), ("llava", "LlamaDecoderLayer")]
+    ("kind", "units"),
+    [
+        ("qwen2_5_vl", ""),
+        ("gemma3", "Gemma3DecoderLayer"),
+        ("llava", "LlamaDecoderLayer"),
+        ("internvl", ""),
+        ("mistral3", ""),
+    ],
 )
 def test_a_tower_that_sees_is_divided_by_fsdp2_as_the_real_one(
     kind: str, units: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 2 %, trained as a whole."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TILES", tiles(kind))
     job = Tried(kind, "fsdp", "full", False, units)
     real = traced_peak(job)
     peak = program_peak({**flags_of(job), "images_per_sample": 2, "image_size": SIZES[kind]})

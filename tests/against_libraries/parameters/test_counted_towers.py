@@ -1,4 +1,4 @@
-"""Towers that are counted only, against the modules that Transformers builds on meta."""
+"""Towers whose sizes are read from a file, against the modules that Transformers builds on meta."""
 
 from __future__ import annotations
 
@@ -104,7 +104,6 @@ def test_parameters_are_those_of_the_modules(kind: str) -> None:
     distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
     assert spec.param_count == sum(distinct.values())
     assert spec.vision is not None
-    assert spec.vision.code == "counted"
     if kind != "mllama":
         assert spec.vision.param_count == sum(
             tensor.numel()

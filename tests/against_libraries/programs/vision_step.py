@@ -3,6 +3,7 @@
 """
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,8 +15,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, Train
 from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
-SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision")
-COUNTED = ("mistral3", "internvl", "gemma4")
+SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision", "image_newline")
+COUNTED = ("gemma4",)
+SIZED = ("internvl", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
 attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
 sees, deepspeed = "text" not in more, dict(zip(("deepspeed",), more[1:], strict=False))
@@ -61,6 +63,8 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     if config.model_type in COUNTED or not sees:
         ids = torch.full((1, SEQ), 5)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    if config.model_type in SIZED or vision.model_type in SIZED:
+        return sized_batch()
     square = config.model_type in ("llava", "gemma3")
     merge = 1 if square else vision.spatial_merge_size
     tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2
@@ -82,6 +86,22 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
     grid = torch.tensor([[1, ROWS, COLUMNS]] * IMAGES)
     pixels = torch.zeros(IMAGES * ROWS * COLUMNS, numbers)
     return {**made, "mm_token_type_ids": kinds, "pixel_values": pixels, "image_grid_thw": grid}
+
+
+def sized_batch() -> dict[str, torch.Tensor]:
+    """One sample with two images of as many tiles, tokens, rows and columns of pixels as ``TILES`` says."""
+    n_tiles, n_tokens, height, width = (int(number) for number in os.environ["TILES"].split(","))
+    side = config.vision_config.image_size
+    side = side if isinstance(side, int) else side[0]
+    ids = torch.full((1, SEQ), 5)
+    ids[0, 2 : 2 + IMAGES * n_tokens] = config.image_token_id
+    made = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    if config.model_type == "internvl":
+        return {**made, "pixel_values": torch.zeros(IMAGES * n_tiles, 3, side, side)}
+    sizes = torch.tensor([[height, width]] * IMAGES)
+    if config.vision_config.model_type == "pixtral":
+        return {**made, "pixel_values": torch.zeros(IMAGES, 3, height, width), "image_sizes": sizes}
+    return {**made, "pixel_values": torch.zeros(IMAGES, n_tiles, 3, side, side), "image_sizes": sizes}
 
 
 # The dry run replaces no packages that are missing, and without these the code falls back to plain torch.

@@ -17,6 +17,8 @@ from planner.intake.resolve import resolve
 MISTRAL = "mistralai/Mistral-Small-3.1-24B-Instruct-2503"
 QWEN = "model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct\n"
 FACTORY = QWEN + "finetuning_type: lora\ntemplate: qwen2_vl\nbf16: true\ncutoff_len: 2048\n"
+LLAVA_NEXT = FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", "llava-hf/llava-v1.6-mistral-7b-hf")
+LLAVA_NEXT = LLAVA_NEXT.replace("qwen2_vl", "llava_next_mistral").replace("2048", "4096")
 AXOLOTL = (
     "base_model: Qwen/Qwen2.5-VL-7B-Instruct\nadapter: lora\nlora_r: 8\nlora_target_linear: "
     "true\nsequence_len: 2048\n"
@@ -51,6 +53,12 @@ def images_of(folder: Path, text: str, **flags: object) -> tuple[int, int, int] 
         (AXOLOTL + "processor_type: AutoProcessor\nimage_size: 512\n", (1, 512, 512)),
         (AXOLOTL + "processor_type: AutoProcessor\nimage_size: [640, 480]\n", (1, 640, 480)),
         (TRL, (1, 1792, 1792)),
+        (LLAVA_NEXT, (1, 768, 768)),
+        (
+            FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", MISTRAL).replace("qwen2_vl", "mistral_small")
+            + "dataset: mllm_demo\n",
+            (1, 768, 768),
+        ),
         # Qwen3.5 is mostly trained on text.
         (FACTORY.replace("Qwen2.5-VL-7B-Instruct", "Qwen3.5-9B").replace("qwen2_vl", "qwen3_5"), None),
         (FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", MISTRAL).replace("qwen2_vl", "mistral_small"), None),
@@ -100,8 +108,9 @@ def test_frozen_parts(text: str, frozen: tuple[str, ...], tmp_path: Path) -> Non
         FACTORY + "freeze_multi_modal_projector: false\n",
         FACTORY + "image_do_pan_and_scan: true\n",
         FACTORY.replace("qwen2_vl", "gemma3"),
-        FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", MISTRAL).replace("qwen2_vl", "mistral_small")
-        + "dataset: mllm_demo\n",
+        FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", "OpenGVLab/InternVL3-8B-hf").replace(
+            "qwen2_vl", "intern_vl"
+        ),
         FACTORY.replace("Qwen2.5-VL-7B", "Qwen2.5-7B"),
         AXOLOTL.replace("Qwen2.5-VL-7B", "Qwen2.5-7B") + "processor_type: AutoProcessor\n",
     ],

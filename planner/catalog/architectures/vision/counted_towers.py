@@ -1,8 +1,8 @@
-"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, InternVL, LLaVA-NeXT,
-LLaVA-OneVision.  Trained on text alone, such models are answered like any other.
+"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, Llama 3.2 Vision.
+Trained on text alone, such models are answered like any other.
 
 Module names, shapes and defaults are those of Transformers 5.23
-(``models/{gemma4,gemma4_unified,internvl,llava_next,llava_onevision}/modeling_*.py``).
+(``models/{gemma4,gemma4_unified,mllama}/modeling_*.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import read_llama
 from planner.catalog.architectures.parts import layer_norm, rms
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
-from planner.catalog.architectures.vision.square_vision import clip_tower, language_model, siglip_layers
+from planner.catalog.architectures.vision.square_vision import language_model
 from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.domain.vision import ImageRule, TowerSpec
 from planner.errors import NotModelledError
@@ -136,47 +136,7 @@ def _with_mask(group: BlockGroup) -> BlockGroup:
     return replace(group, block=replace(group.block, attention=attention))
 
 
-def read_internvl(fields: ConfigFields) -> ModelSpec:
-    """``internvl`` (the checkpoints with -HF in their names): a tower with scaled branches,
-    whose patches four by four become a token.
-    """
-    spec, vision = language_model(fields, tied_default=True), fields.section("vision_config")
-    width, inner = (
-        vision.integer("hidden_size", default=1024),
-        vision.integer("intermediate_size", default=4096),
-    )
-    bias, kind = vision.flag("attention_bias", False), vision.text("norm_type", "layer_norm")
-    side, patch = (
-        _side(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
-    )
-    grid = (side // patch) ** 2
-    conv = LinearSpec("projection", "embedding_projection", 3 * patch**2, width, "embed", True, "parameter")
-    entry = replace(counted_block([], extra=(grid + 2) * width), linears=(conv,))
-    matrices = [(f"{name}_proj", width, width, bias) for name in "qkv"]
-    matrices += [
-        ("projection_layer", width, width, True),
-        ("fc1", width, inner, True),
-        ("fc2", inner, width, True),
-    ]
-    norms = [rms(width, copies=2) if kind == "rms_norm" else layer_norm(width, copies=2)]
-    norms += [rms(width, copies=2)] if vision.flag("use_qk_norm", False) else []
-    n_layers = vision.layers("num_hidden_layers") if vision.has("num_hidden_layers") else 24
-    layers = BlockGroup(n_layers, counted_block(matrices, norms, 2 * width))
-    merged = round(width / _share(fields) ** 2)
-    last = counted_block(
-        [
-            ("linear_1", merged, spec.hidden_size, True),
-            ("linear_2", spec.hidden_size, spec.hidden_size, True),
-        ],
-        (layer_norm(merged),),
-    )
-    tower = counted_tower(width, entry, (layers,), (last,), listed=True)
-    if not vision.flag("use_mean_pooling", True):
-        tower = replace(tower, behind=(layer_norm(width),))
-    return replace(spec, architecture="internvl", vision=tower)
-
-
-def _side(fields: ConfigFields, name: str, default: int) -> int:
+def side_of(fields: ConfigFields, name: str, default: int) -> int:
     """A side in pixels, which files also say as a list of two."""
     if not isinstance(fields.data.get(name), list):
         return fields.integer(name, default=default)
@@ -184,33 +144,6 @@ def _side(fields: ConfigFields, name: str, default: int) -> int:
     if len(sides) != 1 or not min(sides):
         raise fields.fail(f"{name} with two sides is not modelled")
     return sides.pop()
-
-
-def _share(fields: ConfigFields) -> float:
-    share = fields.data.get("downsample_ratio", 0.5)
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.01 <= share <= 1:
-        raise fields.fail("field 'downsample_ratio' must be a number from 0.01 to 1")
-    return float(share)
-
-
-def read_llava_next(fields: ConfigFields) -> ModelSpec:
-    """``llava_next`` (LLaVA 1.6) and ``llava_onevision``: LLaVA's tower or SigLIP's over parts of an image,
-    and a vector for the end of a row.
-    """
-    kind = fields.text("model_type", "")
-    spec, vision = language_model(fields, tied_default=False), fields.section("vision_config")
-    hidden, seeing = spec.hidden_size, vision.text("model_type", "")
-    if seeing == "siglip_vision_model":
-        width, entry, layers, behind = siglip_layers(vision)
-        tower = counted_tower(
-            width, entry, (layers,), (llava_projector(fields, width, hidden),), listed=False
-        )
-        tower = replace(tower, behind=behind)
-    else:
-        tower = replace(clip_tower(vision, hidden, n_unread=0, keeps_class=False), code="counted")
-    projector = tower.projectors[0].block
-    projector = replace(projector, extra_params=projector.extra_params + hidden)
-    return replace(spec, architecture=kind, vision=replace(tower, projectors=(BlockGroup(1, projector),)))
 
 
 def llava_projector(fields: ConfigFields, width: int, hidden: int) -> BlockSpec:
@@ -266,7 +199,7 @@ def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
         vision.integer("intermediate_size", default=5120),
     )
     side, patch = (
-        _side(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
+        side_of(vision, name, default) for name, default in (("image_size", 448), ("patch_size", 14))
     )
     tiles, places = vision.integer("max_num_tiles", default=4), (side // patch) ** 2 + 1
     ratios = vision.data.get("supported_aspect_ratios")
@@ -292,8 +225,5 @@ def _mllama_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
 READERS = {
     "gemma4": read_gemma4,
     "gemma4_unified": read_gemma4_unified,
-    "internvl": read_internvl,
-    "llava_next": read_llava_next,
     "mllama": read_mllama,
-    "llava_onevision": read_llava_next,
 }

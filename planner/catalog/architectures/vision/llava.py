@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
-from planner.catalog.architectures.vision.counted_towers import llava_projector
-from planner.catalog.architectures.vision.pixtral_vision import pixtral_tower
+from planner.catalog.architectures.vision.pixtral_vision import read_pixtral
 from planner.catalog.architectures.vision.square_vision import clip_tower, language_model
 from planner.domain.model import ModelSpec
 from planner.errors import NotModelledError
@@ -23,9 +22,7 @@ def read_llava(fields: ConfigFields) -> ModelSpec:
     """
     spec, layer = language_model(fields), fields.data.get("vision_feature_layer", -2)
     if fields.section("vision_config").text("model_type", "") == "pixtral":
-        width = fields.section("vision_config").integer("hidden_size", default=1024)
-        projector = llava_projector(fields, width, spec.hidden_size)
-        return replace(spec, architecture="llava", vision=pixtral_tower(fields, projector, 1))
+        return read_pixtral(fields, spec)
     if not isinstance(layer, int) or isinstance(layer, bool) or not -100 < layer < 0:
         raise NotModelledError(
             f"{fields.where}: vision_feature_layer other than a number from behind is not modelled"

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.parts import gated_mlp, rms
+from planner.catalog.architectures.vision.counted_towers import llava_projector
 from planner.catalog.architectures.vision.qwen_vision import NO_ATTENTION
 from planner.catalog.architectures.vision.square_vision import language_model
 from planner.domain.attention_shape import AttentionSpec
 from planner.domain.model import BlockGroup, BlockSpec, LinearSpec, MlpSpec, ModelSpec
-from planner.domain.vision import ImageRule, TowerSpec
+from planner.domain.vision import ImageRule, TowerCode, TowerSpec
 from planner.errors import NotModelledError
 
 
@@ -47,8 +48,23 @@ def _projector(fields: ConfigFields, width: int, hidden: int, merged: int) -> Bl
     return BlockSpec(NO_ATTENTION, MlpSpec(hidden, False, activation), linears, (rms(width),))
 
 
-def pixtral_tower(fields: ConfigFields, projector: BlockSpec, merge: int) -> TowerSpec:
-    """Pixtral's tower, of which ``merge`` patches make the side of a token."""
+def read_pixtral(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
+    """Pixtral 12B, which is LLaVA with another tower; its projector reads all that the last layer returns."""
+    width, hidden = fields.section("vision_config").integer("hidden_size", default=1024), spec.hidden_size
+    is_modelled = fields.data.get("vision_feature_layer", -2) == -1
+    is_modelled = is_modelled and fields.text("vision_feature_select_strategy", "default") == "full"
+    projector = llava_projector(fields, width, hidden)
+    activation = fields.text("projector_hidden_act", "gelu")
+    projector = replace(projector, mlp=MlpSpec(hidden, False, activation))
+    tower = pixtral_tower(fields, "pixtral" if is_modelled else "counted", projector, 1)
+    return replace(spec, architecture="llava", vision=tower)
+
+
+def pixtral_tower(fields: ConfigFields, code: TowerCode, projector: BlockSpec, merge: int) -> TowerSpec:
+    """Pixtral's tower, of which ``merge`` patches make the side of a token.
+
+    The longest side of an image is taken to be the tower's own, which its positions reach.
+    """
     vision = fields.section("vision_config")
     kind = vision.text("model_type", "pixtral")
     if kind != "pixtral":
@@ -61,9 +77,9 @@ def pixtral_tower(fields: ConfigFields, projector: BlockSpec, merge: int) -> Tow
     entry = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (conv,), (rms(width),))
     side = vision.integer("image_size", default=1024)
     return TowerSpec(
-        "counted",
+        "counted" if vision.data.get("attention_dropout") else code,
         width,
-        ImageRule("resized", patch, merge=merge, max_pixels=side**2),
+        ImageRule("bounded", patch, merge=merge, side_pixels=side),
         entry,
         (BlockGroup(vision.layers("num_hidden_layers"), _layer(vision, width)),),
         (BlockGroup(1, projector),),
@@ -84,7 +100,7 @@ def read_mistral3(fields: ConfigFields) -> ModelSpec:
     merge = fields.integer("spatial_merge_size", default=2)
     width = fields.section("vision_config").integer("hidden_size", default=1024)
     projector = _projector(fields, width, spec.hidden_size, merge**2)
-    return replace(spec, architecture="mistral3", vision=pixtral_tower(fields, projector, merge))
+    return replace(spec, architecture="mistral3", vision=pixtral_tower(fields, "mistral3", projector, merge))
 
 
 READERS = {"mistral3": read_mistral3}

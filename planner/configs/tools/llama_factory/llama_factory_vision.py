@@ -22,8 +22,13 @@ _TEXT_TOO = frozenset(
 """Templates of models that see, some of them, and are mostly trained on text, which is assumed."""
 _OF_IMAGES = re.compile(r"mllm|llava|image|vision|visual|rlhf_v|multimodal", re.IGNORECASE)
 """Names of data that have images, whatever the template."""
-READ_TEMPLATES = _TEXT_TOO | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava"}
-"""Templates of models whose towers are modelled."""
+_LLAVA_NEXT = frozenset(
+    {"llava_next", "llava_next_llama3", "llava_next_mistral", "llava_next_qwen", "llava_next_yi"}
+)
+READ_TEMPLATES = _TEXT_TOO | _LLAVA_NEXT | {"qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "llava", "pixtral"}
+"""Templates of models whose towers are modelled.  InternVL's is not among them: LLaMA-Factory calls the image
+processor itself, so that a file of the checkpoint, which nobody read, says whether it cuts.
+"""
 _VISION_TEMPLATES = """
     dots_ocr ernie_vl gemma3 gemma3n gemma4 gemma4n glm4_5v glm4v glm_ocr granite3_vision intern_s1 intern_vl
     keye_vl kimi_vl lfm2_vl llama4 llava llava_next llava_next_llama3 llava_next_mistral llava_next_qwen

@@ -1,0 +1,62 @@
+"""What the towers of all vision-language models have: the view of one, its convolution,
+and norms and matrices of a projector.
+
+Source: as :mod:`planner.program.vision`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.domain.model import NormSpec
+from planner.domain.vision import TowerSpec
+from planner.program.layers.activations import activation
+from planner.program.layers.norms import norm
+from planner.program.ops.casts import rows_of
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import Tensor, Unit
+from planner.program.view import LayerView
+from planner.program.weights.matrices import autocast, linear, weight_copy
+
+
+@dataclass(frozen=True, slots=True)
+class SeeingView:
+    """The tower around its layers.
+
+    ``hooked``: what its first layer reads is made to require a gradient; ``differentiated``:
+    gradients reach its layers.
+    """
+
+    tower: TowerSpec
+    entry: LayerView
+    projector: LayerView
+    stacked: LayerView | None
+    hooked: bool
+    differentiated: bool
+
+
+def convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """A product of each patch with all kernels."""
+    spec, trained = view.block.linears[0], view.trains_base
+    weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=trained)
+    bias = (
+        torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=trained) if spec.bias else None
+    )
+    bias = None if bias is None else weight_copy(torch, view, bias)
+    weight = weight_copy(torch, view, weight)
+    return torch.mm(
+        autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit
+    )
+
+
+def merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """A norm and the two matrices of a projector."""
+    first, last = view.block.linears
+    out = linear(torch, view, first, one_norm(torch, view, view.block.norms[0], x))
+    return linear(torch, view, last, activation(torch, view, out))
+
+
+def one_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
+    """A norm as a module of its own."""
+    with torch.inside("norm"):
+        return norm(torch, view, spec, x)
