@@ -171,7 +171,7 @@ def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path, also: str) -> None:
     assert not any("loss" in remark.text for remark in reading.remarks)
 
 
-@pytest.mark.parametrize("also", ["", "rpo_alpha: null\n"])
+@pytest.mark.parametrize("also", ["", "desirable_weight: 1.0\n"])
 def test_trl_fails_where_ligers_loss_is_asked_for(tmp_path: Path, also: str) -> None:
     """Trainers of answers and of preferences both: their head is fused with a loss of their own."""
     asked = TAKES_IT_OUT.replace("false", "true")
