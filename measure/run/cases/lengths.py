@@ -1,4 +1,12 @@
-"""How long the samples are, and which of them make a micro-batch.  The same plan feeds every workload."""
+"""How long the samples are, and which of them make a micro-batch.  The same plan feeds every workload.
+
+Predictions have a law of natural lengths of their own (:mod:`planner.anatomy.natural_lengths`): a run that
+were fed by it could never show it wrong, so a run is fed with what is said of the data, its quantiles.
+Where only a mean is said, lengths spread evenly around it.  Both laws have that mean.  They differ in the
+longest: predictions take the cap for the longest sample of a whole run, and here it is
+``min(2 x mean - 1, cap)``.  Below half of the cap such a run needs less than is predicted.
+``tests/planner/anatomy/test_natural_lengths.py`` holds how far they are apart.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +43,8 @@ def plan_batches(batch: Batch, quantiles: Sequence[int], seed: int) -> tuple[Mic
     """Micro-batches in the order in which they are used, the widest (then the fullest) first,
     so that the peak comes early.
 
-    Packed rows are full.  A mean below the cap without quantiles is drawn evenly around the mean.
+    Packed rows are full.  A mean below the cap without quantiles is drawn evenly around the mean, which is
+    not the law of predictions.
     """
     seq, rows = int(batch.seq_len), int(batch.micro_batch)
     fixed = batch.padding == "packed" or (not quantiles and batch.tokens_per_sample >= seq)
