@@ -1,10 +1,10 @@
 """How long the samples are, and which of them make a micro-batch.  The same plan feeds every workload.
 
-Predictions have a law of natural lengths of their own (:mod:`planner.anatomy.natural_lengths`): a run that
-were fed by it could never show it wrong, so a run is fed with what is said of the data: its quantiles, or
-the table of a data set that was read, which predictions take as well.
-Where only a mean is said, lengths spread evenly around it.  Both laws have that mean.  They differ in the
-longest: predictions take the cap for the longest sample of a whole run, and here it is
+A run is fed with what is said of the data: its quantiles, or the table of a data set that was read, which
+predictions take as well.
+Where only a mean is said, lengths spread evenly around it.  Predictions have another law there
+(:mod:`planner.anatomy.natural_lengths`), because a run that it feeds could never show it wrong.  Both have
+that mean and differ in the longest sample of a whole run: predictions take the cap, and here it is
 ``min(2 x mean - 1, cap)``.  Below half of the cap such a run needs less than is predicted.
 ``tests/planner/anatomy/test_natural_lengths.py`` holds how far they are apart.
 """
