@@ -97,6 +97,7 @@ class Stack:
     """One software stack at one version: its switches, by subject.
 
     Each value and its source: ``data/packages`` by version of a package, or ``data/stacks``.
+    Where all stacks agree, files of tools or measured rows set another (``data/packages/README.md``).
     """
 
     id: str

@@ -1,10 +1,20 @@
-"""How long the samples are, and which of them make a micro-batch.  The same plan feeds every workload."""
+"""How long the samples are, and which of them make a micro-batch.  The same plan feeds every workload.
+
+A run is fed with what is said of the data: its quantiles, or the table of a data set that was read, which
+predictions take as well.
+Where only a mean is said, lengths spread evenly around it.  Predictions have another law there
+(:mod:`planner.anatomy.natural_lengths`), because a run that it feeds could never show it wrong.  Both have
+that mean and differ in the longest sample of a whole run: predictions take the cap, and here it is
+``min(2 x mean - 1, cap)``.  Below half of the cap such a run needs less than is predicted.
+``tests/planner/anatomy/test_natural_lengths.py`` holds how far they are apart.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from planner.domain.recipes.recipe import Batch
@@ -35,20 +45,21 @@ def plan_batches(batch: Batch, quantiles: Sequence[int], seed: int) -> tuple[Mic
     """Micro-batches in the order in which they are used, the widest (then the fullest) first,
     so that the peak comes early.
 
-    Packed rows are full.  A mean below the cap without quantiles is drawn evenly around the mean.
+    Packed rows are full.  A mean below the cap without quantiles or a data set is drawn evenly around the
+    mean, which is not the law of predictions.
     """
     seq, rows = int(batch.seq_len), int(batch.micro_batch)
     fixed = batch.padding == "packed" or (not quantiles and batch.tokens_per_sample >= seq)
     if fixed:
         return (MicroBatch((seq,) * rows, seq),)
-    law = tuple(quantiles) or _even_law(float(batch.tokens_per_sample), seq)
+    length = _law(batch, quantiles, seq)
     draw = random.Random(seed)  # noqa: S311  (a repeatable sample, nothing secret)
-    drawn = [tuple(_quantile(law, draw.random()) for _ in range(rows)) for _ in range(_POOL)]
+    drawn = [tuple(length(draw.random()) for _ in range(rows)) for _ in range(_POOL)]
     batches = [
         MicroBatch(lengths, seq if batch.padding == "max_length" else max(lengths)) for lengths in drawn
     ]
     # The longest sample has to occur: what is asked for is the peak of a whole epoch.
-    longest = MicroBatch((max(law),) * rows, seq if batch.padding == "max_length" else max(law))
+    longest = MicroBatch((length(1.0),) * rows, seq if batch.padding == "max_length" else length(1.0))
     return (longest, *sorted(batches[1:], key=lambda each: -each.width_tokens)[:1], *batches[1:])
 
 
@@ -57,6 +68,16 @@ def mean_length(quantiles: Sequence[int]) -> float:
     if len(quantiles) == 1:
         return float(quantiles[0])
     return sum((low + high) / 2 for low, high in pairwise(quantiles)) / (len(quantiles) - 1)
+
+
+def _law(batch: Batch, quantiles: Sequence[int], seq: int) -> Callable[[float], int]:
+    """Tokens of the sample that a share of all samples is not longer than: by the quantiles, by the table of
+    the data set, or evenly around the mean.
+    """
+    table = batch.lengths
+    if quantiles or table is None:
+        return partial(_quantile, tuple(quantiles) or _even_law(float(batch.tokens_per_sample), seq))
+    return lambda share: round(table.length_within(share, seq, 1))
 
 
 def _even_law(mean: float, seq: int) -> tuple[int, int]:

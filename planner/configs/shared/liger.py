@@ -9,9 +9,11 @@ from planner.configs.shared.keys import Keys
 _SWITCHES = {"fused_norm": "rms_norm", "fused_mlp": "swiglu"}
 
 
-def say_liger(reading: Reading, origin: str, config: Keys | None = None) -> None:
+def say_liger(reading: Reading, origin: str, config: Keys | None = None, *, loss: bool = True) -> None:
     """Enter Liger's loss, norms and feed-forward activation, as Transformers turns them on together;
     ``config`` takes some out.
+
+    ``loss``: whether the trainer leaves the loss to the model; else only layers have these kernels.
 
     Source: liger-kernel 0.8.5 transformers/monkey_patch.py:259-264 ``apply_liger_kernel_to_llama``: rms_norm,
     swiglu and fused_linear_cross_entropy are on by default; ops/rms_norm.py:674 and ops/swiglu.py:272 save
@@ -24,7 +26,9 @@ def say_liger(reading: Reading, origin: str, config: Keys | None = None) -> None
         if config is None
         else {name: config.flag(name) for name in ("fused_linear_cross_entropy", *_SWITCHES.values())}
     )
-    if kernels.get("fused_linear_cross_entropy") is not False:
+    if not loss:
+        pass
+    elif kernels.get("fused_linear_cross_entropy") is not False:
         reading.say("loss", "liger", origin)
     elif config is not None:
         reading.remark(

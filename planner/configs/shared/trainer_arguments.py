@@ -59,8 +59,10 @@ _REMARKS = {
 _FSDP_VERSION = 2
 
 
-def read_trainer(keys: Keys, reading: Reading) -> None:
+def read_trainer(keys: Keys, reading: Reading, *, own_loss: bool = False) -> None:
     """Enter what TrainingArguments say, with the files that they refer to.
+
+    ``own_loss``: the tool's trainer takes the loss itself, and Liger's kernels leave it as it is.
 
     Raises:
         UsageError: a value that cannot be used.
@@ -77,7 +79,8 @@ def read_trainer(keys: Keys, reading: Reading) -> None:
     _read_optimizer(keys, reading)
     read_checkpointing(keys, reading)
     if keys.flag("use_liger_kernel"):
-        say_liger(reading, keys.where("use_liger_kernel"), keys.part("liger_kernel_config"))
+        config = keys.part("liger_kernel_config")
+        say_liger(reading, keys.where("use_liger_kernel"), config, loss=not own_loss)
     keys.skip(("liger_kernel_config",))
     if keys.flag("torch_compile") or keys.has("torch_compile_backend") or keys.has("torch_compile_mode"):
         reading.remark(

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
-from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Said
+from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
@@ -100,14 +100,13 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not (compares or generates):
         _read_loss(keys, reading)
-    own_loss = None if old else reading.said.pop("loss", None)
-    read_trainer(keys, reading)
+    read_trainer(keys, reading, own_loss=not old)
     if compares:
         _read_preferences(keys, reading, old)
     elif generates:
         _read_generated(keys, reading, old)
-    elif not old:
-        _keep_loss(reading, own_loss)
+    if not old:
+        _keep_loss(keys, reading)
     if keys.flag(_REENTRANT):
         ages = "it counts up to TRL 0.12, and nothing reads it since"
         reading.needs["checkpoint_reentrant"] = (
@@ -132,10 +131,8 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
         NotModelledError: Liger's kernels where they bring a loss of their own.
     """
     for name in ("use_liger", "use_liger_kernel"):
-        if keys.flag(name):
-            if old or reading.value("task") not in ("dpo", "kto"):
-                raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
-            reading.said.pop("loss", None)
+        if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
+            raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
     if keys.has("dataset_mixer"):
         held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))
@@ -176,10 +173,8 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
         NotModelledError: Liger's kernels where they bring a loss of their own,
         and what :func:`read_rollout` refuses.
     """
-    if keys.flag("use_liger_kernel"):
-        if old:
-            raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
-        reading.said.pop("loss", None)
+    if keys.flag("use_liger_kernel") and old:
+        raise keys.not_modelled("use_liger_kernel", "Liger's loss of GRPO is not modelled")
     reading.said.pop("padding", None)
     reading.said.pop("images_per_sample", None)
     reading.needs.pop("seq", None)
@@ -355,15 +350,25 @@ def _read_loss(keys: Keys, reading: Reading) -> None:
         raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")
 
 
-def _keep_loss(reading: Reading, own: Said | None) -> None:
-    """Liger's kernels leave the loss as it is: that of ``loss_type`` (``own``), else TRL's own, in chunks
-    (trl 1.16.0 trainer/sft_trainer.py:1127-1147 sets ``fused_linear_cross_entropy`` to false).
+def _keep_loss(keys: Keys, reading: Reading) -> None:
+    """Liger's kernels leave the loss as it is: that of ``loss_type`` or the task, else TRL's own, in chunks.
+
+    Source: trl 1.16.0 trainer/sft_trainer.py:1127-1147, dpo_trainer.py:939-952, kto_trainer.py:950-963 and
+    grpo_trainer.py:1051-1064 set ``fused_linear_cross_entropy`` to false, and fail where a file says true.
+
+    Raises:
+        UsageError: a file asks for Liger's loss all the same.
     """
-    said = reading.said.get("loss")
-    if own is not None:
-        reading.said["loss"] = own
-    elif said is not None and said.value == "liger":
-        reading.said["loss"] = replace(said, value="chunked")
+    if not keys.flag("use_liger_kernel"):
+        return
+    config = keys.part("liger_kernel_config")
+    if config is not None and config.flag("fused_linear_cross_entropy"):
+        raise UsageError(
+            f"{config.where('fused_linear_cross_entropy')}: {TOOL} fails here, because its own loss is fused "
+            "with the head: leave it out"
+        )
+    if reading.value("task") in (None, "sft") and reading.value("loss") is None:
+        reading.say("loss", "chunked", keys.where("use_liger_kernel"))
 
 
 def _read_precision(keys: Keys, reading: Reading, old: str) -> None:

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
-from measure.run.cases.lengths import plan_batches
+from measure.run.cases.lengths import mean_length, plan_batches
 from planner.anatomy.natural_lengths import (
     cut_law,
     lengths_vary,
@@ -16,6 +16,7 @@ from planner.anatomy.natural_lengths import (
     unlike_samples,
 )
 from planner.domain.recipes.recipe import Batch
+from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.uncertainty.coefficients import Coefficients
 
 CAP = 2048
@@ -79,6 +80,44 @@ def test_a_run_without_a_table_of_lengths_is_fed_with_shorter_ones(draws: int) -
         longest = longest_sample(batch, draws, VARIATION, drops_long=False)
         above = (float(longest.tokens) - statistics.fmean(drawn)) / CAP
         assert above == pytest.approx(expected, abs=0.012)
+
+
+def test_a_run_and_a_prediction_have_one_mean() -> None:
+    """What is said of a mean holds for samples of a run and for those of the law."""
+    for share in SHARES:
+        batch = batch_of(share, 4)
+        drawn = [n for seed in range(60) for each in plan_batches(batch, (), seed)[2:] for n in each.lengths]
+        assert statistics.fmean(drawn) == pytest.approx(share * CAP, rel=0.03)
+        law = cut_law(batch, 1, VARIATION, drops_long=False)
+        points = [float(law.length((place + 0.5) / 4000)) * CAP for place in range(4000)]
+        assert statistics.fmean(points) == pytest.approx(share * CAP, rel=2e-3)
+
+
+def test_the_longest_of_a_whole_run_is_the_cap_from_a_mean_of_half_of_it() -> None:
+    """Predictions take the cap in any case: below that mean a run shows less than they say."""
+    for share in SHARES:
+        batch = batch_of(share, 4)
+        law = cut_law(batch, 4, VARIATION, drops_long=False)
+        assert float(law.length(1 - 1e-12)) == pytest.approx(1.0)
+        longest = plan_batches(batch, (), 0)[0].width_tokens
+        assert longest == pytest.approx(min(2 * share, 1) * CAP, abs=2)
+
+
+@pytest.mark.parametrize("draws", [1, 4, 16])
+def test_quantiles_of_a_run_are_the_table_of_a_prediction(draws: int) -> None:
+    """The same data said twice: samples between quantiles, and the table that a data set's reader makes."""
+    quantiles = (100, 300, 900)
+    places = [(place + 0.5) / 1000 for place in range(2000)]
+    table = SampleLengths.of([*(round(np.interp(each, range(3), quantiles)) for each in places), 900])
+    plans = [plan_batches(Batch(draws, 1, 1000, "longest", 1000), quantiles, seed) for seed in range(80)]
+    drawn = [each for plan in plans for each in plan[2:]]
+    assert mean_length(quantiles) == pytest.approx(float(table.mean_tokens(1000)), rel=2e-3)
+    assert statistics.fmean(n for each in drawn for n in each.lengths) == pytest.approx(400, rel=0.03)
+    widths = [each.width_tokens for each in drawn]
+    longest = table.longest(1000, draws)
+    assert statistics.fmean(widths) == pytest.approx(float(longest.tokens), rel=0.03)
+    assert statistics.pstdev(widths) / statistics.fmean(widths) == pytest.approx(longest.spread, abs=0.02)
+    assert plans[0][0].width_tokens == table.length_within(1.0, 1000, draws) == 900
 
 
 def test_where_long_samples_are_left_out_the_mean_stays() -> None:

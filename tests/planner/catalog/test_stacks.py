@@ -4,6 +4,7 @@ and in agreement with the packages that are installed here.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import types
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from planner import configs
 from planner.catalog.location import data_dir
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.settled import SETTLED_BY
 from planner.files.structured import read_toml
+from planner.records import read_records
+from tests.accuracy.published import published_dir
 from tests.extras import import_or_skip
 
 IDS = stack_ids()
@@ -44,6 +48,28 @@ def test_trl_runs_with_packages_of_its_time(stack_id: str) -> None:
     stack = load_stack(stack_id)
     assert "compute" in stack.loss_forward
     assert not stack.linear4bit_keeps_input
+
+
+def switches_of_files() -> set[str]:
+    """Switches that readers of config files set: the first argument of ``reading.switch``."""
+    calls = (
+        node
+        for path in (Path(configs.__file__).parent).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "switch"
+    )
+    names = (call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))
+    return {name for name in names if isinstance(name, str)}
+
+
+def test_a_switch_with_one_value_in_all_stacks_is_set_elsewhere() -> None:
+    """By the reader of a file or by a row of measurements; what nothing sets is no switch."""
+    rows = read_records([published_dir() / "*.csv"]).records
+    said = switches_of_files() | {pair.partition("=")[0] for row in rows for pair in row.switches}
+    stacks = [load_stack(stack_id) for stack_id in IDS]
+    fixed = {name for name in SWITCH_NAMES if len({repr(getattr(each, name)) for each in stacks}) == 1}
+    assert fixed - said == set()
+    assert len(fixed) < len(SWITCH_NAMES) / 4
 
 
 @pytest.mark.parametrize("stack_id", IDS)

@@ -118,6 +118,13 @@ def test_the_builder_says_model_and_method(tmp_path: Path) -> None:
     assert (found.value("model"), found.value("quantization")) == ("mistralai/Mistral-7B-v0.1", "nf4")
 
 
+def test_a_4_bit_base_that_trains_in_fp32_is_loaded_so(tmp_path: Path) -> None:
+    """What is not quantised has the dtype of the file; in bf16 the stack's own default says the same."""
+    table = BASE | {"model": LORA | {"quantize_base": True}}
+    assert read(tmp_path, table | {"dtype": "fp32"}).value("load_dtype") == "fp32"
+    assert read(tmp_path, table).value("load_dtype") is None
+
+
 def test_several_gpus_mean_fsdp2(tmp_path: Path) -> None:
     """Also where no key of the distributed recipes is there; one card alone is the single-device recipe."""
     read(tmp_path, BASE)

@@ -18,7 +18,7 @@ from planner.configs.writing.text import trial_text, with_edits
 from planner.configs.writing.tools import RULES
 from planner.configs.writing.translate import edits_for
 from planner.configs.yaml_or_json import Document, read_document
-from planner.errors import InputFileError
+from planner.errors import InputFileError, UsageError
 from planner.files.reading import reading_instead
 from planner.intake.given.fields import REQUEST_FIELDS
 
@@ -157,7 +157,10 @@ def test_axolotl_shards_a_4_bit_base_with_a_loader_that_it_allows(tmp_path: Path
         )
 
 
-@pytest.mark.parametrize("also", ["", "loss_type: nll\n"])
+TAKES_IT_OUT = "liger_kernel_config: {fused_linear_cross_entropy: false}\n"
+
+
+@pytest.mark.parametrize("also", ["", "loss_type: nll\n", TAKES_IT_OUT])
 def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path, also: str) -> None:
     """use_liger_kernel brings its norms and feed-forward part, and no loss."""
     path = tmp_path / "file.yaml"
@@ -165,6 +168,17 @@ def test_trl_keeps_its_own_loss_beside_liger(tmp_path: Path, also: str) -> None:
     reading = read_config(path, "trl", Beside(look=False))
     assert reading.value("loss") == "chunked"
     assert reading.ignored == []
+    assert not any("loss" in remark.text for remark in reading.remarks)
+
+
+@pytest.mark.parametrize("also", ["", "desirable_weight: 1.0\n"])
+def test_trl_fails_where_ligers_loss_is_asked_for(tmp_path: Path, also: str) -> None:
+    """Trainers of answers and of preferences both: their head is fused with a loss of their own."""
+    asked = TAKES_IT_OUT.replace("false", "true")
+    path = tmp_path / "file.yaml"
+    path.write_text(BASES["trl"] + "use_liger_kernel: true\n" + also + asked, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"fused_linear_cross_entropy: TRL 1\.16\.0 fails here"):
+        read_config(path, "trl", Beside(look=False))
 
 
 LINES = [

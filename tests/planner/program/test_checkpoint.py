@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from planner.program.job import Job
+from planner.program.step import step_of
 from tests.planner.program.head.test_ends import BATCH, SEQ, job
 from tests.planner.program.test_stacks import alive
 
@@ -74,3 +75,24 @@ def test_a_list_without_the_attention_kernel_keeps_less() -> None:
         return kept_bytes(job(model="llama-2-7b", gradient_checkpointing=True, **said, **chosen))
 
     assert kept("true") - kept("false") == LAYERS * TOKENS * (2 * HIDDEN + 4 * 32)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_copies_of_the_second_run_end_with_it(reentrant: bool) -> None:
+    """Autocast's copies of trained weights last as long as its region, and each run has one of its own:
+    two copies of a matrix in a micro-step, neither of which meets the optimizer.
+    """
+    said = {"method": "full", "load_dtype": "fp32", "precision": "bf16-mixed"}
+    stream = step_of(job(**said, gradient_checkpointing=True, checkpoint_reentrant=reentrant))
+    phases = [name for _, name in stream.phases]
+    begin, end = (stream.phases[phases.index(name)][0] for name in ("forward", "optimizer_step"))
+    events = stream.events[begin:end]
+    copies = {
+        slot
+        for slot in events
+        if slot >= 0
+        and stream.place(slot) == ("layer 5", "q_proj", "to")
+        and stream.unit_bytes[slot] == 2 * HIDDEN * HIDDEN
+    }
+    assert len(copies) == 2
+    assert copies == {~event for event in events if ~event in copies}

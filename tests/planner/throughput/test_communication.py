@@ -8,12 +8,14 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import (
+    HOOKS_PER_PASS,
     collective_seconds,
     gathered_bytes,
     hook_seconds,
     update_bytes,
 )
 from planner.throughput.kernel_time import optimizer_seconds
+from planner.throughput.terms import modules_called
 from planner.throughput.time_inputs import TimedJob, job_of
 
 
@@ -93,3 +95,17 @@ def test_one_copy_of_hsdp_is_updated_by_its_own_gpus() -> None:
     """Eight GPUs of a copy each update twice as much as sixteen that share one."""
     one, two = (optimizer_seconds(of_sixteen(sharding=name)) for name in ("fsdp", "hsdp"))
     assert two == pytest.approx(2 * one)
+
+
+def test_zero3_runs_hooks_in_each_pass() -> None:
+    """Forward and backward, and the second forward of a checkpoint: two passes, or three."""
+    flags = {
+        "model": "qwen3-0.6b", "method": "full", "gpu": "h100-sxm:8", "seq": 512,
+        "stack": "hf-trainer@5", "sharding": "zero3",
+    }  # fmt: skip
+    seconds = []
+    for checkpoints in (False, True):
+        job = job_of(resolve(from_flags({**flags, "gradient_checkpointing": checkpoints})), Coefficients())
+        assert job is not None
+        seconds.append(hook_seconds(job) / modules_called(job) / HOOKS_PER_PASS / job.coefficients.hook_s)
+    assert seconds == pytest.approx([2, 3])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from measure.run.cases.lengths import plan_batches
 from planner.domain.recipes.recipe import Batch
+from planner.domain.recipes.sample_lengths import SampleLengths
 
 
 def batch(**changes: object) -> Batch:
@@ -42,3 +43,16 @@ def test_a_mean_is_drawn_around_itself() -> None:
     assert min(lengths) >= 600
     assert max(lengths) <= 1000
     assert 750 < sum(lengths) / len(lengths) < 850
+
+
+def test_a_data_set_is_drawn_from_its_own_lengths() -> None:
+    """Three samples of four are short; the long ones are cut at the cap or left out, as the stack does it."""
+    table = SampleLengths.of([100] * 75 + [600] * 20 + [5000] * 5)
+    for drops_long, longest, allowed in ((False, 1000, {100, 600, 1000}), (True, 600, {100, 600})):
+        given = batch(lengths=replace(table, drops_long=drops_long), tokens_per_sample=245)
+        planned = [plan_batches(given, (), seed) for seed in range(20)]
+        assert {each[0].lengths for each in planned} == {(longest,) * 4}
+        lengths = [n for each in planned for micro in each[2:] for n in micro.lengths]
+        assert set(lengths) == allowed
+        kept = [min(n, 1000) for n in [100] * 75 + [600] * 20 + [5000] * 5 if n <= 1000 or not drops_long]
+        assert abs(sum(lengths) / len(lengths) / (sum(kept) / len(kept)) - 1) < 0.1

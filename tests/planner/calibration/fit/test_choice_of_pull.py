@@ -31,6 +31,12 @@ def test_a_pull_that_is_better_everywhere_is_taken() -> None:
     assert clearly_best(scores, USUAL) == WEAK
 
 
+def test_the_error_of_a_gain_is_that_of_a_sample() -> None:
+    """Gains of 0.0205 and -0.0005 have a mean of 0.0100, whose standard error is 0.0105 with ``n - 1``."""
+    scores = {WEAK: np.array([0.0300, 0.0305]), USUAL: np.array([0.0505, 0.0300])}
+    assert clearly_best(scores, USUAL) == USUAL
+
+
 def test_only_fits_without_effects_of_machines_have_a_usual_pull() -> None:
     """Bytes keep their priors' own strength; times choose, because machines may explain instead."""
     records = simulated(EVERYWHERE)

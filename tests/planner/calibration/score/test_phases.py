@@ -193,6 +193,19 @@ def test_what_stays_after_a_whole_step_is_no_activation() -> None:
     assert [event.term for event in with_terms(events)] == ["other_temporaries", "optimizer_states"]
 
 
+def test_what_the_next_micro_step_lets_go_is_no_activation() -> None:
+    """A buffer that a pass leaves to the next one is not saved for its own backward pass."""
+    events = [
+        AllocEvent("alloc", 1, MIB, phase="forward"),
+        AllocEvent("alloc", 2, MIB, phase="loss"),
+        AllocEvent("alloc", 3, MIB, phase="backward"),
+        AllocEvent("free", 1, MIB, phase="forward_2"),
+        AllocEvent("free", 2, MIB, phase="forward_2"),
+    ]
+    terms = [event.term for event in with_terms(events) if event.action == "alloc"]
+    assert terms == ["other_temporaries", "other_temporaries", "gradients"]
+
+
 def history_of(events: list[AllocEvent]) -> bytes:
     """The file that a run would write: the snapshot of the stream, and when each phase began."""
     snapshot = snapshot_of(events)

@@ -471,6 +471,39 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
 }
 
 
+# Further ways into a rule, or around it: (rule id, flags over BASE, whether it answers).
+OTHER_WAYS: list[tuple[str, Flags, bool]] = [
+    # The head is the table where they are tied, so that the first layer's input requires a gradient.
+    *(
+        (
+            "train-layers-checkpointing-unread",
+            {
+                "method": "full",
+                "train_layers": "last:8;head",
+                "stack": "torchtune",
+                "gradient_checkpointing": True,
+                "model": model,
+            },
+            answers,
+        )
+        for model, answers in (("llama-2-7b", True), ("qwen2.5-0.5b", False))
+    ),
+    (
+        "adapter-on-out-proj",
+        {"model": "nemotron-h-8b", "method": "lora", "lora_targets": ("in_proj", "mixer.out_proj")},
+        True,
+    ),
+    *(
+        (
+            "value-head",
+            {"task": "reward", "stack": "llama-factory", "method": "lora", "gradient_checkpointing": again},
+            not again,
+        )
+        for again in (False, True)
+    ),
+]
+
+
 def forced(flags: Flags, folder: Path) -> Scenario:
     """The scenario of BASE with these flags, refusals as warnings."""
     said = {**BASE, **flags}
@@ -496,6 +529,13 @@ def test_a_rule_answers_its_example_only(rule: Rule, tmp_path: Path) -> None:
     assert len(found) == 1
     assert sentence in found[0]
     assert not any(f"[{rule_id}]" in warning for warning in forced(quiet, tmp_path).warnings)
+
+
+@pytest.mark.parametrize(("rule_id", "flags", "answers"), OTHER_WAYS)
+def test_a_rule_has_more_than_one_way_in(rule_id: str, flags: Flags, answers: bool, tmp_path: Path) -> None:
+    """Each part of a condition decides by itself."""
+    found = forced(flags, tmp_path).warnings
+    assert any(f"[{rule_id}]" in warning for warning in found) == answers
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.level != "warn"], ids=lambda rule: rule.id)

@@ -55,3 +55,14 @@ def test_a_norm_of_single_operators_saves_input_and_centred_input() -> None:
 
     assert [op for op, _, _ in run.made("forward")] == ["sub", "div", "mul", "add"]
     assert run.kept == Counter({("sub", "TOKENS", WIDE): 1})
+
+
+def test_a_fused_norm_saves_the_input_it_was_given() -> None:
+    """One kernel, whose input the port holds until then; frozen, its only gradient is the input's."""
+    view = view_of("lora", norm="bf16", fused_norm=True)
+
+    run = Run(lambda torch, x: norm(torch, view, NormSpec("rms", 64), torch.to(x, "fp32")), "bf16")
+
+    assert [op for op, _, _ in run.made("forward")] == ["to", "rms_norm"]
+    assert run.kept == Counter({("to", "TOKENS", WIDE): 1})
+    assert ("rms_norm_backward", "TOKENS", WIDE) in run.made("backward")

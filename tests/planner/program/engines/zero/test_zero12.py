@@ -165,3 +165,16 @@ def test_weights_are_flattened_on_a_card_that_holds_them_twice(flags: dict[str, 
             held += sizes[slot] if event >= 0 else -sizes[slot]
     decaying = 2 * (TRAINED - VECTORS)
     assert held == (2 * TRAINED + decaying if on_card else 2 * TRAINED)
+
+
+def test_one_gradient_needs_no_flat_copy() -> None:
+    """Where a group has a single parameter, its gradient is flat as it is, and only the fp32 copy is made.
+
+    Source: torch 2.13 ``_flatten_dense_tensors``, which gives a view of a single tensor.
+    """
+    for layers, elements in (("embed", 151_936 * 896), ("norm", 896)):
+        stream, sizes = stream_of(sharding="zero2", train_layers=layers)
+        assert allocated(stream, sizes, "flatten(averaged_gradients)") == []
+        assert set(allocated(stream, sizes, "flat gradients in fp32")) == {4 * elements / 2}
+    stream, sizes = stream_of(sharding="zero2", train_layers="0-1")
+    assert allocated(stream, sizes, "flatten(averaged_gradients)")
