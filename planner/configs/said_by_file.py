@@ -94,10 +94,12 @@ class Reading:
             if value is not None:
                 self.say(target, value, keys.where(name))
 
-    def take_stack(self, stack: str, origin: str, text: str) -> None:
+    def take_stack(self, stack: str, tool: str, origin: str, text: str) -> None:
         """Enter another stack than the tool's newest, because a key tells the age of the file,
-        as ``text`` says.
+        as ``text`` says; ``tool``: the tool with the versions that the stack is of, whose defaults are taken
+        from here on.
         """
+        self.tool = tool
         self.said["stack"] = Said("stack", stack, origin, text)
         self.remark(
             origin,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from planner.catalog.models import storage_of
+from planner.catalog.models import entry_named_in, storage_of
 from planner.catalog.same_shape import QUANTISED
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
@@ -13,16 +13,22 @@ from planner.errors import show
 
 _EIGHT = re.compile("int8|8-?bit", re.IGNORECASE)
 _SAYABLE = {"gptq": "gptq-int4 or gptq-int8", "bnb": "nf4"}
+_TRUST = "trust_remote_code"
+# Of these checkpoints bring model code of their own, and Transformers has a class, too: config.json of
+# tiiuae/falcon-7b, mosaicml/mpt-7b, microsoft/phi-2 of 2023, microsoft/Phi-3-mini-4k-instruct,
+# deepseek-ai/DeepSeek-V2-Lite and DeepSeek-V3 (``auto_map``).
+_BRING_CODE = ("falcon", "mpt", "phi", "phi3", "deepseek_v2", "deepseek_v3")
 _FIELDS = ("quantization", "double_quant", "quant_storage")
 
 
-def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
+def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = "") -> None:
     """Enter the model that a key names,
     and how it is stored where its name says that it is quantised already.
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
-    another shape.  To be called when the quantisation that the file asks for is known.
+    another shape.  ``trusts``: place of what makes the tool run a checkpoint's own code beside that key.
+    To be called when the quantisation that the file asks for is known.
 
     Raises:
         InputFileError: not text.
@@ -32,6 +38,7 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
     if model is None:
         return
     reading.say("model", model, keys.where(name))
+    remark_on_own_code(keys, model, reading, trusts)
     found = QUANTISED.search(model.rstrip("/").rpartition("/")[2])
     if found is None or _says_storage(keys, name, reading):
         return
@@ -43,6 +50,24 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading) -> None:
     if kind == "nf4" and reading.value("quantization") == "nf4":
         return
     _ask(reading, f"{keys.where(name)}: {show(model)} is quantised already: say --quantization {kind}")
+
+
+def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "") -> None:
+    """Say where a checkpoint's own code would run in place of Transformers' class, which is counted.
+
+    Code that is trusted goes before the class (transformers 5.23.0 models/auto/auto_factory.py
+    from_pretrained).  Models of which Transformers has no class are counted by their own code.
+    """
+    origin = keys.where(_TRUST) if keys.flag(_TRUST) else trusts
+    if not origin:
+        return
+    entry = entry_named_in(model.rstrip("/"))
+    if entry is not None and entry.config.get("model_type") in _BRING_CODE:
+        reading.remark(
+            origin,
+            "checkpoints of this family may bring code of their own, which then runs: what is counted is the "
+            "class of Transformers, so memory may differ",
+        )
 
 
 def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:

@@ -142,7 +142,7 @@ def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 
 def _read_completion(keys: Keys, reading: Reading, *, old: bool) -> None:
-    """Lengths; up to TRL 0.28 prompts are cut to ``max_prompt_length``,
+    """Lengths; up to TRL 0.27 prompts are cut to ``max_prompt_length``,
     which is 512 where nothing is said.
     """
     completion, prompt = keys.count("max_completion_length"), keys.count("max_prompt_length")

@@ -23,6 +23,7 @@ from planner.configs.shared.trainer_arguments import (
 TOOL = "Transformers 5.23.0"
 STACK = "hf-trainer@5"
 OLD_STACK = "hf-trainer@4"
+_OLD_TOOL = "Transformers 4"
 MARKS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "optim"})
 _NEEDS = {
     "model": "the model is the script's: say --model",
@@ -78,7 +79,7 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
         NotModelledError: something that no formula covers.
     """
     if (old := first_held(keys, (*TRANSFORMERS_4, "torch_dtype"))) is not None:
-        reading.take_stack(OLD_STACK, keys.where(old), "a key that Transformers 5 no longer has")
+        reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), "a key that Transformers 5 no longer has")
     keys.refuse_switched_on(_UNMODELLED)
     reading.take(keys, _TABLE)
     read_checkpoint(keys, "model_name_or_path", reading)

@@ -22,12 +22,18 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.stock import stock_file
 from planner.configs.shared.trainer_arguments import read_files
-from planner.configs.tools.open_instruct_dpo import is_dpo, read_dpo, read_dpo_optimizer, read_own_zero
+from planner.configs.tools.open_instruct_dpo import (
+    OLD_TOOL,
+    STACK_OF_2024,
+    is_dpo,
+    read_dpo,
+    read_dpo_optimizer,
+    read_own_zero,
+)
 from planner.errors import UsageError, show
 
 TOOL = "open-instruct e6c3044"
 STACK = "open-instruct"
-OLD_STACK = "open-instruct@2024"
 # Keys that no other tool has.
 MARKS = frozenset(
     {
@@ -104,8 +110,7 @@ def read_open_instruct(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_dpo(keys, reading)
     elif old is not None:
         text = "a key that open-instruct of today no longer has, or with which it ends at once"
-        reading.take_stack(OLD_STACK, keys.where(old), text)
-        reading.tool = "open-instruct b089976 of 2024"
+        reading.take_stack(STACK_OF_2024, OLD_TOOL, keys.where(old), text)
     _read_sizes(keys, reading)
     _read_method(keys, reading, plain_lora=dpo or old is not None)
     _read_model(keys, reading, dpo=dpo)

@@ -19,6 +19,8 @@ from planner.errors import UsageError, show
 
 STACK_OF_JANUARY = "open-instruct@2026-01"
 STACK_OF_2024 = "open-instruct@2024"
+OLD_TOOL = "open-instruct b089976 of 2024"
+_TOOL_OF_JANUARY = "open-instruct 90e9561 of January 2026"
 MARKS = (
     "num_epochs",
     "beta",
@@ -117,10 +119,10 @@ def read_dpo(keys: Keys, reading: Reading) -> None:
     january = None if old is not None else first_held(keys, _JANUARY)
     place = _OLD_PLACE if old is not None else _PLACE if january is None else _JANUARY_PLACE
     if old is not None:
-        reading.take_stack(STACK_OF_2024, f"{keys.path}:{old}", _OLD)
-        reading.tool = "open-instruct b089976 of 2024"
+        reading.take_stack(STACK_OF_2024, OLD_TOOL, f"{keys.path}:{old}", _OLD)
     elif january is not None:
-        reading.take_stack(STACK_OF_JANUARY, keys.where(january), "a key that DPO of today no longer has")
+        text = "a key that DPO of today no longer has"
+        reading.take_stack(STACK_OF_JANUARY, _TOOL_OF_JANUARY, keys.where(january), text)
     _read_loss(keys, reading, "dpo_norm" if place == _PLACE else "dpo", place)
     if reading.value("task") == "dpo" and old is not None:
         reading.switch("caches_reference", False, f"{keys.path}:{old}")

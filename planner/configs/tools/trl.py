@@ -92,7 +92,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
     old = read_age(keys, reading)
     _read_method(keys, reading)
-    read_checkpoint(keys, "model_name_or_path", reading)
+    read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
     _read_lengths(keys, reading, old=old if compares else "")
     _read_model(keys, reading)
     _read_images(keys, reading)
@@ -178,9 +178,13 @@ def _read_generated(keys: Keys, reading: Reading, old: str) -> None:
     reading.said.pop("padding", None)
     reading.said.pop("images_per_sample", None)
     reading.needs.pop("seq", None)
-    read_rollout(keys, reading, old=bool(old) or keys.has("max_prompt_length"))
-    if not old and keys.has("max_prompt_length"):
-        reading.take_stack("trl@0.24", keys.where("max_prompt_length"), "a key that TRL has up to 0.28")
+    read_rollout(keys, reading, old=bool(old))
+
+
+def _trusts(keys: Keys) -> str:
+    """Place of a trust in code of checkpoints among what is handed to the loader."""
+    init = keys.get("model_init_kwargs")
+    return keys.where("model_init_kwargs") if isinstance(init, dict) and init.get("trust_remote_code") else ""
 
 
 def _read_model(keys: Keys, reading: Reading) -> None:
@@ -405,7 +409,8 @@ def _take_weights_dtype(keys: Keys, reading: Reading) -> None:
 OLDEST = "trl@0"
 # Stack of an older TRL -> keys that tell it.  TRL 0.20 dropped max_seq_length, 0.16 use_liger and what
 # belongs to it; the mixers are alignment-handbook's of 2023 to 2025-03.  TRL 0.29 dropped torch_dtype,
-# Transformers 5 the others.
+# Transformers 5 the others.  max_prompt_length is GRPO's up to 0.27.2 and DPO's up to 0.28.0
+# (trainer/grpo_config.py and dpo_config.py of 0.28.0 and 0.29.0).
 _OLD = {
     OLDEST: (
         "max_seq_length",
@@ -419,7 +424,14 @@ _OLD = {
         "dispatch_batches",
         "split_batches",
     ),
-    "trl@0.24": ("torch_dtype", "warmup_ratio", "group_by_length", "logging_dir", *TRANSFORMERS_4),
+    "trl@0.24": (
+        "max_prompt_length",
+        "torch_dtype",
+        "warmup_ratio",
+        "group_by_length",
+        "logging_dir",
+        *TRANSFORMERS_4,
+    ),
 }
 _TITLES = {OLDEST: "TRL 0.9 to 0.19", "trl@0.24": "TRL 0.20 to 0.26"}
 
@@ -432,10 +444,8 @@ def read_age(keys: Keys, reading: Reading) -> str:
             init = keys.get("model_init_kwargs")
             name = "model_init_kwargs" if isinstance(init, dict) and "torch_dtype" in init else None
         if name is not None:
-            reading.take_stack(
-                stack, keys.where(name), "a key that today's TRL and Transformers no longer have"
-            )
-            reading.tool = _TITLES[stack]
+            text = "a key that today's TRL and Transformers no longer have"
+            reading.take_stack(stack, _TITLES[stack], keys.where(name), text)
             return stack
     return ""
 

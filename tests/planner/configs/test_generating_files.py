@@ -29,6 +29,7 @@ OLD = (
     "model_name_or_path: Qwen/Qwen2.5-0.5B\ntorch_dtype: bfloat16\nper_device_train_batch_size: "
     "16\nnum_generations: 16\n"
 )
+LIGERS_LOSS = "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: true}\n"
 
 
 def scenario_of(folder: Path, text: str, **flags: Any) -> Scenario:
@@ -87,6 +88,15 @@ def test_a_file_of_axolotl(tmp_path: Path) -> None:
     assert found == Rollout(256, 4, has_reference=True, generator="vllm", vllm_share=0.5)
 
 
+def test_an_old_file_of_axolotl_asks_for_the_reference(tmp_path: Path) -> None:
+    """Axolotl 0.8 leaves ``beta`` to TRL 0.16, where it is not zero, and generates 256 tokens."""
+    old = AXOLOTL + "local_rank:\ntrl:\n  num_generations: 4\n"
+    with pytest.raises(UsageError, match="compare-reference"):
+        scenario_of(tmp_path, old)
+    found = rollout_of(tmp_path, old, compare_reference=True)
+    assert found == Rollout(256, 4, has_reference=True)
+
+
 def test_a_reward_model(tmp_path: Path) -> None:
     """By its key, or among functions of Axolotl, which hands no dtype on; functions need no card."""
     model = "HuggingFaceTB/SmolLM2-135M"
@@ -113,6 +123,8 @@ def test_a_reward_model(tmp_path: Path) -> None:
         (TRL + "rloo_k: 4\n", "other than GRPO"),
         (TRL + "reward_model_name_or_path: gpt2\nreward_funcs: [a/b]\n", "several reward models"),
         (OLD + "max_prompt_length: 500\nbeta: 0.1\nuse_liger_kernel: true\n", "Liger's loss of GRPO"),
+        # TRL 0.25 to 0.27 computes Liger's loss of GRPO then, and does not fail as 1.16 does.
+        (TRL + "max_prompt_length: 500\nbeta: 0.1\n" + LIGERS_LOSS, "Liger's loss of GRPO"),
         (AXOLOTL + "trl:\n  sync_ref_model: true\n", "follows the policy"),
         (AXOLOTL + "trl:\n  async_prefetch: true\n", "async_prefetch: generation ahead"),
         (AXOLOTL + "trl:\n  rollout_func: mine.generate\n", "of one's own"),

@@ -181,6 +181,15 @@ def test_trl_fails_where_ligers_loss_is_asked_for(tmp_path: Path, also: str) -> 
         read_config(path, "trl", Beside(look=False))
 
 
+@pytest.mark.parametrize("sign", ["max_seq_length: 512\n", "torch_dtype: bfloat16\n"])
+def test_older_trl_takes_ligers_loss(tmp_path: Path, sign: str) -> None:
+    """Up to 1.9 no trainer looks at liger_kernel_config, and the loss of SFT is the model's."""
+    asked = TAKES_IT_OUT.replace("false", "true")
+    path = tmp_path / "file.yaml"
+    path.write_text(BASES["trl"] + sign + "use_liger_kernel: true\n" + asked, encoding="utf-8")
+    assert read_config(path, "trl", Beside(look=False)).value("loss") == "liger"
+
+
 LINES = [
     ("llama-factory", Launch("a.yaml", gpus=8, engine=True), "llamafactory-cli train a.yaml"),
     ("llama-factory", Launch("a.yaml", engine=True), "FORCE_TORCHRUN=1 llamafactory-cli train a.yaml"),

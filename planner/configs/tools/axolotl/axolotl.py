@@ -169,11 +169,11 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
+    old, of_2023 = read_age(keys, reading)
     _read_task(keys, reading)
     keys.refuse_switched_on(_UNMODELLED)
     read_images(keys, reading)
     read_parallel(keys, reading)
-    old, of_2023 = read_age(keys, reading)
     reading.take(keys, _TABLE)
     reading.default("seq", 512, "axolotl 0.19.0 utils/schemas/config.py: sequence_len")
     reading.default("batch", _MICRO_BATCH, "axolotl 0.19.0 utils/schemas/training.py: micro_batch_size")
@@ -204,7 +204,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_model_config(keys, reading)
     remark_on_tf32(keys, reading)
     read_evaluation(keys, reading)
-    read_generated(keys, reading)
+    read_generated(keys, reading, old=old)
     keys.skip((*AXOLOTL_HARMLESS, *TRAINER_HARMLESS))
 
 

@@ -7,6 +7,7 @@ from planner.configs.shared.keys import Keys
 
 OLD_STACK = "axolotl@0.8"
 STACK_OF_2023 = "axolotl@0.3"
+_OLD_TOOL = "Axolotl 0.4 to 0.8"
 # These are of 2023 and were hardly in example files of 2024-08: Transformers 4.35 had no sdpa.
 _KEYS_OF_2023 = (
     "wandb_run_id",
@@ -38,7 +39,7 @@ def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     if any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None
     if of_2023 is not None:
-        reading.take_stack(STACK_OF_2023, keys.where(of_2023), "a key of Axolotl in 2023")
+        reading.take_stack(STACK_OF_2023, "Axolotl 0.3", keys.where(of_2023), "a key of Axolotl in 2023")
     elif old is not None:
-        reading.take_stack(OLD_STACK, keys.where(old), "a key of Axolotl 0.4 to 0.8")
+        reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), f"a key of {_OLD_TOOL}")
     return old is not None, of_2023 is not None

@@ -1,4 +1,4 @@
-"""Dtypes, kernels, losses, plugins, evaluation and generated samples of Axolotl's files."""
+"""Dtypes, kernels, losses, evaluation and generated samples of Axolotl's files."""
 
 from __future__ import annotations
 
@@ -415,8 +415,11 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str) -> None:
         )
 
 
-def read_generated(keys: Keys, reading: Reading) -> None:
+def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
     """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
+
+    ``old``: the file is of 0.8 or before, which leaves what is not said to TRL 0.16 (axolotl 0.8.0
+    core/trainers/grpo/__init__.py set_training_args_kwargs).
 
     Raises:
         NotModelledError: what :func:`read_rollout` refuses.
@@ -427,7 +430,7 @@ def read_generated(keys: Keys, reading: Reading) -> None:
     section = keys.part("trl") or Keys(keys.path, {})
     section.refuse_switched_on(_OWN_ROLLOUTS)
     section.skip(_OWN_ROLLOUTS_HARMLESS)
-    read_rollout(section, reading, old=False)
+    read_rollout(section, reading, old=old)
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
     engine = keys.part("vllm")

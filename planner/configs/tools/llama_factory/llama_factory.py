@@ -23,6 +23,7 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.llama_factory.llama_factory_age import (
     GONE,
+    OLD_STACK,
     STACK_OF_0_9,
     old_place,
     read_old_load_dtype,
@@ -126,7 +127,9 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_ppo(keys, reading, old=bool(old))
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
-        read_checkpoint(keys, "model_name_or_path", reading)
+        # Up to 0.9.1 such code is always trusted (model/loader.py _get_init_kwargs).
+        trusts = old if reading.value("stack") == OLD_STACK else ""
+        read_checkpoint(keys, "model_name_or_path", reading, trusts=trusts)
     keys.skip(("model_name_or_path",))
     read_switch(keys, reading)
     _read_attention(keys, reading)

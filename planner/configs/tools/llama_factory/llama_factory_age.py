@@ -12,7 +12,8 @@ from planner.configs.shared.keys import Keys
 
 OLD_STACK = "llama-factory@0.8"
 STACK_OF_0_9 = "llama-factory@0.9"
-_OLD = "a key of LLaMA-Factory 0.7 to 0.9.2"
+_OLD_TOOL = "LLaMA-Factory 0.7 to 0.9.2"
+_TOOL_OF_0_9 = "LLaMA-Factory 0.9.2 and 0.9.3"
 # Keys that 0.9.5 does not know (hparams of 0.7.1 to 0.9.3),
 # with the name that Transformers has dropped by 4.55.
 _OLD_KEYS = (
@@ -69,13 +70,19 @@ def old_place(keys: Keys) -> str:
     return ""
 
 
+def is_of_0_7(keys: Keys) -> bool:
+    """Whether a key tells a file of 0.7, before Transformers 4.43."""
+    return first_held(keys, _KEYS_OF_0_7) is not None
+
+
 def take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
     """0.9.2 and 0.9.3 where a key tells it and none that they dropped, else the versions before."""
     newer = first_held(keys, _KEYS_OF_0_9_2)
     if newer is None or first_held(keys, (*GONE, *_KEYS_OF_0_7, "visual_inputs", "train_mm_proj_only")):
-        reading.take_stack(OLD_STACK, old, _OLD)
+        reading.take_stack(OLD_STACK, _OLD_TOOL, old, f"a key of {_OLD_TOOL}")
     else:
-        reading.take_stack(STACK_OF_0_9, keys.where(newer), f"{_OLD}, and not of 0.9.1")
+        text = "a key since LLaMA-Factory 0.9.2, in a file that other keys put before 0.9.4"
+        reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, keys.where(newer), text)
 
 
 def read_old_load_dtype(keys: Keys, reading: Reading) -> None:
@@ -85,8 +92,7 @@ def read_old_load_dtype(keys: Keys, reading: Reading) -> None:
     Files of 0.7 said ``evaluation_strategy``, and weights of a likelihood had names of their own.
     """
     place = "llamafactory 0.8.3 model/patcher.py:98-102, the same in 0.9.2; 0.7.1 patcher.py:72"
-    fp32_in_shards = first_held(keys, _KEYS_OF_0_7) is None
-    if fp32_in_shards and reading.sharding.gathers_weights and reading.value("quantization") is None:
+    if not is_of_0_7(keys) and reading.sharding.gathers_weights and reading.value("quantization") is None:
         reading.default("load_dtype", "fp32", place)
     elif (precision := reading.value("precision")) is not None:
         reading.default("load_dtype", str(precision).removesuffix("-mixed"), place)

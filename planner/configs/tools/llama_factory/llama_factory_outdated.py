@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.tools.llama_factory.llama_factory_age import is_of_0_7
 from planner.errors import REFUSED_BY_TOOL, UsageError
 
 
@@ -53,10 +54,9 @@ def read_depths(keys: Keys, reading: Reading, *, old: bool) -> None:
     if kind in (None, False):
         return
     llama = kind == "convert" and "llama" in str(keys.get("model_name_or_path") or "").lower()
-    before = keys.has("evaluation_strategy")
     if old and not llama:
         raise keys.not_modelled(_DEPTHS, "mixture of depths is modelled for a Llama that is converted")
-    if old and before:
+    if old and is_of_0_7(keys):
         _count_whole_layers(keys, reading)
         return
     what = (

@@ -12,6 +12,7 @@ import re
 from planner.configs.launchers.deepspeed_json import read_deepspeed
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, referred
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.frozen_layers import read_freeze
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import ATTENTIONS, ends_by_steps
@@ -85,6 +86,7 @@ def read_llama_factory_v1(keys: Keys, reading: Reading, beside: Beside) -> None:
     if keys.text("model_class") not in (None, "llm"):
         raise keys.not_modelled("model_class", "models other than language models are not modelled")
     reading.take(keys, {name: field for name, field in _TABLE.items() if reading.value(field) is None})
+    remark_on_own_code(keys, str(keys.get("model") or ""), reading)
     for name, value in _DEFAULTS.items():
         reading.default(name, value, _PLACE)
     ends_by_steps(keys, reading)
