@@ -23,11 +23,11 @@ from planner.configs.shared.trainer_arguments import (
 )
 from planner.configs.tools.llama_factory.llama_factory_age import (
     GONE,
-    OLD_STACK,
     STACK_OF_0_9,
     old_place,
     read_old_load_dtype,
     take_old_stack,
+    what_trusts,
 )
 from planner.configs.tools.llama_factory.llama_factory_checkpointing import (
     drop_trainers_switch,
@@ -127,9 +127,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_ppo(keys, reading, old=bool(old))
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
-        # Up to 0.9.1 such code is always trusted (model/loader.py _get_init_kwargs).
-        trusts = old if reading.value("stack") == OLD_STACK else ""
-        read_checkpoint(keys, "model_name_or_path", reading, trusts=trusts)
+        read_checkpoint(keys, "model_name_or_path", reading, trusts=what_trusts(reading, old))
     keys.skip(("model_name_or_path",))
     read_switch(keys, reading)
     _read_attention(keys, reading)

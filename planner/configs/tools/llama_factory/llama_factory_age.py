@@ -85,6 +85,13 @@ def take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
         reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, keys.where(newer), text)
 
 
+def what_trusts(reading: Reading, old: str) -> str:
+    """Place of what tells a file of a version that trusts the code of every checkpoint: up to 0.9.1
+    (0.8.3 and 0.9.1 model/loader.py _get_init_kwargs).
+    """
+    return old if reading.value("stack") == OLD_STACK else ""
+
+
 def read_old_load_dtype(keys: Keys, reading: Reading) -> None:
     """Up to 0.9.3 weights load in the compute dtype;
     from 0.8 on in fp32 under ZeRO-3 and FSDP where they are not quantised.
