@@ -27,7 +27,7 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
-    another shape.  ``trusts``: place of what makes the tool run a checkpoint's own code beside that key.
+    another shape.  ``trusts``: place that tells of a tool that runs a checkpoint's own code without asking.
     To be called when the quantisation that the file asks for is known.
 
     Raises:
@@ -65,7 +65,7 @@ def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "
     if entry is not None and entry.config.get("model_type") in _BRING_CODE:
         reading.remark(
             origin,
-            "checkpoints of this family may bring code of their own, which then runs: what is counted is the "
+            "checkpoints of this family may bring code of their own, which runs here: what is counted is the "
             "class of Transformers, so memory may differ",
         )
 

@@ -127,7 +127,7 @@ def read_llama_factory(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_ppo(keys, reading, old=bool(old))
     read_vision(keys, reading, keys.text("template"))
     if "model" not in reading.needs and reading.value("model") is None:
-        read_checkpoint(keys, "model_name_or_path", reading, trusts=what_trusts(reading, old))
+        read_checkpoint(keys, "model_name_or_path", reading, trusts=what_trusts(keys, reading))
     keys.skip(("model_name_or_path",))
     read_switch(keys, reading)
     _read_attention(keys, reading)

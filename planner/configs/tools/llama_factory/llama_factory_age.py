@@ -81,15 +81,15 @@ def take_old_stack(keys: Keys, reading: Reading, old: str) -> None:
     if newer is None or first_held(keys, (*GONE, *_KEYS_OF_0_7, "visual_inputs", "train_mm_proj_only")):
         reading.take_stack(OLD_STACK, _OLD_TOOL, old, f"a key of {_OLD_TOOL}")
     else:
-        text = "a key since LLaMA-Factory 0.9.2, in a file that other keys put before 0.9.4"
+        text = "a key since LLaMA-Factory 0.9.2, in a file that another key puts before 0.9.3"
         reading.take_stack(STACK_OF_0_9, _TOOL_OF_0_9, keys.where(newer), text)
 
 
-def what_trusts(reading: Reading, old: str) -> str:
-    """Place of what tells a file of a version that trusts the code of every checkpoint: up to 0.9.1
+def what_trusts(keys: Keys, reading: Reading) -> str:
+    """Place of the model where the file is of a version that trusts the code of every checkpoint: up to 0.9.1
     (0.8.3 and 0.9.1 model/loader.py _get_init_kwargs).
     """
-    return old if reading.value("stack") == OLD_STACK else ""
+    return keys.where("model_name_or_path") if reading.value("stack") == OLD_STACK else ""
 
 
 def read_old_load_dtype(keys: Keys, reading: Reading) -> None:
