@@ -127,7 +127,10 @@ def read_rollout(keys: Keys, reading: Reading, *, old: bool) -> None:
 
 
 def _read_reference(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """``beta``, unless the tool has settled it already."""
     beta = keys.get("beta")
+    if reading.value("compare_reference") is not None:
+        return
     if isinstance(beta, int | float) and not isinstance(beta, bool):
         reading.say("compare_reference", beta != 0, keys.where("beta"))
     elif beta is not None:

@@ -88,13 +88,22 @@ def test_a_file_of_axolotl(tmp_path: Path) -> None:
     assert found == Rollout(256, 4, has_reference=True, generator="vllm", vllm_share=0.5)
 
 
-def test_an_old_file_of_axolotl_asks_for_the_reference(tmp_path: Path) -> None:
-    """Axolotl 0.8 leaves ``beta`` to TRL 0.16, where it is not zero, and generates 256 tokens."""
-    old = AXOLOTL + "local_rank:\ntrl:\n  num_generations: 4\n"
-    with pytest.raises(UsageError, match="compare-reference"):
-        scenario_of(tmp_path, old)
-    found = rollout_of(tmp_path, old, compare_reference=True)
-    assert found == Rollout(256, 4, has_reference=True)
+@pytest.mark.parametrize(
+    ("text", "compares"),
+    [
+        ("trl: {num_generations: 4}\n", False),
+        ("trl: {num_generations: 4}\nrl_beta: 0.04\n", True),
+        ("trl: {num_generations: 4, beta: 0}\nrl_beta: 0.04\n", False),
+        # Axolotl 0.8 hands no zero on, and TRL 0.16 takes another value.
+        ("trl: {num_generations: 4, beta: 0}\nlocal_rank:\n", True),
+        ("trl: {num_generations: 4}\nlocal_rank:\n", True),
+    ],
+)
+def test_the_reference_of_axolotl(tmp_path: Path, text: str, compares: bool) -> None:
+    """By the key of the section, by the older one, or by the TRL of its time, which generates 256 tokens."""
+    found = rollout_of(tmp_path, AXOLOTL + text, seq=1024)
+    assert found.has_reference == compares
+    assert found.completion_tokens == (256 if "local_rank" in text else 512)
 
 
 def test_a_reward_model(tmp_path: Path) -> None:

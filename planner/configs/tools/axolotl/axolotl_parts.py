@@ -415,6 +415,22 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str) -> None:
         )
 
 
+def _read_beta(section: Keys, keys: Keys, reading: Reading, *, old: bool) -> None:
+    """Whether GRPO compares with the model as it was: by ``beta`` of its section, else by ``rl_beta``.
+
+    Where neither is handed on, TRL's own counts; in old versions a zero is not handed on.
+    Source: axolotl 0.15.0 and 0.18.0 core/builders/rl.py, 0.8.0 core/trainer_builder.py:1037; trl 0.15.0 and
+    0.16.0 trainer/grpo_config.py, which axolotl 0.7.0 to 0.8.0 pins: beta is 0.04.
+    """
+    for part, name in ((section, "beta"), (keys, "rl_beta")):
+        value = part.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value or not old):
+            reading.say("compare_reference", value != 0, part.where(name))
+            return
+    if old:
+        reading.default("compare_reference", True, "trl 0.15.0 and 0.16.0 trainer/grpo_config.py: beta")
+
+
 def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
     """What GRPO generates, where it is the task: the section ``trl``, and of ``vllm`` the share of the card.
 
@@ -430,6 +446,7 @@ def read_generated(keys: Keys, reading: Reading, *, old: bool) -> None:
     section = keys.part("trl") or Keys(keys.path, {})
     section.refuse_switched_on(_OWN_ROLLOUTS)
     section.skip(_OWN_ROLLOUTS_HARMLESS)
+    _read_beta(section, keys, reading, old=old)
     read_rollout(section, reading, old=old)
     if reading.value("reward_model") is not None:
         reading.default("reward_dtype", "checkpoint", "transformers 5.23 from_pretrained, without a dtype")
