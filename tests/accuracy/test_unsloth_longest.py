@@ -45,11 +45,12 @@ def test_what_is_published_to_run_is_never_said_not_to_fit() -> None:
 
 
 def test_the_even_chance_is_near_the_published_length() -> None:
-    """Where we say one half lies between 0.8 and 1.35 times what is published; nothing fits where nothing did.
+    """Where we say one half lies between 0.8 and 1.35 times what is published.
+    Nothing fits where nothing did.
 
     Unsloth's own lengths lie 23 to 31 % higher since its segments grow in the replay, as they did when it
-    measured (unsloth 2024.12.4 __init__.py:58).  It rounded requests up by as much as a 32nd then, which is not
-    counted; the rest is not explained.
+    measured (unsloth 2024.12.4 __init__.py:58).  It rounded requests up by as much as a 32nd then, which is
+    not counted; the rest is not explained.
     """
     far = {
         name(each): each.ratio
