@@ -50,13 +50,15 @@ class Guesses:
 
     def listed(self) -> list[Assumed]:
         """All guesses, the most frequent first."""
-        files = [
-            Assumed(what, value, of, f"{count} times") for (what, value, of), count in self._files.items()
-        ]
+        files = [Assumed(what, value, of, _often(count)) for (what, value, of), count in self._files.items()]
         return files + [
-            Assumed(what, _TAKEN.get(what, "nothing"), place, f"{count} times, by {op}")
+            Assumed(what, _TAKEN.get(what, "nothing"), place, f"{_often(count)}, by {op}")
             for (what, op, place), count in self._counts.most_common()
         ]
+
+
+def _often(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _call_site() -> str:

@@ -41,7 +41,10 @@ def check_program(command: Sequence[str]) -> None:
 def _check_command(name: str) -> None:
     found = _command_file(name)
     if found is None:
-        raise UsageError(f"there is no program '{name}' here; for a script: -- python train.py")
+        raise UsageError(
+            f"there is no program '{name}' in the environment of measure: install measure in the one that "
+            "has it, or name a script: -- python train.py"
+        )
     interpreter = _interpreter_of(found)
     if not interpreter:
         raise UsageError(f"'{name}' is no Python program; name the script: -- python train.py")

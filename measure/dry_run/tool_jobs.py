@@ -253,9 +253,9 @@ def _trl(asked: _Asked) -> ToolJob:
         return _handbook(asked)
     named = _tasks_named(asked.path, _TRL_TASKS)
     if len(named) != 1:
-        said = " or ".join(f"-- trl {task} --config {asked.path}" for task in _TRL_TASKS[:2])
         raise UsageError(
-            f"the file does not say which trainer of TRL it is for: give the whole command, {said}"
+            "the file does not say which trainer of TRL it is for; name it: measure trace --gpu CARD -- "
+            f"trl {_TRL_TASKS[0]} --config {asked.path} (or {', '.join(_TRL_TASKS[1:])})"
         )
     changed: dict[str, Any] = {
         "dataset_name": f"{FOLDER}/{_ROWS}",

@@ -278,8 +278,10 @@ def _unknown(name: str, known: Iterable[str]) -> UnknownNameError:
     family = _family(name[:_MAX_NAME_CHARS])
     alike = [each for each in known if SequenceMatcher(None, family, _family(each)).ratio() >= _ALIKE]
     way_out = "give a Hub id (owner/name) or the path of a config.json"
-    hint = f"or {way_out}" if alike else f"no known name is near it: {way_out}"
-    return UnknownNameError("model", name[:_MAX_NAME_CHARS], alike, hint)
+    error = UnknownNameError("model", name[:_MAX_NAME_CHARS], alike, f"or {way_out}")
+    if error.nearest:
+        return error
+    return UnknownNameError("model", name[:_MAX_NAME_CHARS], (), f"no known name is near it: {way_out}")
 
 
 def _family(name: str) -> str:

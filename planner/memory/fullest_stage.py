@@ -45,7 +45,7 @@ def stage_words(job: Job) -> tuple[str, ...]:
     ends = " with the token table" * stage.is_first + " with the head" * stage.is_last
     held = most_held(stage)
     said = (
-        f"Memory is that of group {stage.rank} of the pipeline's 0 to {stage.ranks - 1}, which needs most: "
+        f"Memory is that of group {stage.rank + 1} of the pipeline's {stage.ranks}, which needs most: "
         f"{' and '.join(map(str, stage.chunks))} layers{ends}, activations of {held} "
         f"micro-batch{'es' * (held > 1)} at once"
     )

@@ -484,6 +484,7 @@ def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> No
     [
         ([*JOB, "--calibration", "qqq"], "(allowed: default, "),
         ([*JOB, "--stack", "qqq"], "(plan stacks lists them)"),
+        ([*JOB, "--model", "nope"], "(no known name is near it: give a Hub id (owner/name) or the path of a"),
         ([*JOB, "--switches", "qqq=true"], "(plan stacks --json has them)"),
         (["schema", "qqq"], "(allowed: prediction, "),
     ],

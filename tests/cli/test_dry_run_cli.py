@@ -432,6 +432,7 @@ def test_nothing_is_left_behind(folder: Path) -> None:
         ),
         (["--gpu", "4090", "--", "python", "missing.py"], 2, "there is no script 'missing.py'"),
         (["--gpu", "4090", "--", "no-such-command"], 2, "there is no program 'no-such-command'"),
+        (["--gpu", "4090", "--", "no-such-command"], 2, "install measure in the one that has it"),
         (["--gpu", "4090", "--", "env", "python", "train.py"], 2, "'env' is no Python program"),
         (["--gpu", "4090", "--check", "a.yaml", "--", "python", "train.py"], 2, "no program can follow"),
         (["--gpu", "4090", "--lengths", "8", "--", "python", "train.py"], 2, "--check FILE"),

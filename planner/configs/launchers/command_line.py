@@ -119,7 +119,7 @@ def started(path: Path, text: str) -> Started:
             f"{len(found)} commands that start a training" if found else "no command that starts a training"
         )
         ways = (
-            "accelerate launch, torchrun, deepspeed, python and trl sft with arguments of "
+            "accelerate launch, torchrun, deepspeed, python and trl with arguments of "
             "Transformers are known; for another script say the job by flags: plan --model ..."
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")

@@ -152,7 +152,7 @@ def _assumed(checked: Checked, subject: Subject) -> Iterator[AssumedSetting]:
     recipe, batch = scenario.recipe, scenario.recipe.batch
     plain = recipe.sharding == DDP and scenario.hardware.world_size > 1 and "sharding" in assumed
     if plain and not checked.launch_file:
-        text = "no file says how the job is launched, so each GPU is counted with a whole copy (DDP)"
+        text = "nothing says how the model is sharded, so each GPU is counted with a whole copy (DDP)"
         named = [
             f"--{'deepspeed' if name.endswith('.json') else 'accelerate'} {name}"
             for name in checked.candidates

@@ -40,13 +40,14 @@ class Room:
     lacks: bool = True
     blanks: bool = True
     whole_warnings: bool = True
+    whole_job: bool = True
 
 
 def rooms() -> Iterator[Room]:
     """From all that may be shown to the least.
 
     Blank lines go first, then what warnings say after their first line, then levers, then assumptions,
-    then warnings.
+    then what the job's line says after its first, where card and stack may stand, then warnings.
     """
     room = Room()
     yield room
@@ -61,6 +62,7 @@ def rooms() -> Iterator[Room]:
     room = replace(room, lacks=False)
     yield replace(room, levers=2)
     yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
+    room = replace(room, whole_job=False)
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)
     yield from (replace(room, levers=1), replace(room, levers=0), replace(room, levers=0, stacks=False))
@@ -73,11 +75,16 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
         return (
             Section(
                 "",
-                (verdict_note(subject), *_about(subject), *_warnings(subject, room), verdict_note(subject)),
+                (
+                    verdict_note(subject),
+                    *_about(subject, room),
+                    *_warnings(subject, room),
+                    verdict_note(subject),
+                ),
             ),
         )
     parts: tuple[tuple[Block, ...], ...] = (
-        (verdict_note(subject), *_about(subject), *_warnings(subject, room)),
+        (verdict_note(subject), *_about(subject, room), *_warnings(subject, room)),
         (_bar(subject),),
         _levers(subject, room.levers),
         (
@@ -91,7 +98,7 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
     return (Section("", tuple(block for part in parts for block in part)),)
 
 
-def _about(subject: Subject) -> Iterator[Note]:
+def _about(subject: Subject, room: Room) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
     yield Note(uses_text(subject))
     if prediction.verdict == "host_memory_short" or (
@@ -102,7 +109,7 @@ def _about(subject: Subject) -> Iterator[Note]:
         yield Note(
             f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB."
         )
-    yield Note(short_job_line(scenario), "dim", cut=True)
+    yield Note(short_job_line(scenario), "dim", cut=not room.whole_job)
     yield step_note(prediction)
     if asks_for_run(subject):
         yield from run_notes(subject)

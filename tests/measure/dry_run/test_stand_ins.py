@@ -28,3 +28,11 @@ def test_each_part_of_a_data_set_has_the_rows() -> None:
     parts = ["test", "train", "validation"]
     assert asked == [(parts, None), (parts, "train[:5%]"), (parts, "test"), (parts, "train")]
     assert guesses.listed()[0].name == "data set"
+
+
+def test_how_often_something_was_assumed_is_said_in_words() -> None:
+    """Once, or a number of times."""
+    guesses = Guesses()
+    for place in ("here", "there", "there"):
+        guesses.assume("config.json", "none", place)
+    assert {each.origin: each.note for each in guesses.listed()} == {"here": "once", "there": "2 times"}

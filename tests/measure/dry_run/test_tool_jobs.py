@@ -62,7 +62,7 @@ def test_the_name_of_a_file_says_the_trainer_of_trl(tmp_path: Path) -> None:
         "chosen",
         "rejected",
     }
-    with pytest.raises(UsageError, match="trl sft --config"):
+    with pytest.raises(UsageError, match="measure trace --gpu CARD -- trl sft --config"):
         tool_job(written(tmp_path, "train.yaml", text))
 
 

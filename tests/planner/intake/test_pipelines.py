@@ -120,7 +120,7 @@ def test_memory_is_that_of_the_fullest_group() -> None:
     assert float(prediction.memory.must_have_bytes) == max(needs)
     (words,) = stage_words(fullest_job(scenario, Coefficients()))
     assert words in prediction.warnings
-    assert f"group {needs.index(max(needs))} of" in words
+    assert f"group {needs.index(max(needs)) + 1} of the pipeline's {len(needs)}," in words
 
 
 def test_more_micro_batches_need_buffers_alone() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.domain.recipes.job_line import short_job_line
 from planner.domain.scenario import RunPlan
 from planner.report.prediction.short import MAX_LINES, Room, short_sections
 from planner.report.prediction.subject import Subject
@@ -98,6 +99,21 @@ def test_the_first_answer_is_short_whatever_there_is_to_say(width: int) -> None:
     )
     for mark in (*marks, "w weights"):
         assert mark in text, mark
+
+
+def test_levers_go_before_the_card_and_the_stack() -> None:
+    """A job's line that is longer than the terminal is whole, and the screen is as short."""
+    long = replace(scenario(), model=replace(scenario().model, id="an-organisation/with-a-long-name"))
+    levers = [lever(f"lever {index}", {"flag": str(index)}, kind="free") for index in range(9)]
+    made = replace(prediction(), warnings=("a warning " * 12,))
+    unsaid = [Unsaid(f"setting={index}", f"--setting {index}", GIB, 1.1, "fits") for index in range(3)]
+    stacks = [
+        StackNeed(f"a-stack-name-{index}", 30 * GIB, 31 * GIB, "fits", 0.9, ("packing",))
+        for index in range(4)
+    ]
+    text = draw_short(Subject(long, made, levers, unsaid=unsaid, stacks=stacks), width=80)
+    assert short_job_line(long) in " ".join(text.split())
+    assert len(text.splitlines()) <= MAX_LINES
 
 
 def test_the_first_answer_has_one_meaning_for_each_number() -> None:
