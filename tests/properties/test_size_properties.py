@@ -64,6 +64,8 @@ RANK = {"fits": 0, "uncertain": 1, "host_memory_short": 2, "does_not_fit": 2}
 
 # `make explore` draws anew, and ten times as many.
 ROUNDS = 1 if settings().derandomize else 10
+# Chances above are printed alike: > 99 %.
+_PRINTED = 0.99
 MANY = settings(max_examples=20 * ROUNDS)
 FEW = settings(max_examples=8 * ROUNDS)
 # Searches are of whole models.
@@ -410,11 +412,15 @@ def ends(job: Job, limit_bytes: int) -> bool:
 
 
 def assert_no_better(smaller: Prediction, larger: Prediction) -> None:
-    """The larger job has no better verdict and no better chance."""
+    """The larger job has no better verdict and no better chance, of those that are printed as numbers.
+
+    Above 99 % the chance is that of the furthest readings.  There the bytes that scatter whatever the size
+    of a job weigh more for the smaller one, by a thousandth of a per cent.
+    """
     assert RANK[larger.verdict] >= RANK[smaller.verdict]
     assert smaller.fits_probability is not None
     assert larger.fits_probability is not None
-    assert larger.fits_probability <= smaller.fits_probability + ROUNDING
+    assert min(larger.fits_probability, _PRINTED) <= smaller.fits_probability + ROUNDING
 
 
 @FEWER
