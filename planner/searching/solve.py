@@ -349,7 +349,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
                 f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another"
             )
         one_node = [place for place in counts if "nodes" not in place]
-        several = counts[len(one_node) :]
+        several: list[TypedFlags] = [*counts[len(one_node) :]]
         most = _on_the_most(pool, model_for, several)
         _explore_counts(pool, model_for, [*one_node, *several], most, top)
         if not pool.by_training:
