@@ -278,6 +278,16 @@ def test_a_longer_batch_makes_a_growing_segment_longer(loop: str) -> None:
     assert grown == [each * MIB for each in (60, 60, 80, 80)]
 
 
+def test_what_went_once_does_not_go_again(loop: str) -> None:
+    """A block of before goes and one that stays takes its place, as DDP's buckets do; then 40, 60 and 80 MiB
+    come and go, each longer than what is free.
+    """
+    del loop
+    program = SlotEvents([0, ~0, 1, 2, ~2], [0, 0, 0], (), [0])
+    grown = replay_again(program, 1, [[100 * MIB, 100 * MIB, size * MIB] for size in (40, 60, 80)])
+    assert grown == [each * MIB for each in (140, 200, 280)]
+
+
 def test_a_request_above_any_card_is_served_where_there_is_no_limit(loop: str) -> None:
     """Scores of a million tokens take more than the addresses that a growing segment has at first: 100 TiB
     are as many pages of 20 MiB as there are for them, and a card with a limit refuses them.
