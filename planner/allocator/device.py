@@ -63,9 +63,12 @@ class Device:
         return start
 
 
-def address_space_bytes(limit_bytes: int | None, page_bytes: int) -> int:
+def address_space_bytes(limit_bytes: int | None, page_bytes: int, request_bytes: int = 0) -> int:
     """Addresses that one expandable segment sets aside on a card of this size:
     9/8 of it in whole pages (``ExpandableSegment``).
+
+    Never less than ``request_bytes``: a card without a limit serves every request, and one with a limit
+    refuses those above it by its pages.
     """
     n_bytes = UNLIMITED_BYTES if limit_bytes is None else min(limit_bytes + limit_bytes // 8, UNLIMITED_BYTES)
-    return max(-(-n_bytes // page_bytes), 1) * page_bytes
+    return max(-(-max(n_bytes, request_bytes) // page_bytes), 1) * page_bytes

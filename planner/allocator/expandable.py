@@ -65,7 +65,7 @@ def _find(device: Device, pool: StreamPool, size: int) -> Block:
         if _has_room(block, size):
             return block
     page = pool.page_bytes
-    space = address_space_bytes(device.limit_bytes, page)
+    space = address_space_bytes(device.limit_bytes, page, size)
     # One page more, so that the segment can start at a multiple of the page size.
     start = -(-device.addresses(space + page) // page) * page
     block = Block(pool, start, space, space)

@@ -247,8 +247,12 @@ static int release_pages(Memory *memory, Pool *pool) {
     return is_done;
 }
 
+static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
+
+static int64_t greater(int64_t one, int64_t other) { return one > other ? one : other; }
+
 /* The first free block or hole from which `want` bytes of addresses can be used (find_expandable_block); a new segment where there
-   is none. */
+   is none, with no fewer addresses than that. */
 static int64_t first_with_room(Memory *memory, Pool *pool, int64_t want) {
     const Block *blocks = memory->blocks;
     for (int64_t number = 0; number < pool->n_holes; number++) {
@@ -259,15 +263,14 @@ static int64_t first_with_room(Memory *memory, Pool *pool, int64_t want) {
             room += blocks[each].size;
         if (room >= want) return block;
     }
-    int64_t page = page_of(memory, pool), space = memory->spaces[is_large(memory, pool)];
+    int64_t page = page_of(memory, pool);
+    int64_t space = greater(memory->spaces[is_large(memory, pool)], (want + page - 1) / page * page);
     int64_t start = (memory->next_address + page - 1) / page * page;
     int64_t block = new_block(memory, (Block){space, start, NONE, NONE, 0, 0});
     if (block < 0) return block;
     memory->next_address = start + space;
     return open_hole(memory, pool, block) ? block : NO_HOST_MEMORY;
 }
-
-static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
 /* Map pages until a block has `want` bytes (try_allocate_expandable_block); NONE on a full card, where what was mapped stays. */
 static int64_t grow(Memory *memory, Pool *pool, int64_t want) {

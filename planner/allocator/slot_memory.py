@@ -304,7 +304,7 @@ class GrowingMemory(Memory):
             if room >= want:
                 return block
         page = _page_bytes(pool)
-        space = address_space_bytes(self.limit_bytes, page)
+        space = address_space_bytes(self.limit_bytes, page, want)
         start = -(-self.next_address // page) * page
         self.next_address = start + space
         block = self._new_block(space, start, _NONE, _NONE)

@@ -168,12 +168,17 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     """Replay ``program``, then its events from ``start`` on once more for each of ``sizes``;
     bytes reserved after each time.
 
-    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays:
-    it is not made twice.
+    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays, and
+    what it frees of before is gone: neither is done twice.
     """
-    freed = {~event for event in program.events[start:] if event < 0}
-    once = array("q", [event for event in program.events[start:] if event < 0 or event in freed])
-    parts = [(program.events[:start], sizes[0]), *((once, each) for each in sizes)]
+    later = program.events[start:]
+    passing = {event for event in later if event >= 0} & {~event for event in later if event < 0}
+    again = array("q", [event for event in later if (event if event >= 0 else ~event) in passing])
+    parts = [
+        (program.events[:start], sizes[0]),
+        (later, sizes[0]),
+        *((again, each) for each in sizes[1:]),
+    ]
     programs = [
         _rounded(replace(program, events=events, sizes=each, begins=(), empties=frozenset()))
         for events, each in parts

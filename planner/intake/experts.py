@@ -69,7 +69,11 @@ def _of_sizes(scenario: Scenario) -> Iterator[str]:
     if mlp.n_experts % experts:
         yield f"for '{model.id}': its {mlp.n_experts} experts do not divide by {experts}"
         return
-    shards = int(scenario.recipe.shards(scenario.hardware)) // experts
+    gpus = int(scenario.recipe.shards(scenario.hardware))
+    if gpus % experts:
+        yield f"where {gpus} GPUs have one copy of the weights, which do not divide by {experts}"
+        return
+    shards = gpus // experts
     uneven = mlp.width % shards or model.hidden_size % shards
     if shards * experts > mlp.n_experts and uneven:
         yield (

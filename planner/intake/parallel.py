@@ -8,6 +8,7 @@ models/llama3/parallelize.py, models/qwen3/parallelize.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -64,6 +65,14 @@ def degrees(request: ScenarioRequest) -> Parallel:
         request.get("pipeline_schedule") or Parallel().schedule,
         request.get("pipeline_microbatches"),
     )
+
+
+def group_gpus(request: ScenarioRequest) -> int:
+    """GPUs that come and go together, by what the request says of dividing them: jobs have multiples of
+    that.
+    """
+    parallel = degrees(request)
+    return (parallel.replicas or 1) * math.lcm(parallel.gpus, int(request.get("expert_parallel") or 1))
 
 
 def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:

@@ -94,14 +94,21 @@ class Lever:
         return " ".join(map(_flag_text, self.flags.items()))
 
     @property
+    def nothing_more(self) -> str:
+        """What is said where no number says what it costs."""
+        return "time" if self.kind == "time" and self.step_time_ratio is None else "free"
+
+    @property
     def cost_text(self) -> str:
-        """What it costs in a few words: ``step x 1.23``, ``67 GiB host RAM``, ``free``."""
+        """What it costs in a few words: ``step x 1.23``, ``67 GiB host RAM``, ``free``; ``time`` where nobody
+        knows how much.
+        """
         ratio = self.step_time_ratio
         parts = [] if ratio is None or abs(ratio - 1) < _SHOWN_RATIO else [f"step x {ratio:.2f}"]
         parts += [f"{self.host_bytes / GIB:.0f} GiB host RAM"] if self.host_bytes >= GIB else []
         parts += ["other cards"] if "gpu" in self.flags else []
         parts += ["changes the training"] if self.kind == "training" else []
-        return ", ".join(parts) or "free"
+        return ", ".join(parts) or self.nothing_more
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from functools import partial
 from typing import Literal
 
 from planner.domain.recipes.recipe import Number
-from planner.errors import UsageError
+from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS, split_count
+from planner.intake.parallel import group_gpus
+from planner.intake.resolve import complete
 from planner.searching.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of
 from planner.searching.attempt import Model, ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, by_place, try_sizes
@@ -133,7 +135,7 @@ def _settled(pool: Pool, quantity: Quantity, quick: Tried, again: Tried) -> Sett
         start, step, last = 1, 1, int(REQUEST_FIELDS["batch"].high or 1)
     else:
         step, last = SEQ_STEP_TOKENS, _longest(pool.space, quick.option)
-        start = min(int(str(quick.option.flags["seq"])), last)
+        start = _first_length(pool, quick.option, last)
     values = sorted({start, last, *range(start - start % step + step, last + 1, step)})
     return settle(pool, quick, again, quantity, values)
 
@@ -188,6 +190,22 @@ def _shortest(space: Space) -> int:
     return int(max(1, -(-tokens // SEQ_STEP_TOKENS)) * SEQ_STEP_TOKENS)
 
 
+def _first_length(pool: Pool, option: Option, most: int) -> int:
+    """Where lengths of an option begin: at one that the images of a sample fit into."""
+    start = int(str(option.flags["seq"]))
+    if option.found.model.vision is not None:
+        try:
+            # The length of the option itself may be too short for them.
+            scenario = complete(pool.space.request(option.flags), option.found, force=True)
+        except RefusedCombinationError:
+            # Whatever is tried says so, too.
+            return min(start, most)
+        images = scenario.recipe.batch.images
+        tokens = images.per_sample * images.tokens if images else 0
+        start = max(start, -(-tokens // SEQ_STEP_TOKENS) * SEQ_STEP_TOKENS)
+    return min(start, most)
+
+
 def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) -> bool:
     """Solve one option with every accumulation (for the length: every micro-batch) that was said;
     whether anything fits.
@@ -198,7 +216,7 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
         lines = [_Line("batch", 1, 1, int(REQUEST_FIELDS["batch"].high or 1), each) for each in more]
     else:
         most = _longest(pool.space, option)
-        start = min(int(str(option.flags["seq"])), most)
+        start = _first_length(pool, option, most)
         # Where no micro-batch was said the smallest goes farthest.
         runs = sizes(pool.space, option.found.hardware.world_size)
         taken = [each for run in runs for each in (run if pool.space.said("batch") else run[:1])]
@@ -319,15 +337,23 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
             "--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has"
         )
     for card in space.places():
-        counts = [place for place in counted_places(space, card) if _divides(space, place)]
+        group = group_gpus(space.outline(card))
+        places = [place for place in counted_places(space, card) if not _world(place) % group]
+        if not places:
+            raise UsageError(
+                f"no number of these GPUs that is tried divides into groups of {group}: leave --solve out"
+            )
+        counts = [place for place in places if any(sizes(space, _world(place)))]
         if not counts:
             raise UsageError(
                 f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another"
             )
         one_node = [place for place in counts if "nodes" not in place]
-        several = counts[len(one_node) :]
-        most = _on_the_most(pool, model_for, several[-1:])
-        _explore_counts(pool, model_for, [*one_node, *several[:-1]], most, top)
+        several: list[TypedFlags] = [*counts[len(one_node) :]]
+        most = _on_the_most(pool, model_for, several)
+        _explore_counts(pool, model_for, [*one_node, *several], most, top)
+        if not pool.by_training:
+            raise most.refused[0]
     answer = answer_of(pool, partial(_best_of_each_place, offloads=space.said("offload"), top=top))
     return replace(answer, solved="gpus")
 
@@ -338,13 +364,14 @@ class _Most:
     and recipes ``lacking`` much of a card.
 
     ``short``: options that were tried and lack much, in the place that is explored now.  ``left_out``: those
-    that need more than one of these on the most GPUs.
+    that need more than one of these on the most GPUs.  ``refused``: why numbers of GPUs cannot be said.
     """
 
     fits: set[Training] = field(default_factory=set)
     lacking: set[frozenset[tuple[str, str | bool]]] = field(default_factory=set)
     short: list[Option] = field(default_factory=list)
     left_out: list[Option] = field(default_factory=list)
+    refused: list[RefusedCombinationError] = field(default_factory=list)
 
     def note(self, pool: Pool, option: Option, model: Model) -> bool:
         """Explore an option there, leanest options first."""
@@ -389,10 +416,26 @@ def _recipe_of(option: Option) -> frozenset[tuple[str, str | bool]]:
     return frozenset((name, value) for name, value in option.flags.items() if name not in _OF_PLACE)
 
 
-def _on_the_most(pool: Pool, model_for: ModelFor, places: Sequence[TypedFlags]) -> _Most:
-    """What the place with the most GPUs shows; nothing where there is none."""
+def _options_at(
+    pool: Pool, model_for: ModelFor, place: TypedFlags, most: _Most
+) -> list[tuple[OptionGroup, Model]]:
+    """Options of a number of GPUs; none where what was said cannot be said of it, which is noted."""
+    try:
+        return [*all_options(pool, model_for, [place])]
+    except RefusedCombinationError as error:
+        most.refused.append(error)
+        return []
+
+
+def _on_the_most(pool: Pool, model_for: ModelFor, places: list[TypedFlags]) -> _Most:
+    """What the place with the most GPUs shows, which goes from the end of ``places``;
+    nothing where there is none.
+    """
     most = _Most()
-    for options, model in all_options(pool, model_for, places) if places else ():
+    every: list[tuple[OptionGroup, Model]] = []
+    while places and not every:
+        every = _options_at(pool, model_for, places.pop(), most)
+    for options, model in every:
         if _explore_leanest_first(pool, options, model, most.note) != "none":
             most.fits.add(pool.training_of(options.first[0].flags))
         else:
@@ -412,7 +455,7 @@ def _explore_counts(
     fitted: Counter[Training] = Counter()
     for place in counts:
         most.short.clear()
-        for options, model in all_options(pool, model_for, [place]):
+        for options, model in _options_at(pool, model_for, place, most):
             training = pool.training_of(options.first[0].flags)
             if fitted[training] < top and ("nodes" not in place or training in most.fits):
                 where = _explore_leanest_first(pool, options, model, most.tries)
@@ -436,8 +479,9 @@ def _explore_leanest_first(
     return found
 
 
-def _divides(space: Space, place: TypedFlags) -> bool:
-    return any(sizes(space, int(str(place["gpus"])) * int(str(place.get("nodes", 1)))))
+def _world(place: TypedFlags) -> int:
+    """All GPUs of a place."""
+    return int(str(place["gpus"])) * int(str(place.get("nodes", 1)))
 
 
 def counted_places(space: Space, card: TypedFlags) -> Iterator[dict[str, str | bool]]:

@@ -47,7 +47,7 @@ def _lever(lever: Lever) -> FlagChoice:
 
 def _cost(lever: Lever) -> str:
     """In few words, because flags stand beside them: ``free``, ``step x 1.23``, ``67 GiB RAM``,
-    ``money``, ``training``.
+    ``money``, ``training``, ``time`` where nobody knows how much.
     """
     if lever.kind == "training":
         return "training"
@@ -59,7 +59,7 @@ def _cost(lever: Lever) -> str:
         parts.append(f"USD x {usd:.2f}")
     elif ratio is not None and abs(ratio - 1) >= _SAME:
         parts.append(f"step x {ratio:.2f}")
-    return ", ".join(parts) or "free"
+    return ", ".join(parts) or lever.nothing_more
 
 
 def _then(lever: Lever) -> str:

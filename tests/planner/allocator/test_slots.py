@@ -5,6 +5,7 @@ and its answers under a limit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from planner.allocator.compiled import is_compiled
 from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slots import SlotEvents, least_limit, replay_again, replay_slots
 from planner.errors import NotModelledError
-from planner.units import MIB
+from planner.units import GIB, MIB
 
 SIZES = st.one_of(
     st.integers(0, 4096),
@@ -234,6 +235,7 @@ def test_a_block_is_split_where_its_rest_can_be_used(loop: str) -> None:
     assert replay_slots(split).phases[1].allocated_bytes == 11 * MIB - 512
 
 
+TIB = 1024 * GIB
 GROWING = AllocatorSettings(expandable_segments=True)
 
 
@@ -274,6 +276,31 @@ def test_a_longer_batch_makes_a_growing_segment_longer(loop: str) -> None:
     program = SlotEvents([0, 1, ~1], [2 * MIB, 100 * MIB], (), [0], settings=GROWING)
     grown = replay_again(program, 1, [[2 * MIB, size * MIB] for size in (40, 30, 60, 50)])
     assert grown == [each * MIB for each in (60, 60, 80, 80)]
+
+
+def test_what_went_once_does_not_go_again(loop: str) -> None:
+    """A block of before goes and one that stays takes its place, as DDP's buckets do; then 40, 60 and 80 MiB
+    come and go, each longer than what is free.
+    """
+    del loop
+    program = SlotEvents([0, ~0, 1, 2, ~2], [0, 0, 0], (), [0])
+    grown = replay_again(program, 1, [[100 * MIB, 100 * MIB, size * MIB] for size in (40, 60, 80)])
+    assert grown == [each * MIB for each in (140, 200, 280)]
+
+
+def test_a_request_above_any_card_is_served_where_there_is_no_limit(loop: str) -> None:
+    """Scores of a million tokens take more than the addresses that a growing segment has at first: 100 TiB
+    are as many pages of 20 MiB as there are for them, and a card with a limit refuses them.
+    """
+    del loop
+    program = SlotEvents([0, 1, ~0, 2], [100 * TIB, MIB, 100 * TIB], (), [0], settings=GROWING)
+    done = replay_slots(program)
+    assert (done.failure, done.allocated_bytes) == (None, 100 * TIB + MIB)
+    pages = -(-100 * TIB // (20 * MIB)) * 20 * MIB
+    assert done.reserved_bytes == pages + 2 * MIB
+    assert by_objects(replace(program, streams=[0] * 3, lags=[0] * 3), None)[1] == done.reserved_bytes
+    assert replay_slots(program, 80 * GIB).failure is not None
+    assert least_limit(program, done, GIB) <= done.reserved_bytes
 
 
 def test_sizes_are_rounded_before_they_are_asked_for(loop: str) -> None:

@@ -544,3 +544,12 @@ def test_cheap_levers_are_those_of_all_kinds(flags: Flags) -> None:
     cheap = levers(scenario, kinds=CHEAP)
     assert cheap == tuple(each for each in every if each.kind in CHEAP)
     assert {each.kind for each in every} - set(CHEAP)
+
+
+def test_nothing_is_free_because_its_time_is_not_known() -> None:
+    """Of a card whose rates nobody knows no step time is predicted; checkpointing costs time all the same."""
+    unlisted = scenario({"model": "7b", "method": "full", "gpu_memory": "40GiB", "seq": "2048"})
+    lever = next(each for text, each in by_flags(levers(unlisted)).items() if "checkpointing" in text)
+    assert (lever.kind, lever.step_time_ratio) == ("time", None)
+    assert "free" not in lever.cost_text
+    assert lever.cost_text.endswith("time")

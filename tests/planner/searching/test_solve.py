@@ -74,3 +74,43 @@ def test_leaner_options_differ_in_what_they_spend_alone() -> None:
     assert not lean.is_leaner(lean)
     assert not other.is_leaner(plain)
     assert not replace(lean, spends=(1.0, 0.0, math.nan)).is_leaner(plain)
+
+
+DIVIDED = (
+    "search --model qwen3-30b-a3b --method full --gpu h100-sxm --seq 2048 --batch 1 --gradient-checkpointing "
+    "--solve gpus --json --expert-parallel "
+)
+
+
+def test_numbers_of_gpus_that_are_no_groups_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Experts that eight GPUs divide: nothing is tried on fewer, and 24 nodes, which FSDP2 refuses, end
+    no search.
+    """
+    assert main(shlex.split(DIVIDED + "8")) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    first = group["recipes"][0]["arguments"]
+    assert first[first.index("--gpus") + 1] == "8"
+    assert "--nodes" not in first
+
+
+@pytest.mark.parametrize(
+    ("degree", "code", "said"), [("5", 2, "divides into groups of 5"), ("256", 6, "do not divide by 256")]
+)
+def test_why_no_number_of_gpus_is_tried(
+    degree: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No group of five, and 128 experts that 256 GPUs cannot divide."""
+    assert main(shlex.split(DIVIDED + degree)) == code
+    assert said in capsys.readouterr().err
+
+
+def test_lengths_begin_where_the_images_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture of 640 x 480 pixels is 3,328 tokens, and what was said is no reason to refuse all lengths."""
+    search = (
+        "search --model internvl3-1b --method lora --gpu 4090 --images-per-sample 1 --image-size 640x480 "
+        "--loss liger --attention sdpa --gradient-checkpointing --offload none --solve seq --json"
+    )
+    assert main(shlex.split(search)) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    first = group["recipes"][0]["arguments"]
+    assert int(first[first.index("--seq") + 1]) > 3328
