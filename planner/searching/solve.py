@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 from planner.domain.recipes.recipe import Number
 from planner.errors import RefusedCombinationError, UsageError
-from planner.intake.given.fields import REQUEST_FIELDS, split_count
+from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.parallel import group_gpus
 from planner.intake.resolve import complete
 from planner.searching.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of
 from planner.searching.attempt import Model, ModelFor, Tried, confirmed, rank
 from planner.searching.choose import all_options, by_place, try_sizes
+from planner.searching.counts import counted_places, world_of
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.pool import Explorer, Pool, Training
 from planner.searching.settle import Settled, settle
@@ -23,9 +24,6 @@ from planner.searching.space import Option, OptionGroup, Space, TypedFlags, size
 
 SEQ_STEP_TOKENS = 64
 """Lengths are told apart to this many tokens."""
-# GPUs in one node unless something else is said, and the counts of whole nodes that are tried after one.
-_NODE_GPUS = 8
-_NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FASTER = 1.01
 # A recipe that lacks this share of a card on the most GPUs fits on no fewer:
 # what grows with the nodes, NCCL's buffers, is less.  Nor does what needs more than that recipe.
@@ -338,12 +336,12 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
         )
     for card in space.places():
         group = group_gpus(space.outline(card))
-        places = [place for place in counted_places(space, card) if not _world(place) % group]
+        places = [place for place in counted_places(space, card) if not world_of(place) % group]
         if not places:
             raise UsageError(
                 f"no number of these GPUs that is tried divides into groups of {group}: leave --solve out"
             )
-        counts = [place for place in places if any(sizes(space, _world(place)))]
+        counts = [place for place in places if any(sizes(space, world_of(place)))]
         if not counts:
             raise UsageError(
                 f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another"
@@ -477,26 +475,6 @@ def _explore_leanest_first(
     order = {id(option): number for number, option in enumerate((*options.first, *options.offloading))}
     known[start:] = sorted(known[start:], key=lambda tried: order[id(tried.option)])
     return found
-
-
-def _world(place: TypedFlags) -> int:
-    """All GPUs of a place."""
-    return int(str(place["gpus"])) * int(str(place.get("nodes", 1)))
-
-
-def counted_places(space: Space, card: TypedFlags) -> Iterator[dict[str, str | bool]]:
-    """The place with 1, 2, 4... GPUs of a node, then with whole nodes;
-    ``X:n`` and ``--gpus`` say how many one node has.
-    """
-    place, per_node = dict(card), space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
-    name, counted = split_count(str(card.get("gpu") or space.of_file("gpu") or ""))
-    if counted is not None:
-        place["gpu"], per_node = name, counted
-    below = [2**power for power in range(per_node.bit_length()) if 2**power < per_node]
-    for count in (*below, per_node):
-        yield {**place, "gpus": str(count)}
-    for nodes in _NODES:
-        yield {**place, "gpus": str(per_node), "nodes": str(nodes)}
 
 
 def _best_of_each_place(fitting: list[Tried], offloads: bool, top: int) -> tuple[Tried, ...]:

@@ -7,7 +7,7 @@ from planner.intake.given.config_file import ConfigFile, with_flags
 from planner.intake.given.fields import split_count
 from planner.intake.given.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
-from planner.searching.solve import counted_places
+from planner.searching.counts import counted_places
 from planner.searching.space import Space
 
 MIG = "a100-80gb:mig-3g.40gb"
