@@ -4,11 +4,15 @@ for a reason that names the extra.
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -34,6 +38,13 @@ def import_or_skip(module: str, minversion: str | None = None) -> ModuleType:
     too_old = f"{module} is not installed in version {minversion} or newer" if minversion else ""
     found: ModuleType = pytest.importorskip(module, minversion=minversion, reason=too_old or _reason(module))
     return found
+
+
+def printed_by(script: Path) -> Any:
+    """What ``script`` prints as JSON in its last line, run by itself: it makes a group of processes."""
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _reason(module: str) -> str:

@@ -5,8 +5,6 @@ and the shards and states that a process has, are those of real FSDP2 on a group
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
-from tests.extras import import_or_skip
+from tests.extras import import_or_skip, printed_by
 
 Rows = list[tuple[str, int]]
 BF16, FP32 = 2, 4
@@ -32,9 +30,7 @@ def real() -> dict[str, Any]:
     for package in ("torch", "transformers"):
         import_or_skip(package)
     script = Path(__file__).with_name("expert_units.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer: dict[str, Any] = printed_by(script)
     return answer
 
 

@@ -5,8 +5,6 @@ modules do.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
-from tests.extras import import_or_skip
+from tests.extras import import_or_skip, printed_by
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +27,7 @@ def real() -> dict[str, Rows]:
     for package in ("torch", "transformers"):
         import_or_skip(package)
     script = Path(__file__).with_name("fsdp_towers.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {name: [(what, n) for what, n in rows] for name, rows in json.loads(done.stdout).items()}
+    return {name: [(what, n) for what, n in rows] for name, rows in printed_by(script).items()}
 
 
 def state_elements(job: Job) -> int:

@@ -5,8 +5,6 @@ the program gathers, gives back and reduces what real modules do.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
 from planner.program.step import step_of
-from tests.extras import import_or_skip
+from tests.extras import import_or_skip, printed_by
 
 Rows = list[tuple[str, int]]
 FP32, GPUS = 4, 2
@@ -50,9 +48,7 @@ def real() -> dict[str, Rows]:
     for package in ("torch", "transformers", "peft"):
         import_or_skip(package)
     script = Path(__file__).with_name("fsdp_units.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {name: [(what, n) for what, n in rows] for name, rows in json.loads(done.stdout).items()}
+    return {name: [(what, n) for what, n in rows] for name, rows in printed_by(script).items()}
 
 
 def rows_of(job: Job) -> Rows:

@@ -4,12 +4,9 @@ has ended.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.extras import import_or_skip
+from tests.extras import import_or_skip, printed_by
 
 LAYERS = 4
 
@@ -18,8 +15,6 @@ def test_inputs_and_gradients_of_all_layers_are_alive_at_the_end() -> None:
     """All of them with checkpoints around the units, none without checkpoints."""
     import_or_skip("torch")
     script = Path(__file__).parents[1] / "fsdp_hooks.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    alive = json.loads(done.stdout.splitlines()[-1])
+    alive = printed_by(script)
     assert alive["around"] == {"inputs": LAYERS, "gradients": LAYERS}
     assert alive["plain"] == {"inputs": 0, "gradients": 0}
