@@ -39,7 +39,7 @@ _NOT_SWITCHES = frozenset(
 SWITCH_NAMES = tuple(field.name for field in fields(Stack) if field.name not in _NOT_SWITCHES)
 _SAID: SettledBy = "document_text"
 _Tables = Mapping[str, Mapping[str, Setting]]
-_FILE_NAME = re.compile(r"[A-Za-z0-9@_-]{1,60}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9@._-]{1,60}")
 # Numbers and their allowed range; everything else is a closed list of words or a flag.
 _RANGES: dict[str, tuple[float, float]] = {
     "lora_rank": (1, 65_536),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import shutil
 import types
 import weakref
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 
 from planner import configs
 from planner.catalog.location import data_dir
+from planner.catalog.packages import TABLES, package_path
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.settled import SETTLED_BY
+from planner.errors import InputFileError
 from planner.files.structured import read_toml
 from planner.records import read_records
 from tests.accuracy.published import published_dir
@@ -91,6 +94,60 @@ def test_a_value_over_quantised_bases_differs(stack_id: str) -> None:
     stack = load_stack(stack_id)
     assert {f"quantized.{name}" for name in file.get("quantized", {})} <= stack.facts().keys()
     assert stack.quantized_defaults != stack.defaults
+
+
+def without(entry: tuple[str, str], stack_id: str, folder: Path) -> None:
+    """Writes the file of a stack without one entry of one table into ``folder``, whose copy is read next."""
+    table, name = entry
+    path = folder / "stacks" / f"{stack_id.replace('@', '-')}.toml"
+    text = (data_dir() / "stacks" / path.name).read_text(encoding="utf-8")
+    start, line = text.index(f"[{table}]\n"), re.compile(rf"^{name} = .*\n", re.M)
+    path.write_text(text[:start] + line.sub("", text[start:], count=1), encoding="utf-8")
+    load_stack.cache_clear()
+
+
+def facts_by_version(stack_id: str, steps: list[tuple[str, str]]) -> list[dict[str, object]]:
+    """Facts of the stack at its own versions, and with each of these versions of one package."""
+    return [load_stack(stack_id, versions).facts() for versions in ((), *((step,) for step in steps))]
+
+
+def steps_of(stack: Stack) -> list[tuple[str, str]]:
+    """Each version since which a fact of a package of this stack is another one, and the oldest read."""
+    steps: set[tuple[str, str]] = set()
+    for package, _ in stack.versions:
+        text = package_path(package).read_text(encoding="utf-8")
+        since = re.findall(r'since = "([^"]+)"', text)
+        steps |= {(package, version) for version in (*since, read_toml(package_path(package))["read"][0][0])}
+    return sorted(steps)
+
+
+@pytest.mark.parametrize("stack_id", IDS)
+def test_a_stack_file_repeats_nothing_that_lies_below_it(
+    stack_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry changes a fact at some version of some package, or knows what lies below only as assumed."""
+    stack, steps = load_stack(stack_id), steps_of(load_stack(stack_id))
+    file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
+    entries = [(table, name) for table in TABLES if table != "usual" for name in file.get(table, {})]
+    usual = stack.facts(), facts_by_version(stack_id, steps)
+    shutil.copytree(data_dir() / "stacks", tmp_path / "stacks")
+    repeated = []
+    for entry in entries:
+        with monkeypatch.context() as patched:
+            without(entry, stack_id, tmp_path)
+            patched.setattr("planner.catalog.stacks.data_dir", lambda: tmp_path)
+            try:
+                bare = load_stack(stack_id)
+            except InputFileError:  # Nothing below has this name.
+                continue
+            key = entry[1] if entry[0] == "switches" else ".".join(entry)
+            below = next((settled_by for name, settled_by, _ in bare.settled if name == key), "")
+            knows_better = below == "assumed" != file[entry[0]][entry[1]]["settled_by"]
+            same = bare.facts() == usual[0] and facts_by_version(stack_id, steps) == usual[1]
+            if same and not knows_better:
+                repeated.append(key)
+    load_stack.cache_clear()
+    assert repeated == []
 
 
 @pytest.mark.parametrize("stack_id", IDS)
