@@ -19,6 +19,7 @@ from planner import configs
 from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, package_path
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
+from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.settled import SETTLED_BY
 from planner.errors import InputFileError
@@ -339,14 +340,12 @@ def test_peft_upcasts_every_16_bit_parameter_of_a_kbit_model() -> None:
 
 
 def test_peft_leaves_a_gptq_model_in_16_bit() -> None:
-    """``kbit_upcast = "none"`` of qwen-finetune: its only quantised bases are GPTQ,
-    which PEFT does not upcast.
-    """
+    """``STAYS_16_BIT``: bases of GPTQ keep their dtypes in the preparation that qwen-finetune asks for."""
     torch, peft = import_or_skip("torch"), import_or_skip("peft")
     model = kbit_model(torch)
     model.quantization_method = "gptq"
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    assert load_stack("qwen-finetune").kbit_upcast == "none"
+    assert (load_stack("qwen-finetune").kbit_upcast, "gptq-int4" in STAYS_16_BIT) == ("all", True)
     assert [parameter.dtype for parameter in model.parameters()] == [
         torch.uint8,
         torch.bfloat16,
