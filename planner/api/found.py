@@ -12,8 +12,8 @@ from planner.api.answers import REPORT_COLUMNS, plain_console
 from planner.api.building import whole, whole_interval
 from planner.domain.prediction import Verdict
 from planner.domain.uncertainty.interval import Interval
-from planner.searching.answer import FoundRecipes, Quantity, RecipeGroup
-from planner.searching.attempt import Tried
+from planner.searching.recipes.answer import FoundRecipes, Quantity, RecipeGroup
+from planner.searching.recipes.attempt import Tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from planner.errors import UsageError
 from planner.intake.given.config_file import read_config_file
 from planner.intake.given.fields import missing_fields, missing_text
 from planner.intake.given.request_field import RequestField
-from planner.searching.answer import QUANTITIES, FoundRecipes, Quantity
-from planner.searching.attempt import DEFAULT_CONFIDENCE, Model
-from planner.searching.choose import choose
-from planner.searching.other_stack import best_other_stack
-from planner.searching.pool import Pool
-from planner.searching.solve import solve
-from planner.searching.space import Space, read_choices
+from planner.searching.recipes.answer import QUANTITIES, FoundRecipes, Quantity
+from planner.searching.recipes.attempt import DEFAULT_CONFIDENCE, Model
+from planner.searching.recipes.choose import choose
+from planner.searching.recipes.other_stack import best_other_stack
+from planner.searching.recipes.pool import Pool
+from planner.searching.recipes.solve import solve
+from planner.searching.recipes.space import Space, read_choices
 
 EXAMPLE = "plan search --model 8b --gpu 4090 --seq 2048"
 _CONFIDENCE = RequestField("confidence", "number", "", low=0.5, high=1, below_high=True)

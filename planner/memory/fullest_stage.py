@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from planner.anatomy.stages import stages_of
+from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.prediction import MemoryPrediction
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients

@@ -173,7 +173,7 @@ def job_of(scenario: Scenario, coefficients: Coefficients) -> Job:
 
     Raises:
         NotModelledError: a whole pipeline, whose groups have parts of their own
-            (:func:`planner.anatomy.stages.stages_of`).
+            (:func:`planner.anatomy.pipeline_stages.stages_of`).
     """
     if scenario.recipe.parallel.pipeline > 1:
         raise NotModelledError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.anatomy.stages import stages_of
+from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.prediction import TimePrediction
 from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.scenario import Scenario

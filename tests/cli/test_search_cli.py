@@ -24,7 +24,7 @@ from planner.intake.resolve import resolve
 from planner.prediction import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search.document import SearchDocument
-from planner.searching.space import MICRO_BATCHES
+from planner.searching.recipes.space import MICRO_BATCHES
 
 Captured = pytest.CaptureFixture[str]
 

@@ -17,12 +17,12 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.prediction import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
-from planner.searching.answer import Quantity
-from planner.searching.attempt import DEFAULT_CONFIDENCE, Tried, confirmed, state_of
-from planner.searching.choose import choose
-from planner.searching.pool import Pool
-from planner.searching.solve import SEQ_STEP_TOKENS, size_of, solve
-from planner.searching.space import Space, read_choices
+from planner.searching.recipes.answer import Quantity
+from planner.searching.recipes.attempt import DEFAULT_CONFIDENCE, Tried, confirmed, state_of
+from planner.searching.recipes.choose import choose
+from planner.searching.recipes.pool import Pool
+from planner.searching.recipes.solve import SEQ_STEP_TOKENS, size_of, solve
+from planner.searching.recipes.space import Space, read_choices
 
 Model = Calibration | Coefficients
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")

@@ -21,7 +21,7 @@ from planner.report.prediction.document import (
     Real,
 )
 from planner.report.search.sections import exit_code
-from planner.searching.answer import FoundRecipes, Quantity
+from planner.searching.recipes.answer import FoundRecipes, Quantity
 from planner.version import __version__
 
 SEARCH_SCHEMA_ID: Final = "planner/search@1"

@@ -13,9 +13,9 @@ from planner.report.prediction.subject import EXIT_CODES, rests_on_unknown_host
 from planner.report.render.layout import Column, Commands, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import chance_text, gib, percent, rate, whole_percent
 from planner.report.search.table import USD_PER_THOUSAND, Shown, place_text, recipe_grid
-from planner.searching.answer import FoundRecipes, OtherStack, Quantity, RecipeGroup
-from planner.searching.attempt import Tried, state_of
-from planner.searching.solve import pace, size_of
+from planner.searching.recipes.answer import FoundRecipes, OtherStack, Quantity, RecipeGroup
+from planner.searching.recipes.attempt import Tried, state_of
+from planner.searching.recipes.solve import pace, size_of
 from planner.units import format_count, plain_number
 
 _COMMAND_WIDTH = 78

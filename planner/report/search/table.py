@@ -9,8 +9,8 @@ from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import Scenario
 from planner.report.render.layout import Column, Grid, Row
 from planner.report.render.numbers import chance_text, gib, rate
-from planner.searching.answer import FoundRecipes
-from planner.searching.attempt import Tried
+from planner.searching.recipes.answer import FoundRecipes
+from planner.searching.recipes.attempt import Tried
 from planner.units import KILO, format_seconds, plain_number
 
 USD_PER_THOUSAND = "USD/1000"

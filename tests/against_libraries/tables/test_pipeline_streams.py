@@ -9,7 +9,7 @@ import pytest
 from matrix.cells import Cell, scenario_of
 
 from planner.allocator.events import AllocEvent
-from planner.anatomy.stages import stages_of
+from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.recipes.parallel import Parallel, Schedule
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients

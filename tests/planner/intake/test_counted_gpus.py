@@ -7,8 +7,8 @@ from planner.intake.given.config_file import ConfigFile, with_flags
 from planner.intake.given.fields import split_count
 from planner.intake.given.request import ScenarioRequest, from_flags, merge
 from planner.intake.resolve import resolve
-from planner.searching.counts import counted_places
-from planner.searching.space import Space
+from planner.searching.recipes.counts import counted_places
+from planner.searching.recipes.space import Space
 
 MIG = "a100-80gb:mig-3g.40gb"
 JOB = {"model": "7b", "method": "lora", "seq": "512", "gpu_memory": "39GiB"}

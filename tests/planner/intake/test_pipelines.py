@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.anatomy.stages import stages_of
+from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients

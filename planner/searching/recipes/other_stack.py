@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.errors import PlannerError
-from planner.searching.answer import FoundRecipes, OtherStack
-from planner.searching.attempt import ModelFor, Tried, confirmed, rank
-from planner.searching.choose import all_options, try_sizes
 from planner.searching.common_stacks import COMMON_STACKS
-from planner.searching.pool import Explorer, Pool
-from planner.searching.solve import explorer_of, size_of
+from planner.searching.recipes.answer import FoundRecipes, OtherStack
+from planner.searching.recipes.attempt import ModelFor, Tried, confirmed, rank
+from planner.searching.recipes.choose import all_options, try_sizes
+from planner.searching.recipes.pool import Explorer, Pool
+from planner.searching.recipes.solve import explorer_of, size_of
 
 # A stack that is better by less is not worth the change.
 _WORTH_SHARE = 0.02

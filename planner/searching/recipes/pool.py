@@ -8,8 +8,8 @@ from typing import Literal
 
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.resolve import LookedUp
-from planner.searching.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
-from planner.searching.space import Option, OptionGroup, Space, TypedFlags
+from planner.searching.recipes.attempt import DEFAULT_CONFIDENCE, Model, Tried, attempt, state_of
+from planner.searching.recipes.space import Option, OptionGroup, Space, TypedFlags
 
 # Estimates an option with sizes of its choosing; says whether any fits.
 Explorer = Callable[["Pool", Option, Model], bool]

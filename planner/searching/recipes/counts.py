@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.intake.given.fields import split_count
-from planner.searching.space import Space, TypedFlags
+from planner.searching.recipes.space import Space, TypedFlags
 
 # GPUs in one node unless something else is said, and the counts of whole nodes that are tried after one.
 _NODE_GPUS = 8

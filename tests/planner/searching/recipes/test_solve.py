@@ -11,8 +11,8 @@ import pytest
 
 from planner.cli.main import main
 from planner.intake.resolve import LookedUp
-from planner.searching import solve
-from planner.searching.space import Option
+from planner.searching.recipes import solve
+from planner.searching.recipes.space import Option
 
 SEARCH = (
     "search --model llama-3.2-1b --method full --gpu rtx3060-12g --seq 512 --batch 1 --loss hf "

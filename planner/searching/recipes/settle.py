@@ -8,9 +8,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.searching.answer import Quantity
-from planner.searching.attempt import Tried, attempt
-from planner.searching.pool import Pool
+from planner.searching.recipes.answer import Quantity
+from planner.searching.recipes.attempt import Tried, attempt
+from planner.searching.recipes.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)

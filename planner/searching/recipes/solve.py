@@ -13,14 +13,14 @@ from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.parallel import group_gpus
 from planner.intake.resolve import complete
-from planner.searching.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of
-from planner.searching.attempt import Model, ModelFor, Tried, confirmed, rank
-from planner.searching.choose import all_options, by_place, try_sizes
-from planner.searching.counts import counted_places, world_of
 from planner.searching.grid import GridAxes, estimate_grid
-from planner.searching.pool import Explorer, Pool, Training
-from planner.searching.settle import Settled, settle
-from planner.searching.space import Option, OptionGroup, Space, TypedFlags, sizes
+from planner.searching.recipes.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of
+from planner.searching.recipes.attempt import Model, ModelFor, Tried, confirmed, rank
+from planner.searching.recipes.choose import all_options, by_place, try_sizes
+from planner.searching.recipes.counts import counted_places, world_of
+from planner.searching.recipes.pool import Explorer, Pool, Training
+from planner.searching.recipes.settle import Settled, settle
+from planner.searching.recipes.space import Option, OptionGroup, Space, TypedFlags, sizes
 
 SEQ_STEP_TOKENS = 64
 """Lengths are told apart to this many tokens."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.prediction import Verdict
-from planner.searching.attempt import Tried, confirmed, rank, state_of
 from planner.searching.levers import Lever, levers
-from planner.searching.pool import Pool, Training
-from planner.searching.space import ASSUMED_SEQ_TOKENS, Space
+from planner.searching.recipes.attempt import Tried, confirmed, rank, state_of
+from planner.searching.recipes.pool import Pool, Training
+from planner.searching.recipes.space import ASSUMED_SEQ_TOKENS, Space
 
 Quantity = Literal["batch", "seq", "gpus"]
 QUANTITIES: tuple[Quantity, ...] = ("batch", "seq", "gpus")

@@ -10,10 +10,18 @@ from dataclasses import replace
 from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.resolve import complete, look_up
-from planner.searching.answer import FoundRecipes, answer_of
-from planner.searching.attempt import Model, ModelFor, Tried, rank
-from planner.searching.pool import Pool
-from planner.searching.space import MICRO_BATCHES, Option, OptionGroup, Space, TypedFlags, options_over, sizes
+from planner.searching.recipes.answer import FoundRecipes, answer_of
+from planner.searching.recipes.attempt import Model, ModelFor, Tried, rank
+from planner.searching.recipes.pool import Pool
+from planner.searching.recipes.space import (
+    MICRO_BATCHES,
+    Option,
+    OptionGroup,
+    Space,
+    TypedFlags,
+    options_over,
+    sizes,
+)
 
 # Room that differs by less than this share of the card is the same for choosing.
 _SAME_ROOM = 0.05

@@ -1,0 +1,1 @@
+"""Recipes searched for: the choices of a space, each tried, and the best or the largest that fit."""
