@@ -102,10 +102,10 @@ def test_the_first_answer_is_whole_on_every_screen(name: str, monkeypatch: pytes
     monkeypatch.setattr("planner.cli.commands.predict.answer_job", answered_once)
     for columns in _COLUMNS:
         with monkeypatch.context() as patch:
-            _check_screen(name, columns, patch)
+            _assert_whole(name, columns, patch)
 
 
-def _check_screen(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def _assert_whole(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Terminal(columns, 24) as terminal:
         terminal.stands_in(monkeypatch)
         code = main(arguments(JOBS[name]))

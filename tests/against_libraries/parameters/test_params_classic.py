@@ -182,7 +182,8 @@ def _spec_norms(norms: tuple[NormSpec, ...]) -> Counter[tuple[str, int, int, int
     return found
 
 
-def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
+def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """The layers, parameters, matrices, norms and ends of the module that Transformers builds."""
     module = _module(config)
     assert _distinct_params(module) == spec.param_count
     layers = _decoder_layers(module)
@@ -207,7 +208,7 @@ def test_entry_matches_transformers_module(name: str) -> None:
     matrices and norms exactly, at full depth.
     """
     config = SHIPPED_ENTRIES[name]["config"]
-    _check_against_module(model_from_config(config, name), config)
+    assert_is_module(model_from_config(config, name), config)
 
 
 @pytest.mark.parametrize(("kind", "change"), [(kind, {}) for kind in SMALL] + VARIANTS)
@@ -216,7 +217,7 @@ def test_optional_fields_match_transformers_module(kind: str, change: dict[str, 
     and optional fields change shapes as they do in the module.
     """
     config = SMALL[kind] | change
-    _check_against_module(model_from_config(config, kind), config)
+    assert_is_module(model_from_config(config, kind), config)
 
 
 @pytest.mark.parametrize("name", sorted(ALL_ENTRIES))

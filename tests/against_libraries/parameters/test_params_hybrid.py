@@ -108,7 +108,7 @@ def _module(config: dict[str, Any]) -> Any:
     return module
 
 
-def _check(spec: ModelSpec, config: dict[str, Any]) -> None:
+def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
     """The same parameters in all, and the same matrices by name and size."""
     module = _module(config)
     distinct = {id(tensor): tensor.numel() for tensor in module.parameters()}
@@ -137,11 +137,11 @@ def test_entries_are_the_modules_of_transformers(name: str) -> None:
     config = entry.config_fields()
     spec = model_from_config(config, name)
     assert spec.param_count == entry.published_params
-    _check(spec.text_part(), dict(config.get("text_config", config)))
+    assert_is_module(spec.text_part(), dict(config.get("text_config", config)))
 
 
 @pytest.mark.parametrize(("kind", "change"), VARIANTS)
 def test_optional_fields_match(kind: str, change: dict[str, Any]) -> None:
     """Absent fields mean the defaults of the configuration class."""
     config = {"model_type": kind} | _SMALL | change
-    _check(model_from_config(config, kind), config)
+    assert_is_module(model_from_config(config, kind), config)

@@ -391,7 +391,8 @@ def _spec_signatures(spec: ModelSpec, *, with_window: bool) -> Counter[tuple[Any
 _WINDOW_ON_CONFIG = {"llama4_text", "mistral", "mixtral", "phi3", "starcoder2", "ministral3"}
 
 
-def _check_against_module(spec: ModelSpec, config: dict[str, Any]) -> None:
+def assert_is_module(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """The layers, parameters, matrices, norms and ends of the module that Transformers builds."""
     module = _module(config)
     assert _distinct_params(module) == spec.param_count
     decoder = module.get_decoder()
@@ -422,14 +423,14 @@ def test_entry_matches_transformers_module(name: str) -> None:
     on the layers that show each kind.
     """
     config = _shallow(_text_config(ENTRIES[name].config_fields()))
-    _check_against_module(model_from_config(config, name), config)
+    assert_is_module(model_from_config(config, name), config)
 
 
 @pytest.mark.parametrize("name", FULL_DEPTH)
 def test_entry_matches_transformers_module_at_full_depth(name: str) -> None:
     """At full depth the layer patterns repeat as Transformers repeats them."""
     config = _text_config(ENTRIES[name].config_fields())
-    _check_against_module(model_from_config(config, name), config)
+    assert_is_module(model_from_config(config, name), config)
 
 
 @pytest.mark.parametrize(("kind", "change"), VARIANTS)
@@ -438,7 +439,7 @@ def test_optional_fields_match_transformers_module(kind: str, change: dict[str, 
     and optional fields change shapes as they do in the module.
     """
     config = {"model_type": kind} | _SMALL | change
-    _check_against_module(model_from_config(config, kind), config)
+    assert_is_module(model_from_config(config, kind), config)
 
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))

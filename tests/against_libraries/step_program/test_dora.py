@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_checkpoint_every import program_bytes
-from test_trained_layers import check, scenario_of
+from test_trained_layers import assert_same_requests, scenario_of
 
 from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
@@ -48,7 +48,7 @@ def dora(model: str, folder: Path, **flags: Any) -> Scenario:
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen2.5-7b"])
 def test_every_request_is_that_of_the_real_modules(model: str, name: str, tmp_path: Path) -> None:
     """No request differs; the second model has biases, which are taken from the base's result first."""
-    check(dora(model, tmp_path, **EQUAL[name]))
+    assert_same_requests(dora(model, tmp_path, **EQUAL[name]))
 
 
 @pytest.mark.every(6)
@@ -70,7 +70,9 @@ def test_older_versions_keep_the_identity(
         from peft.tuners.lora import dora as module
 
         monkeypatch.setattr(module.DoraLinearLayer, "forward", forward_of_0_18)
-    check(dora("llama-3.1-8b", tmp_path, gradient_checkpointing=True, switches=(f"dora={kind}",)))
+    assert_same_requests(
+        dora("llama-3.1-8b", tmp_path, gradient_checkpointing=True, switches=(f"dora={kind}",))
+    )
 
 
 def forward_of_0_18(layer: Any, x: Any, *, lora_A: Any, lora_B: Any, base_layer: Any, **options: Any) -> Any:  # noqa: N803

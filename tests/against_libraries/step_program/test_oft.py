@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from test_checkpoint_every import program_bytes
-from test_trained_layers import check, scenario_of
+from test_trained_layers import assert_same_requests, scenario_of
 
 from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
@@ -43,7 +43,7 @@ def oft(folder: Path, model: str = "llama-3.1-8b", **flags: Any) -> Scenario:
 @pytest.mark.parametrize("name", EQUAL)
 def test_every_request_is_that_of_the_real_modules(name: str, tmp_path: Path) -> None:
     """No request differs."""
-    check(oft(tmp_path, **EQUAL[name]))
+    assert_same_requests(oft(tmp_path, **EQUAL[name]))
 
 
 @pytest.mark.every(3)
@@ -62,7 +62,7 @@ def test_older_wrappers_of_quantised_bases(tmp_path: Path, monkeypatch: pytest.M
     from peft.tuners.oft.layer import Linear
 
     monkeypatch.setattr(Linear, "forward", lambda layer, x: layer.base_layer(layer.oft_R["default"](x)))
-    check(oft(tmp_path, method="qlora", gradient_checkpointing=True, switches=("oft=apart",)))
+    assert_same_requests(oft(tmp_path, method="qlora", gradient_checkpointing=True, switches=("oft=apart",)))
 
 
 def test_parameters_and_time(tmp_path: Path) -> None:

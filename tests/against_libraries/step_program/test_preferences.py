@@ -98,7 +98,7 @@ def scenario_of(task: str, kernel: str, folder: Path, model: str = "llama-3.1-8b
     )
 
 
-def compare(scenario: Scenario) -> None:
+def assert_same_peak(scenario: Scenario) -> None:
     """The allocated peaks of the trained steps are within 0.5 %."""
     traced = summarize(trace_events(scenario)).allocated_peak_bytes
     phases = replayed(job_of(scenario, Coefficients())).phases
@@ -111,7 +111,7 @@ def compare(scenario: Scenario) -> None:
 def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
     method = "full" if kernel == "divergence" else "lora"
-    compare(scenario_of(task, kernel, tmp_path, method=method))
+    assert_same_peak(scenario_of(task, kernel, tmp_path, method=method))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
 )
 def test_logits_that_are_compared(flags: dict[str, Any], tmp_path: Path) -> None:
     """One sample's logits are cut without a copy; without autocast the second model's have 16 bits."""
-    compare(scenario_of("sft", "divergence", tmp_path, method="full", **flags))
+    assert_same_peak(scenario_of("sft", "divergence", tmp_path, method="full", **flags))
 
 
 @pytest.mark.every(2)
@@ -127,7 +127,7 @@ def test_logits_that_are_compared(flags: dict[str, Any], tmp_path: Path) -> None
 def test_labels_of_steps(method: str, tmp_path: Path) -> None:
     """A head of two labels for each token, where that of words would be most of what is allocated."""
     said = {"stack": "hf-trainer@5", "padding": "longest", "precision": "bf16-mixed"}
-    compare(scenario_of("prm", "whole", tmp_path, method=method, **said))
+    assert_same_peak(scenario_of("prm", "whole", tmp_path, method=method, **said))
 
 
 # Quick ones: each model where tiles are taken, and a tied one where the stack runs every pass whole.
@@ -146,7 +146,9 @@ def test_dpo_of_models_and_methods(
     kernel: str, model: str, method: str, checkpointing: bool, tmp_path: Path
 ) -> None:
     """A second model is the reference of a full fine-tune; adapters are switched off for it."""
-    compare(scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing))
+    assert_same_peak(
+        scenario_of("dpo", kernel, tmp_path, model, method=method, gradient_checkpointing=checkpointing)
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,14 +159,14 @@ def test_a_reference_that_was_asked_before(kernel: str, tmp_path: Path) -> None:
     """Training runs one pass, and the logits of another one are never beside its own."""
     said = KERNELS[kernel]
     switches = (*said.get("switches", ()), "caches_reference=true")
-    compare(scenario_of("dpo", kernel, tmp_path, switches=switches))
+    assert_same_peak(scenario_of("dpo", kernel, tmp_path, switches=switches))
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("task", ["dpo", "orpo"])
 def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     """Without autocast logits have 16 bits, and each row has a log-softmax of its own."""
-    compare(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
+    assert_same_peak(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
 
 
 @pytest.mark.every(2)
@@ -199,7 +201,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
 )
 def test_engines_agree(task: str, kernel: str, flags: dict[str, Any], tmp_path: Path) -> None:
     """One rank of two; logits have 16 bits under DeepSpeed, and 32 where Accelerate widens them."""
-    compare(scenario_of(task, kernel, tmp_path, gpus=2, **flags))
+    assert_same_peak(scenario_of(task, kernel, tmp_path, gpus=2, **flags))
 
 
 def allocated_bytes(scenario: Scenario, phase: Phase) -> float:

@@ -48,7 +48,7 @@ def scenario_of(model: str, folder: Path, depth: int = LAYERS, **flags: Any) -> 
     return resolve(from_flags(said))
 
 
-def check(scenario: Scenario) -> None:
+def assert_same_requests(scenario: Scenario) -> None:
     """Both sides ask for the same in a later micro-step, and in loading and the optimizer's step."""
     import_or_skip("peft")
     from streams import LATER, both_in
@@ -62,7 +62,7 @@ def test_ends_in_fp32_beside_16_bit_matrices(tmp_path: Path) -> None:
     """As Axolotl trains without FlashAttention: the stream between layers is fp32,
     and so are states of the ends.
     """
-    check(
+    assert_same_requests(
         scenario_of(
             "llama-3.1-8b",
             tmp_path,
@@ -82,7 +82,9 @@ def test_every_request_is_that_of_the_real_modules(
     model: str, layers: tuple[str, ...], checkpointing: bool, tmp_path: Path
 ) -> None:
     """No request differs, with and without checkpointing."""
-    check(scenario_of(model, tmp_path, train_layers=layers, gradient_checkpointing=checkpointing))
+    assert_same_requests(
+        scenario_of(model, tmp_path, train_layers=layers, gradient_checkpointing=checkpointing)
+    )
 
 
 @pytest.mark.every(4)
@@ -133,7 +135,7 @@ def test_every_request_under_other_stacks(name: str, layers: tuple[str, ...], tm
         "precision": "bf16-mixed",
         **STACKS[name],
     }
-    check(scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, **said))
+    assert_same_requests(scenario_of("llama-3.1-8b", tmp_path, train_layers=layers, **said))
 
 
 def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell.key))
 def test_every_request_is_that_of_the_real_modules(cell: Cell) -> None:
     """No request of forward, loss and backward differs."""
-    check(scenario_of(cell))
+    assert_same_requests(scenario_of(cell))
 
 
 @pytest.mark.every(2)
@@ -126,7 +126,9 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     model, flags = CHOICES[name]
     config = tmp_path / f"{model}.json"
     config.write_text(json.dumps(small_fields(text_fields(model))), encoding="utf-8")
-    check(resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags})))
+    assert_same_requests(
+        resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **flags}))
+    )
 
 
 @pytest.mark.every(10)
@@ -137,7 +139,7 @@ def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Pat
     """Models that the catalog does not have are predicted as exactly, from their config.json."""
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps({"model_type": kind, **_SMALL, **ARCHITECTURES[kind]}), encoding="utf-8")
-    check(
+    assert_same_requests(
         resolve(from_flags({"model": str(config), "gpu": "a100-80gb", "seq": 512, "batch": 2, **WAYS[way]}))
     )
 
@@ -263,7 +265,7 @@ def _peak(requests: list[Request]) -> int:
     return peak
 
 
-def check(scenario: Scenario) -> None:
+def assert_same_requests(scenario: Scenario) -> None:
     """Both sides ask for the same."""
     import_or_skip("peft")
     from streams import both

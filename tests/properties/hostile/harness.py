@@ -67,7 +67,7 @@ def examples(n: int) -> settings:
     return settings(max_examples=count, suppress_health_check=unchecked, phases=phases)
 
 
-def answer(program: str, *arguments: str, files: Sequence[Path] = ()) -> Answer:
+def assert_sound(program: str, *arguments: str, files: Sequence[Path] = ()) -> Answer:
     """Run ``program`` with ``arguments`` and check the rules; ``files`` are shown when one is broken.
 
     Raises:

@@ -6,7 +6,7 @@ import copy
 import tempfile
 from pathlib import Path
 
-from hostile.harness import answer, examples
+from hostile.harness import assert_sound, examples
 from hostile.mutations import Node, damaged, encoded, mutated, to_json
 from hostile.seeds import calibration
 from hypothesis import given
@@ -54,4 +54,4 @@ def test_a_mutated_calibration_is_used_or_refused(content: bytes, command: tuple
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "mine.json"
         file.write_bytes(content)
-        answer("plan", *command, "--calibration", str(file), files=[file])
+        assert_sound("plan", *command, "--calibration", str(file), files=[file])

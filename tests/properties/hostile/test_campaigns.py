@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hostile.harness import answer, examples
+from hostile.harness import assert_sound, examples
 from hostile.mutations import damaged, encoded, mutated, to_toml
 from hostile.seeds import CAMPAIGNS, TINY_MODEL, campaign
 from hypothesis import example, given
@@ -48,4 +48,6 @@ def test_a_mutated_campaign_is_listed_or_refused(content: bytes, flags: tuple[st
         file.write_bytes(content)
         (Path(folder) / "tiny").mkdir()
         shutil.copy(TINY_MODEL, Path(folder) / "tiny")
-        answer("measure", "campaign", str(file), "--dry-run", "--out", f"{folder}/out", *flags, files=[file])
+        assert_sound(
+            "measure", "campaign", str(file), "--dry-run", "--out", f"{folder}/out", *flags, files=[file]
+        )

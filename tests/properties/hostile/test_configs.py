@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hostile.harness import answer, examples
+from hostile.harness import assert_sound, examples
 from hostile.mutations import damaged, encoded, mutated
 from hostile.seeds import CONFIG_KEYS, CONFIGS, EXAMPLES, config, written
 from hypothesis import example, given
@@ -61,4 +61,6 @@ def test_a_mutated_config_is_answered_or_refused(
         file.write_bytes(content[1])
         places = {"file": file, "sound": sound, "out": f"{folder}/train-fits{content[0]}"}
         said = [word.format(**places) for word in command]
-        answer("plan", *said, *(("--tool", tool) if tool and command[0] == "check" else ()), files=[file])
+        assert_sound(
+            "plan", *said, *(("--tool", tool) if tool and command[0] == "check" else ()), files=[file]
+        )

@@ -6,7 +6,7 @@ import gzip
 import tempfile
 from pathlib import Path
 
-from hostile.harness import answer, examples
+from hostile.harness import assert_sound, examples
 from hostile.mutations import DEEP, Raw, Table, damaged, encoded, mutated
 from hostile.seeds import history_lines, json_lines
 from hypothesis import example, given
@@ -41,4 +41,4 @@ def test_a_mutated_history_is_replayed_or_refused(content: bytes, flags: tuple[s
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.jsonl.gz"
         file.write_bytes(content)
-        answer("measure", "replay", str(file), *flags, files=[file])
+        assert_sound("measure", "replay", str(file), *flags, files=[file])

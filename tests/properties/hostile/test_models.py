@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hostile.harness import answer, examples
+from hostile.harness import assert_sound, examples
 from hostile.mutations import Node, damaged, encoded, mutated, to_json
 from hostile.seeds import MODELS, model
 from hypothesis import given
@@ -49,4 +49,4 @@ def test_a_mutated_model_is_counted_or_refused(content: bytes, command: tuple[st
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_bytes(content)
-        answer("plan", *(word.format(file=file) for word in command), files=[file])
+        assert_sound("plan", *(word.format(file=file) for word in command), files=[file])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hostile.harness import answer, examples
+from hostile.harness import assert_sound, examples
 from hostile.mutations import Node, Raw, damaged, encoded, mutated
 from hostile.seeds import csv_text, csv_tree, json_lines, record_lines
 from hypothesis import given
@@ -51,4 +51,4 @@ def test_mutated_records_are_scored_or_refused(content: tuple[str, bytes], comma
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"runs{content[0]}"
         file.write_bytes(content[1])
-        answer(*(word.format(file=file, out=folder) for word in command), files=[file])
+        assert_sound(*(word.format(file=file, out=folder) for word in command), files=[file])
