@@ -271,7 +271,7 @@ def _fits_probability(memory: MemoryPrediction, scenario: Scenario, calibration:
 
 
 def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
-    """How far down and up the groups of a packed base may move its bytes where nobody said them;
+    """How far down and up the groups of a packed base may move its bytes where nobody gave them;
     both ends count alike.
     """
     stored = scenario.model.stored

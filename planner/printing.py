@@ -45,9 +45,9 @@ def without_passwords(text: str) -> str:
 
 def width_of(stream: TextIO) -> int:
     """``COLUMNS``, or the terminal's own columns, or 80; what is no width at all is passed over."""
-    said = os.environ.get("COLUMNS", "")
-    if said.isascii() and said.isdigit() and 0 < int(said) <= MOST_WIDTH:
-        return max(int(said), LEAST_WIDTH)
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and 0 < int(given) <= MOST_WIDTH:
+        return max(int(given), LEAST_WIDTH)
     try:
         columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):

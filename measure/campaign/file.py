@@ -64,8 +64,8 @@ def read_campaign(path: str | Path) -> Campaign:
     if unknown := [key for key in table if key not in _SECTIONS]:
         raise InputFileError(file, str(UnknownNameError("key", show(unknown[0]), _SECTIONS)))
     if table.get("schema") != SCHEMA:
-        said = table.get("schema")
-        found = show(said) if isinstance(said, int | None) else "no number"
+        given = table.get("schema")
+        found = show(given) if isinstance(given, int | None) else "no number"
         raise InputFileError(
             file, f"schema must be {SCHEMA}, but it is {found}; a newer one needs a newer planner"
         )
@@ -124,19 +124,19 @@ def _section(file: Path, place: str, section: object) -> dict[str, Any]:
 
 
 def _planned(entry: Mapping[str, Any], folder: Path) -> Iterator[PlannedCase]:
-    said = {name: value for name, value in entry.items() if name in REQUEST_FIELDS}
+    given = {name: value for name, value in entry.items() if name in REQUEST_FIELDS}
     chosen = {name: value for name, value in entry.items() if name not in REQUEST_FIELDS}
     repeat = chosen.pop(_REPEAT, 1)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or not 1 <= repeat <= _MAX_REPEAT:
         raise UsageError(f"repeat must be a whole number from 1 to {_MAX_REPEAT}, but it is {show(repeat)}")
     if "memory_limit" in chosen:
         chosen["memory_limit_bytes"] = memory_limit_bytes(str(chosen.pop("memory_limit")))
-    model = said.get("model")
+    model = given.get("model")
     if isinstance(model, str) and (model.startswith(".") or model.endswith(".json")):
-        said["model"] = str(folder / model)
-    request = from_flags(said)
+        given["model"] = str(folder / model)
+    request = from_flags(given)
     require(request, "model", "recipe")
-    values = {name: given.value for name, given in request.values.items()}
+    values = {name: each.value for name, each in request.values.items()}
     options = checked_options(chosen)
     for number in range(repeat):
         yield PlannedCase(values, options, number)

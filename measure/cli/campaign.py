@@ -87,12 +87,12 @@ class Asked:
     force: bool
 
 
-def campaign(**said: Any) -> int:
+def campaign(**given: Any) -> int:
     """Run the cases of a file in the order that teaches most; what is recorded already is skipped."""
     from measure.campaign.file import read_campaign
     from measure.run.cases.run_options import duration_s, outcomes
 
-    asked = Asked(**said)
+    asked = Asked(**given)
     budget_s = None if asked.time_budget is None else duration_s("--time-budget", asked.time_budget)
     outcomes("--retry", asked.retry)  # before a job is submitted that would only say the same
     for flag, value in (("--partition", asked.partition), ("--slurm", asked.slurm)):

@@ -25,21 +25,21 @@ _ASSUMED_GPU = "a100-80-sxm"
 _ASSUMED_MULTIPROCESSORS = 108
 
 
-def cards_of(said: dict[str, Any]) -> tuple[GpuSpec, int]:
+def cards_of(given: dict[str, Any]) -> tuple[GpuSpec, int]:
     """The card that was named with their number, or an A100 with a remark.
 
     Raises:
         UsageError: flags that a program says itself, or no CUDA card.
     """
-    left = sorted(name for name, value in said.items() if value is not None and name not in _TAKEN)
+    left = sorted(name for name, value in given.items() if value is not None and name not in _TAKEN)
     if left:
         raise UsageError(
             f"--{left[0].replace('_', '-')} cannot be joined with a program, which says that itself; "
             "leave it out"
         )
-    name, count = split_count(said.get("gpu") or _ASSUMED_GPU)
-    if said.get("gpu") is None:
-        write_remark(f"no --gpu was said: {_ASSUMED_GPU} is assumed")
+    name, count = split_count(given.get("gpu") or _ASSUMED_GPU)
+    if given.get("gpu") is None:
+        write_remark(f"no --gpu was given: {_ASSUMED_GPU} is assumed")
     card = load_gpu(name)
     if not card.is_cuda or card.visible_memory_bytes is None:
         raise UsageError(f"card '{card.id}' is no CUDA card of known size; plan gpus lists them")
@@ -94,10 +94,10 @@ def run(command: Sequence[str], cards: tuple[GpuSpec, int], how: Any) -> Any:
     return replace(ran, assumed=(*stood_in, *ran.assumed))
 
 
-def _checkpoints(said: Sequence[str]) -> dict[str, str]:
+def _checkpoints(given: Sequence[str]) -> dict[str, str]:
     """Models by folder, of texts as ``FOLDER=MODEL``."""
     found = {}
-    for each in said:
+    for each in given:
         folder, _, model = each.partition("=")
         if not folder or not model:
             raise UsageError(f"--checkpoint wants FOLDER=MODEL, not '{each}'")

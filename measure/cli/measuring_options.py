@@ -100,17 +100,17 @@ RUN_OPTIONS: OwnOptions = {
 }
 
 
-def run_options(said: dict[str, Any]) -> RunOptions:
-    """Take the options of a run out of ``said``.
+def run_options(given: dict[str, Any]) -> RunOptions:
+    """Take the options of a run out of ``given``.
 
     Raises:
         UsageError: a value that cannot be used.
     """
-    given = {name: said.pop(name) for name in RUN_OPTIONS}
-    limit = given.pop("memory_limit")
+    named = {name: given.pop(name) for name in RUN_OPTIONS}
+    limit = named.pop("memory_limit")
     # A switch that was not given is False; a number that was given may be 0,
     # which is for the checks to refuse.
-    values = {name: value for name, value in given.items() if value is not None and value is not False}
+    values = {name: value for name, value in named.items() if value is not None and value is not False}
     if limit is not None:
         values["memory_limit_bytes"] = memory_limit_bytes(limit)
     return checked_options(values)

@@ -51,18 +51,18 @@ OPTIONS: OwnOptions = {
 }
 
 
-def run(**said: Any) -> int:
+def run(**given: Any) -> int:
     """Run training steps of one job on this machine and record what they need."""
     need("measure", "torch", "transformers", "peft", "accelerate", "psutil")
     from measure.run.cases.bisection import boundary_text
     from measure.run.single import measure_one
     from measure.run.store import Store
 
-    as_json, store, quantity = said.pop("as_json"), Store(Path(said.pop("out"))), said.pop("solve")
-    if (hostfile := said.pop("hostfile")) is not None:
-        said = with_hosts(said, hostfile)
-    options = run_options(said)
-    values, force = said_values(said), said.pop("force")
+    as_json, store, quantity = given.pop("as_json"), Store(Path(given.pop("out"))), given.pop("solve")
+    if (hostfile := given.pop("hostfile")) is not None:
+        given = with_hosts(given, hostfile)
+    options = run_options(given)
+    values, force = values_of(given), given.pop("force")
     if quantity is not None:
         boundary = solve_for(quantity, values, options, store=store, force=force)
         write_result(boundary_text(boundary))
@@ -90,7 +90,7 @@ def solve_for(
     raise UnknownNameError("quantity", show(quantity), QUANTITIES, hint=f"allowed: {', '.join(QUANTITIES)}")
 
 
-def said_values(said: dict[str, Any]) -> dict[str, Any]:
+def values_of(given: dict[str, Any]) -> dict[str, Any]:
     """What was given about the job, flags over the file.
 
     Raises:
@@ -98,12 +98,12 @@ def said_values(said: dict[str, Any]) -> dict[str, Any]:
     """
     from planner.intake.given.request import from_flags
 
-    config = said.pop("config")
+    config = given.pop("config")
     request = over_config(
-        from_flags({name: value for name, value in said.items() if name != "force"}), config
+        from_flags({name: value for name, value in given.items() if name != "force"}), config
     )
     request = with_length(request, EXAMPLE)
-    return {name: given.value for name, given in request.values.items()}
+    return {name: each.value for name, each in request.values.items()}
 
 
 def outcome_code(outcome: str) -> ExitCode:

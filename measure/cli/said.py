@@ -1,4 +1,4 @@
-"""What was said on the command line, for every command that is about one job."""
+"""What was given on the command line, for every command that is about one job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from planner.intake.given.request import Given, ScenarioRequest, from_flags, mer
 from planner.intake.resolve import resolve
 from planner.units import parse_size_bytes
 
-# What is traced or run where the length is not said; the length of the examples.
+# What is traced or run where the length is not given; the length of the examples.
 _ASSUMED_SEQ = 1024
 
 
 def scenario_of(
-    said: dict[str, Any],
+    given: dict[str, Any],
     *,
     config: str | None,
     force: bool,
@@ -30,9 +30,9 @@ def scenario_of(
     ``reader`` describes a model that the catalog does not have.
 
     Raises:
-        UsageError: model or method are missing, or what was said cannot be used.
+        UsageError: model or method are missing, or what was given cannot be used.
     """
-    request = over_config(from_flags(said), config)
+    request = over_config(from_flags(given), config)
     request = with_length(request, example)
     if request.get("gpu") is None and request.get("gpu_memory") is None:
         # A trace asks no card for its size; what depends on the card is the generation of its kernels.
@@ -56,16 +56,16 @@ def over_config(flags: ScenarioRequest, config: str | None) -> ScenarioRequest:
 
 
 def with_length(request: ScenarioRequest, example: str) -> ScenarioRequest:
-    """``request`` with a length where none was said, which standard error then names.
+    """``request`` with a length where none was given, which standard error then names.
 
     Raises:
         UsageError: the model or the method is missing.
     """
     with_one = merge(ScenarioRequest({"seq": Given(_ASSUMED_SEQ, "assumed")}), request)
     require(with_one, "model", "recipe", example=example, prefix="--")
-    if request.said("seq"):
+    if request.is_given("seq"):
         return request
-    write_remark(f"no --seq was said: {_ASSUMED_SEQ} tokens are assumed")
+    write_remark(f"no --seq was given: {_ASSUMED_SEQ} tokens are assumed")
     return with_one
 
 

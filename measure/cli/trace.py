@@ -165,13 +165,13 @@ class TraceOutput:
     checkpoint: list[str] | None
 
 
-def trace(**said: Any) -> int:
+def trace(**given: Any) -> int:
     """Run one training step of the real modules on fake tensors and replay its allocations; needs no GPU.
 
     With a program after -- that program runs instead, as it is, on a card that is not there.
     """
-    program = said.pop("program")
-    answer = TraceOutput(**{field.name: said.pop(field.name) for field in fields(TraceOutput)})
+    program = given.pop("program")
+    answer = TraceOutput(**{field.name: given.pop(field.name) for field in fields(TraceOutput)})
     # Everything that can be wrong is found before the work begins.
     limit_bytes = None if answer.fits is None else size_bytes("--fits", answer.fits)
     settings = parse_settings(answer.allocator or "")
@@ -182,9 +182,9 @@ def trace(**said: Any) -> int:
         need("plots", "matplotlib")
     _check_together(program, answer)
     if program or answer.check is not None:
-        return _trace_program(program, said, answer, limit_bytes)
-    said_apart = {"config": said.pop("config"), "force": said.pop("force")}
-    scenario = scenario_of(said, **said_apart, example=EXAMPLE, reader=_described)
+        return _trace_program(program, given, answer, limit_bytes)
+    said_apart = {"config": given.pop("config"), "force": given.pop("force")}
+    scenario = scenario_of(given, **said_apart, example=EXAMPLE, reader=_described)
     need("measure", *_LIBRARIES)
     quiet()
     from measure.trace.traced_job import TraceOptions, trace_step
@@ -220,15 +220,15 @@ def _check_together(program: list[str] | None, answer: TraceOutput) -> None:
 
 
 def _trace_program(
-    program: list[str] | None, said: dict[str, Any], answer: TraceOutput, limit_bytes: int | None
+    program: list[str] | None, given: dict[str, Any], answer: TraceOutput, limit_bytes: int | None
 ) -> int:
-    """The same of the user's own program.  Where no ``--fits`` is said,
+    """The same of the user's own program.  Where no ``--fits`` is given,
     the limit is what the card makes visible.
     """
     from measure.cli.dry_run import cards_of, run
 
-    del said["force"]
-    cards = cards_of(said)
+    del given["force"]
+    cards = cards_of(given)
     card = cards[0]
     from measure.dry_run.report import to_text as what_was_assumed
 

@@ -31,9 +31,9 @@ def install() -> None:
     make: Any = distributed_c10d._new_process_group_helper
 
     def made(
-        size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *_: Any, **said: Any
+        size: int, rank: int, ranks: Any, backend: Any, store: Any, name: Any, *_: Any, **given: Any
     ) -> Any:
-        kept = {key: value for key, value in said.items() if key in ("timeout", "pg_tag", "group_desc")}
+        kept = {key: value for key, value in given.items() if key in ("timeout", "pg_tag", "group_desc")}
         group, prefix = make(size, rank, ranks, _NAME, store, name, **kept)
         if isinstance(group, dist.ProcessGroup):
             # What a program is told when it asks for the backend.

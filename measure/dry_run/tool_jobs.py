@@ -124,7 +124,7 @@ def tool_job(path: Path, n_tokens: int | None = None, n_cards: int = 1) -> ToolJ
     Raises:
         InputFileError: the file cannot be read, or no tool can be told.
         NotModelledError: a tool that is not started yet, or a kind of training whose rows are not known.
-        UsageError: the kind of training is not said.
+        UsageError: the kind of training is not given.
     """
     document = read_document(path)
     tool = recognise(document)
@@ -322,9 +322,9 @@ def _dialogues(rows: str) -> str:
     lines = []
     for line in rows.splitlines():
         row = json.loads(line)
-        said = {key: row.pop(key) for key in ("completion", "chosen", "rejected") if key in row}
+        answers = {key: row.pop(key) for key in ("completion", "chosen", "rejected") if key in row}
         question = {"role": "user", "content": row.get("prompt", "")}
-        turns = {key: [question, {"role": "assistant", "content": text}] for key, text in said.items()}
+        turns = {key: [question, {"role": "assistant", "content": text}] for key, text in answers.items()}
         lines.append({**row, **turns})
         if "completion" in turns:
             lines[-1] = {"messages": turns["completion"]}
@@ -419,16 +419,16 @@ def _rows(length: int, count: int, columns: tuple[str, ...], prompt: int) -> str
     lines = []
     for number in range(count):
         words = [f"w{(number * 7 + each) % _WORDS}" for each in range(length)]
-        said, rest = " ".join(words[:prompt]), " ".join(words[: length - prompt])
+        prompted, rest = " ".join(words[:prompt]), " ".join(words[: length - prompt])
         if "images" in columns:
-            said = f"<image>{said}"
+            prompted = f"<image>{prompted}"
         row: dict[str, Any] = {
             "text": " ".join(words),
             "label": number % 2 == 0,
             "system": "",
             "images": [_PICTURE],
         }
-        row |= dict.fromkeys(("prompt", "input"), said) | dict.fromkeys(
+        row |= dict.fromkeys(("prompt", "input"), prompted) | dict.fromkeys(
             ("completion", "chosen", "rejected"), rest
         )
         lines.append(json.dumps({key: row[key] for key in columns}))

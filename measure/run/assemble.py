@@ -108,8 +108,8 @@ def scenario_columns(scenario: Scenario) -> dict[str, Any]:
 
 def _model_name(scenario: Scenario) -> str:
     """The catalog id, the Hub id, or the path of a configuration file: what ``plan`` finds the model by."""
-    said = next(each for each in scenario.assumptions if each.name == "model")
-    if said.note.startswith("read from "):
+    given = next(each for each in scenario.assumptions if each.name == "model")
+    if given.note.startswith("read from "):
         return scenario.model.source
     if scenario.model.source.startswith("https://"):
         return scenario.model.hub_id or scenario.model.id

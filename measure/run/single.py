@@ -65,10 +65,10 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     Raises:
         PlannerError: it cannot; the message says why, and which extra has a missing library.
     """
-    said = machine.place(values)
-    if options.lengths and "tokens_per_sample" not in said and said.get("padding") != "packed":
-        said["tokens_per_sample"] = mean_length(options.lengths)
-    case = RunCase(said, options, force)
+    given = machine.place(values)
+    if options.lengths and "tokens_per_sample" not in given and given.get("padding") != "packed":
+        given["tokens_per_sample"] = mean_length(options.lengths)
+    case = RunCase(given, options, force)
     scenario = case.scenario()
     check_runnable(case, scenario)
     _check_limit(scenario, options, machine)

@@ -69,13 +69,13 @@ def _parent_matches(parent: str, linear: LinearSpec) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def oft_block_size(in_features: int, said: int) -> int:
-    """The divisor of a matrix's inputs that is nearest to the block size that was said, the smaller of two.
+def oft_block_size(in_features: int, given: int) -> int:
+    """The divisor of a matrix's inputs that is nearest to the block size that was given, the smaller of two.
 
     Source: peft 0.21 tuners/oft/layer.py OFTLayer.adjust_oft_parameters.
     """
     divisors = (size for size in range(1, in_features + 1) if in_features % size == 0)
-    return min(divisors, key=lambda size: abs(size - min(said, in_features)))
+    return min(divisors, key=lambda size: abs(size - min(given, in_features)))
 
 
 @lru_cache(maxsize=256)

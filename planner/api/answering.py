@@ -1,4 +1,4 @@
-"""What was said about one job -> its answer, the same for the command line and for Python."""
+"""What was given about one job -> its answer, the same for the command line and for Python."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
     """Answer one job that flags and a config file describe; flags win.
 
     Raises:
-        UsageError: something that was said cannot be used, or something without a default was not said.
+        UsageError: something that was given cannot be used, or something without a default was not given.
         NotModelledError: understood, but no formula covers it.
     """
     request, notes = read_request(flags, config)
@@ -53,11 +53,11 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
 def answer_request(
     request: ScenarioRequest, how: How, notes: Sequence[str] = (), model_spec: ModelSpec | None = None
 ) -> Subject:
-    """Answer what was said about one job; ``notes`` are added to its warnings,
+    """Answer what was given about one job; ``notes`` are added to its warnings,
     ``model_spec`` is its model where it is at hand.
 
     Raises:
-        UsageError: something that was said cannot be used, or something without a default was not said.
+        UsageError: something that was given cannot be used, or something without a default was not given.
         NotModelledError: understood, but no formula covers it.
     """
     scenario = resolve(request, force=how.force, model=model_spec)

@@ -76,7 +76,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Run:
     """The whole run: ``samples`` of one pass, ``epochs`` passes, seconds,
-    and US dollars where a price was said.
+    and US dollars where a price was given.
     """
 
     samples: int
@@ -114,9 +114,9 @@ class Answer:
         peak: what the meters show on one GPU.
         host: host RAM.
         step: one optimizer step; ``None`` where the rates of the card are unknown.
-        run: the whole run; ``None`` where no samples were said.
+        run: the whole run; ``None`` where no samples were given.
         levers: what could be changed, the cheapest first.
-        stacks: what the common software stacks would need, where none was said.
+        stacks: what the common software stacks would need, where none was given.
         terms: bytes by kind, those of the peak first, the largest first.
         assumptions: every setting with its value and where that comes from.
         warnings: sentences.

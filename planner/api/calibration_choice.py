@@ -76,11 +76,11 @@ def calibration_for(scenario: Scenario, name: str | None) -> Choice:
     )
     if len(usable) > 1:
         names = ", ".join(usable)
-        said = (
+        warning = (
             f"{len(usable)} personal calibrations match this job ({names}), so none is used; say which "
             "one: --calibration NAME"
         )
-        return replace(choice, warnings=(*choice.warnings, *unusable, said))
+        return replace(choice, warnings=(*choice.warnings, *unusable, warning))
     if not usable:
         return replace(choice, warnings=(*choice.warnings, *unusable))
     ((own, calibration),) = usable.items()

@@ -44,7 +44,7 @@ def estimate(
         flags: what the job is, named as the flags of ``plan`` with underscores.
 
     Raises:
-        UsageError: something that was said cannot be used, or model, method, card or length was not said.
+        UsageError: something that was given cannot be used, or model, method, card or length was not given.
         NotModelledError: understood, but no formula covers it.
     """
     subject = answer_job(job_flags(flags, _HOW), path_text(config), How(calibration, force))
@@ -52,31 +52,31 @@ def estimate(
 
 
 @overload
-def check(path: Text, /, **said: Any) -> FileAnswer: ...
+def check(path: Text, /, **given: Any) -> FileAnswer: ...
 
 
 @overload
-def check(path: Iterable[Text], /, **said: Any) -> tuple[FileAnswer | FileFailure, ...]: ...
+def check(path: Iterable[Text], /, **given: Any) -> tuple[FileAnswer | FileFailure, ...]: ...
 
 
-def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[FileAnswer | FileFailure, ...]:
+def check(path: Text | Iterable[Text], /, **given: Any) -> FileAnswer | tuple[FileAnswer | FileFailure, ...]:
     """Predict the job of a config file: ``plan check`` with the same flags.
 
     Args:
         path: a config file, or several: then one that cannot be answered does not stop the others.
-        said: what wins over the file, named like the arguments of :func:`estimate`.  Also ``tool`` (what the
+        given: what wins over the file, named like the arguments of :func:`estimate`.  Also ``tool`` (what the
             file is for), ``deepspeed`` and ``accelerate`` (files in place of those that it refers to),
             ``calibration`` and ``force``.
 
     Raises:
         InputFileError: the one file cannot be read or understood.
-        UsageError: something that was said cannot be used.
+        UsageError: something that was given cannot be used.
         NotModelledError: understood, but no formula covers it.
     """
-    own = {name: said.pop(name) for name in _CHECK if name in said}
+    own = {name: given.pop(name) for name in _CHECK if name in given}
     own |= {name: path_text(own[name]) for name in ("deepspeed", "accelerate") if name in own}
     options = CheckOptions(**own)
-    flags = from_flags(job_flags(said, _CHECK))
+    flags = from_flags(job_flags(given, _CHECK))
     if isinstance(path, str | os.PathLike):
         name = os.fspath(path)
         return _file_answer(
@@ -85,7 +85,7 @@ def check(path: Text | Iterable[Text], /, **said: Any) -> FileAnswer | tuple[Fil
     return tuple(_either(check_file(os.fspath(each), flags, options)) for each in path)
 
 
-def search(**said: Unpack[SearchKeywords]) -> SearchAnswer:
+def search(**given: Unpack[SearchKeywords]) -> SearchAnswer:
     """Find recipes that fit: ``plan search`` with the same flags, each of which is a constraint;
     a list gives choices.
 
@@ -102,14 +102,14 @@ def search(**said: Unpack[SearchKeywords]) -> SearchAnswer:
         solve: find instead the largest ``batch`` or ``seq`` that fits, or the fewest ``gpus``.
         global_batch: samples per optimizer step on all GPUs, kept by accumulation.
         beyond_context: solve for lengths above what the model was made for, too.
-        said: these, and what the job is, as for :func:`estimate`.
+        given: these, and what the job is, as for :func:`estimate`.
 
     Raises:
-        UsageError: something that was said cannot be used, or no model or no card was said.
+        UsageError: something that was given cannot be used, or no model or no card was given.
         NotModelledError: understood, but no formula covers it.
     """
-    given: dict[str, Any] = dict(said)
-    own = {name: given.pop(name, None) for name in _SEARCH}
+    typed: dict[str, Any] = dict(given)
+    own = {name: typed.pop(name, None) for name in _SEARCH}
     options = SearchOptions(
         config=path_text(own["config"]),
         calibration=own["calibration"],
@@ -119,7 +119,7 @@ def search(**said: Unpack[SearchKeywords]) -> SearchAnswer:
         solve=own["solve"],
         beyond_context=bool(own["beyond_context"]),
     )
-    return search_answer_of(answer_search(search_flags(given, _SEARCH), options), options.calibration)
+    return search_answer_of(answer_search(search_flags(typed, _SEARCH), options), options.calibration)
 
 
 def _either(checked: Checked) -> FileAnswer | FileFailure:

@@ -93,27 +93,27 @@ def check_jobs(
 
 
 def check_job(
-    job: CheckJob, said: ScenarioRequest, *, advise: bool = True, allow: str | None = None
+    job: CheckJob, given: ScenarioRequest, *, advise: bool = True, allow: str | None = None
 ) -> Checked:
-    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result,
+    """Answer one config; what was ``given`` wins over it.  Why there is no answer is part of the result,
     never raised.
 
     ``advise``: look for changes of its files that make it fit.
     """
     if job.is_command:
-        return _check_command(job, said, advise=advise, allow=allow)
-    return _answered(job, said, advise=advise, allow=allow)[0]
+        return _check_command(job, given, advise=advise, allow=allow)
+    return _answered(job, given, advise=advise, allow=allow)[0]
 
 
-def _check_command(job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str | None) -> Checked:
+def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None) -> Checked:
     """As a config with the command's arguments, beside a launch file with its launcher's options."""
     try:
         files = command_files(job.config, job.text, job.options)
     except PlannerError as error:
         return Checked(job.config, failure=str(error), failure_code=error.exit_code)
     with reading_instead(files.texts):
-        checked = _answered(replace(job, options=files.options), said, advise=advise, allow=allow)[0]
-    flags = job.typed or flags_of(said)
+        checked = _answered(replace(job, options=files.options), given, advise=advise, allow=allow)[0]
+    flags = job.typed or flags_of(given)
     words = shlex.join(
         ["plan", "check", "--command", job.text] if job.text else ["plan", "check", job.config]
     )
@@ -134,7 +134,7 @@ def command_job(text: str, options: CheckOptions) -> CheckJob:
     return CheckJob(COMMAND, options, text=text)
 
 
-def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: str | None = None) -> Checked:
+def check_and_write(job: CheckJob, given: ScenarioRequest, target: str, allow: str | None = None) -> Checked:
     """As :func:`check_job`, and write the config with the first changes that make it fit as ``target``;
     as it is where it fits.
 
@@ -144,7 +144,7 @@ def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: st
     """
     if job.is_command:
         raise UsageError("--write changes a config file, and a command line is none: change its arguments")
-    checked, file = _answered(job, said, advise=True, allow=allow)
+    checked, file = _answered(job, given, advise=True, allow=allow)
     if checked.subject is None or file is None:
         return checked
     if checked.exit_code != ExitCode.FITS and not checked.remedy:
@@ -154,22 +154,22 @@ def check_and_write(job: CheckJob, said: ScenarioRequest, target: str, allow: st
     again = CheckJob(target, output.options, typed=job.typed)
     return replace(
         checked,
-        written=Written(tuple(map(str, output.texts)), check_job(again, said, advise=False, allow=allow)),
+        written=Written(tuple(map(str, output.texts)), check_job(again, given, advise=False, allow=allow)),
     )
 
 
 def _answered(
-    job: CheckJob, said: ScenarioRequest, *, advise: bool, allow: str | None
+    job: CheckJob, given: ScenarioRequest, *, advise: bool, allow: str | None
 ) -> tuple[Checked, FileJob | None]:
     read: ConfigFile | None = None
     failed = Checked(job.config, accelerate=_own_launch_file(job))
     try:
         read = read_config_file(job.config, job.options.tool, job.options.beside)
         failed = replace(failed, tool=read.tool)
-        checked = answer_file(job.config, read, said, job.options)
-        file = file_job(job.config, read, said, job.options)
+        checked = answer_file(job.config, read, given, job.options)
+        file = file_job(job.config, read, given, job.options)
         checked = replace(checked, accelerate=failed.accelerate, **_launch_files_left(checked, read))
-        checked = _with_lines(checked, file, job, said, allow)
+        checked = _with_lines(checked, file, job, given, allow)
         return (with_fixes(file, checked) if advise else checked), file
     except PlannerError as error:
         return replace(failed, failure=str(error), failure_code=error.exit_code), None
@@ -191,7 +191,7 @@ def _own_launch_file(job: CheckJob) -> str:
 
 
 def _with_lines(
-    checked: Checked, file: FileJob, job: CheckJob, said: ScenarioRequest, allow: str | None
+    checked: Checked, file: FileJob, job: CheckJob, given: ScenarioRequest, allow: str | None
 ) -> Checked:
     """``checked`` with the check as a command, and the line that starts the job."""
     options = job.options
@@ -204,7 +204,7 @@ def _with_lines(
         ("allow", allow),
     ):
         words += [f"--{flag}", value] if value else []
-    flags = job.typed or flags_of(said)
+    flags = job.typed or flags_of(given)
     command = " ".join(
         part for part in (shlex.join(words), flags, "--force" if options.force else "") if part
     )

@@ -43,14 +43,14 @@ class CheckOptions:
         return Beside(deepspeed, accelerate, task=self.task)
 
 
-def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Checked:
-    """Answer one config; what was ``said`` wins over it.  Why there is no answer is part of the result,
+def check_file(config: str, given: ScenarioRequest, options: CheckOptions) -> Checked:
+    """Answer one config; what was ``given`` wins over it.  Why there is no answer is part of the result,
     never raised.
     """
     read: ConfigFile | None = None
     try:
         read = read_config_file(config, options.tool, options.beside)
-        return answer_file(config, read, said, options)
+        return answer_file(config, read, given, options)
     except PlannerError as error:
         return Checked(config, read.tool if read else "", failure=str(error), failure_code=error.exit_code)
     except Exception as error:  # noqa: BLE001 - one file must not take the answers of the others with it
@@ -59,17 +59,17 @@ def check_file(config: str, said: ScenarioRequest, options: CheckOptions) -> Che
 
 
 def answer_file(
-    config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions, *, why: bool = True
+    config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions, *, why: bool = True
 ) -> Checked:
-    """Answer what was ``read`` of one config; what was ``said`` wins over it.
+    """Answer what was ``read`` of one config; what was ``given`` wins over it.
 
     ``why``: the request that fails, where the job does not fit.
 
     Raises:
-        UsageError: something that was said cannot be used, or something without a default was not said.
+        UsageError: something that was given cannot be used, or something without a default was not given.
         NotModelledError: understood, but no formula covers it.
     """
-    request = with_flags(read, said)
+    request = with_flags(read, given)
     require(request, *PARTS, example=_EXAMPLE, prefix="--")
     subject = answer_request(request, How(options.calibration, options.force, advise=False, why=why))
     remarks = tuple((remark.origin, remark.text) for remark in read.remarks)
@@ -84,7 +84,7 @@ def answer_file(
 
 
 def flags_of(request: ScenarioRequest, scenario: Scenario | None = None) -> str:
-    """What was said, as flags that can be typed after ``plan``.
+    """What was given, as flags that can be typed after ``plan``.
 
     ``scenario``: what it resolved to; where the model sees nothing,
     what its tool assumes of images is left out.

@@ -37,12 +37,12 @@ _GENTLE: tuple[LeverKind, ...] = ("free", "time", "money")
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """One config with all that is said about it,
+    """One config with all that is given about it,
     so that it can be asked again after a change of its files.
     """
 
     config: str
-    said: ScenarioRequest
+    given: ScenarioRequest
     options: CheckOptions
     files: Files
 
@@ -59,7 +59,7 @@ class FileJob:
         }
         with reading_instead(texts):
             read = read_config_file(self.config, self.options.tool, self.options.beside)
-            return answer_file(self.config, read, self.said, self.options, why=False)
+            return answer_file(self.config, read, self.given, self.options, why=False)
 
     def levers(self, subject: Subject, *, alone: bool = False) -> tuple[Lever, ...]:
         """What could be changed about the job, the cheapest first; ``alone``:
@@ -70,7 +70,7 @@ class FileJob:
         )
 
 
-def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: CheckOptions) -> FileJob:
+def file_job(config: str, read: ConfigFile, given: ScenarioRequest, options: CheckOptions) -> FileJob:
     """The job of a config that was ``read``, with the files that its values came from.
 
     Raises:
@@ -79,8 +79,8 @@ def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: Chec
     path = Path(config)
     document = Document(path, read_toml(path)) if read.tool_name == OWN_TOOL else read_document(path)
     files = Files(read.tool_name, document)
-    given = [Path(name) for name in (read.launch, options.accelerate, options.deepspeed) if name is not None]
-    for other in (*_other_files(read, path), *given):
+    beside = [Path(name) for name in (read.launch, options.accelerate, options.deepspeed) if name is not None]
+    for other in (*_other_files(read, path), *beside):
         try:
             document = read_document(other)
         except InputFileError:
@@ -89,7 +89,7 @@ def file_job(config: str, read: ConfigFile, said: ScenarioRequest, options: Chec
             files = replace(files, accelerate=document)
         elif "zero_optimization" in document.table:
             files = replace(files, deepspeed=document)
-    return FileJob(config, said, options, files)
+    return FileJob(config, given, options, files)
 
 
 def _other_files(read: ConfigFile, config: Path) -> Iterator[Path]:

@@ -33,7 +33,7 @@ class SearchRow:
         samples_per_s: of the whole job.
         tokens_per_s: real tokens of the whole job.
         sample_usd: US dollars for one sample; ``None`` without a price.
-        run_time_s: seconds of the whole run; ``None`` where no samples were said.
+        run_time_s: seconds of the whole run; ``None`` where no samples were given.
         cost_usd: US dollars of the whole run.
     """
 

@@ -125,8 +125,8 @@ def table_of(config: Any, where: str) -> Mapping[str, Any]:
 
 def arguments_of(held: TrainerJob) -> dict[str, Any]:
     """The arguments as the keys of a config file, with what other objects hold that has a key there."""
-    said = table_of(held.args, held.place).items()
-    table = {name: value for name, value in said if value is not None and name not in _OF_SCRIPTS}
+    given = table_of(held.args, held.place).items()
+    table = {name: value for name, value in given if value is not None and name not in _OF_SCRIPTS}
     if (kernel := _of_config(held, "_attn_implementation")) is not None:
         table["attn_implementation"] = str(kernel)
     if _checkpoints(held.model):
@@ -149,10 +149,10 @@ def quantization_of(held: TrainerJob) -> Mapping[str, Any] | None:
     """The table of what bitsandbytes made of the model, ``None`` where it made nothing;
     the model knows what came packed.
     """
-    said = _of_config(held, "quantization_config")
-    if said is None:
+    given = _of_config(held, "quantization_config")
+    if given is None:
         return None
-    table = table_of(said, "model.config.quantization_config")
+    table = table_of(given, "model.config.quantization_config")
     return table if table.get("quant_method", "bitsandbytes") == "bitsandbytes" else None
 
 
@@ -183,8 +183,8 @@ def dtype_of_base(held: TrainerJob) -> str | None:
             sizes[dtype] = sizes.get(dtype, 0) + parameter_count(parameter)
     if sizes:
         return max(sizes, key=lambda name: sizes[name])
-    said = _of_config(held, "dtype") or _of_config(held, "torch_dtype")
-    return None if said is None else str(said).removeprefix("torch.")
+    given = _of_config(held, "dtype") or _of_config(held, "torch_dtype")
+    return None if given is None else str(given).removeprefix("torch.")
 
 
 def dtype_of_adapters(held: TrainerJob) -> str | None:

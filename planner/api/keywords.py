@@ -18,7 +18,7 @@ Size = str | int
 
 
 class AlikeFlags(TypedDict, total=False):
-    """What is said about a job and to a search alike; each keyword is the flag of that name,
+    """What is given about a job and to a search alike; each keyword is the flag of that name,
     whose help ``plan --help`` prints.
     """
 
@@ -75,7 +75,7 @@ class AlikeFlags(TypedDict, total=False):
 
 
 class JobFlags(AlikeFlags, total=False):
-    """What can be said about a job: of each thing one value."""
+    """What can be given about a job: of each thing one value."""
 
     method: str
     task: str
@@ -148,23 +148,23 @@ class SearchKeywords(SearchFlags, total=False):
     beyond_context: bool
 
 
-def job_flags(said: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
+def job_flags(given: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
     """Keywords as the intake takes flags; ``also``: the function's own keywords,
     which a wrong one may have meant.
 
     Raises:
         UnknownNameError: no such keyword; says the nearest.
     """
-    return {name: _plain(_field(name, also), value) for name, value in said.items() if value is not None}
+    return {name: _plain(_field(name, also), value) for name, value in given.items() if value is not None}
 
 
-def search_flags(said: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
+def search_flags(given: Mapping[str, Any], also: Sequence[str]) -> dict[str, object]:
     """Keywords as a search takes flags: text as it would be typed, lists as choices with commas.
 
     Raises:
         UnknownNameError: no such keyword; says the nearest.
     """
-    return {name: _typed(_field(name, also), value) for name, value in said.items() if value is not None}
+    return {name: _typed(_field(name, also), value) for name, value in given.items() if value is not None}
 
 
 def text_of(value: object) -> str | None:

@@ -73,7 +73,7 @@ def precheck(
             ``seq`` where the arguments have no ``max_length``.
 
     Raises:
-        UsageError: something that was said cannot be used, or is missing.
+        UsageError: something that was given cannot be used, or is missing.
         NotModelledError: understood, but no formula covers it.
     """
     held = held_by(trainer_or_args, model_config, peft_config)
@@ -84,12 +84,12 @@ def precheck_held(held: TrainerJob, flags: Mapping[str, object], how: How) -> An
     """Predict the job that a Trainer holds; ``flags`` win.
 
     Raises:
-        UsageError: something that was said cannot be used, or is missing.
+        UsageError: something that was given cannot be used, or is missing.
         NotModelledError: understood, but no formula covers it.
     """
-    said = merge(ScenarioRequest(_device(flags)), from_flags(flags))
-    read = config_of(_read(held, said))
-    request = with_flags(read, said)
+    given = merge(ScenarioRequest(_device(flags)), from_flags(flags))
+    read = config_of(_read(held, given))
+    request = with_flags(read, given)
     spec = None if "model" in flags else spec_of(held)
     if spec is not None:
         request = merge(ScenarioRequest({"model": Given(spec.id, "model.config")}), request)
@@ -99,10 +99,10 @@ def precheck_held(held: TrainerJob, flags: Mapping[str, object], how: How) -> An
 
 
 def _device(flags: Mapping[str, object]) -> Mapping[str, Given]:
-    """The card of this process, as torch names it, unless one was said.
+    """The card of this process, as torch names it, unless one was given.
 
     Raises:
-        UsageError: none was said and none is visible.
+        UsageError: none was given and none is visible.
     """
     if "gpu" in flags or "gpu_memory" in flags:
         return MappingProxyType({})
@@ -114,7 +114,7 @@ def _device(flags: Mapping[str, object]) -> Mapping[str, Given]:
     return {"gpu": Given(properties.name, origin), "gpu_memory": Given(int(properties.total_memory), origin)}
 
 
-def _read(held: TrainerJob, said: ScenarioRequest) -> Reading:
+def _read(held: TrainerJob, given: ScenarioRequest) -> Reading:
     """What the objects say, entered before the arguments, whose reader then fills in the rest."""
     kind = "trl" if held.is_sft else "transformers"
     if not held.is_sft and type(held.args).__module__.partition(".")[0] == "trl":
@@ -126,7 +126,7 @@ def _read(held: TrainerJob, said: ScenarioRequest) -> Reading:
     _say_stack(reading, tool.stack)
     _say_model(held, reading)
     _say_world(held, reading)
-    keys = Keys(reading.path, _arguments(held, said))
+    keys = Keys(reading.path, _arguments(held, given))
     tool.read(keys, reading, Beside())
     _say_rest(held, reading)
     # A setting left at its default says nothing, be it known here or not.
@@ -139,9 +139,9 @@ def _read(held: TrainerJob, said: ScenarioRequest) -> Reading:
     return reading
 
 
-def _arguments(held: TrainerJob, said: ScenarioRequest) -> dict[str, Any]:
+def _arguments(held: TrainerJob, given: ScenarioRequest) -> dict[str, Any]:
     table = arguments_of(held)
-    if said.get("gpu") is not None:
+    if given.get("gpu") is not None:
         # Where the check runs says nothing about the card that was named.
         table = {name: value for name, value in table.items() if name not in ("use_cpu", "no_cuda")}
     for engine in ("DEEPSPEED", "FSDP"):

@@ -1,4 +1,4 @@
-"""What was said about a search -> what it found, the same for ``plan search`` and for Python."""
+"""What was given about a search -> what it found, the same for ``plan search`` and for Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answer_search(flags: Mapping[str, object], options: SearchOptions) -> FoundR
     """Answer a search over everything that flags and a config file leave open; flags win.
 
     Raises:
-        UsageError: something that was said cannot be used, or no model or no card was said.
+        UsageError: something that was given cannot be used, or no model or no card was given.
         NotModelledError: understood, but no formula covers it.
     """
     if options.beyond_context and options.solve != "seq":
@@ -98,6 +98,6 @@ def _space(flags: Mapping[str, object], options: SearchOptions) -> Space:
         if global_batch is None and read.total_batch is not None:
             global_batch = read.total_batch[0]
         space = Space(fixed, choices, read, global_batch, options.config)
-    if missing := missing_fields(space.said, ("model", "hardware")):
+    if missing := missing_fields(space.is_given, ("model", "hardware")):
         raise UsageError(missing_text(missing, EXAMPLE, "--"))
     return space

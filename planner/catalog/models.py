@@ -129,8 +129,8 @@ class StoredEntry(StoredKind):
 
     def fields(self) -> dict[str, Any]:
         """The fields as a ``config.json`` would hold them."""
-        said = {"quantization_config": self.quantization_config}
-        return said if self.dtype is None else {**said, "dtype": self.dtype}
+        given = {"quantization_config": self.quantization_config}
+        return given if self.dtype is None else {**given, "dtype": self.dtype}
 
 
 class StoredSeries(StoredKind):
@@ -256,8 +256,8 @@ def entry_named_in(hub_id: str) -> ModelEntry | None:
     if len({_shape(spec_of(entry)) for entry in entries}) != 1:
         return None
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-    said = {} if kin.stored is None else {"torch_dtype": names[kin.stored]}
-    return entries[0].model_copy(update={"config": {**entries[0].config, **said}})
+    given = {} if kin.stored is None else {"torch_dtype": names[kin.stored]}
+    return entries[0].model_copy(update={"config": {**entries[0].config, **given}})
 
 
 def spec_of(entry: ModelEntry) -> ModelSpec:
@@ -340,8 +340,8 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
     """A checkpoint of ``data/models/stored.toml``, by its id in any case; ``None`` of others."""
     if (entry := _stored_entry(hub_id)) is None:
         return None
-    base, said = model_entry(entry.model), entry.fields()
-    spec = with_stored(in_checkpoint_dtype(spec_of(base), said), said, f"data/{_STORED_FILE}: {hub_id}")
+    base, given = model_entry(entry.model), entry.fields()
+    spec = with_stored(in_checkpoint_dtype(spec_of(base), given), given, f"data/{_STORED_FILE}: {hub_id}")
     spec = replace(spec, stored=storage_of(hub_id))
     return ResolvedModel(
         spec, "catalog", _joined(f"{hub_id} is {base.name}, packed (data/{_STORED_FILE})", _omission(spec))
@@ -358,8 +358,8 @@ def storage_of(hub_id: str) -> StoredWeights | None:
         owner, _, name = hub_id.rpartition("/")
         named = stored_by_name(name, owner)
         return None if named is None else named.stored
-    said = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
-    return None if said is None else replace(said.stored, source=entry.source, assumed=entry.assumed)
+    given = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
+    return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
 
 
 def _stored_entry(hub_id: str) -> StoredEntry | None:

@@ -50,11 +50,11 @@ def with_stored(spec: ModelSpec, data: Mapping[str, Any], where: str) -> ModelSp
         InputFileError: a field that is missing or out of range.
         NotModelledError: a kind that is not modelled, or that Transformers does not train over.
     """
-    said = stored_said(data, where)
+    given = stored_said(data, where)
     return (
         spec
-        if said is None
-        else with_left_whole(replace(spec, stored=said.stored), said.whole, f"{where}: {_KEY}")
+        if given is None
+        else with_left_whole(replace(spec, stored=given.stored), given.whole, f"{where}: {_KEY}")
     )
 
 
@@ -68,12 +68,12 @@ def stored_said(data: Mapping[str, Any], where: str) -> StoredConfig | None:
         InputFileError: a field that is missing or out of range.
         NotModelledError: a kind that is not modelled, or that Transformers does not train over.
     """
-    said = data.get(_KEY)
-    if said is None or said == {}:
+    given = data.get(_KEY)
+    if given is None or given == {}:
         return None
-    if not isinstance(said, Mapping):
+    if not isinstance(given, Mapping):
         raise InputFileError(where, f"field '{_KEY}' must be an object")
-    fields = ConfigFields(said, f"{where}: {_KEY}")
+    fields = ConfigFields(given, f"{where}: {_KEY}")
     kind = _kind(fields)
     if kind == "mxfp4":
         return None
@@ -245,8 +245,8 @@ def stored_by_name(name: str, owner: str = "") -> NamedStorage | None:
 def _by_groups(name: str, found: re.Match[str], quantization: Quantization) -> NamedStorage:
     base = name[: found.start()] + name[found.end() :]
     group = _GROUP.search(name, found.end())
-    said = f"groups of {group[1] if group else _ASSUMED_GROUP} inputs"
-    assumed = "" if group else f"{said} are assumed"
+    groups = f"groups of {group[1] if group else _ASSUMED_GROUP} inputs"
+    assumed = "" if group else f"{groups} are assumed"
     if group is not None:
         base = name[: found.start()] + name[found.end() : group.start()] + name[group.end() :]
     packing = Packing(int(group[1]) if group else _ASSUMED_GROUP)

@@ -111,7 +111,7 @@ def load_stack(name: str, versions: tuple[tuple[str, str], ...] = ()) -> Stack:
     return _stack_of(entry, path, dict(versions))
 
 
-def with_switches(stack: Stack, said: Mapping[str, str], origin: str) -> Stack:
+def with_switches(stack: Stack, given: Mapping[str, str], origin: str) -> Stack:
     """``stack`` with other values of some switches, written as text: ``true``, a number, a word,
     or words joined by ``+``.
 
@@ -120,7 +120,7 @@ def with_switches(stack: Stack, said: Mapping[str, str], origin: str) -> Stack:
         UsageError: not a value that the switch can have.
     """
     values: dict[str, Any] = {}
-    for name, text in said.items():
+    for name, text in given.items():
         if name not in SWITCH_NAMES:
             raise UnknownNameError("switch", name[:60], SWITCH_NAMES, hint="plan stacks --json has them")
         annotation = _types(Stack)[name]

@@ -33,18 +33,18 @@ Exit codes: 0 fits, 1 internal error, 2 usage or unreadable input, 3 GPU memory 
 app = new_app(_HELP)
 
 
-def _root(ctx: typer.Context, **said: Any) -> Outcome | None:
+def _root(ctx: typer.Context, **given: Any) -> Outcome | None:
     if ctx.invoked_subcommand is not None:
         _refuse_flags_before(ctx)
         return None
-    if said.pop("version"):
+    if given.pop("version"):
         return Outcome(f"plan {__version__}\n")
     from planner.cli.commands.predict import PredictOptions, predict
 
-    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
+    output_format = chosen_format(given.pop("output_format"), given.pop("as_json"))
     names = ("config", "details", "explain", "force", "calibration", "trace", "plot")
-    options = PredictOptions(output_format=output_format, **{name: said.pop(name) for name in names})
-    return predict(said, options)
+    options = PredictOptions(output_format=output_format, **{name: given.pop(name) for name in names})
+    return predict(given, options)
 
 
 def _refuse_flags_before(ctx: typer.Context) -> None:
@@ -61,7 +61,7 @@ def _refuse_flags_before(ctx: typer.Context) -> None:
 app.callback(invoke_without_command=True)(with_prediction_options(_root))
 
 
-def _check(configs: list[str] | None, **said: Any) -> Outcome:
+def _check(configs: list[str] | None, **given: Any) -> Outcome:
     """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2,
     6, 3, 5, 4, 0.
 
@@ -72,11 +72,11 @@ def _check(configs: list[str] | None, **said: Any) -> Outcome:
     from planner.api.files import CheckOptions
     from planner.cli.commands.check import CheckRun, check_configs
 
-    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    own = {name: said.pop(name) for name in ("tool", "deepspeed", "calibration", "force")}
-    accelerate, commands = said.pop("accelerate") or (), said.pop("command") or ()
-    run = CheckRun(accelerate, said.pop("allow"), said.pop("write"), commands, said.pop("trace"))
-    return check_configs(configs or (), said, CheckOptions(output_format, **own), run)
+    output_format = chosen_format(given.pop("output_format"), given.pop("as_json"))
+    own = {name: given.pop(name) for name in ("tool", "deepspeed", "calibration", "force")}
+    accelerate, commands = given.pop("accelerate") or (), given.pop("command") or ()
+    run = CheckRun(accelerate, given.pop("allow"), given.pop("write"), commands, given.pop("trace"))
+    return check_configs(configs or (), given, CheckOptions(output_format, **own), run)
 
 
 app.command("check", short_help="Will the jobs of config files fit?")(
@@ -84,7 +84,7 @@ app.command("check", short_help="Will the jobs of config files fit?")(
 )
 
 
-def _search(**said: Any) -> Outcome:
+def _search(**given: Any) -> Outcome:
     """Find the best recipes under constraints: every flag is one, commas give choices,
     what is not given is varied.
 
@@ -96,10 +96,10 @@ def _search(**said: Any) -> Outcome:
     from planner.api.searches import SearchOptions
     from planner.cli.commands.search import search
 
-    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
+    output_format = chosen_format(given.pop("output_format"), given.pop("as_json"))
     names = ("config", "calibration", "confidence", "top", "global_batch", "solve", "beyond_context")
-    own = {name: said.pop(name) for name in names}
-    return search(said, SearchOptions(output_format=output_format, **own))
+    own = {name: given.pop(name) for name in names}
+    return search(given, SearchOptions(output_format=output_format, **own))
 
 
 app.command("search", short_help="Find the best recipes under constraints")(
@@ -155,14 +155,14 @@ def rules_command(output_format: Format = None, as_json: Json = False) -> Outcom
     return list_rules(chosen_format(output_format, as_json))
 
 
-def _validate(files: list[str], **said: Any) -> Outcome:
+def _validate(files: list[str], **given: Any) -> Outcome:
     """Score predictions against records: memory, throughput, host RAM and verdicts,
     per source and overall.
     """
     from planner.cli.commands.validate import ValidateOptions, validate_files
 
-    output_format = chosen_format(said.pop("output_format"), said.pop("as_json"))
-    return validate_files(files, ValidateOptions(output_format=output_format, **said))
+    output_format = chosen_format(given.pop("output_format"), given.pop("as_json"))
+    return validate_files(files, ValidateOptions(output_format=output_format, **given))
 
 
 app.command("validate", short_help="Score predictions against measured records")(

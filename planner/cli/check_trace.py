@@ -33,12 +33,12 @@ def with_traces(checked: Sequence[Checked], flags: Mapping[str, object]) -> list
     """
     if find_spec(_MODULE) is None:
         raise UsageError(f"the package 'measure' is not installed; {how_to_install('measure')}")
-    said = {name: value for name, value in flags.items() if value is not None}
-    card = said.pop("gpu", None)
+    given = {name: value for name, value in flags.items() if value is not None}
+    card = given.pop("gpu", None)
     if card is None:
         raise UsageError("--trace runs the file on a card: name it with --gpu")
-    if said:
-        flag = next(iter(said)).replace("_", "-")
+    if given:
+        flag = next(iter(given)).replace("_", "-")
         raise UsageError(
             f"--trace runs the file as it is, so --{flag} cannot be joined with it; write it into the file"
         )

@@ -14,7 +14,7 @@ _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class StackDefault(str):
-    """Origin of what a software stack does where nothing is said; ``stack``: its id."""
+    """Origin of what a software stack does where nothing is given; ``stack``: its id."""
 
     stack: str
 
@@ -43,7 +43,7 @@ def stack_of(origin: str) -> str | None:
 
 
 def is_assumed(origin: str) -> bool:
-    """Whether nobody said the value: it is our assumption, or what the stack does by itself."""
+    """Whether nobody gave the value: it is our assumption, or what the stack does by itself."""
     return origin == ASSUMED or isinstance(origin, StackDefault)
 
 

@@ -29,7 +29,7 @@ class Assumption:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nobody said the value: it is our assumption, or what the stack does by itself."""
+        """Whether nobody gave the value: it is our assumption, or what the stack does by itself."""
         return origins.is_assumed(self.origin)
 
     @property

@@ -12,7 +12,7 @@ class StoredWeights:
     """The quantisation that a ``config.json`` says of its checkpoint, in words of a recipe.
 
     ``compute_dtype``: that of products where the checkpoint itself says it (bitsandbytes).  ``source``: where
-    it is said.  ``assumed``: what of it nobody said (empty: nothing).
+    it is given.  ``assumed``: what of it nobody gave (empty: nothing).
     """
 
     quantization: Quantization

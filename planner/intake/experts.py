@@ -22,7 +22,7 @@ _SPREAD = "tokens are taken to be spread evenly over the experts; a GPU whose ex
 
 
 def resolve_experts(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> Parallel:
-    """Over how many GPUs experts are divided; entered where that is said.
+    """Over how many GPUs experts are divided; entered where that is given.
 
     Raises:
         UsageError: not a part of the GPUs that divide one copy of the weights.

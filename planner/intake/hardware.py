@@ -1,4 +1,4 @@
-"""What was said about GPUs, nodes and host -> Hardware."""
+"""What was given about GPUs, nodes and host -> Hardware."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
         UsageError: two different counts of GPUs.
     """
     require(ledger.request, "hardware")
-    said: str | None = ledger.request.get("gpu")
-    name, counted = (None, None) if said is None else split_count(said)
+    given: str | None = ledger.request.get("gpu")
+    name, counted = (None, None) if given is None else split_count(given)
     gpu = _resolve_gpu(ledger, name)
     gpus = _resolve_count(ledger, counted)
     nodes = ledger.choose("nodes", 1, "assumed")
@@ -58,7 +58,7 @@ def resolve_hardware(ledger: Ledger) -> Hardware:
 
 def _said(ledger: Ledger, name: str) -> Any:
     """A value that has no default, entered only where it was given."""
-    return ledger.choose(name, None, "assumed") if ledger.said(name) else None
+    return ledger.choose(name, None, "assumed") if ledger.is_given(name) else None
 
 
 def _power_limit_w(ledger: Ledger, gpu: GpuSpec) -> float | None:
@@ -93,11 +93,11 @@ def _enter_network(ledger: Ledger, host: HostSpec, gpu: GpuSpec, gpus: Any) -> N
 
 
 def _resolve_count(ledger: Ledger, counted: int | None) -> int:
-    said: int | None = ledger.request.get("gpus")
+    given: int | None = ledger.request.get("gpus")
     if counted is None:
         return ledger.choose("gpus", 1, "assumed")
-    if said is not None and said != counted:
-        raise UsageError(f"gpu says {counted} GPUs per node and gpus says {said}; give the count once")
+    if given is not None and given != counted:
+        raise UsageError(f"gpu says {counted} GPUs per node and gpus says {given}; give the count once")
     ledger.enter("gpus", counted, ledger.request.values["gpu"].origin)
     return counted
 
@@ -174,10 +174,12 @@ def _resolve_host(ledger: Ledger) -> HostSpec:
         ledger.choose("host", UNKNOWN_HOST, "assumed", "host RAM is judged only when its size is known")
     )
     slot = {
-        name: said for name in ("pcie_lanes", "pcie_generation") if (said := _said(ledger, name)) is not None
+        name: given
+        for name in ("pcie_lanes", "pcie_generation")
+        if (given := _said(ledger, name)) is not None
     }
     host = replace(host, **slot)
-    if host.memory_bytes is None and not ledger.said("host_memory"):
+    if host.memory_bytes is None and not ledger.is_given("host_memory"):
         ledger.enter("host_memory", "unknown", "assumed")
         return host
     return replace(host, memory_bytes=ledger.choose("host_memory", host.memory_bytes, "catalog"))

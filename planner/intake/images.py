@@ -1,4 +1,4 @@
-"""Images of a sample: what was said of them, and what the model's processor makes of each."""
+"""Images of a sample: what was given about them, and what the model's processor makes of each."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _sees(ledger: Ledger, model: ModelSpec) -> bool:
     number = ledger.request.get("images_per_sample")
     if number is not None and not _is_silent(ledger, model, "images_per_sample"):
         return bool(number)
-    return ledger.said("image_size") and not _is_silent(ledger, model, "image_size")
+    return ledger.is_given("image_size") and not _is_silent(ledger, model, "image_size")
 
 
 def _is_silent(ledger: Ledger, model: ModelSpec, name: str) -> bool:
-    said = ledger.request.values.get(name)
-    return said is None or (bool(model.text_class) and is_tool_default(said.origin))
+    given = ledger.request.values.get(name)
+    return given is None or (bool(model.text_class) and is_tool_default(given.origin))
 
 
 def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
@@ -59,7 +59,7 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
         UsageError: images of a model that sees none, or without a size where that decides.
         NotModelledError: a file that trains with images, of a model whose tower is not modelled.
     """
-    said_size = ledger.said("image_size")
+    said_size = ledger.is_given("image_size")
     if model.vision is None:
         if not model.text_class or _sees(ledger, model):
             _refuse_images(ledger, model)
@@ -92,18 +92,18 @@ def resolve_images(ledger: Ledger, model: ModelSpec) -> Images | None:
                 "--image-size 1024x768"
             )
         largest = _largest(model.vision, ledger.request.get("seq") or 0)
-    said: str = ledger.choose(
+    given: str = ledger.choose(
         "image_size", largest, "assumed", "the largest square whose tokens fit into the sequence"
     )
-    return images_of(rule, model.vision, number, parse_size(said))
+    return images_of(rule, model.vision, number, parse_size(given))
 
 
 def _refuse_images(ledger: Ledger, model: ModelSpec) -> None:
-    """Refuse what was said of images of a model that sees none."""
-    said = ledger.request.values.get("images_per_sample")
-    if said is not None and said.note and not is_tool_default(said.origin):
+    """Refuse what was given about images of a model that sees none."""
+    given = ledger.request.values.get("images_per_sample")
+    if given is not None and given.note and not is_tool_default(given.origin):
         raise NotModelledError(
-            f"{said.origin}: training with images, for which the catalog knows no vision tower of {model.id}"
+            f"{given.origin}: training with images, for which the catalog knows no vision tower of {model.id}"
         )
     if _is_asked(ledger, "images_per_sample") or _is_asked(ledger, "image_size"):
         raise UsageError(f"{model.id} has no vision tower: leave out --images-per-sample and --image-size")
@@ -131,8 +131,8 @@ def _is_asked(ledger: Ledger, name: str) -> bool:
     """Whether the user said it: a tool's default, or what a file's reader took (which notes it),
     is not that.
     """
-    said = ledger.request.values.get(name)
-    return said is not None and not is_tool_default(said.origin) and not said.note
+    given = ledger.request.values.get(name)
+    return given is not None and not is_tool_default(given.origin) and not given.note
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -204,22 +204,22 @@ def resolve_frozen(ledger: Ledger, model: ModelSpec) -> tuple[FrozenPart, ...]:
     """
     is_text_part = model.vision is None and bool(model.text_class)
     if (
-        not ledger.said("freeze")
+        not ledger.is_given("freeze")
         or is_text_part
         or (model.vision is None and not _is_asked(ledger, "freeze"))
     ):
         return ()
-    said: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
-    unknown = [name for name in said if name not in FROZEN_PARTS]
+    given: tuple[str, ...] = ledger.choose("freeze", (), "assumed")
+    unknown = [name for name in given if name not in FROZEN_PARTS]
     if unknown:
         raise UsageError(f"freeze must be among {', '.join(FROZEN_PARTS)}, but it is '{show(unknown[0])}'")
     if model.vision is None:
         raise UsageError(
             f"{model.id} has no vision tower: --train-layers says which of its layers are trained"
         )
-    if len(set(said)) == len(FROZEN_PARTS):
+    if len(set(given)) == len(FROZEN_PARTS):
         raise UsageError("freeze names every part of the model, so that nothing is trained")
-    return tuple(name for name in FROZEN_PARTS if name in said)
+    return tuple(name for name in FROZEN_PARTS if name in given)
 
 
 def without_adapters(model: ModelSpec, frozen: tuple[FrozenPart, ...]) -> ModelSpec:

@@ -76,7 +76,7 @@ def group_gpus(request: ScenarioRequest) -> int:
 
 
 def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
-    """How many GPUs share a batch; entered where that is said.
+    """How many GPUs share a batch; entered where that is given.
 
     Raises:
         UsageError: more GPUs than there are, or not a part of them.

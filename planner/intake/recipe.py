@@ -1,4 +1,4 @@
-"""What was said about the training recipe, filled up with what the stack does -> Recipe."""
+"""What was given about the training recipe, filled up with what the stack does -> Recipe."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def resolve_recipe(
     where it was read.
 
     Raises:
-        UsageError: something that has no default was not said.
+        UsageError: something that has no default was not given.
         NotModelledError: the same of a record.
     """
     require(ledger.request, "recipe")
@@ -149,22 +149,22 @@ def _resolve_method(ledger: Ledger, stored: StoredWeights | None) -> tuple[Metho
 
     Source: transformers 5.23 quantizers/auto.py merge_quantization_configs.
     """
-    said = ledger.request.values["method"]
-    method, quantization, double_quant = METHOD_ALIASES[said.value]
+    given = ledger.request.values["method"]
+    method, quantization, double_quant = METHOD_ALIASES[given.value]
     if stored is not None and quantization in (None, "nf4"):
-        ledger.enter("method", said.value, said.origin)
+        ledger.enter("method", given.value, given.origin)
         note = f"the checkpoint is stored as {stored_text(stored)}: {stored.source}"
         chosen = ledger.choose("quantization", stored.quantization, CATALOG, note)
         ledger.enter("double_quant", stored.double_quant, CATALOG, "the checkpoint's")
         return method, chosen, stored.double_quant
     meaning = f"means {method} over an {quantization} base" if quantization else ""
-    ledger.enter("method", said.value, said.origin, meaning)
+    ledger.enter("method", given.value, given.origin, meaning)
     chosen = ledger.choose(
         "quantization", quantization or "none", "derived" if quantization else "assumed", meaning
     )
     four_bit = chosen in ("nf4", "fp4")
     note = (
-        f"method {said.value}"
+        f"method {given.value}"
         if double_quant
         else "bitsandbytes leaves it off unless asked"
         if four_bit
@@ -195,7 +195,7 @@ def _resolve_sharding(ledger: Ledger, setting: RecipeContext, parallel: Parallel
     default = setting.defaults.sharding
     if default != DDP.name:
         return sharding_named(ledger.choose("sharding", default, setting.origin))
-    note = "several GPUs and nothing said: each holds everything"
+    note = "several GPUs and nothing given: each holds everything"
     return sharding_named(ledger.choose("sharding", default, "assumed", note))
 
 
@@ -237,7 +237,7 @@ def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
 
     Source: torchao 0.18.0 float8/fsdp_utils.py WeightWithDynamicFloat8CastTensor.
     """
-    if not ledger.said("fp8"):
+    if not ledger.is_given("fp8"):
         return "none"
     fp8: Fp8 = ledger.choose("fp8", "none", "assumed")
     if fp8 != GATHERED_FP8 or sharding.dtensors:
@@ -272,15 +272,15 @@ def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) ->
 
 def _resolve_load_dtype(ledger: Ledger, setting: RecipeContext, basis: _Basis, precision: Precision) -> Dtype:
     default, origin, note = setting.defaults.load_dtype, setting.origin, ""
-    said = ledger.request.values.get("load_dtype")
-    if said is not None and said.value == CHECKPOINT_DTYPE:
-        ledger.enter("load_dtype", setting.model.checkpoint_dtype, said.origin, _CHECKPOINT_NOTE)
+    given = ledger.request.values.get("load_dtype")
+    if given is not None and given.value == CHECKPOINT_DTYPE:
+        ledger.enter("load_dtype", setting.model.checkpoint_dtype, given.origin, _CHECKPOINT_NOTE)
         return setting.model.checkpoint_dtype
     if default == "checkpoint":
         default, note = setting.model.checkpoint_dtype, _CHECKPOINT_NOTE
     if default == "bf16" and lacks_bf16(setting.hardware.gpu):
         default, origin, note = "fp16", "assumed", f"{setting.hardware.gpu.name} has no bf16 units"
-    if default == "fp32" and precision in ("bf16", "fp16") and ledger.said("precision"):
+    if default == "fp32" and precision in ("bf16", "fp16") and ledger.is_given("precision"):
         default, origin, note = precision, "assumed", _NO_CAST_NOTE
     native = basis.sharding.engine == "native" and not setting.stack.trainable_fp32
     if basis.method == "full" and native and precision == "fp16-mixed" and default == "fp16":
@@ -354,31 +354,33 @@ def _resolve_adapter(
     if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
         dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")
-    block_size: int = ledger.choose("oft_block_size", 0, "assumed") if ledger.said("oft_block_size") else 0
+    block_size: int = (
+        ledger.choose("oft_block_size", 0, "assumed") if ledger.is_given("oft_block_size") else 0
+    )
     return Adapter(
         rank=0 if block_size else ledger.choose("lora_rank", defaults.lora_rank, origin),
         targets=_resolve_targets(ledger, setting),
         dropout=0.0 if block_size else _resolve_dropout(ledger, setting, task),
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
-        dora=ledger.said("dora") and bool(ledger.choose("dora", False, "assumed")),
-        relora=ledger.said("relora") and bool(ledger.choose("relora", False, "assumed")),
+        dora=ledger.is_given("dora") and bool(ledger.choose("dora", False, "assumed")),
+        relora=ledger.is_given("relora") and bool(ledger.choose("relora", False, "assumed")),
         oft_block_size=block_size,
     )
 
 
 def _resolve_train_layers(ledger: Ledger, model: ModelSpec) -> tuple[str, ...]:
-    """What is trained where that is not everything; entered only where it was said,
+    """What is trained where that is not everything; entered only where it was given,
     since a full fine-tune means all.
 
     Raises:
         UsageError: not one of the forms.
     """
-    if not ledger.said("train_layers"):
+    if not ledger.is_given("train_layers"):
         return ()
-    said: tuple[str, ...] = ledger.choose("train_layers", (), "assumed")
-    trained_parts(said, model.n_layers, tied=model.tied)
-    return said
+    given: tuple[str, ...] = ledger.choose("train_layers", (), "assumed")
+    trained_parts(given, model.n_layers, tied=model.tied)
+    return given
 
 
 def _resolve_optimizer(
@@ -397,9 +399,9 @@ def _resolve_optimizer(
 
 
 def _resolve_optimizer_rank(ledger: Ledger) -> int | None:
-    """Entered only for an optimizer that projects, or where it was said."""
+    """Entered only for an optimizer that projects, or where it was given."""
     projects = ledger.request.get("optimizer") in ("apollo_adamw", "apollo_adamw_layerwise")
-    if not projects and not ledger.said("optimizer_rank"):
+    if not projects and not ledger.is_given("optimizer_rank"):
         return None
     rank: int = ledger.choose(
         "optimizer_rank", 128, "assumed", "transformers 5.23.0 trainer_optimizer.py: rank"

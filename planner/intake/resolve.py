@@ -36,9 +36,9 @@ _OF_FILES = ("model", "data", "reward_model")
 """Fields that are looked up in files or on the Hub."""
 DEFAULT_STACK = "hf-trainer@5"
 PREFERENCE_STACK = "trl"
-"""Where nothing is said: the Trainer of Transformers has no loss of preferences."""
+"""Where nothing is given: the Trainer of Transformers has no loss of preferences."""
 PARALLEL_STACK = "torchtitan"
-"""Where nothing is said: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
+"""Where nothing is given: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
 EXPERT_STACK = "torchtitan@2025"
 """Where nothing is said beside experts that GPUs divide: the one whose exchange of tokens was read."""
 
@@ -53,14 +53,14 @@ def resolve(
     """The scenario that ``request`` asks for.
 
     Args:
-        request: what was said.
+        request: what was given.
         force: turn refused combinations into warnings.
         reader: describes a model that the catalog does not have.
         model: the model that the request names, where it is at hand: then no catalog is asked for it.
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
-        UsageError: something without a default was not said.
+        UsageError: something without a default was not given.
         RefusedCombinationError: settings that exclude each other (unless ``force``).
         NotModelledError: understood, but no formula covers it.
     """
@@ -100,7 +100,7 @@ def look_up(
 
     Raises:
         UnknownNameError: a model, GPU, host or stack that no catalog knows.
-        UsageError: the model or the GPU was not said.
+        UsageError: the model or the GPU was not given.
         NotModelledError: understood, but no formula covers it.
     """
     degree = request.get("pipeline_parallel") or 1
@@ -129,14 +129,14 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     """The scenario of a recipe over what was looked up for the same model, hardware, stack and run.
 
     Raises:
-        UsageError: something without a default was not said.
+        UsageError: something without a default was not given.
         RefusedCombinationError: settings that exclude each other (unless ``force``).
     """
     ledger = Ledger(request, found.entries)
     loaded = loaded_part(ledger, found.model, found.stack)
     recipe = resolve_recipe(ledger, loaded, found.hardware, found.stack, found.lengths)
     recipe = with_reward(ledger, recipe, found.reward, found.stack)
-    if recipe.uses_deepspeed and not ledger.said("versions"):
+    if recipe.uses_deepspeed and not ledger.is_given("versions"):
         enter_own_versions(ledger, found.stack)
     model = trained_model(loaded, recipe.task, found.stack)
     if not found.stack.fused_experts:
@@ -155,18 +155,18 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tuple[str, ...]]:
     """The model, and what is to be said with every answer about how it was found."""
     require(ledger.request, "model")
-    said = ledger.request.values["model"]
-    resolved = load_model(said.value, reader)
-    ledger.enter("model", resolved.spec.id, said.origin, resolved.note)
+    given = ledger.request.values["model"]
+    resolved = load_model(given.value, reader)
+    ledger.enter("model", resolved.spec.id, given.origin, resolved.note)
     return resolved.spec, (resolved.doubt,) if resolved.doubt else ()
 
 
 def _resolve_reward(ledger: Ledger, reader: ConfigReader) -> ModelSpec | None:
-    said = ledger.request.values.get("reward_model")
-    if said is None:
+    given = ledger.request.values.get("reward_model")
+    if given is None:
         return None
-    resolved = load_model(said.value, reader)
-    ledger.enter("reward_model", resolved.spec.id, said.origin, resolved.note)
+    resolved = load_model(given.value, reader)
+    ledger.enter("reward_model", resolved.spec.id, given.origin, resolved.note)
     return resolved.spec
 
 
@@ -179,7 +179,7 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
     if (ledger.request.get("expert_parallel") or 1) > 1:
         default = EXPERT_STACK
     stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
-    if ledger.said("stack"):
+    if ledger.is_given("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)
     else:
         ledger.enter("stack", stack.id, "assumed", stack.title)
@@ -188,11 +188,11 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
 
 def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
     """``stack`` with the switches that were said to differ; a tower's only where the model has one."""
-    said = ledger.request.values.get("switches")
-    if said is None:
+    given = ledger.request.values.get("switches")
+    if given is None:
         return stack
     pairs: dict[str, str] = {}
-    for text in said.value:
+    for text in given.value:
         name, separator, value = text.partition("=")
         if not (separator and name.strip() and value.strip()):
             raise UsageError(
@@ -206,8 +206,8 @@ def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
         pairs.pop("tower_units", None)
     if not pairs:
         return stack
-    ledger.enter("switches", said.value, said.origin, said.note)
-    return with_switches(stack, pairs, said.origin)
+    ledger.enter("switches", given.value, given.origin, given.note)
+    return with_switches(stack, pairs, given.origin)
 
 
 def _resolve_data(ledger: Ledger) -> SampleLengths | None:
@@ -217,7 +217,7 @@ def _resolve_data(ledger: Ledger) -> SampleLengths | None:
         if tokenizer is not None:
             raise UsageError("--tokenizer counts the tokens of --data, which is not given")
         return None
-    if ledger.said("tokens_per_sample"):
+    if ledger.is_given("tokens_per_sample"):
         raise UsageError("--data says how long samples are, so --tokens-per-sample cannot be given beside it")
     read = read_data(Path(path), None if tokenizer is None else Path(tokenizer))
     ledger.enter("data", path, ledger.request.values["data"].origin, read.remark)
@@ -225,7 +225,7 @@ def _resolve_data(ledger: Ledger) -> SampleLengths | None:
 
 
 def _run_over(found: LookedUp, batch: Batch) -> RunPlan:
-    """The run, over all samples of the data set where it is not said how many there are."""
+    """The run, over all samples of the data set where it is not given how many there are."""
     if found.lengths is None or batch.lengths is None or found.run.n_samples is not None:
         return found.run
     n_sequences = int(batch.lengths.kept(batch.seq_len))
@@ -248,8 +248,8 @@ def _resolve_run(ledger: Ledger) -> RunPlan:
         ("price", price),
         ("eval_samples", eval_samples),
     ):
-        if ledger.said(name) or (name == "epochs" and samples is not None):
+        if ledger.is_given(name) or (name == "epochs" and samples is not None):
             ledger.choose(name, default, "assumed")
-    if ledger.said("eval_batch") or eval_samples is not None:
+    if ledger.is_given("eval_batch") or eval_samples is not None:
         eval_batch = ledger.choose("eval_batch", EVAL_BATCH, "assumed")
     return RunPlan(samples, epochs, price, eval_samples, eval_batch)

@@ -1,4 +1,4 @@
-"""What was said about generation, filled up with the defaults of TRL's trainer -> Rollout."""
+"""What was given about generation, filled up with the defaults of TRL's trainer -> Rollout."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
         UsageError: a flag of generation with another task, or no room for a prompt.
     """
     if task not in GENERATING_TASKS:
-        said = next((name for name in ROLLOUT_FIELDS if ledger.said(name)), None)
-        if said is not None:
+        given = next((name for name in ROLLOUT_FIELDS if ledger.is_given(name)), None)
+        if given is not None:
             raise UsageError(
-                f"{said} is of tasks that generate ({', '.join(sorted(GENERATING_TASKS))}), and the "
+                f"{given} is of tasks that generate ({', '.join(sorted(GENERATING_TASKS))}), and the "
                 f"task is {task}"
             )
         return None
@@ -50,7 +50,7 @@ def resolve_rollout(ledger: Ledger, task: Task) -> Rollout | None:
         completion_tokens=_completion(ledger),
         generations=ledger.choose("generations", 8, "assumed", f"{_CONFIG}: num_generations"),
         micro_steps=ledger.choose("generation_steps", None, "assumed")
-        if ledger.said("generation_steps")
+        if ledger.is_given("generation_steps")
         else None,
         iterations=iterations,
         has_reference=ledger.choose("compare_reference", False, "assumed", f"{_CONFIG}: beta is 0"),
@@ -70,7 +70,7 @@ def _ppo(ledger: Ledger) -> Rollout:
         UsageError: a flag of another way to generate.
     """
     for name in ROLLOUT_FIELDS:
-        if name not in ("completion_length", "iterations") and ledger.said(name):
+        if name not in ("completion_length", "iterations") and ledger.is_given(name):
             raise UsageError(f"{name} is of --task grpo, and the task is ppo: leave it out")
     return Rollout(
         completion_tokens=_completion(ledger),
@@ -89,7 +89,7 @@ def _completion(ledger: Ledger) -> int:
     default = min(_COMPLETION_TOKENS, max(seq // 2, 1))
     note = f"{_CONFIG}: max_completion_length, at most half of seq; {_FULL}"
     tokens: int = ledger.choose("completion_length", default, "assumed", note)
-    if ledger.said("completion_length"):
+    if ledger.is_given("completion_length"):
         ledger.remark("completion_length", _FULL)
     if tokens >= seq:
         raise UsageError(
@@ -107,7 +107,7 @@ def with_reward(ledger: Ledger, recipe: Recipe, model: ModelSpec | None, stack: 
         NotModelledError: a reward model whose pass was not read.
     """
     if model is None or recipe.rollout is None:
-        if ledger.said("reward_dtype"):
+        if ledger.is_given("reward_dtype"):
             raise UsageError("reward_dtype is of --reward-model, which is not given")
         return recipe
     _check_reward(model)
@@ -139,10 +139,10 @@ def _reward_dtype(ledger: Ledger, recipe: Recipe, model: ModelSpec, stack: Stack
     0.16.1 to 0.21.0 scripts/grpo.py.
     """
     shared = stack.completion_logps in ("in_place", "tiles")
-    said = ledger.request.get("load_dtype")
+    given = ledger.request.get("load_dtype")
     default: str = recipe.numerics.load_dtype if shared else "fp32"
     note = "trl 1.16.0 scripts/grpo.py: as the policy" if shared else "trl 0.21.0 scripts/grpo.py"
     chosen: str = ledger.choose(
-        "reward_dtype", CHECKPOINT_DTYPE if shared and said == CHECKPOINT_DTYPE else default, "assumed", note
+        "reward_dtype", CHECKPOINT_DTYPE if shared and given == CHECKPOINT_DTYPE else default, "assumed", note
     )
     return model.checkpoint_dtype if chosen == CHECKPOINT_DTYPE else cast("Dtype", chosen)

@@ -11,14 +11,14 @@ from planner.domain.stack import Stack
 from planner.errors import UsageError, show
 from planner.intake.given.ledger import Ledger
 
-# What decides the memory of a job under ZeRO, which names its versions where nobody said them.
+# What decides the memory of a job under ZeRO, which names its versions where nobody gave them.
 _OF_ZERO = ("bitsandbytes", "deepspeed")
 # Names of packages as PyPI writes them (PEP 503).
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
 def resolve_versions(ledger: Ledger, stack: Stack) -> Stack:
-    """``stack`` with the versions that were said, entered with what they change.
+    """``stack`` with the versions that were given, entered with what they change.
 
     A record states its whole environment, so that packages which the stack does not run say nothing there.
 
@@ -26,17 +26,17 @@ def resolve_versions(ledger: Ledger, stack: Stack) -> Stack:
         UsageError: not ``name==version``, or a package that the stack does not run.
         NotModelledError: a version older than what was read.
     """
-    said = ledger.request.values.get("versions")
-    if said is None:
+    given = ledger.request.values.get("versions")
+    if given is None:
         return stack
-    pairs = dict(_pair(text) for text in said.value)
+    pairs = dict(_pair(text) for text in given.value)
     if ledger.request.record_id is not None:
         runs = dict(stack.versions)
         pairs = {package: version for package, version in pairs.items() if package in runs}
     if not pairs:
         return stack
     other = load_stack(stack.id, tuple(sorted(pairs.items())))
-    ledger.enter("versions", tuple(map("==".join, pairs.items())), said.origin, _note(stack, other))
+    ledger.enter("versions", tuple(map("==".join, pairs.items())), given.origin, _note(stack, other))
     return other
 
 

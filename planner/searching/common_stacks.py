@@ -7,7 +7,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 
 COMMON_STACKS = ("hf-trainer@5", "trl", "llama-factory", "axolotl", "unsloth")
-"""Stacks that are tried where nobody said one: those that most people train language models with."""
+"""Stacks that are tried where nobody gave one: those that most people train language models with."""
 # trl 1.16.0 trainer/sft_config.py:291; axolotl utils/schemas/config.py:623; LLaMA-Factory
 # hparams/model_args.py:133, use_unsloth_gc; unsloth's default; torchtune 0.6.1
 # recipes/full_finetune_distributed.py:65.
@@ -15,13 +15,13 @@ _OFFLOADS_ACTIVATIONS = frozenset({"trl", "axolotl", "llama-factory", "unsloth",
 
 
 def stack_is_open(scenario: Scenario) -> bool:
-    """Whether nobody said the software stack, nor anything about its versions and switches."""
+    """Whether nobody gave the software stack, nor anything about its versions and switches."""
     stack = scenario.assumption("stack")
-    said = any(
+    given = any(
         (entry := scenario.assumption(name)) is not None and not entry.is_assumed
         for name in ("versions", "switches")
     )
-    return stack is not None and stack.is_assumed and not said
+    return stack is not None and stack.is_assumed and not given
 
 
 def offloads_activations(stack: Stack) -> bool:

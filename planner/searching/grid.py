@@ -160,8 +160,8 @@ class _Values:
             1 if adapter is None else adapter.rank,
             base.hardware.gpus_per_node,
         )
-        said = (axes.batch, axes.length, axes.rank, axes.gpus_per_node)
-        arrays = [_axis(name, values, value) for name, values, value in zip(_AXES, said, fixed, strict=True)]
+        given = (axes.batch, axes.length, axes.rank, axes.gpus_per_node)
+        arrays = [_axis(name, values, value) for name, values, value in zip(_AXES, given, fixed, strict=True)]
         return cls(base, (arrays[0], arrays[1], arrays[2], arrays[3]))
 
     def chunks(self) -> Iterator[tuple[slice, slice]]:
@@ -211,8 +211,8 @@ class _Values:
         return replace(scenario, hardware=hardware)
 
 
-def _axis(name: str, said: Sequence[float], fixed: Number) -> Floats:
-    values = np.asarray(said if len(said) else [fixed], dtype=np.float64)
+def _axis(name: str, given: Sequence[float], fixed: Number) -> Floats:
+    values = np.asarray(given if len(given) else [fixed], dtype=np.float64)
     if values.ndim != 1 or not np.all(np.isfinite(values)) or not np.all(values >= 1):
         raise UsageError(f"axis '{name}' must be a list of finite numbers of at least 1")
     return values

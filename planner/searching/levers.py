@@ -95,7 +95,7 @@ class Lever:
 
     @property
     def nothing_more(self) -> str:
-        """What is said where no number says what it costs."""
+        """The words where no number says what it costs."""
         return "time" if self.kind == "time" and self.step_time_ratio is None else "free"
 
     @property
@@ -292,8 +292,8 @@ def near_the_limit(scenario: Scenario, model: Coefficients | Calibration, quick:
 
 
 def _lacks(scenario: Scenario) -> tuple[str, ...]:
-    """Usual settings of the stack's examples that are neither said nor there by default."""
-    recipe, said = scenario.recipe, request_of(scenario).values
+    """Usual settings of the stack's examples that are neither given nor there by default."""
+    recipe, given = scenario.recipe, request_of(scenario).values
     taken = {
         "gradient_checkpointing": recipe.gradient_checkpointing,
         "padding": recipe.batch.padding,
@@ -306,7 +306,7 @@ def _lacks(scenario: Scenario) -> tuple[str, ...]:
         else {**_USUAL, "attention": ""}
     )
     lacking = (
-        possible.get(name) for name, value in stack.usual if name not in said and taken.get(name) != value
+        possible.get(name) for name, value in stack.usual if name not in given and taken.get(name) != value
     )
     return tuple(name for name in lacking if name)
 

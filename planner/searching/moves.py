@@ -88,7 +88,7 @@ def moves(scenario: Scenario) -> tuple[Move, ...]:
 
 
 def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
-    """The common stacks that could run the job instead of the assumed one; none where the stack was said."""
+    """The common stacks that could run the job instead of the assumed one; none where the stack was given."""
     if not stack_is_open(scenario):
         return ()
     names = [
@@ -166,7 +166,7 @@ def more_cards(scenario: Scenario) -> tuple[Move, ...]:
 
 
 def _own_memory(scenario: Scenario) -> dict[str, None]:
-    """Leaves ``--gpu-memory`` out where it was said: another card has its own."""
+    """Leaves ``--gpu-memory`` out where it was given: another card has its own."""
     memory = scenario.assumption("gpu_memory")
     return {} if memory is None or memory.is_from_catalog or memory.is_assumed else {"gpu-memory": None}
 
@@ -311,8 +311,8 @@ def _method(scenario: Scenario) -> Iterator[Move]:
     if recipe.method == "full":
         yield Move("method", "training", "adapters instead of all weights", {"method": "lora", **everything})
     if recipe.numerics.quantization in ("none", "int8"):
-        said = "quantization" in request_of(scenario).values
-        flags: Flags = {"method": "qlora", "quantization": "nf4"} if said else {"method": "qlora"}
+        given = "quantization" in request_of(scenario).values
+        flags: Flags = {"method": "qlora", "quantization": "nf4"} if given else {"method": "qlora"}
         yield Move("method", "training", "adapters over a 4-bit base", {**flags, **everything})
 
 

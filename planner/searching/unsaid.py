@@ -1,4 +1,4 @@
-"""What an answer rests on: settings that nobody said,
+"""What an answer rests on: settings that nobody gave,
 and how far memory and time move where they are otherwise.
 """
 
@@ -43,7 +43,7 @@ _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Unsaid:
-    """One setting that nobody said, and the answer where it is otherwise.
+    """One setting that nobody gave, and the answer where it is otherwise.
 
     ``setting`` is what was taken, ``flags`` ask for the other value.  ``moves_bytes``: the driver's peak
     after less before, on a card with room to spare; ``speed_ratio``: real tokens per second, after over
@@ -60,7 +60,7 @@ class Unsaid:
 def unsaid_settings(
     scenario: Scenario, prediction: Prediction, model: Coefficients | Calibration = PRIORS
 ) -> tuple[Unsaid, ...]:
-    """At most ``MAX_ROWS`` settings that nobody said and that move the peak or the speed by 5 % or more,
+    """At most ``MAX_ROWS`` settings that nobody gave and that move the peak or the speed by 5 % or more,
     the largest first.
 
     ``prediction`` is that of the scenario under ``model``.
@@ -95,9 +95,9 @@ def unsaid_settings(
 
 
 def _assumed(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """Settings that the answer rests on and nobody said, with the value that was taken."""
+    """Settings that the answer rests on and nobody gave, with the value that was taken."""
     unsaid = {each.name: each.value for each in scenario.assumptions if each.is_assumed}
-    # Versions and switches that were said are those of this stack:
+    # Versions and switches that were given are those of this stack:
     # beside them no other version of it is what was meant.
     if any(
         each.name in ("versions", "switches") and each.name not in unsaid for each in scenario.assumptions

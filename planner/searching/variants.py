@@ -24,25 +24,25 @@ Flags = Mapping[str, str | bool | None]
 def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = None) -> Scenario:
     """The scenario with other flags of the recipe or of evaluation, and on other hardware if some is given.
 
-    What nobody said follows anew from the stack and from what was said, as in the intake.  Names of ``flags``
-    are those of fields, with hyphens.
+    What nobody gave follows anew from the stack and from what was given, as in the intake.  Names of
+    ``flags`` are those of fields, with hyphens.
 
     Raises:
         UsageError: a value that cannot be used, or settings that exclude each other.
     """
-    said = dict(request_of(scenario).values)
+    given = dict(request_of(scenario).values)
     for flag, value in flags.items():
         name = flag.replace("-", "_")
         if value is None:
-            said.pop(name, None)
+            given.pop(name, None)
         else:
-            said[name] = Given(REQUEST_FIELDS[name].parse(value), "cli")
-    ledger = Ledger(ScenarioRequest(MappingProxyType(said)))
+            given[name] = Given(REQUEST_FIELDS[name].parse(value), "cli")
+    ledger = Ledger(ScenarioRequest(MappingProxyType(given)))
     hardware = hardware or scenario.hardware
     lengths = scenario.recipe.batch.lengths
     recipe = resolve_recipe(ledger, scenario.model, hardware, scenario.stack, lengths)
     run = scenario.run
-    if "eval_batch" in said:
+    if "eval_batch" in given:
         run = replace(run, eval_micro_batch=ledger.choose("eval_batch", 0, ""))
     assumptions = _updated(scenario.assumptions, ledger.assumptions)
     changed = replace(scenario, hardware=hardware, recipe=recipe, run=run, assumptions=assumptions)
@@ -51,7 +51,7 @@ def with_flags(scenario: Scenario, flags: Flags, hardware: Hardware | None = Non
 
 
 def request_of(scenario: Scenario) -> ScenarioRequest:
-    """What was said about the recipe of a scenario, by the origins that it carries;
+    """What was given about the recipe of a scenario, by the origins that it carries;
     all of it where no origin is known.
     """
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}

@@ -53,8 +53,8 @@ def evaluation_step_seconds(job: TimedJob) -> Number:
 
 def _micro_batch(job: TimedJob) -> Number:
     """Samples that one GPU evaluates at a time."""
-    said = job.scenario.run.eval_micro_batch
-    return job.recipe.batch.micro_batch if said is None else said
+    given = job.scenario.run.eval_micro_batch
+    return job.recipe.batch.micro_batch if given is None else given
 
 
 def _weight_seconds(job: TimedJob) -> Number:

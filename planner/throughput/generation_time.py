@@ -23,7 +23,7 @@ def generation_seconds(job: TimedJob) -> Number:
     issues recorded graphs.  One more token reads all weights, and the cache of prompt and half a completion.
     Source: as :mod:`planner.throughput.evaluation`; transformers 5.23 cache_utils.py DynamicLayer.update.
     Ignored: sequences that end early, sampling, rewards, synchronising weights with vLLM, its speculation and
-    its prefix cache; generation on other cards (``vllm-server``), whose speed nobody said.
+    its prefix cache; generation on other cards (``vllm-server``), whose speed nobody gave.
     """
     recipe, rollout = job.recipe, job.recipe.rollout
     if rollout is None or rollout.generator == "vllm-server":

@@ -55,7 +55,7 @@ def test_a_length_that_was_not_said_is_assumed_aloud(capsys: pytest.CaptureFixtu
 
     given = with_length(from_flags({"model": "7b", "method": "lora"}), "an example")
     assert given.get("seq") == 1024
-    assert "no --seq was said: 1024 tokens are assumed" in capsys.readouterr().err
+    assert "no --seq was given: 1024 tokens are assumed" in capsys.readouterr().err
     assert (
         with_length(from_flags({"model": "7b", "method": "lora", "seq": 64}), "an example").get("seq") == 64
     )

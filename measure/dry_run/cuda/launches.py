@@ -49,16 +49,16 @@ class Launches:
         names = list(inspect.signature(start).parameters)
 
         def execute(process: Any, *values: Any) -> None:
-            said = dict(zip(names, (process, *values), strict=True))
-            words = _words(said["args"])
-            if said["shell"] or not is_python_program(words):
+            given = dict(zip(names, (process, *values), strict=True))
+            words = _words(given["args"])
+            if given["shell"] or not is_python_program(words):
                 start(process, *values)
                 return
             # The ends of pipes that the process itself would hold.
-            for end in (said["p2cread"], said["c2pwrite"], said["errwrite"]):
+            for end in (given["p2cread"], given["c2pwrite"], given["errwrite"]):
                 if end != -1:
                     os.close(end)
-            self._run(words, said["env"], said["cwd"])
+            self._run(words, given["env"], given["cwd"])
             process.pid, process.returncode = os.getpid(), 0
 
         subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ class Launches:
 
 
 def _words(args: Any) -> list[str]:
-    """A command line as words, however it was said."""
+    """A command line as words, however it was given."""
     return [os.fsdecode(each) for each in ([args] if isinstance(args, str | bytes | os.PathLike) else args)]
 
 

@@ -68,17 +68,17 @@ def _block_mask(
     *args: Any,
     **options: Any,
 ) -> Any:
-    said = {**dict(zip(("device", "BLOCK_SIZE"), args, strict=False)), **options}
-    size = said.get("BLOCK_SIZE", _BLOCK)
+    given = {**dict(zip(("device", "BLOCK_SIZE"), args, strict=False)), **options}
+    size = given.get("BLOCK_SIZE", _BLOCK)
     of_query, of_key = (size, size) if isinstance(size, int) else size
     n_rows, n_columns = -(-Q_LEN // of_query), -(-KV_LEN // of_key)
-    shape, device = (B or 1, H or 1, n_rows), said.get("device") or "cuda"
+    shape, device = (B or 1, H or 1, n_rows), given.get("device") or "cuda"
     # Each row may look at all blocks of keys.
     counts = torch.full(shape, n_columns, dtype=torch.int32, device=device)
     indices = torch.zeros((*shape, n_columns), dtype=torch.int32, device=device)
     whole = (
         (torch.zeros_like(counts), torch.zeros_like(indices))
-        if said.get("separate_full_blocks", True)
+        if given.get("separate_full_blocks", True)
         else ()
     )
     return sys.modules[_MODULE].BlockMask.from_kv_blocks(

@@ -157,11 +157,11 @@ def _written_by(call: ast.Call) -> set[str]:
         # A block pointer stores itself: ``pointer.store(value)``.
         own = function.value if isinstance(function, ast.Attribute) else None
         of_module = own is None or (isinstance(own, ast.Name) and own.id in _MODULE_NAMES)
-        said = [
+        given = [
             *(call.args[:1] if of_module else [own]),
             *(each.value for each in call.keywords if each.arg == "pointer"),
         ]
-        return _names(*(each for each in said if each is not None))
+        return _names(*(each for each in given if each is not None))
     if isinstance(function, ast.Name) and not hasattr(builtins, function.id):
         return _names(*call.args, *(word.value for word in call.keywords))
     return set()

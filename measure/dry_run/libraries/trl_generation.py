@@ -36,8 +36,8 @@ def again_in_second_step(trainer_class: Any, stages: Stages, guesses: Guesses) -
         if stages.steps_done == 1 and trainer.model.training and id(trainer) not in asked:
             asked.add(id(trainer))
             trainer._buffered_inputs = None  # noqa: SLF001
-            said = trainer.args
-            if said.steps_per_generation * said.num_iterations > said.gradient_accumulation_steps:
+            args = trainer.args
+            if args.steps_per_generation * args.num_iterations > args.gradient_accumulation_steps:
                 guesses.assume("completions", "generated again in the second step", "GRPOTrainer")
         return prepare(trainer, inputs)
 

@@ -47,9 +47,9 @@ def missing_build_tool() -> str | None:
 
 def extensions_folder() -> Path:
     """Where torch keeps what it compiled.  Source: torch 2.13 utils/cpp_extension.py _get_build_directory."""
-    said = os.environ.get("TORCH_EXTENSIONS_DIR")
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(said) if said else Path(cache) / "torch_extensions"
+    return Path(given) if given else Path(cache) / "torch_extensions"
 
 
 def remove_abandoned_locks() -> tuple[Path, ...]:

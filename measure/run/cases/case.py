@@ -116,7 +116,7 @@ def case_from_json(data: Mapping[str, Any]) -> RunCase:
 
 def case_key(case: RunCase, scenario: Scenario) -> str:
     """Twelve hex digits that name what is measured:
-    the same for a value that was said and one that was filled in.
+    the same for a value that was given and one that was filled in.
     """
     recipe, hardware = scenario.recipe, scenario.hardware
     options = {key: value for key, value in asdict(case.options).items() if key not in _NOT_IN_KEY}

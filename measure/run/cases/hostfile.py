@@ -57,17 +57,17 @@ def read_hostfile(path: str | Path) -> Hosts:
     return Hosts(tuple(found), next(iter(found.values())))
 
 
-def with_hosts(said: dict[str, Any], path: str) -> dict[str, Any]:
+def with_hosts(given: dict[str, Any], path: str) -> dict[str, Any]:
     """What was given on the command line, with the machines of the hostfile: the first one is where all meet.
 
     Raises:
         UsageError: the command line says the same things once more, or the file cannot be used.
     """
     for flag in ("nodes", "gpus", "rendezvous"):
-        if said.get(flag) is not None:
+        if given.get(flag) is not None:
             raise UsageError(f"--{flag} is in the hostfile already: leave one of the two out")
     hosts = read_hostfile(path)
     several = (
         {"nodes": len(hosts.names), "rendezvous": f"{hosts.names[0]}:{_PORT}"} if len(hosts.names) > 1 else {}
     )
-    return {**said, "gpus": hosts.slots, **several}
+    return {**given, "gpus": hosts.slots, **several}

@@ -2,7 +2,7 @@
 
 A run is fed with what is said of the data: its quantiles, or the table of a data set that was read, which
 predictions take as well.
-Where only a mean is said, lengths spread evenly around it.  Predictions have another law there
+Where only a mean is given, lengths spread evenly around it.  Predictions have another law there
 (:mod:`planner.anatomy.natural_lengths`), because a run that it feeds could never show it wrong.  Both have
 that mean and differ in the longest sample of a whole run: predictions take the cap, and here it is
 ``min(2 x mean - 1, cap)``.  Below half of the cap such a run needs less than is predicted.

@@ -163,11 +163,11 @@ class Nvml:
 
         Names are indices or unique beginnings of UUIDs.
         """
-        said = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if said is None:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if given is None:
             return list(range(count))
         indices: list[int] = []
-        for part in (text.strip() for text in said.split(",")):
+        for part in (text.strip() for text in given.split(",")):
             index = (
                 self._index_of_uuid(part, count)
                 if part.startswith(_UUID_PREFIX)

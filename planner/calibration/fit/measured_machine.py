@@ -38,14 +38,14 @@ class MachineKey:
 
     def adds_to(self, other: MachineKey) -> bool:
         """Whether it agrees with ``other`` and says more."""
-        said = [sum(bool(getattr(key, each.name)) for each in fields(key)) for key in (self, other)]
-        return said[0] > said[1] and self.agrees_with(other)
+        known = [sum(bool(getattr(key, each.name)) for each in fields(key)) for key in (self, other)]
+        return known[0] > known[1] and self.agrees_with(other)
 
     @property
     def label(self) -> str:
         """The machine in words."""
-        said = (("host", self.host), ("machine", self.machine), ("driver", self.driver))
-        return ", ".join((self.gpu, *(f"{name} {value}" for name, value in said if value)))
+        named = (("host", self.host), ("machine", self.machine), ("driver", self.driver))
+        return ", ".join((self.gpu, *(f"{name} {value}" for name, value in named if value)))
 
 
 def one_machine(screened: Screened, attachments: Attachments) -> tuple[Environment | None, Screened]:

@@ -42,14 +42,14 @@ def check_configs(
         UsageError: a flag that cannot be used.
         InputFileError: a changed file cannot be written.
     """
-    said, allowed = from_flags(flags), allowed_codes(run.allow)
+    given, allowed = from_flags(flags), allowed_codes(run.allow)
     if not configs and not any(text.strip() for text in run.commands):
         raise UsageError("no config is given: plan check CONFIG..., or plan check --command 'COMMAND'")
     asked = [*check_jobs(configs, options, run.accelerate), *_command_jobs(options, run)]
     jobs = [replace(job, typed=_typed(flags)) for job in asked]
     if len(jobs) > MAX_CONFIGS:
         raise UsageError(f"at most {MAX_CONFIGS:,} configs at once, but {len(jobs):,} are given")
-    checked = _checked(jobs, said, run)
+    checked = _checked(jobs, given, run)
     if run.traces:
         from planner.cli.check_trace import with_traces
 
@@ -76,15 +76,15 @@ def _command_jobs(options: CheckOptions, run: CheckRun) -> list[CheckJob]:
     ]
 
 
-def _checked(jobs: Sequence[CheckJob], said: ScenarioRequest, run: CheckRun) -> list[Checked]:
+def _checked(jobs: Sequence[CheckJob], given: ScenarioRequest, run: CheckRun) -> list[Checked]:
     if run.write is not None:
         if len(jobs) != 1:
             raise UsageError(
                 f"--write takes one config with one launch file at a time, but {len(jobs)} jobs are asked for"
             )
-        return [check_and_write(jobs[0], said, run.write, run.allow)]
+        return [check_and_write(jobs[0], given, run.write, run.allow)]
     advise = len(jobs) <= BRIEF_ABOVE
-    return [check_job(job, said, advise=advise, allow=run.allow) for job in jobs]
+    return [check_job(job, given, advise=advise, allow=run.allow) for job in jobs]
 
 
 def _typed(flags: Mapping[str, object]) -> str:

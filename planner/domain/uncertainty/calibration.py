@@ -171,10 +171,10 @@ def lengths_of(scenario: Scenario) -> Lengths:
     if batch.padding != "longest":
         return "fixed"
     padding = scenario.assumption("padding")
-    said = padding is not None and not (padding.is_assumed or padding.is_tool_default)
+    given = padding is not None and not (padding.is_assumed or padding.is_tool_default)
     return (
         "natural"
-        if batch.tokens_per_sample < batch.seq_len or (said and _mean_is_assumed(scenario))
+        if batch.tokens_per_sample < batch.seq_len or (given and _mean_is_assumed(scenario))
         else "fixed"
     )
 

@@ -1,5 +1,5 @@
 """How far a measurement may lie from one prediction, relative to others:
-more where less of it was counted, said or ever seen.
+more where less of it was counted, given or ever seen.
 
 A scale has no unit of its own: intervals are quantiles of ``log(measured / predicted) / scale``, so only
 ratios of scales matter. All functions take numbers or arrays.

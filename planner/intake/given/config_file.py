@@ -1,4 +1,4 @@
-"""A config file of any kind -> what was said about a job, with what was not taken over of it."""
+"""A config file of any kind -> what was given about a job, with what was not taken over of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ConfigFile:
     """What a file says, and what the reader should know of how it was read.
 
     ``tool``: the program that it is for, ``tool_name`` its name for ``--tool``.  ``remarks``: keys that are
-    not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be said
+    not counted as they stand.  ``ignored``: unknown keys, as ``file:key``.  ``needs``: what has to be given
     beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
@@ -68,7 +68,7 @@ def read_config_file(path: str | Path, tool: str | None = None, beside: Beside |
     if tool == OWN_TOOL or (tool is None and file.suffix == ".toml" and not _is_torchtitan(file)):
         return ConfigFile(from_toml(file), OWN_TOOL)
     config = config_of(read_config(file, tool, beside))
-    left_open = missing_fields(config.request.said, ("model", "recipe"))
+    left_open = missing_fields(config.request.is_given, ("model", "recipe"))
     asked = {name: f"{file}: does not say the {name}: say {REQUEST_FIELDS[name].flag}" for name in left_open}
     return replace(
         config,
@@ -117,7 +117,7 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
     """What file and flags say together; flags win.
 
     Raises:
-        UsageError: something that the file leaves open is not said, its batch over all GPUs is another than
+        UsageError: something that the file leaves open is not given, its batch over all GPUs is another than
             the job's, or its tool refuses several GPUs.
         NotModelledError: a key that no formula covers on one GPU either.
     """
@@ -141,25 +141,25 @@ def _check_alone(alone: Alone, request: ScenarioRequest) -> None:
 
 def _with_both_switches(request: ScenarioRequest, file: ScenarioRequest) -> ScenarioRequest:
     """``request`` with those switches of the file that the flags do not name."""
-    said, before = request.values.get("switches"), file.values.get("switches")
-    if said is None or before is None or said is before:
+    given, before = request.values.get("switches"), file.values.get("switches")
+    if given is None or before is None or given is before:
         return request
-    named = {text.partition("=")[0].strip() for text in said.value}
+    named = {text.partition("=")[0].strip() for text in given.value}
     kept = tuple(text for text in before.value if text.partition("=")[0] not in named)
     return merge(
-        request, ScenarioRequest({"switches": Given((*kept, *said.value), said.origin, before.note)})
+        request, ScenarioRequest({"switches": Given((*kept, *given.value), given.origin, before.note)})
     )
 
 
 def _parsed(reading: Reading) -> Mapping[str, Given]:
     values = {}
-    for said in reading.said.values():
-        field_ = REQUEST_FIELDS[said.field]
-        value = _beside(reading.path, said.value) if said.field == "model" else said.value
+    for given in reading.said.values():
+        field_ = REQUEST_FIELDS[given.field]
+        value = _beside(reading.path, given.value) if given.field == "model" else given.value
         try:
-            values[said.field] = Given(field_.parse(value), said.origin, said.note)
+            values[given.field] = Given(field_.parse(value), given.origin, given.note)
         except UsageError as error:
-            raise InputFileError(said.origin, str(error)) from None
+            raise InputFileError(given.origin, str(error)) from None
     return MappingProxyType(values)
 
 

@@ -146,7 +146,7 @@ _FIELDS = (
     ),
     _count(
         "generation_steps",
-        "Micro-batches that are generated at once; as many as --grad-accum, if not said (grpo)",
+        "Micro-batches that are generated at once; as many as --grad-accum, if not given (grpo)",
         65_536,
     ),
     _count("iterations", "How often each completion is trained on (grpo, ppo)", 65_536),
@@ -282,13 +282,13 @@ _FIELDS = (
     ),
     _count(
         "pipeline_microbatches",
-        "Micro-batches that run through a pipeline before gradients are reduced; all of a step, if not said",
+        "Micro-batches that run through a pipeline before gradients are reduced; all of a step, if not given",
         65_536,
     ),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
     _count("expert_parallel", "GPUs that divide the experts of each layer, beside FSDP2", 65_536),
     _count("hpz", "GPUs over which ZeRO-3 divides a second copy of the weights (ZeRO++ hpZ)", 65_536),
-    _count("replicas", "Copies of what hsdp divides; one on each node, if not said", 65_536),
+    _count("replicas", "Copies of what hsdp divides; one on each node, if not given", 65_536),
 )
 REQUEST_FIELDS: dict[str, RequestField] = {field.name: field for field in _FIELDS}
 """Every field by name, in the order in which help prints them."""
@@ -297,17 +297,17 @@ FIELD_OF_COLUMN: dict[str, str] = {field.column: field.name for field in _FIELDS
 """Names in records and documents -> names of fields."""
 
 
-def missing_fields(said: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:
-    """Fields without a default that ``said`` answers no to, of these parts of a job."""
+def missing_fields(given: Callable[[str], bool], parts: Iterable[Part]) -> tuple[str, ...]:
+    """Fields without a default that ``given`` answers no to, of these parts of a job."""
     asked = set(parts)
     wanted = [field for field in _NEEDED if field.needed_for in asked]
     return tuple(
-        field.name for field in wanted if not (said(field.name) or (field.or_else and said(field.or_else)))
+        field.name for field in wanted if not (given(field.name) or (field.or_else and given(field.or_else)))
     )
 
 
 def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> str:
-    """The message about fields that were not said; ``prefix`` is how their names are typed,
+    """The message about fields that were not given; ``prefix`` is how their names are typed,
     ``example`` a call that works.
     """
     missing = "missing " + ", ".join(f"{prefix}{name}" for name in names)

@@ -30,7 +30,7 @@ class Ledger:
         order = {name: position for position, name in enumerate(REQUEST_FIELDS)}
         return tuple(sorted(self._entries.values(), key=lambda entry: order.get(entry.name, len(order))))
 
-    def said(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         """Whether the user (or the record) says something about this field."""
         return name in self.request.values
 
@@ -44,7 +44,7 @@ class Ledger:
         self._entries[name] = replace(entry, note=f"{entry.note}; {note}" if entry.note else note)
 
     def choose(self, name: str, default: ValueT, origin: str, note: str = "") -> ValueT:
-        """What was said about the field, else ``default`` with its ``origin``."""
+        """What was given about the field, else ``default`` with its ``origin``."""
         given = self.request.values.get(name)
         if given is not None:
             self.enter(name, given.value, given.origin, given.note)

@@ -1,4 +1,4 @@
-"""What a user (or a record) says about a job, each value with where it was said."""
+"""What a user (or a record) says about a job, each value with where it was given."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRequest:
-    """Everything that was said about one job; what is absent is filled in by ``resolve``.
+    """Everything that was given about one job; what is absent is filled in by ``resolve``.
 
     ``record_id`` is set when a record speaks: what it leaves open is unknown,
     so a default there is an assumption.
@@ -62,23 +62,23 @@ class ScenarioRequest:
     record_id: str | None = None
 
     def get(self, name: str) -> Any:
-        """The value of one field, or ``None`` when it was not said."""
+        """The value of one field, or ``None`` when it was not given."""
         given = self.values.get(name)
         return None if given is None else given.value
 
-    def said(self, name: str) -> bool:
-        """Whether anything is said about this field."""
+    def is_given(self, name: str) -> bool:
+        """Whether anything is given about this field."""
         return self.values.get(name) is not None
 
 
 def require(request: ScenarioRequest, *parts: Part, example: str = "", prefix: str = "") -> None:
-    """Check that everything without a default is said about these parts of the job; see :func:`missing_text`.
+    """Check that these parts of the job have all that has no default; see :func:`missing_text`.
 
     Raises:
         UsageError: something is not.
         NotModelledError: something is not, and a record speaks.
     """
-    missing = missing_fields(request.said, parts)
+    missing = missing_fields(request.is_given, parts)
     if missing and request.record_id is not None:
         names = ", ".join(REQUEST_FIELDS[name].column for name in missing)
         raise NotModelledError(f"record '{request.record_id}' does not say {names}")
@@ -94,8 +94,8 @@ def from_flags(flags: Mapping[str, object]) -> ScenarioRequest:
         UnknownNameError: no such flag, or no such choice.
         UsageError: a value of the wrong type or out of range, or one flag given twice.
     """
-    said = ((str(name), value, "cli") for name, value in flags.items() if value is not None)
-    return ScenarioRequest(_parse_all(said, on_command_line=True))
+    given = ((str(name), value, "cli") for name, value in flags.items() if value is not None)
+    return ScenarioRequest(_parse_all(given, on_command_line=True))
 
 
 def from_toml(path: str | Path) -> ScenarioRequest:
@@ -145,10 +145,10 @@ def from_record(record: RunRecord) -> ScenarioRequest:
             "not modelled"
         )
     columns = {column: name for column, name in FIELD_OF_COLUMN.items() if column in RunRecord.__slots__}
-    said = [(name, getattr(record, column), origin) for column, name in columns.items()]
+    given = [(name, getattr(record, column), origin) for column, name in columns.items()]
     if record.memory_limit_mib is not None:
-        said.append(("gpu_memory", f"{record.memory_limit_mib:f} MiB", origin))
-    values = _parse_all((name, value, where) for name, value, where in said if value not in (None, ()))
+        given.append(("gpu_memory", f"{record.memory_limit_mib:f} MiB", origin))
+    values = _parse_all((name, value, where) for name, value, where in given if value not in (None, ()))
     return ScenarioRequest(values, record_id=record.id)
 
 
@@ -167,12 +167,12 @@ def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:
 
 
 def _parse_all(
-    said: Iterable[tuple[str, object, str]], *, on_command_line: bool = False
+    given: Iterable[tuple[str, object, str]], *, on_command_line: bool = False
 ) -> Mapping[str, Given]:
-    """Parsed values by field name; ``said`` are names as written, values, and where."""
+    """Parsed values by field name; ``given`` are names as written, values, and where."""
     values: dict[str, Given] = {}
     prefix = "--" if on_command_line else ""
-    for written, value, origin in said:
+    for written, value, origin in given:
         name = written.replace("-", "_")
         field = REQUEST_FIELDS.get(name)
         if field is None:

@@ -19,10 +19,10 @@ Level = Literal["refuse", "not-modelled", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A resolved scenario and what was said, by field (a default is nobody's mistake)."""
+    """A resolved scenario and what was given, by field (a default is nobody's mistake)."""
 
     scenario: Scenario
-    said: Mapping[str, Given]
+    given: Mapping[str, Given]
 
     @property
     def model(self) -> ModelSpec:

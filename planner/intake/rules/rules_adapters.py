@@ -45,7 +45,7 @@ def _has_stacked(case: Case) -> bool:
 
 
 def _lora_beside_rotations(case: Case) -> list[str]:
-    return [name for name in _OF_LORA if name in case.said and case.said[name].value]
+    return [name for name in _OF_LORA if name in case.given and case.given[name].value]
 
 
 def _twice_without_autocast(case: Case) -> bool:

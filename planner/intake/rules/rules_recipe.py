@@ -28,19 +28,19 @@ _FOUR_BIT = ("nf4", "fp4")
 
 
 def _contradicts_method(case: Case) -> bool:
-    allowed = _METHOD_ALLOWS.get(case.said["method"].value) if "method" in case.said else None
+    allowed = _METHOD_ALLOWS.get(case.given["method"].value) if "method" in case.given else None
     return allowed is not None and case.numerics.quantization not in allowed
 
 
 def _contradiction_text(case: Case) -> str:
-    method = case.said["method"].value
+    method = case.given["method"].value
     return (
         f"{method} allows {', '.join(_METHOD_ALLOWS[method])}, quantization says {case.numerics.quantization}"
     )
 
 
 def _lora_fields_said(case: Case) -> list[str]:
-    return [name for name in _LORA_FIELDS if name in case.said]
+    return [name for name in _LORA_FIELDS if name in case.given]
 
 
 def _all_targets_unmatched(case: Case) -> bool:
@@ -240,7 +240,7 @@ RECIPE_RULES = (
         "modules-to-save-with-full",
         "refuse",
         "A full fine-tune trains every module, so modules_to_save means nothing there: leave it out",
-        lambda case: case.recipe.method == "full" and "modules_to_save" in case.said,
+        lambda case: case.recipe.method == "full" and "modules_to_save" in case.given,
     ),
     Rule(
         "optimizer-of-whole-matrices",
@@ -298,7 +298,7 @@ RECIPE_RULES = (
         "load-dtype-over-quantized",
         "warn",
         "Over a quantised base load_dtype reaches only what is not quantised: token table, head and norms",
-        lambda case: case.numerics.quantization != "none" and "load_dtype" in case.said,
+        lambda case: case.numerics.quantization != "none" and "load_dtype" in case.given,
     ),
     Rule(
         "fused-experts-not-quantized",
@@ -387,7 +387,7 @@ RECIPE_RULES = (
         "warn",
         "Packed sequences are full whatever the samples' length, so tokens_per_sample changes neither "
         "memory nor step time",
-        lambda case: case.recipe.batch.padding == "packed" and "tokens_per_sample" in case.said,
+        lambda case: case.recipe.batch.padding == "packed" and "tokens_per_sample" in case.given,
     ),
     Rule(
         "sequence-above-table",
@@ -407,14 +407,14 @@ RECIPE_RULES = (
         "reentrant-without-checkpointing",
         "warn",
         "checkpoint_reentrant means nothing without gradient checkpointing",
-        lambda case: "checkpoint_reentrant" in case.said and not case.recipe.gradient_checkpointing,
+        lambda case: "checkpoint_reentrant" in case.given and not case.recipe.gradient_checkpointing,
     ),
     Rule(
         "checkpoint-every-without-checkpointing",
         "warn",
         "checkpoint_every and checkpoint_policy mean nothing without gradient checkpointing",
         lambda case: (
-            bool({"checkpoint_every", "checkpoint_policy"} & set(case.said))
+            bool({"checkpoint_every", "checkpoint_policy"} & set(case.given))
             and not case.recipe.gradient_checkpointing
         ),
     ),

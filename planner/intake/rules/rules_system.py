@@ -283,7 +283,7 @@ SYSTEM_RULES = (
         "warn",
         "The model's code comes with the checkpoint and picks its own attention kernel, which may not be "
         "the one given",
-        lambda case: case.model.remote_code and "attention" in case.said,
+        lambda case: case.model.remote_code and "attention" in case.given,
     ),
     Rule(
         "liger-not-in-stack",

@@ -128,8 +128,8 @@ def _written(each: Checked) -> Iterator[Block]:
     written = each.written
     if written is None:
         return
-    said = ", ".join(fix.lever.description for fix in each.remedy) or "as it was"
-    yield Note(f"Written: {' and '.join(written.files)} ({said}). Read again:", "strong")
+    changes = ", ".join(fix.lever.description for fix in each.remedy) or "as it was"
+    yield Note(f"Written: {' and '.join(written.files)} ({changes}). Read again:", "strong")
     after = written.after
     if after.subject is None:
         yield Note(f"{_FAILURES[after.failure_code]}: {after.failure}", "bad")
@@ -256,8 +256,8 @@ def _read(each: Checked, subject: Subject, folder: str, *, brief: bool) -> Secti
     """
     blocks = tuple(_details(each, subject, _keys_of(each), defaults=False))
     if not brief and each.remedy:
-        said = "; ".join(line.strip() for fix in each.remedy for line in fix_lines(each.config, fix))
-        blocks += (Note(f"With {said}: {_then(each.remedy[-1])}", "good"),)
+        changes = "; ".join(line.strip() for fix in each.remedy for line in fix_lines(each.config, fix))
+        blocks += (Note(f"With {changes}: {_then(each.remedy[-1])}", "good"),)
     if not blocks:
         return Section("", ())
     about = Note(

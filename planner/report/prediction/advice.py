@@ -1,4 +1,4 @@
-"""What would change the answer: levers, other software stacks, and assumptions that nobody said."""
+"""What would change the answer: levers, other software stacks, and what was assumed."""
 
 from __future__ import annotations
 

@@ -163,10 +163,10 @@ def first_difference(program: Sequence[Request], trace: Sequence[Request]) -> Di
 def differences(program: Sequence[Request], trace: Sequence[Request]) -> list[str]:
     """Every run of requests that differ, each with the request before it."""
     keys = [[each.key for each in side] for side in (program, trace)]
-    said = []
+    lines = []
     for kind, one, two, three, four in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
         if kind != "equal":
-            said.append(f"--- at {one} of the program, {three} of the trace")
-            said += [f"  program {each}" for each in program[max(one - 1, 0) : two]]
-            said += [f"  trace   {each}" for each in trace[max(three - 1, 0) : four]]
-    return said
+            lines.append(f"--- at {one} of the program, {three} of the trace")
+            lines += [f"  program {each}" for each in program[max(one - 1, 0) : two]]
+            lines += [f"  trace   {each}" for each in trace[max(three - 1, 0) : four]]
+    return lines

@@ -17,8 +17,8 @@ def recipe_label(row: RowScore) -> str:
 
 def _record_label(record: RunRecord) -> str:
     """What the record itself says, for a row without a scenario."""
-    said = (record.method, record.quantization, record.gpu, record.sharding, record.offload)
-    return " ".join(part for part in said if part is not None and part != "none")
+    words = (record.method, record.quantization, record.gpu, record.sharding, record.offload)
+    return " ".join(part for part in words if part is not None and part != "none")
 
 
 def amount(quantity: str, value: float) -> str:

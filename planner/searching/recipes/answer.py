@@ -123,7 +123,7 @@ def place_of(group: RecipeGroup) -> tuple[int, bool, float]:
 
 
 def _notes(space: Space) -> tuple[str, ...]:
-    if space.said("seq"):
+    if space.is_given("seq"):
         return ()
     return (f"No --seq is given: {ASSUMED_SEQ_TOKENS:,} tokens are taken, or the model's most.",)
 

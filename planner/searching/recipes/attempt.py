@@ -117,7 +117,7 @@ def attempt(
         scenario = complete(space.request(flags), option.found)
     except RefusedCombinationError as error:
         return type(error)(str(error).removesuffix(FORCE_HINT))
-    offloads = "offload" in option.flags and not space.said("offload")
+    offloads = "offload" in option.flags and not space.is_given("offload")
     prediction = predict_with(scenario, model, quick=quick)
     return Tried(flags, scenario, prediction, option.n_changes, model, option, space.config_file, offloads)
 

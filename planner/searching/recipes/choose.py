@@ -48,16 +48,16 @@ def _ends_at_most(space: Space, answer: FoundRecipes) -> tuple[str, ...]:
     reached = any(
         tried.scenario.recipe.batch.micro_batch == most for group in answer.groups for tried in group.rows
     )
-    said = f"No micro-batch above {most} was tried; --solve batch finds the largest that fits"
-    return (f"{said}.",) if reached and not space.said("batch") else ()
+    note = f"No micro-batch above {most} was tried; --solve batch finds the largest that fits"
+    return (f"{note}.",) if reached and not space.is_given("batch") else ()
 
 
 def _steps_differ(answer: FoundRecipes) -> tuple[str, ...]:
     steps = {_samples_per_step(tried.scenario) for group in answer.groups for tried in group.rows}
-    said = (
+    note = (
         "The recipes take different numbers of samples per optimizer step; --global-batch keeps it the same"
     )
-    return (f"{said}.",) if len(steps) > 1 else ()
+    return (f"{note}.",) if len(steps) > 1 else ()
 
 
 def _samples_per_step(scenario: Scenario) -> int:

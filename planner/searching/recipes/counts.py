@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner.intake.given.fields import split_count
 from planner.searching.recipes.space import Space, TypedFlags
 
-# GPUs in one node unless something else is said, and the counts of whole nodes that are tried after one.
+# GPUs in one node unless something else is given, and the counts of whole nodes that are tried after one.
 _NODE_GPUS = 8
 _NODES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -16,7 +16,7 @@ def counted_places(space: Space, card: TypedFlags) -> Iterator[dict[str, str | b
     """The place with 1, 2, 4... GPUs of a node, then with whole nodes;
     ``X:n`` and ``--gpus`` say how many one node has.
     """
-    place, per_node = dict(card), space.values_of("gpus")[0] if space.said("gpus") else _NODE_GPUS
+    place, per_node = dict(card), space.values_of("gpus")[0] if space.is_given("gpus") else _NODE_GPUS
     name, counted = split_count(str(card.get("gpu") or space.of_file("gpu") or ""))
     if counted is not None:
         place["gpu"], per_node = name, counted

@@ -22,9 +22,9 @@ def best_other_stack(pool: Pool, answer: FoundRecipes, model_for: ModelFor) -> O
     ``None`` where none does.
 
     Each stack is taken as it is by default, without offload that it does not do by itself.  Nothing is tried
-    where a stack was said, or anything about versions and switches, which belong to one.
+    where a stack was given, or anything about versions and switches, which belong to one.
     """
-    if any(map(pool.space.said, ("stack", "versions", "switches"))) or answer.solved == "gpus":
+    if any(map(pool.space.is_given, ("stack", "versions", "switches"))) or answer.solved == "gpus":
         return None
     explorer = try_sizes if answer.solved is None else explorer_of(pool, answer.solved)
     assumed = {tried.scenario.stack.id for tried in _all(pool)}

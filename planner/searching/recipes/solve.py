@@ -59,24 +59,24 @@ def solve(pool: Pool, model_for: ModelFor, quantity: Quantity, *, top: int = 3) 
     for ``gpus`` with the fewest.
 
     Raises:
-        UsageError: the quantity was said, or there is nothing to try.
+        UsageError: the quantity was given, or there is nothing to try.
         RefusedCombinationError: every recipe breaks a rule.
         NotModelledError: no formula covers the model.
     """
     space = pool.space
     if quantity == "gpus":
         return _fewest_gpus(pool, model_for, top)
-    if space.said(quantity):
+    if space.is_given(quantity):
         typed = quantity in space.fixed or quantity in space.choices
-        said = (
+        flags = (
             f"{REQUEST_FIELDS[quantity].flag} out"
             if typed
             else f"it out of {space.config.request.values[quantity].origin}"
         )
-        raise UsageError(f"--solve {quantity} finds it, so leave {said}")
+        raise UsageError(f"--solve {quantity} finds it, so leave {flags}")
     if quantity == "seq":
         # An option has to have some length; that of the answer is put over it.
-        batch = {} if space.said("batch") or space.global_batch else {"batch": "1"}
+        batch = {} if space.is_given("batch") or space.global_batch else {"batch": "1"}
         pool.space = space = replace(space, fixed={**space.fixed, **batch, "seq": str(_shortest(space))})
     explorer = explorer_of(pool, quantity)
     for options, model in all_options(pool, model_for, space.places()):
@@ -183,8 +183,8 @@ def size_of(quantity: Quantity) -> Callable[[Tried], Number]:
 
 def _shortest(space: Space) -> int:
     """Where lengths begin: no sample is cut that has a length of its own."""
-    said = space.fixed.get("tokens_per_sample", space.of_file("tokens_per_sample"))
-    tokens = 1.0 if said is None else float(REQUEST_FIELDS["tokens_per_sample"].parse(said))
+    given = space.fixed.get("tokens_per_sample", space.of_file("tokens_per_sample"))
+    tokens = 1.0 if given is None else float(REQUEST_FIELDS["tokens_per_sample"].parse(given))
     return int(max(1, -(-tokens // SEQ_STEP_TOKENS)) * SEQ_STEP_TOKENS)
 
 
@@ -205,7 +205,7 @@ def _first_length(pool: Pool, option: Option, most: int) -> int:
 
 
 def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) -> bool:
-    """Solve one option with every accumulation (for the length: every micro-batch) that was said;
+    """Solve one option with every accumulation (for the length: every micro-batch) that was given;
     whether anything fits.
     """
     if quantity == "batch":
@@ -215,9 +215,9 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
     else:
         most = _longest(pool.space, option)
         start = _first_length(pool, option, most)
-        # Where no micro-batch was said the smallest goes farthest.
+        # Where no micro-batch was given the smallest goes farthest.
         runs = sizes(pool.space, option.found.hardware.world_size)
-        taken = [each for run in runs for each in (run if pool.space.said("batch") else run[:1])]
+        taken = [each for run in runs for each in (run if pool.space.is_given("batch") else run[:1])]
         lines = [_Line("seq", start, SEQ_STEP_TOKENS, most, each) for each in taken]
     solved = [_most(pool, option, model, line) for line in lines]
     return any(solved)
@@ -251,7 +251,7 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
     # Where samples have a length of their own the grid would let them grow with the sequence.
     judged = (
         values
-        if pool.space.said("tokens_per_sample")
+        if pool.space.is_given("tokens_per_sample")
         else _fitting(best, line.quantity, values, pool.confidence)
     )
     most = _last_that(fits, judged) or good
@@ -330,7 +330,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
     The most of them come first, because few jobs need more of a GPU with more GPUs and none much more.
     """
     space = pool.space
-    if space.said("nodes") or "gpus" in space.choices:
+    if space.is_given("nodes") or "gpus" in space.choices:
         raise UsageError(
             "--solve gpus finds how many: leave --nodes out, and let --gpus say how many one node has"
         )
@@ -352,7 +352,7 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
         _explore_counts(pool, model_for, [*one_node, *several], most, top)
         if not pool.by_training:
             raise most.refused[0]
-    answer = answer_of(pool, partial(_best_of_each_place, offloads=space.said("offload"), top=top))
+    answer = answer_of(pool, partial(_best_of_each_place, offloads=space.is_given("offload"), top=top))
     return replace(answer, solved="gpus")
 
 
@@ -362,7 +362,7 @@ class _Most:
     and recipes ``lacking`` much of a card.
 
     ``short``: options that were tried and lack much, in the place that is explored now.  ``left_out``: those
-    that need more than one of these on the most GPUs.  ``refused``: why numbers of GPUs cannot be said.
+    that need more than one of these on the most GPUs.  ``refused``: why numbers of GPUs cannot be given.
     """
 
     fits: set[Training] = field(default_factory=set)
@@ -417,7 +417,7 @@ def _recipe_of(option: Option) -> frozenset[tuple[str, str | bool]]:
 def _options_at(
     pool: Pool, model_for: ModelFor, place: TypedFlags, most: _Most
 ) -> list[tuple[OptionGroup, Model]]:
-    """Options of a number of GPUs; none where what was said cannot be said of it, which is noted."""
+    """Options of a number of GPUs; none where what was given cannot be said of it, which is noted."""
     try:
         return [*all_options(pool, model_for, [place])]
     except RefusedCombinationError as error:

@@ -1,5 +1,5 @@
 """What a search varies: choices that somebody gave,
-and what nobody said over a small set that is the same for everybody.
+and what nobody gave over a small set that is the same for everybody.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from planner.searching.moves import moves
 TypedFlags = Mapping[str, str | bool]
 
 METHODS = ("full", "lora", "qlora")
-"""What is tried where no method is said.  They train different things, so their recipes are listed apart."""
+"""What is tried where no method is given.  They train different things, so their recipes are listed apart."""
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-"""What is tried where no micro-batch is said, up to the first that does not fit."""
+"""What is tried where no micro-batch is given, up to the first that does not fit."""
 ASSUMED_SEQ_TOKENS = 2048
-"""Length where none is said, or the model's own maximum where that is shorter.
+"""Length where none is given, or the model's own maximum where that is shorter.
 Printed with the answer and in every command.
 """
 _VARIED = frozenset(
@@ -72,11 +72,11 @@ _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What was said: ``fixed`` values, ``choices`` of several,
+    """What was given: ``fixed`` values, ``choices`` of several,
     and below both a ``config`` that was read from ``config_file``.
 
-    How a file's tool runs the training where the file is silent is not said by anybody: it may be varied.
-    ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not said).
+    How a file's tool runs the training where the file is silent is not given by anybody: it may be varied.
+    ``global_batch``: samples of one optimizer step on all GPUs, kept by accumulation (``None``: not given).
     ``beyond_context``: whether lengths may be solved for that are above what the model was made for.
     """
 
@@ -87,13 +87,13 @@ class Space:
     config_file: str | None = None
     beyond_context: bool = False
 
-    def said(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         """Whether anybody says something about this field."""
         return name in self.fixed or name in self.choices or self.of_file(name) is not None
 
     @property
     def global_batch_text(self) -> str:
-        """The global batch as it was said: by its flag, or by the file."""
+        """The global batch as it was given: by its flag, or by the file."""
         total = self.config.total_batch
         said_by = total[1] if total is not None and total[0] == self.global_batch else "--global-batch"
         return f"{said_by} {self.global_batch}"
@@ -105,13 +105,13 @@ class Space:
         return None if given is None or by_itself else given.value
 
     def values_of(self, name: str) -> tuple[int, ...]:
-        """Whole numbers that were said of a field, smallest first; none where nobody says any."""
+        """Whole numbers that were given for a field, smallest first; none where nobody says any."""
         typed = self.choices.get(name) or ((self.fixed[name],) if name in self.fixed else ())
         parsed = {REQUEST_FIELDS[name].parse(value) for value in typed} or {self.of_file(name)} - {None}
         return tuple(sorted(parsed))
 
     def outline(self, flags: TypedFlags) -> ScenarioRequest:
-        """What is said of all recipes with these flags, whose sizes are still open."""
+        """The values that all recipes with these flags share; their sizes are still open."""
         return merge(self.config.request, from_flags(flags))
 
     def request(self, flags: TypedFlags) -> ScenarioRequest:
@@ -205,16 +205,16 @@ class OptionGroup:
 
 
 def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[OptionGroup]:
-    """Every combination of recipe settings over one place: what was said with each choice,
-    times what nobody said.
+    """Every combination of recipe settings over one place: what was given, with each choice,
+    times what nobody gave.
     """
     names = [name for name in _CHOICES_OF_RECIPE if name in space.choices]
     lists = [space.choices[name] for name in names]
-    if not space.said("method"):
+    if not space.is_given("method"):
         names, lists = ["method", *names], [METHODS, *lists]
     for combination in product(*lists):
         flags = {**place, **dict(zip(names, combination, strict=True))}
-        if not space.said("seq"):
+        if not space.is_given("seq"):
             flags.setdefault(
                 "seq", str(min(ASSUMED_SEQ_TOKENS, found.model.max_position_tokens or ASSUMED_SEQ_TOKENS))
             )
@@ -245,7 +245,7 @@ def _spends(base: Scenario, overlay: TypedFlags) -> tuple[float, ...]:
 
 
 def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
-    """Combinations of settings that nobody said; each starts with the stack's own."""
+    """Combinations of settings that nobody gave; each starts with the stack's own."""
     axes = [
         _shardings(space, base),
         *(_axis(space, base, name) for name in ("gradient_checkpointing", "attention", "loss")),
@@ -261,7 +261,7 @@ def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:
 
 
 def _axis(space: Space, base: Scenario, name: str) -> list[dict[str, str | bool]]:
-    if space.said(name):
+    if space.is_given(name):
         return [{}]
     recipe = base.recipe
     others: list[str | bool] = []
@@ -278,7 +278,7 @@ def _axis(space: Space, base: Scenario, name: str) -> list[dict[str, str | bool]
 def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
     """Sharding and offload together, because most pairs exclude each other."""
     several, recipe = base.hardware.world_size > 1, base.recipe
-    if space.said("sharding"):
+    if space.is_given("sharding"):
         stages = [recipe.sharding]
     else:
         wide = [HSDP] if base.hardware.nodes > 1 else []
@@ -288,7 +288,7 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
         # An engine divides nothing on one GPU: there it is only for what it offloads.
         only_offloads = stage != recipe.sharding and not several
         offloads: tuple[Offload, ...] = () if only_offloads and not _needs_engine(base) else (recipe.offload,)
-        if not space.said("offload"):
+        if not space.is_given("offload"):
             offloads = (*offloads, *_offloads(space, base, stage))
         for offload in offloads:
             pair: dict[str, str | bool] = {} if stage == recipe.sharding else {"sharding": stage.name}
@@ -304,7 +304,7 @@ def _needs_engine(base: Scenario) -> bool:
 def _offloads(space: Space, base: Scenario, stage: Sharding) -> tuple[Offload, ...]:
     """What a stage can offload; states of adapters are too small for it, unless the stage was asked for."""
     if stage.is_zero12:
-        return ("optimizer",) if base.recipe.method == "full" or space.said("sharding") else ()
+        return ("optimizer",) if base.recipe.method == "full" or space.is_given("sharding") else ()
     return ("optimizer+params",) if stage.divides_weights else ()
 
 
@@ -314,7 +314,7 @@ def _storage(space: Space, base: Scenario, stage: Sharding) -> dict[str, str | b
     if (
         not stage.gathers_weights
         or numerics.quantization not in ("nf4", "fp4")
-        or space.said("quant_storage")
+        or space.is_given("quant_storage")
     ):
         return {}
     return {"quant_storage": numerics.compute_dtype}
@@ -336,7 +336,7 @@ def sizes(space: Space, n_gpus: int) -> tuple[tuple[dict[str, str | bool], ...],
     )
     if rest:
         return ()
-    possible = batches if space.said("batch") else _divisors(per_gpu)
+    possible = batches if space.is_given("batch") else _divisors(per_gpu)
     fitting = [(batch, per_gpu // batch) for batch in possible if per_gpu % batch == 0]
     return (tuple(_size(batch, accum) for batch, accum in fitting if not accums or accum in accums),)
 

@@ -95,15 +95,15 @@ class Checkpoints:
         inner = fields.get("text_config")
         parts = (fields, inner if isinstance(inner, dict) else {})
         named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
-        said = str(next(filter(None, named), "float32")).removeprefix("torch.")
-        found = getattr(torch, said, None)
+        dtype = str(next(filter(None, named), "float32")).removeprefix("torch.")
+        found = getattr(torch, dtype, None)
         self._dtypes[name] = found if isinstance(found, torch.dtype) else torch.float32
 
     def _content(self, model: Any, name: str) -> dict[str, torch.Tensor]:
         """The tensors of a checkpoint, which are listed as assumed."""
         dtype = self.dtype_of(name)
-        said = f"none, in {str(dtype).removeprefix('torch.')}"
-        self._guesses.assume("weights of a checkpoint", said, name)
+        content = f"none, in {str(dtype).removeprefix('torch.')}"
+        self._guesses.assume("weights of a checkpoint", content, name)
         return _content_free(model, dtype)
 
     def _load_models(self, module: ModuleType) -> None:

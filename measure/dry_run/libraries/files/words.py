@@ -10,7 +10,7 @@ N_WORDS = 1000
 # For tokens that the program adds: those of the real tokenizer are among its rows already.
 _ROOM = 64
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-# What is said is a text, or a list of texts and images.
+# The content of a message is a text, or a list of texts and images.
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }} "
     "{% if message['content'] is string %}{{ message['content'] }}"

@@ -136,7 +136,7 @@ def read_ernie_moe(fields: ConfigFields) -> ModelSpec:
 
 def _ernie_layers(fields: ConfigFields, n_layers: int) -> list[bool]:
     """Which layers have experts: every ``moe_layer_interval``-th one from the first to the last index that
-    are said.
+    are given.
     """
     first, step = (
         fields.count("moe_layer_start_index", default=1),
