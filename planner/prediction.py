@@ -219,7 +219,7 @@ def _peak_interval(
     memory: MemoryPrediction, level: MemoryLevel, lengths: Lengths, calibration: Calibration, doubt: Doubt
 ) -> Interval | None:
     """Around what an unlimited card would show;
-    no reading is above the card where the job is said to fit on it.
+    no reading is above the card where the job is predicted to fit on it.
     """
     spread = calibration.spread_for(SpreadKey.memory(level, lengths))
     if spread is None:

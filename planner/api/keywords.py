@@ -105,7 +105,7 @@ class JobFlags(AlikeFlags, total=False):
 
 
 class SearchFlags(AlikeFlags, total=False):
-    """What can be said to a search: where the command line takes choices with commas,
+    """What can be given to a search: where the command line takes choices with commas,
     a list gives them as well.
     """
 

@@ -45,7 +45,7 @@ class ResolvedModel:
 
     @property
     def doubt(self) -> str:
-        """What must be said with every answer: that only the model's name was read,
+        """What every answer must note: that only the model's name was read,
         or what is assumed of its weights.
         """
         if self.how == "name":

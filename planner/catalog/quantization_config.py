@@ -224,7 +224,7 @@ def stored_by_name(name: str, owner: str = "") -> NamedStorage | None:
 
     AWQ means 4 bits, which is all that its trainable kernels have.  GPTQ must say its bits, AQLM its bits and
     code books.  The group of a scale is 128 where the name says none, as in most published checkpoints: that
-    is assumed, and said.  ``bnb-4bit`` says enough of Unsloth's own checkpoints, which are packed as its
+    is assumed, and noted.  ``bnb-4bit`` says enough of Unsloth's own checkpoints, which are packed as its
     loader packs (unslothai/unsloth unsloth/models/llama.py FastLlamaModel.from_pretrained).
     """
     if (unsloth := _UNSLOTH.fullmatch(f"{owner}/{name}")) is not None:

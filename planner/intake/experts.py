@@ -50,7 +50,7 @@ def of_experts(scenario: Scenario) -> Iterator[str]:
         yield f"on stack '{stack.id}'; it is on torchtitan@2025"
     if parallel.divides:
         yield "beside tensor, context and pipeline parallel"
-    if recipe.sharding.name not in ("fsdp", "hsdp"):
+    if not recipe.sharding.frees_blocks:
         yield f"with sharding {recipe.sharding.name}; fsdp and hsdp are"
     if recipe.loss != "hf":
         yield f"with loss {recipe.loss}; hf is"

@@ -128,7 +128,7 @@ def _largest(tower: TowerSpec, seq_len: int) -> str:
 
 
 def _is_asked(ledger: Ledger, name: str) -> bool:
-    """Whether the user said it: a tool's default, or what a file's reader took (which notes it),
+    """Whether the user gave it: a tool's default, or what a file's reader took (which notes it),
     is not that.
     """
     given = ledger.request.values.get(name)

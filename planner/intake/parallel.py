@@ -343,7 +343,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif (
         stack.model_parallel != "gathered_heads"
         and recipe.parallel.pipeline == 1
-        and recipe.sharding.name not in ("fsdp", "hsdp")
+        and not recipe.sharding.frees_blocks
     ):
         yield (
             f"with sharding {recipe.sharding.name} on stack '{stack.id}', which has FSDP2 alone: "

@@ -40,7 +40,7 @@ PREFERENCE_STACK = "trl"
 PARALLEL_STACK = "torchtitan"
 """Where nothing is given: the Trainer of Transformers cannot divide matrices beside batches or sequences."""
 EXPERT_STACK = "torchtitan@2025"
-"""Where nothing is said beside experts that GPUs divide: the one whose exchange of tokens was read."""
+"""Where no stack is given beside experts that GPUs divide: the one whose exchange of tokens was read."""
 
 
 def resolve(
@@ -153,7 +153,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
 
 
 def _resolve_model(ledger: Ledger, reader: ConfigReader) -> tuple[ModelSpec, tuple[str, ...]]:
-    """The model, and what is to be said with every answer about how it was found."""
+    """The model, and what every answer notes about how it was found."""
     require(ledger.request, "model")
     given = ledger.request.values["model"]
     resolved = load_model(given.value, reader)
@@ -187,7 +187,7 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
 
 
 def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:
-    """``stack`` with the switches that were said to differ; a tower's only where the model has one."""
+    """``stack`` with the switches that the job gives otherwise; a tower's only where the model has one."""
     given = ledger.request.values.get("switches")
     if given is None:
         return stack

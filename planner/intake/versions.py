@@ -55,7 +55,7 @@ def _note(stack: Stack, other: Stack) -> str:
 
 
 def _at(facts: Mapping[str, object], name: str) -> object:
-    """A fact; where nothing is said of quantised bases, what holds for all."""
+    """A fact; where nothing is given for quantised bases, what holds for all."""
     return facts.get(name, facts.get(name.replace("quantized.", "defaults.")))
 
 

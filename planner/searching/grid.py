@@ -306,7 +306,7 @@ class Judge:
 
     def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
         """Around what an unlimited card would show;
-        nothing above the card is expected of a job that is said to fit.
+        nothing above the card is expected of a job that is predicted to fit.
         """
         shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
         scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)

@@ -1,6 +1,6 @@
 """How long the samples are, and which of them make a micro-batch.  The same plan feeds every workload.
 
-A run is fed with what is said of the data: its quantiles, or the table of a data set that was read, which
+A run is fed with what is given about the data: its quantiles, or the table of a data set that was read, which
 predictions take as well.
 Where only a mean is given, lengths spread evenly around it.  Predictions have another law there
 (:mod:`planner.anatomy.natural_lengths`), because a run that it feeds could never show it wrong.  Both have

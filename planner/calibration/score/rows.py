@@ -1,4 +1,4 @@
-"""One record against its prediction: GPU memory, time, host RAM, and whether it was said to fit."""
+"""One record against its prediction: GPU memory, time, host RAM, and whether it was predicted to fit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from planner.units import MIB
 # Errors are kept apart by these: a row may be right in one and wrong in another.
 QUANTITIES = ("memory", "throughput", "host_memory")
 OomResult = Literal["right", "false_fit", "false_oom", "uncertain_ok", "uncertain_oom", "no_verdict"]
-"""What a verdict was worth: ``false_fit`` = said fits, ran out of GPU memory;
-``false_oom`` = said does not fit, but ran.
+"""What a verdict was worth: ``false_fit`` = predicted to fit, ran out of GPU memory;
+``false_oom`` = predicted not to fit, but ran.
 """
 
 # Throughput is scored on the first of these that a row has.

@@ -77,6 +77,11 @@ class Sharding:
         return self.engine == "fsdp" or self.is_zero3
 
     @property
+    def is_fsdp1(self) -> bool:
+        """Whether FSDP runs on flat parameters."""
+        return self.engine == "fsdp" and not self.dtensors
+
+    @property
     def frees_blocks(self) -> bool:
         """Whether FSDP2 runs and gives each block back after its pass."""
         return self.dtensors and self.divides_weights

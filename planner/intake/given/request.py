@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody said, in the type of its field.
+    """A value that somebody gave, in the type of its field.
 
     ``origin`` is ``cli``, ``file:line``, ``file:key``, ``default of <tool>`` or ``record:<id>``;
     ``note`` says how it was read.

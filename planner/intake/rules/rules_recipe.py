@@ -11,7 +11,7 @@ from planner.intake.linears import linear_names, reaches_experts, unmatched_modu
 from planner.intake.rules.rule import Case, Rule
 from planner.units import format_gib
 
-# Methods that name a quantisation, and which may be said beside them.
+# Methods that name a quantisation, and which may be given beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
 _LORA_FIELDS = (
     "lora_rank",

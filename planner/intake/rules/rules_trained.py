@@ -70,7 +70,7 @@ TRAINED_LAYER_RULES = (
         "not-modelled",
         "FSDP1 was not read for units of which only some are trained; use --sharding fsdp, which is "
         "FSDP2, ZeRO or ddp",
-        lambda case: _trains_partly(case) and case.recipe.sharding.name in ("fsdp1", "hsdp1"),
+        lambda case: _trains_partly(case) and case.recipe.sharding.is_fsdp1,
     ),
     Rule(
         "train-layers-checkpointing-unread",

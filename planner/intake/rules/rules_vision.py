@@ -56,7 +56,7 @@ VISION_RULES = (
         "not-modelled",
         "FSDP1 of a tower that reads images is not modelled; use --sharding fsdp, which is FSDP2, ZeRO or "
         "ddp",
-        lambda case: _has_images(case) and case.recipe.sharding.name in ("fsdp1", "hsdp1"),
+        lambda case: _has_images(case) and case.recipe.sharding.is_fsdp1,
     ),
     Rule(
         "vision-code",

@@ -79,7 +79,7 @@ def _decoder(fields: ConfigFields, blocks: list[BlockSpec]) -> ModelSpec:
 
 
 def _width(fields: ConfigFields) -> int:
-    """Two thirds of the said width, times a factor, rounded up to a multiple."""
+    """Two thirds of the given width, times a factor, rounded up to a multiple."""
     width = fields.integer("block_ff_dim", "intermediate_size", default=12288)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return width

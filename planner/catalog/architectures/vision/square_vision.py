@@ -29,7 +29,7 @@ _LLAMA = {
 def language_model(fields: ConfigFields, *, tied_default: bool | None = None) -> ModelSpec:
     """The decoder of ``text_config``, by the reader of its own architecture.
 
-    ``tied_default``: what the class of the whole has for a head that nothing is said of, if it has its own.
+    ``tied_default``: what the class of the whole has for a head that no field describes, if it has its own.
     """
     from planner.catalog.architectures import reader_for
 
