@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from measure.cli.job_flags import need
 from measure.cli.run import DEFAULT_OUT, Out
-from measure.cli.said import need
 from measure.output import write_remark, write_result
 from planner.errors import ExitCode, UsageError
 from planner.intake.given.flags import Force, OwnOptions

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from measure.cli.said import need
+from measure.cli.job_flags import need
 from measure.output import write_result
 from planner.errors import ExitCode
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure.cli.said import need
+from measure.cli.job_flags import need
 from measure.output import write_remark
 from planner.catalog.gpus import load_gpu
 from planner.domain.hardware import GpuSpec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from measure.cli.said import size_bytes
+from measure.cli.job_flags import size_bytes
 from measure.output import write_result
 from planner.errors import ExitCode
 from planner.units import format_bytes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from measure.cli.job_flags import need, over_config, with_length
 from measure.cli.measuring_options import RUN_OPTIONS, run_options
-from measure.cli.said import need, over_config, with_length
 from measure.output import write_remark, write_result
 from measure.run.cases.hostfile import with_hosts
 from planner.errors import ExitCode, UnknownNameError, show

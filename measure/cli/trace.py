@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from measure.cli.said import need, quiet, scenario_of, size_bytes
+from measure.cli.job_flags import need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
 from measure.trace.report import to_text
 from measure.trace.to_json import to_json

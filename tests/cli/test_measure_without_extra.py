@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from measure.cli import said
+from measure.cli import job_flags
 from measure.cli.main import main
 
 _RUN = ["run", "--model", "qwen2.5-0.5b", "--method", "lora", "--seq", "64", "--gpu", "cpu"]
@@ -24,7 +24,7 @@ def test_a_missing_library_is_named_with_its_extra(
     def without_psutil(name: str, package: str | None = None) -> ModuleSpec | None:
         return None if name == "psutil" else ModuleSpec(name, None)
 
-    monkeypatch.setattr(said, "find_spec", without_psutil)
+    monkeypatch.setattr(job_flags, "find_spec", without_psutil)
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -49,8 +49,8 @@ def test_records_are_checked_without_the_extra(
 
 
 def test_a_length_that_was_not_said_is_assumed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard error names the length that is taken; what was said stays as it is."""
-    from measure.cli.said import with_length
+    """Standard error names the length that is taken; what was given stays as it is."""
+    from measure.cli.job_flags import with_length
     from planner.intake.given.request import from_flags
 
     given = with_length(from_flags({"model": "7b", "method": "lora"}), "an example")
