@@ -17,7 +17,10 @@ from measure.run.readings.machine import Machine, this_machine
 from measure.run.store import Store
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.scenario import Scenario
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import ExitCode, PlannerError, UsageError, how_to_install
+from planner.memory.quick import predict_quick
+from planner.program.job import job_of
 from planner.units import format_bytes
 
 _CURES = {
@@ -40,6 +43,12 @@ class OtherNodeError(PlannerError):
     def __init__(self, message: str, *, done: bool) -> None:
         super().__init__(message)
         self.exit_code = ExitCode.FITS if done else ExitCode.INTERNAL_ERROR
+
+
+class HostMemoryShortError(PlannerError):
+    """A job on the CPU whose weights and states alone are more than this machine holds."""
+
+    exit_code = ExitCode.HOST_MEMORY_SHORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +83,24 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     _check_limit(scenario, options, machine)
     if scenario.hardware.gpu.id != CPU:
         _check_driver(machine)
+    elif not force:
+        _check_host(scenario, machine)
     _need_libraries(scenario)
     return Prepared(case, scenario)
+
+
+def _check_host(scenario: Scenario, machine: Machine) -> None:
+    """On the CPU all processes share the host's memory, and the kernel kills others too when it is short."""
+    job = job_of(scenario, Coefficients())
+    needed_bytes = float(predict_quick(job).state_bytes) * scenario.hardware.world_size
+    limits = (machine.environment[name] for name in ("host_memory_bytes", "container_limit_bytes"))
+    here_bytes = min(each for each in limits if each is not None)
+    if needed_bytes > here_bytes:
+        raise HostMemoryShortError(
+            f"weights and states of this job take {format_bytes(needed_bytes)} of host RAM at least, and "
+            f"this machine has {format_bytes(here_bytes)}: take a smaller model, or a machine with a GPU "
+            "(--force goes on anyway)"
+        )
 
 
 def _check_limit(scenario: Scenario, options: RunOptions, machine: Machine) -> None:
