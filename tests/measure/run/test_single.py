@@ -73,7 +73,7 @@ def test_a_model_that_the_host_cannot_hold_is_not_started_on_the_cpu(driver: Dri
     here.environment["container_limit_bytes"] = None
     said = {"model": "llama-3.1-8b", "method": "full", "seq": 128, "gpu": "cpu"}
     with pytest.raises(
-        HostMemoryShortError, match=r"take 44.87 GiB of host RAM at least, and this machine has 24.00 GiB"
+        HostMemoryShortError, match=r"take 29.92 GiB of host RAM at least, and this machine has 24.00 GiB"
     ):
         prepare(said, RunOptions(), here, force=False)
     assert prepare(said, RunOptions(), here, force=True).scenario.hardware.gpu.id == "cpu"
