@@ -16,6 +16,7 @@ from measure.run.launcher import Launcher
 from measure.run.readings.machine import Machine, this_machine
 from measure.run.store import Store
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
 from planner.errors import ExitCode, PlannerError, UsageError, how_to_install
 from planner.units import format_bytes
@@ -25,6 +26,8 @@ _CURES = {
     "liger_kernel": "pip install liger-kernel, or say --loss hf",
 }
 _COMPILERS = "install a C++ compiler (g++) and ninja (pip install ninja), or say --offload none"
+# Of one weight of a quantised model, without its scales.  2: of AQLM's published checkpoints.
+_WEIGHT_BITS = {"nf4": 4, "fp4": 4, "gptq-int4": 4, "awq-int4": 4, "int8": 8, "gptq-int8": 8, "aqlm": 2}
 Say = Callable[[str], None]
 _CPU_SENTENCE = (
     "no GPU here: this runs on the CPU, which has no device memory to measure and says nothing about a GPU"
@@ -40,6 +43,12 @@ class OtherNodeError(PlannerError):
     def __init__(self, message: str, *, done: bool) -> None:
         super().__init__(message)
         self.exit_code = ExitCode.FITS if done else ExitCode.INTERNAL_ERROR
+
+
+class HostMemoryShortError(PlannerError):
+    """A job on the CPU whose weights alone are more than this machine holds."""
+
+    exit_code = ExitCode.HOST_MEMORY_SHORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +83,27 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
     _check_limit(scenario, options, machine)
     if scenario.hardware.gpu.id != CPU:
         _check_driver(machine)
+    elif not force:
+        _check_host(scenario, machine)
     _need_libraries(scenario)
     return Prepared(case, scenario)
+
+
+def _check_host(scenario: Scenario, machine: Machine) -> None:
+    """On the CPU weights are in host RAM, and the kernel kills other programs too when it is short."""
+    numerics, trains_all = scenario.recipe.numerics, scenario.recipe.adapter is None
+    # Gradients have the dtype of the weights; states of the optimizer and activations come on top.
+    least_bits = _WEIGHT_BITS.get(numerics.quantization, 8 * DTYPE_BYTES[numerics.load_dtype])
+    needed_bytes = scenario.model.param_count * least_bits / 8 * (2 if trains_all else 1)
+    limits = (machine.environment.get(name) for name in ("host_memory_bytes", "container_limit_bytes"))
+    here_bytes = min((each for each in limits if each is not None), default=needed_bytes)
+    if needed_bytes > here_bytes:
+        what = "weights and gradients" if trains_all else "weights"
+        raise HostMemoryShortError(
+            f"{what} of this job take {format_bytes(needed_bytes)} of host RAM at least, and this machine "
+            f"has {format_bytes(here_bytes)}: take a smaller model, or a machine with a GPU (--force goes on "
+            "anyway)"
+        )
 
 
 def _check_limit(scenario: Scenario, options: RunOptions, machine: Machine) -> None:

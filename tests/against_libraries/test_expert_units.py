@@ -73,6 +73,7 @@ def rows_of(job: Job) -> Rows:
     return found
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", CASES)
 def test_experts_are_gathered_when_real_ones_are(name: str, real: dict[str, Any], tmp_path: Path) -> None:
     """Order and sizes."""
@@ -90,6 +91,7 @@ def joined(rows: list[list[Any]]) -> Rows:
     return found
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", CASES)
 def test_a_process_has_the_shards_that_fsdp_gives_it(name: str, real: dict[str, Any], tmp_path: Path) -> None:
     """Weights in fp32, and two states of each of their elements."""

@@ -118,6 +118,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "text", "flags"), JOBS, ids=[job[0] for job in JOBS])
 def test_the_written_file_fits_as_promised_and_keeps_the_rest(
     capsys: pytest.CaptureFixture[str], name: str, text: str, flags: tuple[str, ...]

@@ -91,7 +91,7 @@ def refused(capsys: Captured, flags: str, code: int = 2) -> str:
     return err
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", SEARCHES)
 def test_every_recipe_is_what_plan_says_of_its_flags(capsys: Captured, name: str) -> None:
     """Peak, what must be held, step time, verdict,

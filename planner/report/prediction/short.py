@@ -46,22 +46,22 @@ class Room:
 def rooms() -> Iterator[Room]:
     """From all that may be shown to the least.
 
-    Blank lines go first, then what warnings say after their first line, then levers, then assumptions,
+    Blank lines go first, then levers, then assumptions, then what warnings say after their first line,
     then what the job's line says after its first, where card and stack may stand, then warnings.
     """
     room = Room()
     yield room
-    yield replace(room, blanks=False)
-    room = replace(room, blanks=False, whole_warnings=False)
+    room = replace(room, blanks=False)
+    yield room
     yield from (
         replace(room, levers=count, lacks=lacks)
         for lacks in (True, False)
-        for count in (N_LEVERS, N_LEVERS - 1)
+        for count in (N_LEVERS, N_LEVERS - 1, N_LEVERS - 2)
     )
-    yield replace(room, levers=2)
-    room = replace(room, lacks=False)
-    yield replace(room, levers=2)
-    yield from (replace(room, levers=2, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
+    room = replace(room, levers=2, lacks=False)
+    yield from (replace(room, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
+    room = replace(room, whole_warnings=False)
+    yield from (replace(room, assumptions=count) for count in range(N_ASSUMPTIONS, 0, -1))
     room = replace(room, whole_job=False)
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)

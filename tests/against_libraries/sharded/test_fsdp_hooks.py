@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.extras import import_or_skip, printed_by
 
 LAYERS = 4
 
 
+@pytest.mark.real
 def test_inputs_and_gradients_of_all_layers_are_alive_at_the_end() -> None:
     """All of them with checkpoints around the units, none without checkpoints."""
     import_or_skip("torch")

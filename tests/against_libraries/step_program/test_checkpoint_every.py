@@ -52,7 +52,7 @@ def program_bytes(scenario: Scenario) -> int:
     return max(each.allocated_bytes for each in replayed(job_of(scenario, Coefficients())).phases)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("every", [pytest.param(2, marks=pytest.mark.slow), 3])

@@ -170,6 +170,7 @@ def test_lora_on_two_projections_matches_the_counter_exactly(checkpointing: str)
     assert counted.matmul == products(job).matmul
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
 @pytest.mark.parametrize(
     "layers", [("last:1",), ("first:1", "head"), ("1", "norm"), ("embed", "2")], ids="+".join

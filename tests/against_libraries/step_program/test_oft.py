@@ -39,7 +39,7 @@ def oft(folder: Path, model: str = "llama-3.1-8b", **flags: Any) -> Scenario:
     return scenario_of(model, folder, 2, **{"method": "lora", "oft_block_size": 32, "seq": 256, **flags})
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", EQUAL)
 def test_every_request_is_that_of_the_real_modules(name: str, tmp_path: Path) -> None:
     """No request differs."""

@@ -106,7 +106,7 @@ def assert_same_peak(scenario: Scenario) -> None:
     assert predicted == pytest.approx(traced, rel=0.005)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("task", "kernel"), TASKS)
 def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None:
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
@@ -138,7 +138,7 @@ GRID = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize(("kernel", "model"), GRID)
@@ -169,7 +169,7 @@ def test_logits_of_16_bits(task: str, tmp_path: Path) -> None:
     assert_same_peak(scenario_of(task, "rows", tmp_path, method="full", precision="bf16", load_dtype="bf16"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("task", "kernel", "flags"),
     [

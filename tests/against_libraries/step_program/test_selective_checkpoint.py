@@ -27,7 +27,7 @@ def selective(model: str, folder: Path, **flags: Any) -> Scenario:
     return scenario_of(model, folder, checkpoint_policy="selective-op", checkpoint_reentrant=False, **flags)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("method", ["full", "qlora", pytest.param("lora", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", MODELS)
 def test_program_and_trace_agree(model: str, method: str, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_buckets_hold_trained_parameters_only(tmp_path: Path) -> None:
     assert buckets == 2 * block.param_count * DTYPE_BYTES[scenario.recipe.numerics.load_dtype]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("layers", [("last:2",), ("1", "embed", "head"), ("1:mlp", "3")], ids="+".join)
 @pytest.mark.parametrize(
     ("sharding", "offload"),

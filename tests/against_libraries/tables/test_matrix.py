@@ -83,7 +83,7 @@ def quick_cells() -> Iterator[Cell]:
             yield of_model[5 * number % len(of_model)]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("cell", list(quick_cells()), ids=lambda cell: "-".join(cell.key))
 def test_the_stored_trace_is_what_the_modules_do(cell: Cell) -> None:
     """The trace of a cell, run now, agrees with the stored one: exactly in the versions of the table,

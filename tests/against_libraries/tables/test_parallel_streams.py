@@ -47,6 +47,7 @@ def _divided(scenario: Scenario, size: int, way: ModelParallel) -> Scenario:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("cell", "size"),
     [

@@ -112,14 +112,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell.key))
 def test_every_request_is_that_of_the_real_modules(cell: Cell) -> None:
     """No request of forward, loss and backward differs."""
     assert_same_requests(scenario_of(cell))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     """The same for kinds of checkpointing, padding, precision and accumulation."""
@@ -131,7 +131,7 @@ def test_every_request_under_other_choices(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(20)
 @pytest.mark.parametrize(
     ("kind", "way"), [(kind, way) for kind in ARCHITECTURES for way in WAYS if (kind, way) not in LEFT_OUT]
 )
@@ -230,7 +230,7 @@ _HYBRIDS = ("granite-h-dense", "bamba", "falcon_h1", "falcon-h1-normed", "nemotr
 _MAMBA2_TARGETS = ("in_proj", "q_proj", "v_proj", "up_proj")
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("way", ["full", "lora"])
 @pytest.mark.parametrize("kind", BY_PEAK)
 def test_the_peak_of_other_architectures(kind: str, way: str, tmp_path: Path) -> None:

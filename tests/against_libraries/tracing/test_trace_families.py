@@ -54,6 +54,7 @@ def setup_of(model: str, method: str) -> Setup:
     return replace(setup, dropout=0.0) if model in FUSED_EXPERTS else setup
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("model", "method"), CASES)
 def test_fake_tensors_run_the_program_of_the_cpu(model: str, method: str) -> None:
     """Without the shims for CUDA, operators with their shapes,

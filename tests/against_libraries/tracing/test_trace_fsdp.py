@@ -77,6 +77,7 @@ def live(events: list[AllocEvent], names: set[str], before_phase: str) -> int:
     return sum(held.values())
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("rank", RANKS)
 def test_shards_gradients_and_states_are_those_of_real_fully_shard(rank: int, reports: list[Any]) -> None:
     """To the byte, padding of odd sizes included: shards, reduced gradients, and the optimizer's states."""

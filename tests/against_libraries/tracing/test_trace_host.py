@@ -59,6 +59,7 @@ def held(records: list[Record]) -> dict[str, int]:
     return {name: size for name, size in found.items() if size}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", OFFLOADED)
 def test_host_buffers_are_those_of_real_deepspeed(name: str, reports: Reports) -> None:  # noqa: F811
     """Masters, gradients, staging and upload buffers and parts of parameters are to the byte those of the

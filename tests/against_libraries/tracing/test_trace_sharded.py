@@ -67,6 +67,7 @@ def traces() -> dict[str, list[AllocEvent]]:
     return {name: events_of(prediction(name).scenario) for name in TRACED}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", TRACED)
 def test_shards_are_those_of_real_deepspeed(
     name: str,

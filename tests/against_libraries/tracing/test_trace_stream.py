@@ -53,7 +53,7 @@ def bytes_in_order(trace: Trace) -> list[tuple[bool, int]]:
     return [(record.alloc, record.block.n_bytes) for record in trace.records if record.alloc]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("setup", [FULL, LORA], ids=["full", "lora"])
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> None:
@@ -64,7 +64,7 @@ def test_fake_tensors_run_the_program_of_the_cpu(name: str, setup: Setup) -> Non
     assert_same_program(fake_trace(name, case), real_trace(name, case))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
 @pytest.mark.parametrize(
     "optimizer", ["adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion", "sgd", "adafactor"]

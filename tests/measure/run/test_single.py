@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from measure.run.cases.case import RunOptions
-from measure.run.single import prepare
+from measure.run.single import HostMemoryShortError, prepare
 from planner.errors import UsageError
 from planner.units import GIB
 from tests.extras import import_or_skip
@@ -64,3 +64,21 @@ def test_a_torch_that_is_too_new_for_the_driver_is_refused(
     ):
         prepare(said, RunOptions(), here, force=False)
     assert prepare({**said, "gpu": "cpu"}, RunOptions(), here, force=False).scenario.hardware.gpu.id == "cpu"
+
+
+def test_a_model_that_the_host_cannot_hold_is_not_started_on_the_cpu(driver: Driver) -> None:
+    """Otherwise it takes the host's memory until the kernel kills something; with force it is tried."""
+    here = machine(driver)
+    here.environment["host_memory_bytes"] = 24 * GIB
+    here.environment["container_limit_bytes"] = None
+    said = {"model": "llama-3.1-8b", "method": "full", "seq": 128, "gpu": "cpu"}
+    with pytest.raises(
+        HostMemoryShortError, match=r"take 29.92 GiB of host RAM at least, and this machine has 24.00 GiB"
+    ):
+        prepare(said, RunOptions(), here, force=False)
+    assert prepare(said, RunOptions(), here, force=True).scenario.hardware.gpu.id == "cpu"
+    here.environment["host_memory_bytes"] = 100 * GIB
+    assert prepare(said, RunOptions(), here, force=False).scenario.hardware.gpu.id == "cpu"
+    here.environment["container_limit_bytes"] = 24 * GIB
+    with pytest.raises(HostMemoryShortError, match="24"):
+        prepare(said, RunOptions(), here, force=False)

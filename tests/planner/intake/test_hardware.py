@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from planner.domain.scenario import Assumption
-from planner.errors import UsageError
-from planner.intake.given.request import from_flags
+from planner.errors import RefusedCombinationError, UsageError
+from planner.intake.given.request import from_flags, from_toml
 from planner.intake.resolve import resolve
+from planner.prediction import estimate
 from planner.units import GIB
 from tests.planner.intake.jobs import BASE, assumption, scenario_of
 
@@ -41,6 +44,23 @@ def test_memory_given_replaces_the_catalog() -> None:
     assert scenario.hardware.gpu.visible_memory_bytes == 10 * GIB
     assert scenario.hardware.gpu.origin_of("visible_memory_bytes") == "user"
     assert assumption(scenario, "gpu_reserved") == Assumption("gpu_reserved", "600.0 MiB", "cli")
+
+
+def test_a_card_may_be_a_number_in_a_file(tmp_path: Path) -> None:
+    """TOML reads 4090 as an integer."""
+    path = tmp_path / "job.toml"
+    path.write_text('model = "7b"\nmethod = "qlora"\nseq = 1024\ngpu = 4090\n', encoding="utf-8")
+    assert resolve(from_toml(path)).hardware.gpu.id == "rtx4090"
+
+
+def test_a_reserve_above_the_card_leaves_nothing() -> None:
+    """With force it is tried: then nothing fits, and no limit is negative."""
+    flags = {"model": "7b", "method": "qlora", "seq": 1024, "gpu": "4090", "gpu_reserved": "40GiB"}
+    with pytest.raises(RefusedCombinationError, match="reserved-fills-card"):
+        resolve(from_flags(flags))
+    made = estimate(resolve(from_flags(flags), force=True))
+    assert made.verdict == "does_not_fit"
+    assert made.memory.limit_bytes == 0
 
 
 def test_a_power_limit_needs_the_rated_power() -> None:

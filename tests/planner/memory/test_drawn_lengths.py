@@ -118,6 +118,7 @@ def test_a_full_card_gets_it_back() -> None:
     assert estimate(small).verdict == "fits"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stack", ["hf-trainer@5", "swift"], ids=["cut", "left-out"])
 @pytest.mark.parametrize(
     ("mean", "samples", "steps"), [(800, 1, 200), (400, 4, 200), (1600, 2, 100), (200, 1, 300)]

@@ -59,8 +59,8 @@ def point(base: Scenario, result: GridResult, part: GridPart, index: tuple[int, 
 
 
 JOBS: dict[str, dict[str, object]] = {
-    "lora": {},
     "full": {"method": "full", "optimizer": "adamw_torch"},
+    "lora": {},
     "qlora, eager attention, whole head": {
         "method": "qlora",
         "attention": "eager",

@@ -102,7 +102,7 @@ def by_flags(found: tuple[Lever, ...]) -> dict[str, Lever]:
     return {lever.flags_text: lever for lever in found}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", JOBS)
 def test_flags_do_what_the_lever_promises(name: str) -> None:
     """Typing a lever's flags after the job's own gives the verdict and the time that the lever states.
