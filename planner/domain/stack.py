@@ -236,6 +236,8 @@ class Stack:
     below the first trained one keep nothing.  ``entered``: the inputs of trained layers require
     gradients; ``spared``: and only these are checkpointed.
     """
+    reentrant_under_ddp: bool
+    """Where checkpoints are reentrant by default, they are so under DDP, too."""
     checkpoints_parts: bool
     """Checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the
     layer.

@@ -1,8 +1,9 @@
-"""A command line that starts a script with Transformers' or TRL's arguments,
+"""A command line that starts a script with Transformers', TRL's or ms-swift's arguments,
 as the two files that would say the same.
 
 Sources: accelerate 1.15.0 commands/launch.py; torch 2.13.0 distributed/run.py; deepspeed 0.19.8
-launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py.
+launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py;
+ms-swift 4.6.0 swift/cli/main.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.configs.launchers.shell import commands
+from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError, UsageError, show
 
@@ -70,11 +71,13 @@ _OWN_COMMANDS = {
 }
 # First word of a command -> words that train, and the program.
 _UNREAD_COMMANDS = {
-    "swift": (("sft", "pt", "rlhf"), "ms-swift", "say the job by flags, with --stack swift"),
+    "swift": (("rlhf",), "swift rlhf", "say the job by flags, with --stack swift"),
     "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
     "oumi": (("train",), "Oumi", "say the job by flags"),
     "xtuner": (("train",), "XTuner", "say the job by flags"),
 }
+MS_SWIFT = "ms-swift"
+"""Name of the tool whose command says its own arguments."""
 _FALSE = "no_"
 _KEPT_NO = frozenset({"no_cuda"})
 
@@ -113,18 +116,21 @@ def started(path: Path, text: str) -> Started:
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    found = [words for words in commands(path, text) if _starts_training(words)]
+    found = [each for each in commands_with_variables(path, text) if _starts_training(each[0])]
     if len(found) != 1:
         what = (
             f"{len(found)} commands that start a training" if found else "no command that starts a training"
         )
         ways = (
-            "accelerate launch, torchrun, deepspeed, python and trl with arguments of "
+            "accelerate launch, torchrun, deepspeed, python, trl and swift with arguments of "
             "Transformers are known; for another script say the job by flags: plan --model ..."
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
-    words = found[0]
+    words, variables = found[0]
     job = _LAUNCHERS[_launcher(words)](path, words)
+    if job.tool == MS_SWIFT:
+        # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
+        job.arguments["ENV"] = {**(job.arguments.get("ENV") or {}), **variables}
     _read_name(path, job)
     return job
 
@@ -136,6 +142,8 @@ def _launcher(words: Sequence[str]) -> str:
     name, second = Path(words[0]).name, words[1] if len(words) > 1 else ""
     if name in _OWN_COMMANDS:
         return "own"
+    if name == "swift" and second in ("sft", "pt"):
+        return "swift"
     if name in _UNREAD_COMMANDS:
         return "unread" if second in _UNREAD_COMMANDS[name][0] else ""
     if name == "accelerate":
@@ -289,6 +297,11 @@ def _trl(path: Path, words: list[str]) -> Started:
     return Started(words, words[1], arguments, {}, "trl")
 
 
+def _swift(path: Path, words: list[str]) -> Started:
+    """How many processes there are, variables of the environment say."""
+    return Started(words, words[1], _arguments(path, words[2:]), {}, MS_SWIFT)
+
+
 def _processes(per_node: Any, nodes: Any) -> dict[str, Any]:
     """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide."""
     table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
@@ -309,6 +322,7 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "deepspeed": _deepspeed,
     "python": _python,
     "trl": _trl,
+    "swift": _swift,
     "own": _own_command,
     "unread": _unread_command,
 }

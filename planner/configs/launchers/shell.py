@@ -29,6 +29,38 @@ def commands(path: Path, text: str) -> Iterator[list[str]]:
     Raises:
         InputFileError: quotes that are not closed.
     """
+    return (words for words, _ in commands_with_variables(path, text))
+
+
+def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Each simple command as its words, with the variables of its environment that the text sets: those that
+    are exported before it, and those that stand before its program.
+
+    Raises:
+        InputFileError: quotes that are not closed.
+    """
+    exported: dict[str, str] = {}
+    for words in _simple_commands(path, text):
+        bare, own = _bare(words), _assigned(words)
+        if not bare and words[:1] == ["export"]:
+            exported |= own
+        yield bare, {**exported, **own}
+
+
+def _assigned(words: list[str]) -> dict[str, str]:
+    """The variables that a command sets before its program."""
+    found: dict[str, str] = {}
+    for word in words:
+        if _ASSIGNMENT.match(word):
+            name, _, value = word.partition("=")
+            found[name.rstrip("+")] = value
+        elif word not in _WRAPPERS:
+            break
+    return found
+
+
+def _simple_commands(path: Path, text: str) -> Iterator[list[str]]:
+    """Each simple command with all of its words."""
     pending = ""
     for line in _logical_lines(text):
         pending = f"{pending}\n{line}" if pending else line
@@ -72,11 +104,11 @@ def _split(words: list[str]) -> Iterator[list[str]]:
         if word.startswith("#"):
             break
         if word in _BETWEEN:
-            yield _bare(command)
+            yield command
             command = []
         else:
             command.append(word)
-    yield _bare(command)
+    yield command
 
 
 def _bare(command: list[str]) -> list[str]:

@@ -159,7 +159,6 @@ def test_stock_files_of_another_machine_are_known(
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
         ("model: {model_name: gpt2}\ntraining: {per_device_train_batch_size: 2}\n", "Oumi"),
         ("model: {_target_: nemo_automodel.x}\nstep_scheduler: {local_batch_size: 8}\n", "NeMo AutoModel"),
-        ("model: Qwen/Qwen2.5-7B\ntuner_type: lora\nmax_length: 2048\n", "ms-swift"),
     ],
 )
 def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
