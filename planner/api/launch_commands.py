@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from planner.api.files import CheckOptions
-from planner.configs.launchers.command_line import MS_SWIFT, started
+from planner.configs.launchers.command_line import started
 from planner.errors import show
 from planner.files.reading import read_text
 
@@ -51,5 +51,5 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
         texts[line.resolve()] = launch
     text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
     tool = options.tool or job.tool
-    text = "" if tool == MS_SWIFT else text
+    text = "" if job.says_its_tool else text
     return CommandFiles(texts, replace(options, accelerate=beside, tool=tool, task=job.task), text)

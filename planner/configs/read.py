@@ -149,6 +149,8 @@ def recognise(document: Document) -> Tool:
         return TOOLS["torchtitan"]
     if ms_swift.is_ms_swift(document):
         return TOOLS["ms-swift"]
+    if hf_trainer.is_example(document):
+        return TOOLS["transformers"]
     keys = document.table.keys()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group}

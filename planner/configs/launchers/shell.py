@@ -1,4 +1,5 @@
-"""Shell text as commands of words.  Nothing is run, and no variable or substitution is expanded.
+"""Shell text as commands of words.  Nothing is run; of variables and substitutions only literals are put in
+(:mod:`planner.configs.launchers.variables`).
 
 Source: POSIX.1-2017 chapter 2, as far as launch scripts use it: quotes, line continuation, comments,
 assignments before a command, operators between commands, redirections behind them.
@@ -11,6 +12,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from planner.configs.launchers.variables import with_values
 from planner.errors import InputFileError
 
 # What a shell would replace by the output of another command;
@@ -62,7 +64,7 @@ def _assigned(words: list[str]) -> dict[str, str]:
 def _simple_commands(path: Path, text: str) -> Iterator[list[str]]:
     """Each simple command with all of its words."""
     pending = ""
-    for line in _logical_lines(text):
+    for line in _logical_lines(with_values(text)):
         pending = f"{pending}\n{line}" if pending else line
         try:
             words = _words(pending)
