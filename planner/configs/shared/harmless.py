@@ -207,7 +207,7 @@ MS_SWIFT_HARMLESS = _names(
     swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace temperature
     template template_backend top_k top_logprobs top_p train_dataloader_shuffle use_chat_template
     use_flash_ckpt use_logits_to_keep use_rslora val_dataset_shuffle vera_d_initial vera_dropout
-    vera_projection_prng_key vera_rank vit_lr system use_hf cached_dataset logprobs metric
+    vera_projection_prng_key vera_rank vit_lr system use_hf cached_dataset custom_dataset_info logprobs metric
     """
 )
 """ms-swift: data, templates, schedules, tracking, details of tuners that are refused by their own switch."""

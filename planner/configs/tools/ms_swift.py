@@ -89,7 +89,9 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_evaluation(keys, reading)
     read_engine(keys, reading, beside)
     _remark(keys, reading)
-    keys.skip(MS_SWIFT_HARMLESS)
+    # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
+    keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))
+    keys.skip(("tuner_type", *MS_SWIFT_HARMLESS))
 
 
 def _read_age(keys: Keys, reading: Reading) -> None:

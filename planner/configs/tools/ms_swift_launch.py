@@ -128,6 +128,8 @@ def read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
     if reading.sharding.engine == "native" and "gpus" in reading.said and reading.alone is None:
         place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"
         reading.default("checkpoint_reentrant", False, place)
+        if reading.value("gpus") * (reading.value("nodes") or 1) > 1:
+            reading.default("sharding", "ddp", "ms-swift 4.6.0 swift/cli/main.py: torchrun without an engine")
 
 
 def _preset(keys: Keys, name: str) -> Document | None:

@@ -67,7 +67,10 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
         ("split_dataset_ratio: 0.01\neval_strategy: 'no'\n", {"eval_batch": None}),
         ("deepspeed: zero2\n", {"sharding": "zero2", "offload": None}),
         ("deepspeed: zero3_offload\n", {"sharding": "zero3", "offload": "optimizer+params"}),
-        ("ENV: {NPROC_PER_NODE: 4, NNODES: 2}\n", {"gpus": 4, "nodes": 2, "checkpoint_reentrant": False}),
+        (
+            "ENV: {NPROC_PER_NODE: 4, NNODES: 2}\n",
+            {"gpus": 4, "nodes": 2, "sharding": "ddp", "checkpoint_reentrant": False},
+        ),
         ("ENV: {NPROC_PER_NODE: 4}\ndeepspeed: zero2\n", {"gpus": 4, "checkpoint_reentrant": None}),
         (
             "ENV: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}\n",
