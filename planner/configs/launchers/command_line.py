@@ -66,6 +66,8 @@ _TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo")
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
 _OWN_COMMANDS = {"tune": "its file: plan check FILE"}
+# Modules that train by a file, whose keys say the tool.
+_MODULES = ("axolotl.cli.train", "llamafactory.launcher")
 # First word of a command -> its launcher here, and second words that train.
 _PROGRAMS = {
     "accelerate": ("accelerate", ("launch",)),
@@ -111,7 +113,12 @@ class Started:
     @property
     def says_its_tool(self) -> bool:
         """Whether the command is that of a program, and no script's whose arguments are guessed."""
-        return _launcher(self.words) in ("trl", "swift", "llama-factory", "axolotl")
+        return self.script in _MODULES or _launcher(self.words) in (
+            "trl",
+            "swift",
+            "llama-factory",
+            "axolotl",
+        )
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -178,7 +185,9 @@ def _starts_training(words: Sequence[str]) -> bool:
     if kind == "own":
         return "train" in words or "run" in words
     return bool(kind) and (
-        kind != "python" or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+        kind != "python"
+        or _option(words, "-m") in _MODULES
+        or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
     )
 
 

@@ -299,9 +299,10 @@ def test_every_switch_of_accelerate_launch_is_known() -> None:
             {"micro_batch_size": 4, "sample_packing": False, "adapter": "qlora"},
         ),
         ("python run_clm.py --max_steps 5 --block_size 512", "transformers", {"block_size": 512}),
+        ("python -m axolotl.cli.train {ax} --lora_r 8", None, {"adapter": "qlora", "lora_r": 8}),
     ],
 )
-def test_programs_take_a_file_and_arguments(text: str, tool: str, arguments: dict[str, Any]) -> None:
+def test_programs_take_a_file_and_arguments(text: str, tool: str | None, arguments: dict[str, Any]) -> None:
     """Arguments win over the file; those of the launcher are no keys."""
     job = read(text.format(lf=EXAMPLES / "llama_factory_qlora.yaml", ax=EXAMPLES / "axolotl_qlora.yml"))
     assert job.tool == tool
