@@ -130,7 +130,7 @@ def _refuse_other_kinds(keys: Keys) -> None:
     optimizer = keys.text("optimizer")
     if optimizer not in (None, *_GROUPS):
         raise keys.not_modelled("optimizer", f"the optimizer '{show(optimizer)}' of a plugin is not modelled")
-    if found := {"activation_cpu_offload", "lisa"}.intersection(keys.get("callbacks") or ()):
+    if found := {"activation_cpu_offload", "lisa"}.intersection(keys.names("callbacks")):
         raise keys.not_modelled("callbacks", f"{min(found)} is not modelled")
     if keys.text("init_weights") == "lora-ga":
         raise keys.not_modelled("init_weights", "gradients that set adapters up are not modelled")
@@ -324,7 +324,7 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
     Source: ms-swift 4.6.0 swift/arguments/sft_args.py _init_eval_strategy.
     """
     when = str(keys.get("eval_strategy") or keys.get("save_strategy") or "steps").lower()
-    data = next((name for name in ("val_dataset", "cached_val_dataset") if keys.has(name)), None)
+    data = next((name for name in ("val_dataset", "cached_val_dataset") if keys.get(name)), None)
     if data is None and keys.get("split_dataset_ratio") not in (None, 0, 0.0, "0", "0.", "0.0"):
         data = "split_dataset_ratio"
     reading.said.pop("eval_batch", None)

@@ -24,6 +24,7 @@ _SPREADS = (
 )
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
+_FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
 
 
@@ -35,11 +36,7 @@ def read_processes(keys: Keys, reading: Reading) -> None:
         UsageError: GPUs that the processes cannot share alike.
         NotModelledError: several GPUs for each process.
     """
-    env = keys.part("ENV")
-    if env is None:
-        text = "counted as started with NPROC_PER_NODE, a process for each GPU"
-        reading.remark(str(keys.path), text)
-        return
+    env = keys.part("ENV") or Keys(keys.path, {})
     _read_allocator(env, reading)
     _read_pixels(env, reading)
     per_node, nodes = env.count(_PROCESSES), env.count(_NODES)
@@ -47,6 +44,11 @@ def read_processes(keys: Keys, reading: Reading) -> None:
     if per_node is None and nodes is None:
         if visible is not None and visible > 1:
             raise env.not_modelled(_VISIBLE, _SPREADS)
+        if keys.path.suffix in _FILES:
+            text = "counted as started with NPROC_PER_NODE, a process for each GPU"
+            reading.remark(str(keys.path), text)
+            env.skip(env.left_over_here())
+            return
         reading.default("gpus", 1, "ms-swift 4.6.0 swift/cli/main.py: one process without NPROC_PER_NODE")
         reading.alone = Alone(str(keys.path), _SPREADS, by_tool=False)
     else:

@@ -102,6 +102,7 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
         ("ENV: {CUDA_VISIBLE_DEVICES: '0,1,2,3', NPROC_PER_NODE: 2}\n", "spreads the layers"),
         ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),
         ("optimizer: muon\n", "of a plugin"),
+        ("callbacks: activation_cpu_offload\n", "activation_cpu_offload is not modelled"),
         ("sft_type: lora\n", "ms-swift before 3.0"),
     ],
 )
@@ -140,6 +141,7 @@ def test_a_step_has_sixteen_samples_at_least(tmp_path: Path, text: str, gpu: str
 @pytest.mark.parametrize(("text", "gpu", "reentrant"), [
     ("", "a100-80-sxm", True),
     ("", "a100-80-sxm:2", False),
+    ("ENV: {MAX_PIXELS: 1003520}\n", "a100-80-sxm:2", False),
     ("deepspeed: zero2\n", "a100-80-sxm:2", True),
     ("fsdp: fsdp2\n", "a100-80-sxm:2", False),
     ("ENV: {NPROC_PER_NODE: 1}\n", "a100-80-sxm", False),
