@@ -122,8 +122,8 @@ class Started:
 
     @property
     def texts(self) -> tuple[str, str]:
-        """Arguments and launch as the text of a file each."""
-        return json.dumps(self.arguments), json.dumps(self.launch)
+        """Arguments and launch as the text of a file each; what JSON has no word for is text."""
+        return json.dumps(self.arguments, default=str), json.dumps(self.launch, default=str)
 
 
 def started(path: Path, text: str) -> Started:
@@ -154,7 +154,8 @@ def started(path: Path, text: str) -> Started:
         _take_processes(job, variables)
     if job.tool == MS_SWIFT:
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
-        job.arguments["ENV"] = {**(job.arguments.get("ENV") or {}), **variables}
+        own = job.arguments.get("ENV") or {}
+        job.arguments["ENV"] = {**own, **variables} if isinstance(own, dict) else own
     _read_name(path, job)
     return job
 

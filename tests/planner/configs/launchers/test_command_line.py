@@ -328,3 +328,19 @@ def test_processes_of_llama_factory_are_variables() -> None:
     """Without them each GPU gets one."""
     assert read("NPROC_PER_NODE=4 llamafactory-cli train --stage sft").launch["num_processes"] == 4
     assert read("llamafactory-cli train --stage sft").launch == {}
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("lmf train", "model_name_or_path: a\nrun_name: 2024-01-01\n"),
+        ("swift sft", "model: a\nmax_length: 512\nENV: [a]\n"),
+        ("swift sft", "model: a\nENV: {NPROC_PER_NODE: many}\n"),
+    ],
+)
+def test_what_a_file_of_arguments_holds_ends_no_program(tmp_path: Path, program: str, text: str) -> None:
+    """Dates are no JSON, and variables may be no table."""
+    file = tmp_path / "train.yaml"
+    file.write_text(text, encoding="utf-8")
+    checked = check_job(command_job(f"{program} {file}", CheckOptions()), from_flags({"gpu": "4090"}))
+    assert checked.exit_code in (ExitCode.USAGE, ExitCode.NOT_MODELLED)
