@@ -15,7 +15,8 @@ _SET = re.compile(rf"^[ \t]*(?:export[ \t]+)?({_NAME})=(\S*|\"[^\"]*\"|'[^']*')[
 _SET_ANYWHERE = re.compile(rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:\+?=|[ \t]+in\b)")
 # What may set any variable.
 _FROM_ELSEWHERE = re.compile(r"^[ \t]*(?:eval|source|\.|read|unset|set)(?=[ \t])")
-_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]*")
+# So long that no path is longer, and that variables of variables do not grow without an end.
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
 _USED = re.compile(rf"\$(?:\{{({_NAME})\}}|({_NAME}))")
 _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"

@@ -48,3 +48,8 @@ def test_what_may_be_otherwise_stays_as_it_is_written(text: str) -> None:
         assert with_values(text.replace("a $N", "N=2\nb\ndone\na $N")).endswith("a $N")
     else:
         assert with_values(text).splitlines()[-1] == "a $N"
+
+
+def test_variables_of_variables_do_not_grow_without_an_end() -> None:
+    """Each line doubles the value, until it is too long to be put in."""
+    assert len(with_values("A=a\n" + "A=$A$A\n" * 60)) < 10_000
