@@ -28,7 +28,7 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128
-_WHOLE = ("whole", "whole_twice", "whole_with_loss")
+_WHOLE = ("whole", "whole_twice", "whole_with_loss", "whole_and_chosen")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 Inputs = dict[str, torch.Tensor]
@@ -134,19 +134,28 @@ def _odds_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
     then log-probabilities.
     """
     logits = passes.model(**_without_labels(inputs), use_cache=False).logits
-    n_chosen = logits.shape[0] // 2
-    chosen = logits[:n_chosen][..., :-1, :].contiguous()
-    targets = inputs["input_ids"][:n_chosen, 1:].contiguous()
-    likelihood = nn.functional.cross_entropy(chosen.view(-1, chosen.shape[-1]), targets.view(-1))
-    del chosen
+    likelihood = _chosen_likelihood(logits, inputs)
     logps = selective_log_softmax(logits[:, :-1, :], inputs["input_ids"][:, 1:]).sum(-1)
     return likelihood - nn.functional.logsigmoid(torch.sub(*logps.float().chunk(2))).mean()
 
 
+def _chosen_likelihood(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """The cross-entropy of the chosen sequences."""
+    n_chosen = logits.shape[0] // 2
+    chosen = logits[:n_chosen][..., :-1, :].contiguous()
+    targets = inputs["input_ids"][:n_chosen, 1:].contiguous()
+    return nn.functional.cross_entropy(chosen.view(-1, chosen.shape[-1]), targets.view(-1))
+
+
 def _odds_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """ORPO and SimPO of LLaMA-Factory, whose likelihood is that of the same log-probabilities."""
-    logits, logps = _pass_of_all(passes.model, _given(passes, inputs))
-    loss = -nn.functional.logsigmoid(torch.sub(*logps.chunk(2))).mean()
+    """ORPO and SimPO of LLaMA-Factory, whose likelihood is that of the same log-probabilities;
+    TRL up to 0.14 takes a cross-entropy first.
+    """
+    logits = passes.model(**_given(passes, inputs), use_cache=False).logits.to(torch.float32)
+    chosen = passes.kernel == "whole_and_chosen"
+    likelihood = _chosen_likelihood(logits, inputs) if chosen else torch.zeros(())
+    logps = _logps_of_all(logits, inputs["input_ids"])
+    loss = likelihood - nn.functional.logsigmoid(torch.sub(*logps.chunk(2))).mean()
     for half in logits.chunk(2, dim=0):
         half.mean()
     return loss
@@ -461,6 +470,7 @@ _KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "whole": _kto_whole,
     "whole_twice": _kto_twice,
     "whole_with_loss": _kto_whole,
+    "whole_and_chosen": _kto_whole,
 }
 _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "tiles": _tiles,
@@ -470,4 +480,5 @@ _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "whole": _whole,
     "whole_twice": _whole,
     "whole_with_loss": _whole,
+    "whole_and_chosen": _whole,
 }

@@ -120,7 +120,7 @@ def _check_command(job: CheckJob, given: ScenarioRequest, *, advise: bool, allow
     start = job.text.strip() if job.text else f"bash {shlex.quote(job.config)}"
     return replace(
         checked,
-        remarks=((job.config, files.remark), *checked.remarks),
+        remarks=(*(((job.config, files.remark),) if files.remark else ()), *checked.remarks),
         command=f"{words} {flags}".strip(),
         launch=start,
         launch_file=job.options.accelerate or "",

@@ -22,7 +22,7 @@ _NO_FILE = "none"
 @dataclass(frozen=True, slots=True)
 class CommandFiles:
     """What to read for a command: ``texts`` by resolved path, the options to read them with,
-    and what to say of the script.
+    and what to say of the script, if anything.
     """
 
     texts: Mapping[Path, str]
@@ -51,4 +51,5 @@ def command_files(config: str, command: str, options: CheckOptions) -> CommandFi
         texts[line.resolve()] = launch
     text = f"{show(job.script)} is taken to hand its arguments to Transformers or TRL, as their names say"
     tool = options.tool or job.tool
+    text = "" if job.says_its_tool else text
     return CommandFiles(texts, replace(options, accelerate=beside, tool=tool, task=job.task), text)

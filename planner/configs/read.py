@@ -11,7 +11,7 @@ from planner.configs.launchers.fsdp_keys import Beside, remark_on_twice
 from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
-from planner.configs.tools import hf_trainer, open_instruct, torchtitan, torchtune, trl
+from planner.configs.tools import hf_trainer, ms_swift, open_instruct, torchtitan, torchtune, trl
 from planner.configs.tools.axolotl import axolotl
 from planner.configs.tools.llama_factory import llama_factory, llama_factory_v1
 from planner.configs.tools.other_tools import refuse_other_tools
@@ -68,6 +68,7 @@ _TRAINING = (
     ),
     Tool("torchtune", torchtune.TOOL, torchtune.STACK, torchtune.MARKS, torchtune.read_torchtune),
     Tool("torchtitan", torchtitan.TOOL, torchtitan.STACK, torchtitan.MARKS, torchtitan.read_torchtitan),
+    Tool("ms-swift", ms_swift.TOOL, ms_swift.STACK, ms_swift.MARKS, ms_swift.read_ms_swift),
     Tool("trl", trl.TOOL, trl.STACK, trl.MARKS, trl.read_trl, launched=True),
 )
 _REST = (
@@ -146,6 +147,10 @@ def recognise(document: Document) -> Tool:
         return TOOLS["torchtune"]
     if torchtitan.is_torchtitan(document):
         return TOOLS["torchtitan"]
+    if ms_swift.is_ms_swift(document):
+        return TOOLS["ms-swift"]
+    if hf_trainer.is_example(document):
+        return TOOLS["transformers"]
     keys = document.table.keys()
     for group in (_TRAINING, _REST):
         counts = {tool.name: len(tool.marks & keys) for tool in group}

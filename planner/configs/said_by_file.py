@@ -39,12 +39,14 @@ class Remark:
 class Alone:
     """A key with which the tool trains on one GPU only, and what it says on several.
 
-    ``otherwise``: why one GPU is not modelled either; empty where it is.
+    ``otherwise``: why one GPU is not modelled either; empty where it is.  ``by_tool``: the tool refuses
+    several; else what it does then is not modelled.
     """
 
     origin: str
     refused: str
     otherwise: str = ""
+    by_tool: bool = True
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class Reading:
     ``needs``: fields that the file leaves open and no default settles, each with the sentence that asks for
     it.  ``ignored``: unknown keys, as ``file:key``.  ``total_batch``: micro-batch x accumulation x GPUs, the
     samples of one step, with the place that gives it; a factor that the file leaves open follows from it.
+    ``least_batch``: samples that a step has at least, where the accumulation follows from it.
     ``switches``: those of the stack that the file sets, with their places.  ``tool_name``: the name of the
     tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
@@ -68,6 +71,7 @@ class Reading:
     needs: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     total_batch: tuple[int, str] | None = None
+    least_batch: tuple[int, str] | None = None
     switches: dict[str, tuple[str, str]] = field(default_factory=dict)
     tool_name: str = ""
     launch: Path | None = None

@@ -113,7 +113,7 @@ def resolve_recipe(
         sharding=sharding,
         offload=offload,
         gradient_checkpointing=checkpoints,
-        checkpoint_reentrant=ledger.choose("checkpoint_reentrant", defaults.checkpoint_reentrant, origin),
+        checkpoint_reentrant=_resolve_reentrant(ledger, setting, sharding),
         checkpoint_every=every,
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
@@ -127,6 +127,15 @@ def resolve_recipe(
         rollout=resolve_rollout(ledger, task),
         parallel=parallel,
     )
+
+
+def _resolve_reentrant(ledger: Ledger, setting: RecipeContext, sharding: Sharding) -> bool:
+    """Whether checkpoints are reentrant, which some stacks leave alone under DDP."""
+    reentrant = setting.defaults.checkpoint_reentrant
+    if sharding == DDP and not setting.stack.reentrant_under_ddp:
+        reentrant = False
+    chosen: bool = ledger.choose("checkpoint_reentrant", reentrant, setting.origin)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""A command line that starts a script with Transformers' or TRL's arguments,
+"""A command line that starts a script with Transformers', TRL's or ms-swift's arguments,
 as the two files that would say the same.
 
 Sources: accelerate 1.15.0 commands/launch.py; torch 2.13.0 distributed/run.py; deepspeed 0.19.8
-launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py.
+launcher/runner.py; transformers 5.23.0 hf_argparser.py; trl 1.16.0 cli/main.py;
+ms-swift 4.6.0 swift/cli/main.py; llamafactory 0.9.5 launcher.py; axolotl 0.19.0 cli/main.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.configs.launchers.shell import commands
+from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError, UsageError, show
 
@@ -62,19 +63,33 @@ _OTHERS = {
 _TASKS = ("dpo", "kto", "orpo", "simpo", "reward", "grpo")
 # trl 1.16.0 scripts and examples/scripts.
 _TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo")
-_OWN_COMMANDS = {
-    "llamafactory-cli": "its file: plan check FILE",
-    "lmf": "its file: plan check FILE",
-    "axolotl": "its file: plan check FILE",
-    "tune": "its file: plan check FILE",
+# Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
+_TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
+_OWN_COMMANDS = {"tune": "its file: plan check FILE"}
+# Modules that train by a file, whose keys say the tool.
+_MODULES = ("axolotl.cli.train", "llamafactory.launcher")
+# First word of a command -> its launcher here, and second words that train.
+_PROGRAMS = {
+    "accelerate": ("accelerate", ("launch",)),
+    "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
+    "swift": ("swift", ("sft", "pt")),
+    "llamafactory-cli": ("llama-factory", ("train",)),
+    "lmf": ("llama-factory", ("train",)),
+    "axolotl": ("axolotl", ("train",)),
 }
+# Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
+_OF_AXOLOTL = _names(
+    "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port"
+)
 # First word of a command -> words that train, and the program.
 _UNREAD_COMMANDS = {
-    "swift": (("sft", "pt", "rlhf"), "ms-swift", "say the job by flags, with --stack swift"),
+    "swift": (("rlhf",), "swift rlhf", "say the job by flags, with --stack swift"),
     "megatron": (("sft", "pt", "rlhf"), "ms-swift's Megatron", "say the job by flags"),
     "oumi": (("train",), "Oumi", "say the job by flags"),
     "xtuner": (("train",), "XTuner", "say the job by flags"),
 }
+MS_SWIFT = "ms-swift"
+"""Name of the tool whose command says its own arguments."""
 _FALSE = "no_"
 _KEPT_NO = frozenset({"no_cuda"})
 
@@ -96,9 +111,19 @@ class Started:
     task: str = ""
 
     @property
+    def says_its_tool(self) -> bool:
+        """Whether the command is that of a program, and no script's whose arguments are guessed."""
+        return self.script in _MODULES or _launcher(self.words) in (
+            "trl",
+            "swift",
+            "llama-factory",
+            "axolotl",
+        )
+
+    @property
     def texts(self) -> tuple[str, str]:
-        """Arguments and launch as the text of a file each."""
-        return json.dumps(self.arguments), json.dumps(self.launch)
+        """Arguments and launch as the text of a file each; what JSON has no word for is text."""
+        return json.dumps(self.arguments, default=str), json.dumps(self.launch, default=str)
 
 
 def started(path: Path, text: str) -> Started:
@@ -113,18 +138,24 @@ def started(path: Path, text: str) -> Started:
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    found = [words for words in commands(path, text) if _starts_training(words)]
+    found = [each for each in commands_with_variables(path, text) if _starts_training(each[0])]
     if len(found) != 1:
         what = (
             f"{len(found)} commands that start a training" if found else "no command that starts a training"
         )
         ways = (
-            "accelerate launch, torchrun, deepspeed, python and trl with arguments of "
-            "Transformers are known; for another script say the job by flags: plan --model ..."
+            "accelerate launch, torchrun, deepspeed, python with arguments of Transformers, trl, swift, "
+            "llamafactory-cli and axolotl are known; for another script say the job by flags: plan --model"
         )
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
-    words = found[0]
+    words, variables = found[0]
     job = _LAUNCHERS[_launcher(words)](path, words)
+    if job.tool == "llama-factory":
+        _take_processes(job, variables)
+    if job.tool == MS_SWIFT:
+        # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
+        own = job.arguments.get("ENV") or {}
+        job.arguments["ENV"] = {**own, **variables} if isinstance(own, dict) else own
     _read_name(path, job)
     return job
 
@@ -136,12 +167,10 @@ def _launcher(words: Sequence[str]) -> str:
     name, second = Path(words[0]).name, words[1] if len(words) > 1 else ""
     if name in _OWN_COMMANDS:
         return "own"
+    if name in _PROGRAMS and second in _PROGRAMS[name][1]:
+        return _PROGRAMS[name][0]
     if name in _UNREAD_COMMANDS:
         return "unread" if second in _UNREAD_COMMANDS[name][0] else ""
-    if name == "accelerate":
-        return "accelerate" if second == "launch" else ""
-    if name == "trl":
-        return "trl" if second in ("sft", "dpo", "grpo", "kto", "reward", "rloo") else ""
     if _PYTHON.fullmatch(name):
         module = _option(words, "-m")
         return "torchrun" if module in ("torch.distributed.run", "torch.distributed.launch") else "python"
@@ -157,7 +186,9 @@ def _starts_training(words: Sequence[str]) -> bool:
     if kind == "own":
         return "train" in words or "run" in words
     return bool(kind) and (
-        kind != "python" or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
+        kind != "python"
+        or _option(words, "-m") in _MODULES
+        or any(_name(word) in _TRAINS for word in words if word.startswith("--"))
     )
 
 
@@ -179,6 +210,8 @@ def _read_name(path: Path, job: Started) -> None:
             if name in words or (name == "no_trainer" and name in job.script.lower()):
                 raise NotModelledError(f"{path}: {show(job.script)}: {why}")
     job.task = next((task for task in _TASKS if task in words), "")
+    if stem in _TRANSFORMERS_SCRIPTS:
+        job.tool = "transformers"
     job.tool = job.tool or ("trl" if stem in _TRL_SCRIPTS and job.task else None)
 
 
@@ -289,6 +322,56 @@ def _trl(path: Path, words: list[str]) -> Started:
     return Started(words, words[1], arguments, {}, "trl")
 
 
+def _llama_factory(path: Path, words: list[str]) -> Started:
+    """A file with arguments ``KEY=VALUE`` behind it, or arguments alone.
+
+    Source: llamafactory 0.9.5 hparams/parser.py read_args.
+
+    Raises:
+        UsageError: another word behind the file.
+    """
+    rest = words[2:]
+    if not rest or not rest[0].endswith((".yaml", ".yml")):
+        return Started(words, words[1], _arguments(path, rest), {}, "llama-factory")
+    table = dict(read_document(_named(path, rest[0])).table)
+    for word in rest[1:]:
+        name, mark, value = word.partition("=")
+        if not mark:
+            raise UsageError(f"{path}: '{show(word)}' is no argument: behind a file they are KEY=VALUE")
+        table[name] = _scalar(value)
+    return Started(words, words[1], table, {}, "llama-factory")
+
+
+def _take_processes(job: Started, variables: Mapping[str, str]) -> None:
+    """Processes of ``llamafactory-cli``, which starts torchrun (launcher.py); ``USE_V1`` is another one."""
+    if variables.get("USE_V1", "").lower() in ("1", "true", "y"):
+        job.tool = "llama-factory-v1"
+    elif "NPROC_PER_NODE" in variables or "NNODES" in variables:
+        job.launch = _processes(variables.get("NPROC_PER_NODE"), variables.get("NNODES", "1"))
+
+
+def _axolotl(path: Path, words: list[str]) -> Started:
+    """``axolotl train FILE``, whose other options are keys of the file.
+
+    Source: axolotl 0.19.0 cli/config.py load_cfg.
+
+    Raises:
+        UsageError: options of the launcher, several configs in one, or keys of a table.
+    """
+    if refused := next((word for word in words if word == "--" or _name(word) in ("sweep", "cloud")), None):
+        raise UsageError(f"{path}: '{show(refused)}' is not read: check the file, with --accelerate FILE")
+    found = _arguments(path, words[2:])
+    if dotted := next((name for name in found if "." in name), None):
+        raise UsageError(f"{path}: '--{show(dotted)}' is not read: write the key into the file")
+    arguments = {name: value for name, value in found.items() if name not in _OF_AXOLOTL}
+    return Started(words, words[1], arguments, {}, "axolotl")
+
+
+def _swift(path: Path, words: list[str]) -> Started:
+    """How many processes there are, variables of the environment say."""
+    return Started(words, words[1], _arguments(path, words[2:]), {}, MS_SWIFT)
+
+
 def _processes(per_node: Any, nodes: Any) -> dict[str, Any]:
     """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide."""
     table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
@@ -309,6 +392,9 @@ _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
     "deepspeed": _deepspeed,
     "python": _python,
     "trl": _trl,
+    "swift": _swift,
+    "llama-factory": _llama_factory,
+    "axolotl": _axolotl,
     "own": _own_command,
     "unread": _unread_command,
 }

@@ -1,4 +1,5 @@
-"""Shell text as commands of words.  Nothing is run, and no variable or substitution is expanded.
+"""Shell text as commands of words.  Nothing is run; of variables and substitutions only literals are put in
+(:mod:`planner.configs.launchers.variables`).
 
 Source: POSIX.1-2017 chapter 2, as far as launch scripts use it: quotes, line continuation, comments,
 assignments before a command, operators between commands, redirections behind them.
@@ -11,6 +12,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from planner.configs.launchers.variables import with_values
 from planner.errors import InputFileError
 
 # What a shell would replace by the output of another command;
@@ -29,8 +31,40 @@ def commands(path: Path, text: str) -> Iterator[list[str]]:
     Raises:
         InputFileError: quotes that are not closed.
     """
+    return (words for words, _ in commands_with_variables(path, text))
+
+
+def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Each simple command as its words, with the variables of its environment that the text sets: those that
+    are exported before it, and those that stand before its program.
+
+    Raises:
+        InputFileError: quotes that are not closed.
+    """
+    exported: dict[str, str] = {}
+    for words in _simple_commands(path, text):
+        bare, own = _bare(words), _assigned(words)
+        if not bare and words[:1] == ["export"]:
+            exported |= own
+        yield bare, {**exported, **own}
+
+
+def _assigned(words: list[str]) -> dict[str, str]:
+    """The variables that a command sets before its program."""
+    found: dict[str, str] = {}
+    for word in words:
+        if _ASSIGNMENT.match(word):
+            name, _, value = word.partition("=")
+            found[name.rstrip("+")] = value
+        elif word not in _WRAPPERS:
+            break
+    return found
+
+
+def _simple_commands(path: Path, text: str) -> Iterator[list[str]]:
+    """Each simple command with all of its words."""
     pending = ""
-    for line in _logical_lines(text):
+    for line in _logical_lines(with_values(text)):
         pending = f"{pending}\n{line}" if pending else line
         try:
             words = _words(pending)
@@ -72,11 +106,11 @@ def _split(words: list[str]) -> Iterator[list[str]]:
         if word.startswith("#"):
             break
         if word in _BETWEEN:
-            yield _bare(command)
+            yield command
             command = []
         else:
             command.append(word)
-    yield _bare(command)
+    yield command
 
 
 def _bare(command: list[str]) -> list[str]:

@@ -179,3 +179,35 @@ OPEN_INSTRUCT_HARMLESS = _names(
     """
 )
 """open-instruct: data, tokens, schedules, tracking, checkpoints and uploads."""
+
+# ms-swift 4.6.0 swift/arguments/*.py, base_args/*.py and trainers/arguments.py; ``metric`` is of 3.12.6.
+MS_SWIFT_HARMLESS = _names(
+    """
+    acc_strategy adalora_beta1 adalora_beta2 adalora_deltaT adalora_init_r adalora_orth_reg_weight
+    adalora_target_r adalora_tfinal adalora_tinit adapter_act adapter_length add_non_thinking_prefix
+    add_version agent_template aligner_lr boft_block_num boft_block_size boft_dropout
+    boft_n_butterfly_factor check_model columns create_checkpoint_symlink custom_register_path dataset
+    dataset_num_proc dataset_shuffle decision_drop_instructions decision_shuffle_fields
+    decision_state_as_text decision_subsample_options device_groups disable_auto_column_mapping
+    disable_ignore_empty_think download_mode ds3_gather_for_generation early_stop_interval
+    enable_npu_model_patch enable_thinking eval_dataset eval_dataset_args eval_generation_config eval_limit
+    eval_metric extra_eval_args fourier_n_frequency fourier_scaling galore_cos_threshold galore_gamma_proj
+    galore_optim_per_parameter galore_proj_bits galore_proj_group_size galore_proj_quant galore_proj_type
+    galore_quantization galore_queue_size galore_rank galore_scale galore_target_modules
+    galore_update_proj_gap galore_with_embedding hqq_axis ignore_args_error init_strategy interleave_prob
+    lazy_tokenize lisa_step_interval llamapro_num_groups llamapro_num_new_blocks load_args load_data_args
+    load_from_cache_file local_repo_path lora_alpha lora_ga_batch_size lora_ga_direction lora_ga_iters
+    lora_ga_max_length lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio max_model_len max_new_tokens
+    max_shard_size model_kwargs model_name model_author model_revision model_type norm_bbox num_beams
+    packing_num_proc packing_strategy padding_side preserve_thinking problem_type reft_args
+    reft_intervention_type reft_layer_key reft_layers reft_rank repetition_penalty response_prefix
+    resume_only_model rope_scaling safe_serialization shuffle_buffer_size stop_words stopping_strategy
+    streaming strict structured_outputs_regex swanlab_email_language swanlab_exp_name swanlab_mode
+    swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email
+    swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace temperature
+    template template_backend top_k top_logprobs top_p train_dataloader_shuffle use_chat_template
+    use_flash_ckpt use_logits_to_keep use_rslora val_dataset_shuffle vera_d_initial vera_dropout
+    vera_projection_prng_key vera_rank vit_lr system use_hf cached_dataset custom_dataset_info logprobs metric
+    """
+)
+"""ms-swift: data, templates, schedules, tracking, details of tuners that are refused by their own switch."""

@@ -23,6 +23,12 @@ def stock_launch_file(name: str) -> tuple[Document, str] | None:
     return _document(Path(f"{name}.yaml"), _tables()["accelerate"].get(name))
 
 
+def stock_engine(name: str) -> Document | None:
+    """What the file of an engine says that ms-swift ships under this name, ``None`` for others."""
+    found = _document(Path(f"{name}.json"), _tables()["ms-swift"].get(name))
+    return None if found is None else found[0]
+
+
 def _document(path: Path, entry: dict[str, Any] | None) -> tuple[Document, str] | None:
     if entry is None:
         return None

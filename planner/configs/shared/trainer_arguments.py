@@ -126,16 +126,22 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
-        _finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
+        finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
     elif isinstance(keys.get("deepspeed"), dict):
         part = keys.part("deepspeed")
         if part is not None:
             read_deepspeed(part, reading)
     elif keys.has("deepspeed"):
-        _finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
+        finish_deepspeed(Keys.of(referred(keys, "deepspeed", DEEPSPEED_FILE, reading)), reading)
 
 
-def _finish_deepspeed(keys: Keys, reading: Reading) -> None:
+def finish_deepspeed(keys: Keys, reading: Reading) -> None:
+    """Enter a file of DeepSpeed's, and what nobody read of it.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
     read_deepspeed(keys, reading)
     reading.finish(keys)
 

@@ -19,6 +19,7 @@ from planner.configs.shared.trainer_arguments import (
     read_precision,
     read_trainer,
 )
+from planner.configs.yaml_or_json import Document
 
 TOOL = "Transformers 5.23.0"
 STACK = "hf-trainer@5"
@@ -71,6 +72,11 @@ _HARMLESS = (
 )
 
 
+def is_example(document: Document) -> bool:
+    """Whether a file is for Transformers' run_clm.py or its kin, which alone have a length of this name."""
+    return "block_size" in document.table and "model_name_or_path" in document.table
+
+
 def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     """Enter what TrainingArguments and the usual arguments of a script say.
 
@@ -88,6 +94,11 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_trainer(keys, reading)
     if old is not None and reading.value("loss") == "liger":
         reading.switch("liger_loss", True, keys.where("use_liger_kernel"))
+    if keys.has("block_size"):
+        # Texts are joined and cut into rows of this length (run_clm.py group_texts); nothing adds adapters.
+        place = "transformers 5.23.0 examples/pytorch/language-modeling/run_clm.py"
+        reading.default("method", "full", place)
+        reading.default("padding", "packed", f"{place}: group_texts")
     read_precision(keys, reading)
     if reading.value("precision") is None:
         need_precision(reading)

@@ -68,8 +68,6 @@ _MARKS = {
     ),
     # mosaicml/llm-foundry at 8c8dd48 llmfoundry/utils/config_utils.py TrainConfig.
     "LLM Foundry": frozenset({"device_train_microbatch_size", "icl_tasks"}),
-    # modelscope/ms-swift at 4.x swift/arguments/{base_args,tuner_args}.py.
-    "ms-swift": frozenset({"tuner_type", "train_type", "model_author", "freeze_vit", "freeze_aligner"}),
     # NVIDIA-NeMo/Automodel nemo_automodel/recipes/llm/train_ft.py.
     "NeMo AutoModel": frozenset({"step_scheduler", "dist_env"}),
     # verl 0.9.1 trainer/config/ppo_trainer.yaml;

@@ -134,7 +134,7 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
         if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
             raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
     if keys.has("dataset_mixer"):
-        held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
+        held = "whole_let_go" if reading.value("task") == "dpo" else "whole_and_chosen"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))
     # trl 0.15.2 trainer/dpo_config.py and those to 0.26.
     for name in ("use_logits_to_keep", "use_num_logits_to_keep"):

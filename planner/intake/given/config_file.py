@@ -39,6 +39,7 @@ class ConfigFile:
     ignored: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     total_batch: tuple[int, str] | None = None
+    least_batch: tuple[int, str] | None = None
     tool_name: str = OWN_TOOL
     launch: Path | None = None
     candidates: tuple[Path, ...] = ()
@@ -101,6 +102,7 @@ def config_of(reading: Reading) -> ConfigFile:
         ignored=tuple(reading.ignored),
         needs=MappingProxyType(reading.needs),
         total_batch=reading.total_batch,
+        least_batch=reading.least_batch,
         tool_name=reading.tool_name,
         launch=reading.launch,
         candidates=reading.candidates,
@@ -129,10 +131,24 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
             raise UsageError(sentence)
     if config.several is not None and request.get("sharding") is None and _gpus(request) > 1:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
+    if config.least_batch is not None:
+        request = _with_least(request, *config.least_batch)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
 
 
+def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioRequest:
+    """``request`` with the accumulation that gives a step ``samples`` at least, unless one is said."""
+    micro, gpus = request.get("batch"), max(_gpus(request), 1)
+    if micro is None or request.get("grad_accum") is not None:
+        return request
+    accum = -(-samples // (micro * gpus))
+    note = f"{micro} x {accum} x {gpus} GPUs is {samples} samples, or more"
+    return merge(ScenarioRequest({"grad_accum": Given(accum, tool_default(where), note)}), request)
+
+
 def _check_alone(alone: Alone, request: ScenarioRequest) -> None:
+    if _gpus(request) > 1 and not alone.by_tool:
+        raise NotModelledError(f"{alone.origin}: {alone.refused}")
     if _gpus(request) > 1:
         raise UsageError(f"{alone.origin}: {alone.refused}; say --gpu X:1 [{REFUSED_BY_TOOL}]")
     if alone.otherwise:

@@ -52,6 +52,11 @@ KERNELS: dict[str, dict[str, Any]] = {
         "checkpoint_reentrant": False,
         "switches": ("pair_logps=whole_with_loss",),
     },
+    "whole_and_chosen": {
+        "stack": "llama-factory",
+        "checkpoint_reentrant": False,
+        "switches": ("pair_logps=whole_and_chosen",),
+    },
 }
 # Pairs in one row, by a loop of its own that casts nothing.
 JOINED = {"joined": {"stack": "llama-factory-v1", "precision": "bf16"}}
@@ -69,8 +74,9 @@ LET_GO = {
 TASKS = [
     *(("dpo", kernel) for kernel in KERNELS),
     *(("kto", kernel) for kernel in KERNELS),
-    *(("orpo", kernel) for kernel in ("tiles", "rows", "whole")),
+    *(("orpo", kernel) for kernel in ("tiles", "rows", "whole", "whole_and_chosen")),
     ("simpo", "whole"),
+    ("simpo", "whole_and_chosen"),
     pytest.param("orpo", "whole_with_loss", marks=pytest.mark.slow),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),

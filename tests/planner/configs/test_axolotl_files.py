@@ -476,3 +476,17 @@ def test_fp8_is_read(tmp_path: Path) -> None:
     assert job.recipe.numerics.fp8 == "tensorwise-gathered"
     with pytest.raises(NotModelledError, match="recipe of one's own"):
         read(tmp_path, text + "fp8_config: {recipe: rowwise}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["gradient_checkpointing: offload\n", "gradient_checkpointing: true\nactivation_offloading: true\n"],
+)
+def test_offloaded_activations_are_checkpoints_of_torch(tmp_path: Path, text: str) -> None:
+    """With adapters 0.19 recomputes nothing (core/builders/base.py); up to 0.8 the first was its own way."""
+    said = read(tmp_path, BASE + text).request
+    assert said.get("gradient_checkpointing") is True
+    assert said.get("offload") == "activations"
+    assert said.get("checkpoint_reentrant") is False
+    with pytest.raises(NotModelledError, match="with adapters Axolotl recomputes nothing"):
+        read(tmp_path, LORA + text)

@@ -159,7 +159,6 @@ def test_stock_files_of_another_machine_are_known(
         ("max_seq_len: 512\ndevice_train_microbatch_size: 4\n", "LLM Foundry"),
         ("model: {model_name: gpt2}\ntraining: {per_device_train_batch_size: 2}\n", "Oumi"),
         ("model: {_target_: nemo_automodel.x}\nstep_scheduler: {local_batch_size: 8}\n", "NeMo AutoModel"),
-        ("model: Qwen/Qwen2.5-7B\ntuner_type: lora\nmax_length: 2048\n", "ms-swift"),
     ],
 )
 def test_a_file_of_a_program_that_is_not_read_is_said_to_be_so(
@@ -482,3 +481,14 @@ def test_a_file_of_trl_without_modules_adapts_what_peft_does(tmp_path: Path) -> 
     adapter = resolve(with_flags(read_config_file(path), from_flags({"gpu": "4090"}))).recipe.adapter
     assert adapter is not None
     assert adapter.targets == ("q_proj", "v_proj")
+
+
+def test_run_clm_of_transformers_is_not_read_as_trl(tmp_path: Path) -> None:
+    """It has a ``dataset_name`` too; its rows are ``block_size`` long, whole texts joined and cut, its loss
+    the model's own.
+    """
+    text = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_name: wikitext\nblock_size: 4096\n" + TRAINER
+    config = read_config_file(written(tmp_path, text))
+    assert config.tool_name == "transformers"
+    values = {name: config.request.get(name) for name in ("seq", "method", "padding", "loss")}
+    assert values == {"seq": 4096, "method": "full", "padding": "packed", "loss": None}

@@ -79,7 +79,7 @@ def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
 
 def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:
     """They are for TRL up to 0.12, where those of DPO go with the function that made them."""
-    for task, switch in (("dpo", "pair_logps=whole_let_go"), ("orpo", "pair_logps=whole")):
+    for task, switch in (("dpo", "pair_logps=whole_let_go"), ("orpo", "pair_logps=whole_and_chosen")):
         config = read(tmp_path, TRL + "beta: 0.1\ndataset_mixer: {a: 1.0}\n", f"{task}/config.yaml")
         assert switch in config.request.get("switches")
 

@@ -397,11 +397,12 @@ def _read_padding(keys: Keys, reading: Reading) -> None:
 
 def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
     value = keys.get("gradient_checkpointing")
-    if isinstance(value, str) and value.lower() not in ("true", "false"):
+    moves = not old and value == "offload"
+    if isinstance(value, str) and not moves and value.lower() not in ("true", "false"):
         raise keys.not_modelled(
             "gradient_checkpointing", f"'{show(value)}' keeps checkpoints off the GPU, which is not modelled"
         )
-    on = keys.flag("gradient_checkpointing")
+    on = moves or keys.flag("gradient_checkpointing")
     if on is not None:
         reading.say("gradient_checkpointing", on, keys.where("gradient_checkpointing"))
     details = keys.part("gradient_checkpointing_kwargs")
@@ -420,8 +421,32 @@ def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
     offloading = keys.get("activation_offloading")
     if isinstance(offloading, str):
         raise keys.not_modelled("activation_offloading", f"'{show(offloading)}' is not modelled; true is")
-    if keys.flag("activation_offloading"):
-        reading.say("offload", "activations", keys.where("activation_offloading"))
+    if moves or keys.flag("activation_offloading"):
+        name = "gradient_checkpointing" if moves else "activation_offloading"
+        _read_offloading(keys, reading, name, old=old)
+
+
+def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> None:
+    """Activations in host RAM; ``gradient_checkpointing: offload`` is an older way to say it.
+
+    Source: axolotl 0.19.0 utils/schemas/validation.py check_gradient_checkpointing_w_offload,
+    core/builders/base.py _configure_gradient_checkpointing, loaders/model.py _apply_activation_checkpointing:
+    a full fine-tune gets checkpoints of torch's own, which are not reentrant.
+
+    Raises:
+        NotModelledError: adapters, with which nothing is recomputed.
+    """
+    if keys.has("adapter") and not old:
+        why = (
+            "with adapters Axolotl recomputes nothing and moves every saved tensor to host RAM, which is not "
+            "modelled; gradient_checkpointing: true without activation_offloading is"
+        )
+        raise keys.not_modelled(name, why)
+    reading.say("offload", "activations", keys.where(name))
+    if not old:
+        reading.said.pop("checkpoint_reentrant", None)
+        place = "axolotl 0.19.0 loaders/model.py _apply_activation_checkpointing: checkpoint_wrapper of torch"
+        reading.default("checkpoint_reentrant", False, place)
 
 
 def _unsaid_manner(keys: Keys, *, old: bool) -> tuple[bool, str]:

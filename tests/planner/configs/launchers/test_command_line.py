@@ -145,7 +145,7 @@ def test_arguments_win_over_a_file_of_arguments(text: str) -> None:
         ("echo a", "no command that starts a training"),
         ("python prepare.py --split train", "no command that starts a training"),
         ("torchrun a.py; torchrun b.py", "2 commands that start a training: give one with --command"),
-        ("llamafactory-cli train a.yaml", "reads a file of its own, so check its file"),
+        ("tune run a --config b.yaml", "reads a file of its own, so check its file"),
         ("accelerate launch --num_processes 8", "no script stands behind"),
         ("torchrun t.py $ARGS --max_steps 5", r"'\$ARGS' may hold several arguments"),
         ("torchrun t.py lr=3 --max_steps 5", "'lr=3' is no argument"),
@@ -161,7 +161,8 @@ def test_what_cannot_be_read_is_said(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "program"),
     [
-        ("CUDA_VISIBLE_DEVICES=0 swift sft --model Qwen/Qwen2.5-7B --tuner_type lora", "ms-swift"),
+        ("megatron sft --model Qwen/Qwen2.5-7B --tuner_type lora", "ms-swift's Megatron"),
+        ("swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-7B", "swift rlhf"),
         ("oumi train -c train.yaml", "Oumi"),
     ],
 )
@@ -170,7 +171,7 @@ def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str
     with pytest.raises(NotModelledError, match=f"command lines of {program} are not read"):
         read(text)
     with pytest.raises(UsageError, match="no command that starts a training"):
-        read(text.replace(" sft ", " export ").replace(" train ", " infer "))
+        read(text.replace(" sft ", " export ").replace(" rlhf ", " infer ").replace(" train ", " infer "))
 
 
 @pytest.mark.parametrize(
@@ -281,3 +282,65 @@ def test_every_switch_of_accelerate_launch_is_known() -> None:
         for name in action.option_strings
     }
     assert not takes & ACCELERATE_SWITCHES
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "arguments"),
+    [
+        (
+            "llamafactory-cli train --stage sft --lora_rank 8 --bf16 True",
+            "llama-factory",
+            {"stage": "sft", "lora_rank": 8, "bf16": "True"},
+        ),
+        ("lmf train {lf} lora_rank=64 bf16=false", "llama-factory", {"lora_rank": 64, "bf16": "false"}),
+        (
+            "axolotl train {ax} --micro-batch-size 4 --no-sample-packing --launcher torchrun",
+            "axolotl",
+            {"micro_batch_size": 4, "sample_packing": False, "adapter": "qlora"},
+        ),
+        ("python run_clm.py --max_steps 5 --block_size 512", "transformers", {"block_size": 512}),
+        ("python -m axolotl.cli.train {ax} --lora_r 8", None, {"adapter": "qlora", "lora_r": 8}),
+    ],
+)
+def test_programs_take_a_file_and_arguments(text: str, tool: str | None, arguments: dict[str, Any]) -> None:
+    """Arguments win over the file; those of the launcher are no keys."""
+    job = read(text.format(lf=EXAMPLES / "llama_factory_qlora.yaml", ax=EXAMPLES / "axolotl_qlora.yml"))
+    assert job.tool == tool
+    assert {name: job.arguments.get(name) for name in arguments} == arguments
+    assert "launcher" not in job.arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("llamafactory-cli train {lf} --lora_rank 8", "behind a file they are KEY=VALUE"),
+        ("axolotl train {ax} -- --num_processes 2", "check the file, with --accelerate FILE"),
+        ("axolotl train {ax} --trl.beta 0.1", "write the key into the file"),
+    ],
+)
+def test_arguments_that_are_not_read_are_named(text: str, sentence: str) -> None:
+    """Each with a way out."""
+    with pytest.raises(UsageError, match=sentence):
+        read(text.format(lf=EXAMPLES / "llama_factory_qlora.yaml", ax=EXAMPLES / "axolotl_qlora.yml"))
+
+
+def test_processes_of_llama_factory_are_variables() -> None:
+    """Without them each GPU gets one."""
+    assert read("NPROC_PER_NODE=4 llamafactory-cli train --stage sft").launch["num_processes"] == 4
+    assert read("llamafactory-cli train --stage sft").launch == {}
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("lmf train", "model_name_or_path: a\nrun_name: 2024-01-01\n"),
+        ("swift sft", "model: a\nmax_length: 512\nENV: [a]\n"),
+        ("swift sft", "model: a\nENV: {NPROC_PER_NODE: many}\n"),
+    ],
+)
+def test_what_a_file_of_arguments_holds_ends_no_program(tmp_path: Path, program: str, text: str) -> None:
+    """Dates are no JSON, and variables may be no table."""
+    file = tmp_path / "train.yaml"
+    file.write_text(text, encoding="utf-8")
+    checked = check_job(command_job(f"{program} {file}", CheckOptions()), from_flags({"gpu": "4090"}))
+    assert checked.exit_code in (ExitCode.USAGE, ExitCode.NOT_MODELLED)

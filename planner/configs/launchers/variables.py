@@ -1,0 +1,88 @@
+"""Variables that a shell text sets to a literal, put in where they are used.  Nothing is run.
+
+Only what cannot be otherwise is put in: a variable whose value, a plain word, is set on a line of its own,
+outside of conditions, loops and functions.  One that is also set inside of them stays as it is written.
+Source: POSIX.1-2017 chapter 2; ``expr`` of two whole numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_SET = re.compile(rf"^[ \t]*(?:export[ \t]+)?({_NAME})=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$")
+_SET_ANYWHERE = re.compile(rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:\+?=|[ \t]+in\b)")
+# What may set any variable.
+_FROM_ELSEWHERE = re.compile(r"^[ \t]*(?:eval|source|\.|read|unset|set)(?=[ \t])")
+# So long that no path is longer, and that variables of variables do not grow without an end.
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
+_USED = re.compile(rf"\$(?:\{{({_NAME})\}}|({_NAME}))")
+_OPENS = re.compile(
+    r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
+)
+_CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
+_DIGITS = 9
+_ARITHMETIC = re.compile(
+    rf"\$\(\([ \t]*(\d{{1,{_DIGITS}}})[ \t]*([-+*/%])[ \t]*(\d{{1,{_DIGITS}}})[ \t]*\)\)"
+    rf"|\$\([ \t]*expr[ \t]+(\d{{1,{_DIGITS}}})[ \t]+\\?([-+*/%])[ \t]+(\d{{1,{_DIGITS}}})[ \t]*\)"
+)
+
+
+def with_values(text: str) -> str:
+    """``text`` with literal variables and the arithmetic of whole numbers put in, line by line."""
+    known: dict[str, str] = {}
+    unsure = _set_inside(text)
+    lines, goes_on = list[str](), False
+    for line, depth in _with_depth(text):
+        filled = _computed(_USED.sub(lambda found: _value(found, known), line))
+        lines.append(filled)
+        for name in _SET_ANYWHERE.findall(line):
+            known.pop(name, None)
+        if _FROM_ELSEWHERE.match(line):
+            known.clear()
+        found = None if goes_on or depth else _SET.match(filled)
+        goes_on = line.endswith("\\")
+        value = found[2].strip("\"'") if found else ""
+        if found and found[1] not in unsure and _PLAIN.fullmatch(value):
+            known[found[1]] = value
+    return "\n".join(lines)
+
+
+def _value(found: re.Match[str], known: Mapping[str, str]) -> str:
+    return known.get(found[1] or found[2], found[0])
+
+
+def _computed(line: str) -> str:
+    """Sums, products and quotients of two whole numbers."""
+    return _ARITHMETIC.sub(_result, line)
+
+
+def _result(found: re.Match[str]) -> str:
+    left, sign, right = [each for each in found.groups() if each is not None]
+    first, second = int(left), int(right)
+    if sign in "/%" and second == 0:
+        return found[0]
+    results = {"+": first + second, "-": first - second, "*": first * second}
+    if sign in "/%":
+        results = {"/": first // second, "%": first % second}
+    return str(results[sign])
+
+
+def _set_inside(text: str) -> frozenset[str]:
+    """Variables that a condition, a loop or a function sets."""
+    return frozenset(
+        name for line, depth in _with_depth(text) if depth for name in _SET_ANYWHERE.findall(line)
+    )
+
+
+def _with_depth(text: str) -> Iterator[tuple[str, int]]:
+    """Each line with the number of conditions, loops and functions that it is in, its own included."""
+    depth = 0
+    for line in text.splitlines():
+        bare = line.split(" #")[0].rstrip()
+        opened = bool(_OPENS.search(bare)) and not line.lstrip().startswith("#")
+        depth += opened
+        yield line, depth
+        if _CLOSES.search(bare) and not line.lstrip().startswith("#"):
+            depth = max(0, depth - 1)

@@ -1,0 +1,350 @@
+"""A training of ms-swift: the arguments of ``swift sft`` and ``swift pt``, on a command line or in a file.
+
+Keys and defaults: ms-swift 4.6.0 swift/arguments/{sft_args,tuner_args}.py, base_args/*.py and
+trainers/arguments.py; those of 3.12.6 (swift/llm/argument) are the same but for ``train_type``.  A file's
+``ENV`` holds variables of the environment (swift/cli/main.py parse_yaml_args); a command's are put there too.
+"""
+
+from __future__ import annotations
+
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.checkpoints import read_checkpoint
+from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.model_args import DTYPES
+from planner.configs.shared.trainer_arguments import read_attention, read_precision, read_trainer
+from planner.configs.tools.ms_swift_launch import read_engine, read_processes, say_largest_image
+from planner.configs.yaml_or_json import Document
+from planner.domain.recipes.recipe import TARGET_PATTERN
+from planner.errors import REFUSED_BY_TOOL, UsageError, show
+
+TOOL = "ms-swift 4.6.0"
+STACK = "swift"
+_OLD_TOOL, _OLD_STACK = "ms-swift 3.12.6", "swift@3"
+# Keys that no other tool has.
+MARKS = frozenset(
+    {"tuner_type", "train_type", "model_author", "freeze_vit", "freeze_aligner", "freeze_llm", "quant_bits"}
+    | {"split_dataset_ratio", "tuner_backend", "target_regex", "custom_dataset_info", "ENV"}
+)
+# Arguments of ms-swift 1 and 2 (swift/llm/utils/argument.py), whose other names and defaults nobody read.
+_BEFORE_3 = ("sft_type", "model_id_or_path", "lora_target_modules", "quantization_bit", "use_flash_attn")
+_ADAPTERS = "this kind of tuner is not modelled; lora and full are"
+_PARTLY = "training some parameters by their names is not modelled"
+_UNMODELLED = {
+    "freeze_parameters": _PARTLY,
+    "freeze_parameters_regex": _PARTLY,
+    "freeze_parameters_ratio": _PARTLY,
+    "trainable_parameters": _PARTLY,
+    "trainable_parameters_regex": _PARTLY,
+    "use_galore": "GaLore of ms-swift is not modelled",
+    "lisa_activated_layers": "LISA of ms-swift is not modelled",
+    "enable_dft_loss": "a loss that weighs each token is not modelled here",
+    "enable_channel_loss": "a loss for each channel is not modelled",
+    "use_swift_lora": "ms-swift's own LoRA is not modelled; PEFT's is",
+    "num_labels": "training a classifier is not modelled",
+    "use_ray": "what Ray starts is not modelled",
+    "device_map": "layers spread over GPUs in one process (device_map) are not modelled",
+    "max_memory": "layers spread over GPUs in one process (max_memory) are not modelled",
+    "mrl_dims": "training embeddings is not modelled",
+    "eval_use_evalscope": "an evaluation that generates text is not modelled",
+    "loss_type": "a loss of a plugin is not modelled",
+}
+# loss_scale/mapping.py and base.py: these weigh each token by 0 or 1, which the labels say.
+_BINARY = frozenset({"default", "last_round", "all", "ignore_empty_think", "ignore_think_prefix"})
+# Plugins of optimizers that only sort parameters into groups (swift/optimizers).
+_GROUPS = ("default", "lorap", "multimodal")
+_LORA_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_FREEZES = (("freeze_vit", "vision_tower"), ("freeze_aligner", "projector"), ("freeze_llm", "language_model"))
+_PLACE = "ms-swift 4.6.0 swift/arguments/tuner_args.py"
+
+
+def is_ms_swift(document: Document) -> bool:
+    """Whether a file names its model and its tuner as ms-swift does."""
+    table = document.table
+    return isinstance(table.get("model"), str) and any(name in table for name in ("tuner_type", "train_type"))
+
+
+def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter what arguments of ms-swift say.
+
+    Raises:
+        UsageError: a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    _read_age(keys, reading)
+    keys.refuse_switched_on(_UNMODELLED)
+    keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
+    _refuse_other_kinds(keys)
+    _read_method(keys, reading)
+    read_checkpoint(keys, "model", reading, trusts=f"{reading.tool}, which trusts a checkpoint's own code")
+    _read_dtypes(keys, reading)
+    _read_lengths(keys, reading)
+    _read_images(keys, reading)
+    read_processes(keys, reading)
+    _read_sizes(keys, reading)
+    read_trainer(keys, reading)
+    if reading.least_batch is not None:
+        reading.said.pop("grad_accum", None)
+    _read_evaluation(keys, reading)
+    read_engine(keys, reading, beside)
+    _remark(keys, reading)
+    # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
+    keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))
+    keys.skip(("tuner_type", *MS_SWIFT_HARMLESS))
+
+
+def _read_age(keys: Keys, reading: Reading) -> None:
+    """``train_type`` is what 3.x calls ``tuner_type``.
+
+    Raises:
+        NotModelledError: arguments of versions that were not read.
+    """
+    for name in _BEFORE_3:
+        if keys.has(name):
+            raise keys.not_modelled(
+                name,
+                "an argument of ms-swift before 3.0, whose files are not read; say the job by flags, with "
+                "--stack swift@1",
+            )
+    if keys.has("train_type"):
+        text = "an argument that ms-swift no longer has since 4.0"
+        reading.take_stack(_OLD_STACK, _OLD_TOOL, keys.where("train_type"), text)
+
+
+def _refuse_other_kinds(keys: Keys) -> None:
+    """Trainings of another kind than the likelihood of the next token.
+
+    Raises:
+        NotModelledError: names the key.
+    """
+    if keys.has("rlhf_type"):
+        raise keys.not_modelled("rlhf_type", "trainers of ms-swift for preferences are not modelled; sft is")
+    if keys.text("task_type") not in (None, "causal_lm"):
+        raise keys.not_modelled("task_type", "another task than causal_lm is not modelled")
+    if keys.text("tuner_backend") not in (None, "peft"):
+        raise keys.not_modelled("tuner_backend", "Unsloth inside ms-swift is not modelled; peft is")
+    parts = str(keys.get("loss_scale") or "default").split("+")
+    if not _BINARY.issuperset(parts) or keys.flag("is_binary_loss_scale") is False:
+        raise keys.not_modelled("loss_scale", "a loss that weighs each token is not modelled here")
+    optimizer = keys.text("optimizer")
+    if optimizer not in (None, *_GROUPS):
+        raise keys.not_modelled("optimizer", f"the optimizer '{show(optimizer)}' of a plugin is not modelled")
+    if found := {"activation_cpu_offload", "lisa"}.intersection(keys.names("callbacks")):
+        raise keys.not_modelled("callbacks", f"{min(found)} is not modelled")
+    if keys.text("init_weights") == "lora-ga":
+        raise keys.not_modelled("init_weights", "gradients that set adapters up are not modelled")
+
+
+def _read_method(keys: Keys, reading: Reading) -> None:
+    name = "tuner_type" if keys.has("tuner_type") else "train_type"
+    kind = keys.text(name)
+    if kind not in (None, "lora", "full"):
+        raise keys.not_modelled(name, f"'{show(kind)}': {_ADAPTERS}")
+    if kind is None:
+        reading.default("method", "lora", "ms-swift 4.6.0 swift/arguments/base_args/base_args.py: tuner_type")
+    else:
+        reading.say("method", kind, keys.where(name))
+    adapters = ("lora_rank", "lora_dropout", "lora_dtype", "use_dora", "target_modules", "target_regex")
+    if kind == "full":
+        keys.skip((*adapters, "target_parameters", "modules_to_save", "lora_bias", "init_weights"))
+    else:
+        _read_adapters(keys, reading)
+    _read_quantisation(keys, reading)
+    _read_frozen(keys, reading)
+
+
+def _read_adapters(keys: Keys, reading: Reading) -> None:
+    reading.take(keys, {"lora_rank": "lora_rank", "lora_dropout": "lora_dropout"})
+    if keys.flag("use_dora"):
+        reading.say("dora", True, keys.where("use_dora"))
+    if keys.text("lora_bias") not in (None, "none"):
+        raise keys.not_modelled("lora_bias", "trained biases are not modelled")
+    dtype = keys.text("lora_dtype")
+    if dtype is not None:
+        if dtype not in _LORA_DTYPES:
+            raise keys.wrong("lora_dtype", ", ".join(_LORA_DTYPES), dtype)
+        reading.say("adapter_dtype", _LORA_DTYPES[dtype], keys.where("lora_dtype"))
+    for name in ("target_modules", "modules_to_save"):
+        if every := next((each for each in keys.names(name) if each in ("all-embedding", "all-norm")), None):
+            raise keys.not_modelled(name, f"'{every}' is not modelled: name the modules")
+    pattern, parameters = keys.text("target_regex"), keys.parameter_targets("target_parameters")
+    named = "target_regex" if pattern else "target_modules"
+    targets = (TARGET_PATTERN + pattern,) if pattern else keys.names("target_modules")
+    if targets or parameters:
+        reading.say("lora_targets", (*(targets or ("all-linear",)), *parameters), keys.where(named))
+    if extra := keys.names("modules_to_save"):
+        reading.say("modules_to_save", extra, keys.where("modules_to_save"))
+
+
+def _read_quantisation(keys: Keys, reading: Reading) -> None:
+    """Bits count beside a method alone (base_args/quant_args.py get_quantization_config).
+
+    Raises:
+        InputFileError: other bits than bitsandbytes has.
+        NotModelledError: another method.
+    """
+    method, bits = keys.text("quant_method"), keys.get("quant_bits")
+    kind, double = keys.text("bnb_4bit_quant_type") or "nf4", keys.flag("bnb_4bit_use_double_quant")
+    storage = keys.text("bnb_4bit_quant_storage")
+    if method in (None, "awq", "gptq", "gptq_v2"):
+        if bits is not None and method is None:
+            reading.remark(keys.where("quant_bits"), "has no effect without quant_method")
+        return
+    if method != "bnb":
+        raise keys.not_modelled("quant_method", f"quantisation by {show(method)} is not modelled; bnb is")
+    if str(bits) not in ("4", "8"):
+        raise keys.wrong("quant_bits", "4 or 8 beside quant_method bnb", bits)
+    if reading.value("method") == "full":
+        raise UsageError(f"{keys.where('quant_method')}: a quantised base is trained through adapters only")
+    if str(bits) == "8":
+        reading.say("quantization", "int8", keys.where("quant_bits"))
+        return
+    reading.say("quantization", kind, keys.where("quant_bits"))
+    place = "ms-swift 4.6.0 swift/arguments/base_args/quant_args.py: bnb_4bit_use_double_quant"
+    if double is None:
+        reading.default("double_quant", True, place)
+    else:
+        reading.say("double_quant", double, keys.where("bnb_4bit_use_double_quant"))
+    computes = keys.text("bnb_4bit_compute_dtype")
+    if computes not in (None, "bfloat16") or keys.text("torch_dtype") not in (None, "bfloat16"):
+        name = "torch_dtype" if computes in (None, "bfloat16") else "bnb_4bit_compute_dtype"
+        why = "4-bit matrices that compute in another dtype than bfloat16 are not modelled"
+        raise keys.not_modelled(name, why)
+    if storage not in (None, "uint8"):
+        reading.say("quant_storage", storage, keys.where("bnb_4bit_quant_storage"))
+
+
+def _read_frozen(keys: Keys, reading: Reading) -> None:
+    """Tower and projector get neither adapters nor gradients unless a key says so; of text models nothing
+    counts.
+
+    Raises:
+        NotModelledError: adapters on a projector.
+    """
+    frozen, said = [], []
+    for name, part in _FREEZES:
+        value = keys.flag(name)
+        said += [] if value is None else [keys.where(name)]
+        if name != "freeze_llm" if value is None else value:
+            frozen.append(part)
+    if "projector" not in frozen and reading.value("method") == "lora":
+        raise keys.not_modelled("freeze_aligner", "adapters on a projector are not modelled; true is")
+    reading.default("freeze", tuple(frozen), said[0] if said else f"{_PLACE}: freeze_vit, freeze_aligner")
+
+
+def _read_dtypes(keys: Keys, reading: Reading) -> None:
+    """The dtype of the weights, and autocast in it, or in fp16 over fp32 weights, where nothing is said.
+
+    Source: ms-swift 4.6.0 base_args/model_args.py _init_mixed_precision.
+    """
+    dtype = keys.text("torch_dtype")
+    if dtype is not None:
+        if dtype not in DTYPES:
+            raise keys.wrong("torch_dtype", ", ".join(DTYPES), dtype)
+        reading.say("load_dtype", dtype, keys.where("torch_dtype"))
+    read_precision(keys, reading)
+    if reading.value("precision") is not None:
+        return
+    if keys.flag("bf16") is False or keys.flag("fp16") is False:
+        name = "bf16" if keys.flag("bf16") is False else "fp16"
+        reading.needs["precision"] = (
+            f"{keys.where(name)} is false: say which precision follows, such as --precision bf16"
+        )
+    elif dtype is not None:
+        mixed = "bf16-mixed" if dtype == "bfloat16" else "fp16-mixed"
+        note = "ms-swift 4.6.0 swift/arguments/base_args/model_args.py _init_mixed_precision"
+        reading.say("precision", mixed, keys.where("torch_dtype"), note)
+
+
+def _read_lengths(keys: Keys, reading: Reading) -> None:
+    """Length of a sample or of a pack; the whole context of the model where nothing is said.
+
+    Raises:
+        UsageError: packs without FlashAttention, which ms-swift refuses.
+    """
+    flash = str(keys.get("attn_impl") or "").startswith("flash")
+    if keys.text("attn_impl") == "flash_attn":
+        reading.say("attention", "flash2", keys.where("attn_impl"))
+    else:
+        read_attention(keys, "attn_impl", reading)
+    packs, joins = keys.flag("packing"), keys.flag("padding_free")
+    if (packs or joins) and not flash:
+        name = "packing" if packs else "padding_free"
+        raise UsageError(
+            f"{keys.where(name)}: ms-swift refuses it without attn_impl flash_attn [{REFUSED_BY_TOOL}]"
+        )
+    name = "packing_length" if packs and keys.has("packing_length") else "max_length"
+    length = keys.count(name)
+    if length is not None:
+        reading.say("seq", length, keys.where(name))
+    else:
+        reading.needs["seq"] = (
+            f"{keys.path}: max_length is not given, so the longest sample decides, up to the context of "
+            "the model: say --seq"
+        )
+    keys.skip(("max_length", "packing_length"))
+    if packs:
+        reading.say("padding", "packed", keys.where("packing"))
+    elif joins:
+        reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
+    if keys.text("truncation_strategy") not in (None, "delete"):
+        reading.switch("drops_long_samples", False, keys.where("truncation_strategy"))
+
+
+def _read_images(keys: Keys, reading: Reading) -> None:
+    """One image in each sample of a model that sees: the data decide."""
+    reading.default("images_per_sample", 1, "the data say how many images a sample has: one is assumed")
+    if (pixels := keys.count("max_pixels")) is not None:
+        say_largest_image(reading, pixels, keys.where("max_pixels"))
+    if keys.flag("vit_gradient_checkpointing") is False:
+        reading.remark(
+            keys.where("vit_gradient_checkpointing"), "the tower is counted as checkpointed, which is less"
+        )
+
+
+def _read_sizes(keys: Keys, reading: Reading) -> None:
+    """Micro-batch 1, and so many micro-steps that a step has 16 samples at least.
+
+    Source: ms-swift 4.6.0 swift/trainers/arguments.py __post_init__.
+    """
+    place = "ms-swift 4.6.0 swift/trainers/arguments.py"
+    if not keys.has("per_device_train_batch_size"):
+        reading.default("batch", 1, f"{place}: per_device_train_batch_size")
+    if not keys.has("gradient_accumulation_steps"):
+        reading.least_batch = (16, f"{place}: gradient_accumulation_steps")
+    epochs = keys.get("max_epochs")
+    if epochs is not None and not keys.has("num_train_epochs"):
+        reading.say("epochs", epochs, keys.where("max_epochs"))
+
+
+def _read_evaluation(keys: Keys, reading: Reading) -> None:
+    """Evaluation follows the saving of checkpoints, where there are data for it; one sample at a time.
+
+    Source: ms-swift 4.6.0 swift/arguments/sft_args.py _init_eval_strategy.
+    """
+    when = str(keys.get("eval_strategy") or keys.get("save_strategy") or "steps").lower()
+    data = next((name for name in ("val_dataset", "cached_val_dataset") if keys.get(name)), None)
+    if data is None and keys.get("split_dataset_ratio") not in (None, 0, 0.0, "0", "0.", "0.0"):
+        data = "split_dataset_ratio"
+    reading.said.pop("eval_batch", None)
+    if data is not None and when not in ("no", "false"):
+        size = keys.count("per_device_eval_batch_size") or 1
+        reading.say("eval_batch", size, keys.where(data), "evaluated where checkpoints are saved")
+        if keys.flag("predict_with_generate"):
+            raise keys.not_modelled(
+                "predict_with_generate", "an evaluation that generates text is not modelled"
+            )
+
+
+def _remark(keys: Keys, reading: Reading) -> None:
+    for name, text in (
+        ("external_plugins", "what code of one's own changes is not counted"),
+        ("new_special_tokens", "the vocabulary is counted as published"),
+        ("adapters", "an adapter is trained as lora_rank and target_modules say, whatever it was made with"),
+        ("router_aux_loss_coef", "the routers' loss is not counted"),
+    ):
+        if keys.get(name) not in (None, False, 0, 0.0, "0"):
+            reading.remark(keys.where(name), text)
+    if keys.text("experts_impl") not in (None, "grouped_mm"):
+        raise keys.not_modelled("experts_impl", "this way to compute experts is not modelled; grouped_mm is")

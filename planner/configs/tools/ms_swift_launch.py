@@ -1,0 +1,162 @@
+"""How a training of ms-swift is started, by the variables of its environment, and which engine runs it.
+
+Sources: ms-swift 4.6.0 swift/cli/main.py get_torchrun_args, swift/utils/env.py is_mp and is_dist,
+swift/arguments/sft_args.py _init_deepspeed and _init_fsdp; the same in 3.12.6.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isqrt
+
+from planner.configs.launchers.fsdp_keys import Beside, referred
+from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.keys import Keys
+from planner.configs.shared.stock import stock_engine
+from planner.configs.shared.trainer_arguments import finish_deepspeed, read_distribution, read_files
+from planner.configs.yaml_or_json import Document
+from planner.errors import REFUSED_BY_TOOL, UsageError
+
+_PROCESSES, _NODES, _VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
+_SPREADS = (
+    "one process that sees several GPUs spreads the layers over them (device_map), which is not modelled: "
+    "NPROC_PER_NODE starts a process for each"
+)
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
+_FILES = (".yaml", ".yml", ".json")
+_OWN_PRESET = "say the table or the path of a file"
+
+
+def read_processes(keys: Keys, reading: Reading) -> None:
+    """Processes and machines.  A file without them is taken as started with a process for each GPU of the
+    job, a command as it stands.
+
+    Raises:
+        UsageError: GPUs that the processes cannot share alike.
+        NotModelledError: several GPUs for each process.
+    """
+    env = keys.part("ENV") or Keys(keys.path, {})
+    _read_allocator(env, reading)
+    _read_pixels(env, reading)
+    per_node, nodes = env.count(_PROCESSES), env.count(_NODES)
+    visible = _visible(env)
+    if per_node is None and nodes is None:
+        if visible is not None and visible > 1:
+            raise env.not_modelled(_VISIBLE, _SPREADS)
+        if keys.path.suffix in _FILES:
+            text = "counted as started with NPROC_PER_NODE, a process for each GPU"
+            reading.remark(str(keys.path), text)
+            env.skip(env.left_over_here())
+            return
+        reading.default("gpus", 1, "ms-swift 4.6.0 swift/cli/main.py: one process without NPROC_PER_NODE")
+        reading.alone = Alone(str(keys.path), _SPREADS, by_tool=False)
+    else:
+        _say_processes(env, reading, (per_node or 1, nodes or 1), visible)
+    env.skip(env.left_over_here())
+
+
+def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible: int | None) -> None:
+    per_node, nodes = counts
+    if visible is not None and visible % per_node:
+        raise UsageError(
+            f"{env.where(_VISIBLE)}: {visible} GPUs cannot be shared alike by {per_node} processes "
+            f"[{REFUSED_BY_TOOL}]"
+        )
+    if visible is not None and visible > per_node and str(env.get("SWIFT_SINGLE_DEVICE_MODE")) != "1":
+        raise env.not_modelled(_VISIBLE, _SPREADS)
+    reading.say("gpus", per_node, env.where(_PROCESSES))
+    if nodes > 1:
+        reading.say("nodes", nodes, env.where(_NODES))
+
+
+def _visible(env: Keys) -> int | None:
+    """How many GPUs the processes of a machine see; ``None`` where nothing says it."""
+    said = env.get(_VISIBLE)
+    if said is None:
+        return None
+    return len([each for each in str(said).split(",") if each.strip()])
+
+
+def _read_allocator(env: Keys, reading: Reading) -> None:
+    """Segments of the allocator that grow."""
+    for name in _ALLOCATOR:
+        if "expandable_segments:true" in str(env.get(name) or "").lower():
+            reading.switch("expandable_segments", "on", env.where(name))
+
+
+def _read_pixels(env: Keys, reading: Reading) -> None:
+    """The largest image, by variables that Qwen's towers alone have.
+
+    Source: ms-swift 3.12.6 and 4.6.0 model/models/qwen.py compat_qwen_vl_utils: so many patches of pixels a
+    token as the processor merges.
+    """
+    pixels, tokens = env.count("MAX_PIXELS"), env.count("IMAGE_MAX_TOKEN_NUM")
+    name = "MAX_PIXELS" if tokens is None else "IMAGE_MAX_TOKEN_NUM"
+    family = _QWEN.search(str(reading.value("model")))
+    if pixels is None and tokens is None:
+        return
+    if family is None:
+        reading.remark(env.where(name), "images are not counted by it: say --image-size")
+        return
+    side_of_token = 28 if family[1] == "2" else 32
+    say_largest_image(
+        reading, (pixels or 0) if tokens is None else tokens * side_of_token**2, env.where(name)
+    )
+
+
+def say_largest_image(reading: Reading, pixels: int, where: str) -> None:
+    """Images as large as they are left: each larger one is made as small as this."""
+    side = isqrt(pixels)
+    reading.default("image_size", f"{side}x{side}", f"{where}; larger images are made as small as this")
+
+
+def read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Enter DeepSpeed or FSDP; under neither, processes that were started by ``torchrun`` checkpoint in the
+    way that is not reentrant, be there one of them.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    keys.refuse_above_one({"deepspeed_autotp_size": "a tensor-parallel degree"})
+    keys.refuse_above_one({"zero_hpz_partition_size": "a secondary partition (ZeRO++)"})
+    _read_fsdp(keys, reading)
+    preset = None if beside.deepspeed is not None else _preset(keys, "deepspeed")
+    if preset is None:
+        read_files(keys, reading, beside)
+    else:
+        finish_deepspeed(Keys.of(preset), reading)
+    if reading.sharding.engine == "native" and "gpus" in reading.said and reading.alone is None:
+        place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"
+        reading.default("checkpoint_reentrant", False, place)
+        if reading.value("gpus") * (reading.value("nodes") or 1) > 1:
+            reading.default("sharding", "ddp", "ms-swift 4.6.0 swift/cli/main.py: torchrun without an engine")
+
+
+def _preset(keys: Keys, name: str) -> Document | None:
+    """The engine's file that ms-swift ships under this name."""
+    said = keys.get(name)
+    return stock_engine(said) if isinstance(said, str) else None
+
+
+def _read_fsdp(keys: Keys, reading: Reading) -> None:
+    """A preset, or a file with ``fsdp`` and ``fsdp_config``; where FSDP checkpoints itself,
+    the Trainer does not, and never in the reentrant way.
+    """
+    if keys.get("fsdp") in (None, "", False):
+        return
+    preset = _preset(keys, "fsdp")
+    if preset is None and isinstance(keys.get("fsdp"), dict):
+        preset = Document(keys.path, keys.get("fsdp"))
+    elif preset is None:
+        preset = referred(keys, "fsdp", _OWN_PRESET, reading)
+    part = Keys.of(Document(preset.path, {"fsdp": "full_shard auto_wrap", **preset.table}))
+    config = preset.table.get("fsdp_config")
+    if isinstance(config, dict) and config.get("activation_checkpointing"):
+        place = "accelerate 1.15.0 accelerator.py:1983: NO_REENTRANT"
+        reading.said.pop("checkpoint_reentrant", None)
+        reading.default("checkpoint_reentrant", False, place)
+    read_distribution(part, reading, Beside())
+    part.skip(name for name in part.left_over_here() if name.startswith("_"))
+    reading.finish(part)

@@ -1,0 +1,55 @@
+"""Literal variables of a launch script, put in where a shell would."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.configs.launchers.variables import with_values
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("N=8\na $N ${N}", "a 8 8"),
+        ("export M='x/y-7B'\na --model $M", "a --model x/y-7B"),
+        ("N=8  # GPUs\nA=$(expr 16 / $N)\na $A", "a 2"),
+        ("N=8\na $((N))  $((64 / $N)) $(expr 3 \\* 5)", "a $((N))  8 15"),
+        ("N=8\nN=4\na $N", "a 4"),
+        ("a $N\nN=8\nb", "b"),
+        ("a $(expr 1 / 0)", "a $(expr 1 / 0)"),
+    ],
+)
+def test_a_literal_is_put_in(text: str, last: str) -> None:
+    """Plain words, one that another one is made of, and arithmetic of two whole numbers."""
+    assert with_values(text).splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a $N",
+        "N=${1:-8}\na $N",
+        "N='a b'\na $N",
+        "if [ $1 ]; then\nN=8\nfi\na $N",
+        "N=8\nif [ $1 ]; then\nN=4\nfi\na $N",
+        "for N in 1 2; do\nb\ndone\na $N",
+        "N=1\nfor i in 1 2; do\na $N",
+        "f() {\nN=8\n}\na $N",
+        "N=8\n[ $1 ] && N=4\na $N",
+        "N=8\nN+=4\na $N",
+        "N=8\nsource more.sh\na $N",
+        "b \\\nN=8\na $N",
+        "N=8 b\na $N",
+    ],
+)
+def test_what_may_be_otherwise_stays_as_it_is_written(text: str) -> None:
+    """Set under a condition, in a loop or a function, from elsewhere, for one command, or not at all."""
+    if "for i" in text:
+        assert with_values(text.replace("a $N", "N=2\nb\ndone\na $N")).endswith("a $N")
+    else:
+        assert with_values(text).splitlines()[-1] == "a $N"
+
+
+def test_variables_of_variables_do_not_grow_without_an_end() -> None:
+    """Each line doubles the value, until it is too long to be put in."""
+    assert len(with_values("A=a\n" + "A=$A$A\n" * 60)) < 10_000

@@ -1,0 +1,180 @@
+"""Trainings of ms-swift, value by value: files, commands and their variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
+from planner.configs.launchers.command_line import started
+from planner.errors import ExitCode, NotModelledError, UsageError
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+BASE = "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\nmax_length: 2048\n"
+FULL = BASE.replace("lora", "full")
+COMMAND = "swift sft --model Qwen/Qwen2.5-0.5B --dataset a b --max_length 2048"
+
+
+def read(folder: Path, text: str) -> ConfigFile:
+    """What a file with this text says."""
+    path = folder / "train.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_config_file(path)
+
+
+def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
+    """The recipe of a file on one card, with what the stack adds."""
+    return resolve(with_flags(read(folder, text), from_flags({"gpu": gpu}))).recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (
+            "",
+            {
+                "stack": "swift",
+                "seq": 2048,
+                "method": "lora",
+                "batch": 1,
+                "epochs": 3,
+                "padding": None,
+                "freeze": ("vision_tower", "projector"),
+                "eval_batch": None,
+            },
+        ),
+        ("quant_method: bnb\nquant_bits: 4\n", {"quantization": "nf4", "double_quant": True}),
+        ("quant_method: bnb\nquant_bits: 8\n", {"quantization": "int8", "double_quant": None}),
+        ("quant_bits: 4\n", {"quantization": None}),
+        ("torch_dtype: bfloat16\n", {"load_dtype": "bf16", "precision": "bf16-mixed"}),
+        ("torch_dtype: float32\n", {"load_dtype": "fp32", "precision": "fp16-mixed"}),
+        ("torch_dtype: float32\nbf16: true\n", {"load_dtype": "fp32", "precision": "bf16-mixed"}),
+        ("attn_impl: flash_attn\npacking: true\n", {"attention": "flash2", "padding": "packed"}),
+        ("attn_impl: flash_attn\npacking: true\npacking_length: 8192\n", {"seq": 8192}),
+        ("attn_impl: sdpa\n", {"attention": "sdpa"}),
+        ("use_liger_kernel: true\n", {"loss": "liger"}),
+        ("target_modules: [q_proj, v_proj]\n", {"lora_targets": ("q_proj", "v_proj")}),
+        ("target_regex: .*q_proj\n", {"lora_targets": ("regex:.*q_proj",)}),
+        ("lora_rank: 64\nlora_dtype: bfloat16\n", {"lora_rank": 64, "adapter_dtype": "bf16"}),
+        ("freeze_vit: false\n", {"freeze": ("projector",)}),
+        ("truncation_strategy: left\n", {"switches": ("drops_long_samples=false",)}),
+        ("split_dataset_ratio: 0.01\n", {"eval_batch": 1}),
+        ("split_dataset_ratio: 0.01\neval_strategy: 'no'\n", {"eval_batch": None}),
+        ("deepspeed: zero2\n", {"sharding": "zero2", "offload": None}),
+        ("deepspeed: zero3_offload\n", {"sharding": "zero3", "offload": "optimizer+params"}),
+        (
+            "ENV: {NPROC_PER_NODE: 4, NNODES: 2}\n",
+            {"gpus": 4, "nodes": 2, "sharding": "ddp", "checkpoint_reentrant": False},
+        ),
+        ("ENV: {NPROC_PER_NODE: 4}\ndeepspeed: zero2\n", {"gpus": 4, "checkpoint_reentrant": None}),
+        (
+            "ENV: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}\n",
+            {"switches": ("expandable_segments=on",)},
+        ),
+        ("ENV: {MAX_PIXELS: 1003520}\n", {"image_size": "1001x1001"}),
+        ("max_epochs: 2\n", {"epochs": 2}),
+    ],
+)
+def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
+    """Defaults, engines by name, dtypes, lengths, variables of the environment."""
+    request = read(tmp_path, BASE + text).request
+    assert {name: request.get(name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("rlhf_type: dpo\n", "trainers of ms-swift for preferences"),
+        ("task_type: seq_cls\n", "another task than causal_lm"),
+        ("tuner_backend: unsloth\n", "Unsloth inside ms-swift"),
+        ("loss_scale: react\n", "a loss that weighs each token"),
+        ("sequence_parallel_size: 2\n", "a sequence-parallel degree of 2"),
+        ("quant_method: hqq\nquant_bits: 4\n", "quantisation by hqq"),
+        ("quant_method: bnb\nquant_bits: 4\ntorch_dtype: float16\n", "compute in another dtype"),
+        ("freeze_aligner: false\n", "adapters on a projector"),
+        ("device_map: auto\n", "device_map"),
+        ("ENV: {CUDA_VISIBLE_DEVICES: '0,1'}\n", "spreads the layers"),
+        ("ENV: {CUDA_VISIBLE_DEVICES: '0,1,2,3', NPROC_PER_NODE: 2}\n", "spreads the layers"),
+        ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),
+        ("optimizer: muon\n", "of a plugin"),
+        ("callbacks: activation_cpu_offload\n", "activation_cpu_offload is not modelled"),
+        ("sft_type: lora\n", "ms-swift before 3.0"),
+    ],
+)
+def test_what_is_not_modelled_is_named(tmp_path: Path, text: str, why: str) -> None:
+    """A file is refused by its own key, not answered without it."""
+    with pytest.raises(NotModelledError, match=why):
+        read(tmp_path, BASE + text)
+
+
+def test_packs_without_flash_attention_are_refused_as_ms_swift_does(tmp_path: Path) -> None:
+    """ms-swift ends with an error before it trains."""
+    with pytest.raises(UsageError, match="refused-by-its-tool"):
+        read(tmp_path, BASE + "packing: true\n")
+
+
+def test_the_length_is_asked_for_where_the_model_decides(tmp_path: Path) -> None:
+    """Without ``max_length`` samples are as long as the context of the model."""
+    assert (
+        "max_length is not given"
+        in read(tmp_path, "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\n").needs["seq"]
+    )
+
+
+@pytest.mark.parametrize(("text", "gpu", "accum"), [
+    ("", "a100-80-sxm", 16),
+    ("", "a100-80-sxm:8", 2),
+    ("", "a100-80-sxm:32", 1),
+    ("per_device_train_batch_size: 3\n", "a100-80-sxm:2", 3),
+    ("gradient_accumulation_steps: 5\n", "a100-80-sxm:2", 5),
+])  # fmt: skip
+def test_a_step_has_sixteen_samples_at_least(tmp_path: Path, text: str, gpu: str, accum: int) -> None:
+    """ceil(16 / batch / processes), as trainers/arguments.py has it."""
+    assert recipe_of(tmp_path, FULL + text, gpu).batch.grad_accum == accum
+
+
+@pytest.mark.parametrize(("text", "gpu", "reentrant"), [
+    ("", "a100-80-sxm", True),
+    ("", "a100-80-sxm:2", False),
+    ("ENV: {MAX_PIXELS: 1003520}\n", "a100-80-sxm:2", False),
+    ("deepspeed: zero2\n", "a100-80-sxm:2", True),
+    ("fsdp: fsdp2\n", "a100-80-sxm:2", False),
+    ("ENV: {NPROC_PER_NODE: 1}\n", "a100-80-sxm", False),
+    ("gradient_checkpointing_kwargs: {use_reentrant: true}\n", "a100-80-sxm:2", True),
+])  # fmt: skip
+def test_checkpoints_are_reentrant_but_under_ddp(
+    tmp_path: Path, text: str, gpu: str, reentrant: bool
+) -> None:
+    """trainers/mixin.py _fix_gradient_checkpointing looks for processes, DeepSpeed and FSDP."""
+    recipe = recipe_of(tmp_path, BASE + text, gpu)
+    assert (recipe.gradient_checkpointing, recipe.checkpoint_reentrant) == (True, reentrant)
+
+
+def test_train_type_is_software_of_its_time(tmp_path: Path) -> None:
+    """4.x calls it ``tuner_type``."""
+    found = read(tmp_path, BASE.replace("tuner_type", "train_type"))
+    assert (found.request.get("stack"), found.tool) == ("swift@3", "ms-swift 3.12.6")
+
+
+def test_a_command_has_the_variables_before_it_and_those_exported() -> None:
+    """Another command's variables, and shell variables that are not exported, do not count."""
+    text = f"A=1\nexport NNODES=2\nB=2 echo\nNPROC_PER_NODE=4 {COMMAND} --torch_dtype bfloat16"
+    job = started(Path("run.sh"), text)
+    assert job.arguments["ENV"] == {"NNODES": "2", "NPROC_PER_NODE": "4"}
+    assert (job.tool, job.arguments["dataset"], job.arguments["max_length"]) == ("ms-swift", ["a", "b"], 2048)
+
+
+@pytest.mark.parametrize(("text", "gpu", "code"), [
+    (COMMAND, "a100-80-sxm", ExitCode.FITS),
+    (COMMAND, "a100-80-sxm:2", ExitCode.NOT_MODELLED),
+    (f"NPROC_PER_NODE=2 {COMMAND}", "a100-80-sxm:2", ExitCode.FITS),
+])  # fmt: skip
+def test_a_command_without_processes_runs_as_one(text: str, gpu: str, code: ExitCode) -> None:
+    """On several GPUs it would spread the layers."""
+    job = command_job(text, CheckOptions())
+    assert check_job(job, from_flags({"gpu": gpu})).exit_code == code
