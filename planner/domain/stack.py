@@ -26,7 +26,7 @@ ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
-Fsdp2Units = Literal["ends_apart", "ends_in_root"]
+Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_whole"]
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
@@ -37,7 +37,7 @@ SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
-ExpandableSegments = Literal["off", "several_gpus", "on"]
+ExpandableSegments = Literal["off", "one_node", "several_gpus", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 TowerStates = Literal["all", "read"]
@@ -360,7 +360,8 @@ class Stack:
     fsdp2_units: Fsdp2Units
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
     root's, which is divided again when the model returns, and every matrix of an adapter is a unit of
-    its own.
+    its own.  ``root_whole``: the root has all that lies around the layers, and stays whole, as the last
+    layer does.
     """
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
@@ -379,7 +380,7 @@ class Stack:
     expandable_segments: ExpandableSegments
     """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
     (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
-    processes.
+    processes; ``one_node``: not where another script starts several machines.
     """
     roundup_divisions: int
     """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
@@ -407,9 +408,10 @@ class Stack:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
 
-    def segments_grow(self, n_gpus: int) -> bool:
-        """Whether the allocator's segments grow in a job on so many GPUs."""
-        return self.expandable_segments == "on" or (self.expandable_segments == "several_gpus" and n_gpus > 1)
+    def segments_grow(self, n_gpus: int, n_nodes: int = 1) -> bool:
+        """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
+        grow = {"off": False, "one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "on": True}
+        return grow[self.expandable_segments]
 
     def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:
         """Whether DDP looks for unused parameters in such a job."""

@@ -223,6 +223,14 @@ def test_whose_segments_grow_on_one_gpu_and_on_two(stack: str, one: bool, two: b
     assert (found.segments_grow(1), found.segments_grow(2)) == (one, two)
 
 
+def test_a_script_for_several_nodes_lets_no_segments_grow() -> None:
+    """torchtitan's script for one node sets the allocator, and that for several does not."""
+    found = load_stack("torchtitan@2024")
+    assert found.segments_grow(8, 1)
+    assert not found.segments_grow(16, 2)
+    assert load_stack("axolotl").segments_grow(16, 2)
+
+
 def test_older_axolotl_rounds_sizes_and_reserves_more() -> None:
     """Up to 0.8 its allocator rounds to sixteenths of a power of two; now its segments grow, and no more."""
     flags = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "4090", "seq": 500, "stack": "axolotl"}
