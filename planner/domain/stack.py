@@ -32,13 +32,31 @@ ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
-AdapterKernels = Literal["eager", "compiled", "fused"]
+AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
+FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
+"""Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
 ExpandableSegments = Literal["off", "one_node", "several_gpus", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
+RotaryModel = Literal[
+    "none",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi",
+    "gpt_neox",
+    "falcon",
+    "persimmon",
+    "stablelm",
+    "qwen2",
+    "qwen2_moe",
+    "starcoder2",
+    "olmo",
+]
+RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 TowerStates = Literal["all", "read"]
 Quantizer = Literal["transformers", "lightning"]
@@ -178,8 +196,8 @@ class Stack:
 
     # Adapters
     adapter_kernels: AdapterKernels
-    """LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place
-    by the product itself.
+    """LoRA by separate operators; with scaling, addition and casts compiled into one; or as one function
+    with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before.
     """
     dora: DoraBranch
     """How long the identity lives that DoRA multiplies its factors by: until the layer's branch is
@@ -246,6 +264,8 @@ class Stack:
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
+    pins_inputs: bool
+    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there."""
     pins_if_room: bool
     """Blocks of saved inputs that host RAM has no room for stay pageable, where others would fail."""
 
@@ -367,6 +387,14 @@ class Stack:
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
     fsdp_reduces_fp32: bool
     """FSDP2 reduces 16-bit gradients in fp32."""
+
+    # Positions
+    rotary_tables: tuple[RotaryModel, ...]
+    """Architectures each of whose layers keeps tables of the cosines and sines of positions on the card;
+    ``none`` for no architecture.
+    """
+    rotary_rows: RotaryRows
+    """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
 
     # Batches and the cache
     sorts_lengths: bool
