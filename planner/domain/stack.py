@@ -26,19 +26,37 @@ ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
 LogitsCopy = Literal[
     "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
 ]
-Fsdp2Units = Literal["ends_apart", "ends_in_root"]
+Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_whole"]
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
-AdapterKernels = Literal["eager", "compiled", "fused"]
+AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
+FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
+"""Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 SdpaMask = Literal["bool", "stream", "none", "given"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
-ExpandableSegments = Literal["off", "several_gpus", "on"]
+ExpandableSegments = Literal["off", "one_node", "several_gpus", "on"]
 FsdpUnits = Literal["layer", "feed_forward"]
+RotaryModel = Literal[
+    "none",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi",
+    "gpt_neox",
+    "falcon",
+    "persimmon",
+    "stablelm",
+    "qwen2",
+    "qwen2_moe",
+    "starcoder2",
+    "olmo",
+]
+RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 TowerStates = Literal["all", "read"]
 Quantizer = Literal["transformers", "lightning"]
@@ -179,8 +197,8 @@ class Stack:
 
     # Adapters
     adapter_kernels: AdapterKernels
-    """LoRA by separate operators; with scaling, addition and casts compiled into one; or added in place
-    by the product itself.
+    """LoRA by separate operators; with scaling, addition and casts compiled into one; or as one function
+    with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before.
     """
     dora: DoraBranch
     """How long the identity lives that DoRA multiplies its factors by: until the layer's branch is
@@ -249,6 +267,8 @@ class Stack:
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
+    pins_inputs: bool
+    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there."""
     pins_if_room: bool
     """Blocks of saved inputs that host RAM has no room for stay pageable, where others would fail."""
 
@@ -364,12 +384,21 @@ class Stack:
     fsdp2_units: Fsdp2Units
     """``ends_apart``: last norm and head are a unit that stays whole.  ``ends_in_root``: they are the
     root's, which is divided again when the model returns, and every matrix of an adapter is a unit of
-    its own.
+    its own.  ``root_whole``: the root has all that lies around the layers, and stays whole, as the last
+    layer does.
     """
     fsdp_no_sync: bool
     """FSDP reduces gradients in the last micro-step only, and they stay whole until then."""
     fsdp_reduces_fp32: bool
     """FSDP2 reduces 16-bit gradients in fp32."""
+
+    # Positions
+    rotary_tables: tuple[RotaryModel, ...]
+    """Architectures each of whose layers keeps tables of the cosines and sines of positions on the card;
+    ``none`` for no architecture.
+    """
+    rotary_rows: RotaryRows
+    """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
 
     # Batches and the cache
     sorts_lengths: bool
@@ -383,7 +412,7 @@ class Stack:
     expandable_segments: ExpandableSegments
     """Whether the stack's own code, or its launch script, lets the allocator's segments grow page by page
     (``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``); ``several_gpus``: where it starts several
-    processes.
+    processes; ``one_node``: not where another script starts several machines.
     """
     roundup_divisions: int
     """Into how many parts the allocator's ``roundup_power2_divisions`` divides the way from one power of two
@@ -411,9 +440,10 @@ class Stack:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
 
-    def segments_grow(self, n_gpus: int) -> bool:
-        """Whether the allocator's segments grow in a job on so many GPUs."""
-        return self.expandable_segments == "on" or (self.expandable_segments == "several_gpus" and n_gpus > 1)
+    def segments_grow(self, n_gpus: int, n_nodes: int = 1) -> bool:
+        """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
+        grow = {"off": False, "one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "on": True}
+        return grow[self.expandable_segments]
 
     def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:
         """Whether DDP looks for unused parameters in such a job."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
 from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
-from planner.domain.stack import Stack
+from planner.domain.stack import FUSED_KERNELS, Stack
 
 
 def keeps_dropout(task: Task, stack: Stack) -> bool:
@@ -78,6 +78,6 @@ def stack_for(stack: Stack, task: Task) -> Stack:
 
     Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set).
     """
-    if task in LANGUAGE_TASKS or stack.adapter_kernels != "fused":
+    if task in LANGUAGE_TASKS or stack.adapter_kernels not in FUSED_KERNELS:
         return stack
     return replace(stack, adapter_kernels="eager", fused_mlp=False)

@@ -36,7 +36,7 @@ def drawn_longest(job: Job) -> list[int]:
     batch, stack = job.recipe.batch, job.stack
     if not lengths_vary(batch) or not stack.keeps_outgrown_blocks:
         return []
-    if stack.segments_grow(job.hardware.world_size):
+    if stack.segments_grow(job.hardware.world_size, job.hardware.nodes):
         return []
     return _records(_law(job), int(batch.seq_len), micro_steps(job))
 

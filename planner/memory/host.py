@@ -226,10 +226,10 @@ def pinned_cache_bytes(job: Job) -> Number:
 
 
 def offloaded_activation_bytes(job: Job) -> Number:
-    """Block inputs that checkpointing keeps in pinned host RAM instead of on the GPU,
-    each rounded as pinned memory is.
+    """Block inputs that checkpointing keeps in host RAM instead of on the GPU,
+    each rounded as pinned memory is where a stack pins them (``pins_inputs``).
 
-    Where a stack pins only what there is room for (``pins_if_room``),
+    Where it pins only what there is room for (``pins_if_room``),
     rounding takes no more than the host has left.
     Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass),
     :141-190 and :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
@@ -238,6 +238,8 @@ def offloaded_activation_bytes(job: Job) -> Number:
         return 0
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
     exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(boundary)
+    if not job.stack.pins_inputs:
+        return exact
     available = job.hardware.host.memory_bytes
     if not job.stack.pins_if_room or available is None:
         return pinned
@@ -296,8 +298,9 @@ def _is_pinned(job: Job, name: str) -> bool:
         "offloaded_optimizer": fsdp or _pins_masters(job),
         "offloaded_gradients": fsdp or pins,
         "upload_buffer": pins and buffered,
+        "offloaded_activations": job.stack.pins_inputs,
     }
-    return depends.get(name, name in ("offloaded_parameters", "pinned_cache", "offloaded_activations"))
+    return depends.get(name, name in ("offloaded_parameters", "pinned_cache"))
 
 
 def predict_host(job: Job) -> HostPrediction:

@@ -38,9 +38,11 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
 
     A table that is tied to the head goes with it.  PEFT's wrapper hides the last norm,
     which then stays with the root.  ``ends_in_root``: the root has all of these, and is not kept whole.
+    ``root_whole``: it has the table, too, and is kept whole, as the last layer is.
     Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model, ``_find_final_norm``;
     hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/trainer_plugins/distributed/fsdp2.py
-    prepare_model, of whose units those of adapters are left out.
+    prepare_model, of whose units those of adapters are left out; torchtitan 9dec370
+    parallelisms/parallelize_llama.py apply_fsdp.
     """
     names = {module: name for name, module in model.named_modules()}
     layers = [
@@ -50,6 +52,9 @@ def make_units(model: Any, layer_list: str, kind: Fsdp2Units = "ends_apart") -> 
     table, head, norm = model.get_input_embeddings(), model.get_output_embeddings(), _final_norm(model)
     tied = table is not None and head is not None and table.weight is head.weight
     own = [] if tied or table is None else [TracedUnit(names[table], (names[table],))]
+    if kind == "root_whole":
+        layers[-1].stays_whole = True
+        return [TracedUnit(ROOT, ("",), stays_whole=True), *layers]
     if kind == "ends_in_root":
         return [TracedUnit(ROOT, ("",)), *own, *layers]
     tail = tuple(

@@ -11,6 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.program.head.loss_pieces import completion_tokens, piece_tokens
 from planner.program.job import Job
 from planner.program.ops.tensors import EVALUATED, Unit
+from planner.program.position_tables import table_rows
 
 FILLED_ROWS = 8
 """Rows of each expert are filled up to a multiple of so many."""
@@ -38,6 +39,7 @@ def _units_of(job: Job) -> dict[Unit, Number]:
     return units | {
         Unit.PIECE_TOKENS: piece_tokens(job),
         Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
+        Unit.TABLE_ROWS: table_rows(job),
         Unit.PIXELS: units[Unit.PIXELS] * batch.grad_accum,
     }
 

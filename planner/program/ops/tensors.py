@@ -108,6 +108,8 @@ class Unit(IntEnum):
     """Tokens of one image without those of its tile of the whole: rows of patches, each with an end."""
     PATCH_SQUARES = 48
     """Patches of all images times themselves."""
+    TABLE_ROWS = 49
+    """Positions in tables of cosines and sines."""
 
 
 EVALUATED = {

@@ -1,8 +1,12 @@
 """A matrix and its adapter as one function, which adds to the product in place and keeps the input alone.
 
-Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora;
-axolotl 0.19 ``kernels/lora.py``.
-Ignored: query, key and value are one function there, whose gradients of the input are summed in place.
+In older ones what both matrices of the adapter make is a tensor as large as that product, before it is added
+(``fused_apart``).
+
+Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora, and the latter in
+2024.12.4; axolotl 0.19 ``kernels/lora.py``, and 0.10.
+Ignored: query, key and value are one function there, whose gradients of the input are summed in place; that
+``fused_apart`` adds the gradient through the gate's weight by a tensor of its own, too.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.domain.model import LinearSpec
+from planner.domain.stack import FUSED_KERNELS
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast, costs_of, weight_copy
 from planner.program.ops.operators import Operators
@@ -24,7 +29,8 @@ def is_fused(view: LayerView, spec: LinearSpec) -> bool:
     """Whether the stack has such a function for this matrix: of 16 or 4 bits, and without dropout."""
     adapter, quantization = view.recipe.adapter, view.recipe.numerics.quantization
     stored = not view.quantized(spec) or quantization in ("nf4", "fp4")
-    return view.stack.adapter_kernels == "fused" and stored and adapter is not None and adapter.dropout <= 0
+    fused = view.stack.adapter_kernels in FUSED_KERNELS
+    return fused and stored and adapter is not None and adapter.dropout <= 0
 
 
 def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -70,7 +76,7 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
         for spec in specs[:2]:
             _weight = _backward_weight(torch, view, spec, seen.dtype)
             del _weight
-            _add_gradient(torch, spec, seen)
+            _add_gradient(torch, view, spec, seen)
         return [seen, *of_factors]
 
     return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
@@ -83,9 +89,19 @@ def _forward(
     with torch.counted_as("adapters"):
         middle = _first_product(torch, view, x, adapter[0].count)
         _second = _copy(torch, view, adapter[1].count)
-        torch.pay(Multiplies(Product(x.dtype), Unit.RANK_TOKENS, spec.out_features, [out]), [out])
+        _add_adapter(torch, view, out, spec.out_features)
         del middle
     return out
+
+
+def _add_adapter(torch: Operators, view: LayerView, out: Tensor, width: float) -> None:
+    """The product with the adapter's second matrix, of ``width`` features, is added to ``out``."""
+    cost = Multiplies(Product(out.dtype), Unit.RANK_TOKENS, width, [out])
+    if view.stack.adapter_kernels == "fused":
+        torch.pay(cost, [out])
+        return
+    product = torch.new(out.unit, width, out.dtype, "mm", cost=cost)
+    torch.pay([product, out], [out])
 
 
 def _base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -120,13 +136,13 @@ def _of_factors(torch: Operators, specs: Sequence[LinearSpec], x: Tensor) -> lis
     return made
 
 
-def _add_gradient(torch: Operators, spec: LinearSpec, x: Tensor) -> None:
+def _add_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> None:
     """The gradient through a matrix and its adapter, both added in place to that of the input."""
     rows = Tensor(None, x.unit, spec.in_features, x.dtype)
     torch.pay(costs_of(spec, rows).of_x, [rows])
     with torch.counted_as("adapters"):
-        _narrow(torch, x, spec.out_features)
-        torch.pay(Multiplies(Product(x.dtype), Unit.RANK_TOKENS, spec.in_features, [rows]), [rows])
+        _product = _narrow(torch, x, spec.out_features)
+        _add_adapter(torch, view, rows, spec.in_features)
 
 
 def _copy(torch: Operators, view: LayerView, count: float) -> Tensor | None:
@@ -141,7 +157,7 @@ def _of_input(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) ->
     out = _base_gradient(torch, view, spec, x)
     with torch.counted_as("adapters"):
         _product = _narrow(torch, x, spec.out_features)
-        torch.pay(Multiplies(Product(x.dtype), Unit.RANK_TOKENS, spec.in_features, [out]), [out])
+        _add_adapter(torch, view, out, spec.in_features)
     return out
 
 

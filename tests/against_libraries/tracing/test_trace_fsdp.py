@@ -137,6 +137,19 @@ def test_layers_are_gathered_one_at_a_time() -> None:
     assert every > LAYERS * layer
 
 
+def test_a_root_that_stays_whole_keeps_all_around_the_layers_and_the_last_one() -> None:
+    """Two bytes of each of their parameters are whole when the backward begins,
+    and a trace of a few layers is one of all.
+    """
+    plain = fsdp_llama()
+    case = replace(plain, stack=replace(plain.stack, fsdp2_units="root_whole"))
+    block, width = case.model.groups[0].block, case.model.hidden_size
+    kept = (2 * case.model.vocab_size + 3) * width + sum(linear.weight_count for linear in block.linears)
+    events = small_events(case)
+    assert live(events, {"unsharded parameter"}, "backward") == 2 * kept
+    assert replay(events).phases == replay(small_events(case, TraceOptions(all_layers=True))).phases
+
+
 def test_gradients_stay_whole_between_micro_steps() -> None:
     """The Trainer reduces after the last micro-step only,
     so that whole 16-bit gradients wait on every rank before it.

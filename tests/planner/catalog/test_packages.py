@@ -211,6 +211,8 @@ def test_a_template_of_the_stack_wins_over_the_version() -> None:
         ("axolotl", True, True),
         ("axolotl@0.8", True, True),
         ("unsloth", True, True),
+        ("unsloth@2024", True, True),
+        ("unsloth@2024-01", False, False),
         ("torchtitan@2024", True, True),
         ("llama-factory", False, True),
         ("llama-factory@0.8", False, False),
@@ -221,6 +223,30 @@ def test_whose_segments_grow_on_one_gpu_and_on_two(stack: str, one: bool, two: b
     """Tools that set it for all jobs, for those that they start on several GPUs, or not at all."""
     found = load_stack(stack)
     assert (found.segments_grow(1), found.segments_grow(2)) == (one, two)
+
+
+def test_a_script_for_several_nodes_lets_no_segments_grow() -> None:
+    """torchtitan's script for one node sets the allocator, and that for several does not."""
+    found = load_stack("torchtitan@2024")
+    assert found.segments_grow(8, 1)
+    assert not found.segments_grow(16, 2)
+    assert load_stack("axolotl").segments_grow(16, 2)
+
+
+def test_older_unsloth_makes_products_of_adapters_apart_and_rounds_sizes() -> None:
+    """Inputs of layers went to host RAM in the course of 2024."""
+    found = {name: load_stack(name) for name in ("unsloth", "unsloth@2024", "unsloth@2024-01")}
+    assert {name: (each.adapter_kernels, each.roundup_divisions) for name, each in found.items()} == {
+        "unsloth": ("fused", 0),
+        "unsloth@2024": ("fused_apart", 32),
+        "unsloth@2024-01": ("fused_apart", 0),
+    }
+    offloads = {name: each.defaults.offload for name, each in found.items()}
+    assert offloads == {
+        "unsloth": "activations",
+        "unsloth@2024": "activations",
+        "unsloth@2024-01": "none",
+    }
 
 
 def test_older_axolotl_rounds_sizes_and_reserves_more() -> None:

@@ -50,7 +50,11 @@ def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
         ("flash_attention: true\n", FUSED),
         ("flash_attention: true\nlora_dropout: 0.05\n", OFF),
         ("flash_attention: true\nlocal_rank:\n", OFF),
-        ("lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\nlocal_rank:\n", FUSED),
+        # Those of then make the product of an adapter apart.
+        (
+            "lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\nlocal_rank:\n",
+            (True, "fused_apart"),
+        ),
     ],
 )
 def test_adapter_kernels_are_on_where_axolotl_turns_them_on(

@@ -148,6 +148,13 @@ def test_inputs_of_all_layers_are_on_the_host_where_they_leave() -> None:
     assert inputs_of(moved(seq=16_384, offload="none")) == 0
 
 
+def test_older_unsloth_does_not_pin_them() -> None:
+    """Pageable memory is not rounded."""
+    older = moved(seq=20_480, stack="unsloth@2024")
+    assert inputs_of(older) == 32 * 160 * MIB
+    assert not any(term.pinned for term in older.host.terms if term.name == "offloaded_activations")
+
+
 def test_inputs_that_host_ram_has_no_room_for_are_not_pinned() -> None:
     """Pinned blocks are rounded up to 256 MiB of 160 MiB; a host with less takes them as they are,
     one without is short.

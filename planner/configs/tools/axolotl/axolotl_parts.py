@@ -383,12 +383,13 @@ def _read_adapter_kernels(keys: Keys, reading: Reading, *, old: bool) -> None:
     """
     said = {name: keys.flag(name) for name in (*_ADAPTER_KERNELS, _EMBEDDING_KERNEL)}
     if reading.value("method") == "full":
-        _say_kernels(reading, {}, reading.said["method"].origin)
+        _say_kernels(reading, {}, reading.said["method"].origin, old=old)
     elif any(flag is not None for flag in said.values()):
         on = {name: keys.where(name) for name, flag in said.items() if flag}
-        _say_kernels(reading, on, next(keys.where(name) for name, flag in said.items() if flag is not None))
+        origin = next(keys.where(name) for name, flag in said.items() if flag is not None)
+        _say_kernels(reading, on, origin, old=old)
     elif not old and (place := _why_not_fused(keys, reading)):
-        _say_kernels(reading, {}, place)
+        _say_kernels(reading, {}, place, old=old)
 
 
 def _why_not_fused(keys: Keys, reading: Reading) -> str:
@@ -404,11 +405,15 @@ def _why_not_fused(keys: Keys, reading: Reading) -> str:
     return ""
 
 
-def _say_kernels(reading: Reading, on: dict[str, str], origin: str) -> None:
-    """Enter which kernels run; those of attention and MLP together are one switch."""
+def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool) -> None:
+    """Enter which kernels run; those of attention and MLP together are one switch.
+
+    Source: axolotl 0.8.0 kernels/lora.py matmul_lora, whose second product is a tensor of its own.
+    """
     fused = all(name in on for name in _ADAPTER_KERNELS)
     reading.switch("fused_mlp", "lora_mlp_kernel" in on, on.get("lora_mlp_kernel", origin))
-    reading.switch("adapter_kernels", "fused" if fused else "eager", origin)
+    kind = "fused_apart" if old else "fused"
+    reading.switch("adapter_kernels", kind if fused else "eager", origin)
     if on and not fused:
         reading.remark(
             origin, "adapters are counted as not fused, which is more: only some of their kernels are on"

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.domain.stack import Fsdp2Units
 from planner.program.engines.fsdp.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
+from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Pass
+
+_IN_ROOT: dict[Fsdp2Units, tuple[str, ...]] = {
+    "ends_apart": (),
+    "ends_in_root": (TAIL,),
+    "root_whole": (TABLE, TAIL),
+}
+"""Which units around the layers are the root's."""
 
 
 class Fsdp2(Fsdp):
@@ -35,16 +44,20 @@ class Fsdp2(Fsdp):
         """Each layer; the token table; the last norm with the head, and a table that is tied to it;
         the root with what is left.
 
-        Where the root has these ends (``fsdp2_units``), its weights are divided again like those of others.
+        Where the root has these ends (``fsdp2_units``), its weights are divided again like those of others,
+        or stay whole with all that lies around the layers, and with the last layer.
         Source: accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model; ``_find_final_norm`` looks for the
         norm behind PEFT's wrapper and in the text part of a model that sees in vain, so the root has it.
+        torchtitan 9dec370 parallelisms/parallelize_llama.py apply_fsdp.
         Ignored: that adapters may be units of their own, which are small.
         """
-        model = self.job.model
+        model, kind = self.job.model, self.job.stack.fsdp2_units
         inside = self.job.recipe.adapter is not None or model.vision is not None
-        apart = self.job.stack.fsdp2_units == "ends_apart"
-        groups = {ROOT: Group([], stays=apart), TABLE: Group([])}
+        groups = {ROOT: Group([], stays=kind != "ends_in_root"), TABLE: Group([])}
         groups |= {unit: Group([]) for unit in map(self.units.of, weights) if unit}
+        if kind == "root_whole":
+            last = f"layer {model.n_layers - 1}"
+            groups |= {unit: Group([], stays=True) for unit in groups if unit in (last, last + INNER)}
         groups[TAIL] = Group([], stays=True)
         tail = [] if inside else [each for each in weights if each.name.startswith("norm ")]
         for each in weights:
@@ -53,7 +66,7 @@ class Fsdp2(Fsdp):
                 name = TAIL if model.tied else TABLE
             elif each.name.startswith("head") or each in tail:
                 name = TAIL
-            groups[name if apart or name != TAIL else ROOT].weights.append(each)
+            groups[ROOT if name in _IN_ROOT[kind] else name].weights.append(each)
         groups[TAIL].weights.sort(key=lambda each: each.kind != "norm")
         return groups
 

@@ -97,6 +97,21 @@ def test_a_fused_adapter_adds_in_place_and_saves_the_input_alone() -> None:
     assert [size for _, unit, size in run.made("backward") if unit == "TOKENS"] == [64 * 2]
 
 
+def test_an_older_fused_adapter_makes_its_product_apart() -> None:
+    """As wide as what it is added to, in both passes; saved is no more than where it is added in place."""
+    view = view_of("lora", adapter_kernels="fused_apart", base="bf16", adapter="bf16")
+
+    run = Run(lambda torch, x: linear(torch, view, SPEC, x), "bf16")
+
+    assert run.made("forward") == [
+        ("mm", "TOKENS", 128 * 2),
+        ("mm", "RANK_TOKENS", 2),
+        ("mm", "TOKENS", 128 * 2),
+    ]
+    assert not run.kept
+    assert [size for _, unit, size in run.made("backward") if unit == "TOKENS"] == [64 * 2, 64 * 2]
+
+
 def test_a_compiled_adapter_scales_and_adds_in_one_kernel() -> None:
     """No scaled branch of its own in forward; one scaled gradient in backward."""
     view = view_of("lora", adapter_kernels="compiled", base="bf16", adapter="bf16")

@@ -246,6 +246,24 @@ def test_ends_that_the_root_has_are_divided_again_when_the_model_returns() -> No
     assert again[:2] == [2 * TAIL, 2 * LAYER]
 
 
+def test_a_root_that_stays_whole_has_all_around_the_layers_and_the_last_layer_stays_too() -> None:
+    """Table, last norm and head arrive at once and are reduced at the end, four bytes each;
+    backward gathers all layers but the last again.
+    """
+    subject, root = job(stack="torchtitan@2024"), 2 * TABLE + WIDTH
+    arrived = {
+        phase: [n_bytes for op, n_bytes, _ in rows(subject, phase) if op == "all_gather_output"]
+        for phase in ("forward_2", "loss_2", "backward_2")
+    }
+    assert arrived == {
+        "forward_2": [2 * root, *[2 * LAYER] * LAYERS],
+        "loss_2": [],
+        "backward_2": [2 * LAYER] * (LAYERS - 1),
+    }
+    sent = [n_bytes for op, n_bytes, _ in rows(subject, "backward_2") if op == "reduce_scatter_input"]
+    assert sent == [*[4 * LAYER] * LAYERS, 4 * root]
+
+
 def test_layers_of_a_tower_are_units_of_fsdp2_where_the_root_has_the_ends() -> None:
     """Qwen3.5 0.8B with an image: twelve layers of the tower arrive between the root and the first layer,
     and each is reduced.

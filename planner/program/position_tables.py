@@ -1,0 +1,43 @@
+"""Tables of the cosines and sines of rotary positions, which each layer of older modelling code keeps.
+
+Source: transformers 4.36.2 models/llama/modeling_llama.py LlamaRotaryEmbedding._set_cos_sin_cache (two
+buffers in the default dtype, which is the one that weights are loaded in); unsloth 6dd9d4e2b (2024.12.4)
+models/llama.py LlamaRotaryEmbedding.extend_rope_embedding.
+Ignored: those of a reference model, and of code that comes with a checkpoint.
+"""
+
+from __future__ import annotations
+
+from planner.arrays import ceil_div, maximum, where
+from planner.domain.recipes.recipe import Number
+from planner.program.job import Job
+from planner.program.ops.tensors import ELEMENT_BYTES
+
+_FIRST_ROWS, _MORE_ROWS = 4 * 8192, 8192
+"""Positions that a table which grows begins with, at most, and those that are added at a time."""
+
+
+def table_rows(job: Job) -> Number:
+    """Positions of one table: all that the model was made for and those of a longer sample,
+    or (``rotary_rows`` "grown") a part of them to begin with.
+    """
+    length, made_for = job.recipe.batch.seq_len, job.model.max_position_tokens
+    if made_for is None:
+        return length
+    if job.stack.rotary_rows == "positions":
+        return maximum(made_for, length)
+    first = min(_FIRST_ROWS, made_for)
+    return where(length > first, ceil_div(length, _MORE_ROWS) * _MORE_ROWS, first)
+
+
+def table_row_bytes(job: Job) -> int:
+    """Bytes of a row of both tables, of all layers that have some; DeepSpeed's engine casts them, too."""
+    if job.model.architecture not in job.stack.rotary_tables:
+        return 0
+    numerics = job.recipe.numerics
+    dtype = numerics.compute_dtype if job.regime.engine == "deepspeed" else numerics.load_dtype
+    groups = [each for each in job.model.groups if each.block.attention.position == "rope"]
+    widths = [
+        each.count * (each.block.attention.rotary_width or each.block.attention.head_dim) for each in groups
+    ]
+    return 2 * sum(widths) * ELEMENT_BYTES[dtype]

@@ -1,0 +1,90 @@
+"""Tables of rotary positions in each layer: whose there are, how many rows, and how wide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.domain.uncertainty.coefficients import Coefficients
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.program.job import Job, job_of
+from planner.program.ops.sizes import unit_values
+from planner.program.ops.tensors import Unit
+from planner.program.position_tables import table_row_bytes, table_rows
+from planner.program.step import step_of
+
+MISTRAL_ROW = 32 * 128 * 2 * 2
+"""Bytes of a position: 32 layers, 128 features of a head, cosine and sine, 16 bits."""
+
+
+def job(model: str = "mistral-7b-v0.1", **flags: object) -> Job:
+    """LoRA of one sample of 512 tokens."""
+    given = {"model": model, "method": "lora", "gpu": "a100-80gb", "seq": 512, "batch": 1}
+    return job_of(resolve(from_flags({**given, "stack": "hf-trainer@4", **flags})), Coefficients())
+
+
+def held(subject: Job) -> float:
+    """Bytes of tables that a step allocates."""
+    stream, values = step_of(subject), unit_values(subject)
+    return sum(
+        stream.unit_bytes[slot] * float(values[Unit(stream.units[slot])])
+        for slot in stream.events
+        if slot >= 0 and stream.place(slot)[1:] == ("rotary_emb", "tables")
+    )
+
+
+def test_tables_have_all_positions_that_the_model_was_made_for() -> None:
+    """Mistral's 32,768 in Transformers 4.37: half a GiB in 16 bits."""
+    assert held(job(load_dtype="bf16")) == 32_768 * MISTRAL_ROW == 2**29
+    assert held(job(load_dtype="fp32")) == 2**30
+
+
+def test_a_sample_that_is_longer_has_a_row_for_each_of_its_tokens() -> None:
+    """Llama 2 was made for 4,096."""
+    assert table_rows(job("llama-2-7b")) == 4_096
+    assert table_rows(job("llama-2-7b", seq=5_000)) == 5_000
+
+
+@pytest.mark.parametrize(
+    ("model", "last_with", "first_without"),
+    [
+        ("llama-2-7b", "4.40.2", "4.41.2"),
+        ("mistral-7b-v0.1", "4.41.2", "4.42.4"),
+        ("qwen1.5-7b", "4.44.2", "4.45.2"),
+        ("mixtral-8x7b", "4.47.1", "4.48.0"),
+    ],
+)
+def test_one_architecture_after_the_other_gave_them_up(
+    model: str, last_with: str, first_without: str
+) -> None:
+    """The versions of Transformers on both sides of it, each of which was read."""
+    bytes_in = {
+        each: table_row_bytes(job(model, versions=f"transformers=={each}"))
+        for each in (last_with, first_without)
+    }
+    assert bytes_in[last_with] > bytes_in[first_without] == 0
+
+
+def test_own_code_and_positions_of_another_kind_have_none() -> None:
+    """Code that comes with a checkpoint was not read; BLOOM has ALiBi."""
+    assert not table_row_bytes(job("internlm2-7b"))
+    assert not table_row_bytes(job("bloom-560m"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"), [(512, 32_768), (32_768, 32_768), (32_769, 40_960), (153_977, 155_648)]
+)
+def test_those_of_unsloth_grow(tokens: int, rows: int) -> None:
+    """From 32,768 positions on by 8,192 at a time, whatever the model was made for."""
+    subject = job("llama-3.1-8b", method="qlora", stack="unsloth@2024", seq=tokens)
+    assert unit_values(subject)[Unit.TABLE_ROWS] == rows
+    assert held(subject) == rows * MISTRAL_ROW
+
+
+def test_what_deepspeed_casts_is_16_bits_wide() -> None:
+    """Its engine turns buffers to the dtype of the computation, too."""
+    flags: dict[str, Any] = {"method": "full", "gpus": 2, "load_dtype": "fp32", "precision": "bf16-mixed"}
+    assert table_row_bytes(job(**flags, sharding="zero2")) == MISTRAL_ROW
+    assert table_row_bytes(job(**flags, sharding="fsdp1")) == 2 * MISTRAL_ROW
