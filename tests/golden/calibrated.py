@@ -36,7 +36,6 @@ FIXED = Calibration(
         Offset(Knob("thread_memory_bytes"), 0.6, 0.3),
         Offset(Knob("launch_s"), 0.4, 0.2),
         Offset(Knob("matmul_efficiency"), -0.1, 0.05),
-        Offset(Knob("uncounted_fraction"), 0.01, 0.01),
         Offset(Knob("dequantize_relative_speed"), -0.4, 0.2),
     ),
     (_spread("memory", -0.1, 0.2), _spread("need", -0.1, 0.1), _spread("time", -0.1, 0.3)),

@@ -37,9 +37,6 @@ FREEDOM: Mapping[str, Freedom] = MappingProxyType(
         "thread_memory_bytes": Freedom(0.35),
         "nccl_bytes": Freedom(0.5),
         "host_process_bytes": Freedom(0.25),
-        # Against thousands of traced jobs the program is within 0.1 % (data/differential): what is left is
-        # for stacks whose code nobody read.
-        "uncounted_fraction": Freedom(0.02),
         # decided by the data a model reads: from a thousandth to a fifth
         "int8_outlier_fraction": Freedom(0.1),
         "gpu_rate": Freedom(0.0, machine=0.3),  # power caps, shared cards, other clocks: 0.7 to 1.3

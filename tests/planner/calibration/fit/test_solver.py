@@ -30,7 +30,6 @@ from tests.planner.calibration.simulated import MACHINES, SHAPES, simulated
 TRUTH = replace(
     Coefficients(),
     context_bytes=380.0 * MIB,
-    uncounted_fraction=0.12,
     matmul_efficiency=0.6,
     memory_efficiency=0.65,
 )
@@ -71,7 +70,8 @@ def test_the_fit_moves_from_the_prior_to_the_truth(name: str) -> None:
     """
     record = simulated({"doc-a": TRUTH})[0]
     found, true, prior = (
-        getattr(each, name) for each in (resolved(record, fitted_to_truth()), TRUTH, Coefficients())
+        context_on("doc-a", each) if name == "context_bytes" else getattr(each, name)
+        for each in (resolved(record, fitted_to_truth()), TRUTH, Coefficients())
     )
     assert abs(found - true) < 0.67 * abs(true - prior)
 
