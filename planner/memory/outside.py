@@ -161,7 +161,10 @@ def paged_bytes(job: Job) -> Number:
 
 
 def outlier_terms(job: Job) -> tuple[Term, ...]:
-    """The columns of older int8 layers that met outliers, which no request of the program is for."""
+    """The columns of older int8 layers that met outliers, which no request of the program is for.
+
+    Source: :func:`outlier_weight_bytes`.
+    """
     return _term(
         "dequantization",
         "outlier columns",
