@@ -30,24 +30,24 @@ def validate(model_class: type[ModelT], data: Mapping[str, Any], path: str | Pat
         raise InputFileError(path, first_problem(error)) from None
 
 
-def first_problem(error: ValidationError, noun: str = "key") -> str:
-    """The first thing wrong, and how many more there are; ``noun``: what the file's fields are called."""
+def first_problem(error: ValidationError) -> str:
+    """The first thing wrong, and how many more there are."""
     details = error.errors(include_url=False)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{problem_of(details[0], noun)}{more}"
+    return f"{_problem(details[0])}{more}"
 
 
-def problem_of(detail: ErrorDetails, noun: str = "key") -> str:
+def _problem(detail: ErrorDetails) -> str:
     """One thing that is wrong."""
     place = show(".".join(str(part) for part in detail["loc"]))
     if detail["type"] == "missing":
-        return f"missing {noun} '{place}'"
+        return f"missing key '{place}'"
     if detail["type"] == "extra_forbidden":
-        return f"unknown {noun} '{place}'"
+        return f"unknown key '{place}'"
     message = detail["msg"].removeprefix("Value error, ")
     if not place:
         return message
-    return f"{noun} '{place}': {message[:1].lower()}{message[1:]}, but it is {_shown(detail['input'])}"
+    return f"key '{place}': {message[:1].lower()}{message[1:]}, but it is {_shown(detail['input'])}"
 
 
 def _shown(value: object) -> str:

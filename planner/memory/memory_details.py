@@ -114,7 +114,6 @@ _DETAILS: dict[str, Callable[[Job], str]] = {
     "outside:context_bytes": _context,
     "outside:nccl_bytes": _coefficient("nccl_bytes"),
     "outside:paged_bytes": _states,
-    "outside:uncounted_terms": _coefficient("uncounted_fraction"),
     "outside:outlier_weight_bytes": _outliers,
     "drawn_lengths:drawn_longest": _lengths,
     "host:process_baseline_bytes": _coefficient("host_process_bytes"),

@@ -1,6 +1,4 @@
-"""What the device holds outside of the allocator, what a calibration found beside the counted tensors,
-and the limit.
-"""
+"""What the device holds outside of the allocator, and outlier columns, whose number the data decides."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ _USUAL_THREADS = USUAL_MULTIPROCESSORS * 2048
 
 _ALL: frozenset[Phase] = frozenset(PHASES)
 _AFTER_LOADING = _ALL - {"load", "adapters"}
-_PASSES: frozenset[Phase] = frozenset({"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"})
-_STEPS: frozenset[Phase] = _PASSES | {"optimizer_step"}
+_STEPS: frozenset[Phase] = frozenset(
+    {"forward", "loss", "backward", "optimizer_step", "forward_2", "loss_2", "backward_2"}
+)
 _AFTER_STEP: frozenset[Phase] = (_STEPS - {"forward", "loss", "backward"}) | {"generation_2", "eval", "save"}
 
 
@@ -161,27 +160,18 @@ def paged_bytes(job: Job) -> Number:
     return total / job.optimizer_shards
 
 
-def uncounted_terms(job: Job, transient_bytes: Number) -> tuple[Term, ...]:
-    """What a calibration found beside the program's tensors; nothing without one,
-    so that the physics stays as it is.
+def outlier_terms(job: Job) -> tuple[Term, ...]:
+    """The columns of older int8 layers that met outliers, which no request of the program is for.
 
-    Coefficient ``uncounted_fraction`` of what comes and goes at the peak, and the columns of older int8
-    layers that met outliers.
-    Source: the records of a calibration; 0 without one, as on traced modules.
+    Source: :func:`outlier_weight_bytes`.
     """
-    uncounted, outliers = job.coefficients.uncounted_fraction * transient_bytes, outlier_weight_bytes(job)
-    return (
-        *_term(
-            "other_temporaries", "not counted", uncounted, _PASSES, "outside:uncounted_terms", "transient"
-        ),
-        *_term(
-            "dequantization",
-            "outlier columns",
-            outliers,
-            _STEPS,
-            "outside:outlier_weight_bytes",
-            "replicated",
-        ),
+    return _term(
+        "dequantization",
+        "outlier columns",
+        outlier_weight_bytes(job),
+        _STEPS,
+        "outside:outlier_weight_bytes",
+        "replicated",
     )
 
 

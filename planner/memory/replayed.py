@@ -74,11 +74,6 @@ class Replayed:
         return maximum(*(each.allocated_bytes for each in self.phases))
 
     @property
-    def transient_bytes(self) -> Number:
-        """Most that comes and goes: what is allocated beside the states."""
-        return maximum(self.allocated_bytes - self.state_bytes, 0)
-
-    @property
     def reserved_bytes(self) -> Number:
         """Most bytes reserved."""
         return maximum(*(each.reserved_bytes for each in self.phases))

@@ -60,7 +60,7 @@ def predict_replayed(job: Job, *, minimum_too: bool = True, why: bool = False) -
     done, limit = replayed(job), job.hardware.limit_bytes
     if not minimum_too:
         return prediction_of(job, done, done.allocated_bytes)
-    beside = _beside(job, done)
+    beside = _beside(job)
     # A fit asks with many values of what lies beside at once: then the card's own limit is not looked at.
     room = max(int(limit - beside), 0) if limit is not None and isinstance(beside, int | float) else None
     made = prediction_of(job, done, least_bytes(job, room))
@@ -69,15 +69,10 @@ def predict_replayed(job: Job, *, minimum_too: bool = True, why: bool = False) -
     return replace(made, failed=failed_request(job, room))
 
 
-def _beside(job: Job, done: Replayed) -> Number:
+def _beside(job: Job) -> Number:
     """What a job must have beside what the program allocates."""
     outer = outside.driver_terms(job)
-    more = outside.uncounted_terms(job, done.transient_bytes)
-    return (
-        _sum(outer, DRIVER_TERMS)
-        - _sum(outer, _PAGED)
-        + maximum(0, *(_in_phase(more, each.phase) for each in done.phases))
-    )
+    return _sum(outer, DRIVER_TERMS) - _sum(outer, _PAGED) + outside.outlier_weight_bytes(job)
 
 
 def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
@@ -88,13 +83,12 @@ def prediction_of(job: Job, done: Replayed, least: Number) -> MemoryPrediction:
     around = _sum(outer, DRIVER_TERMS)
     limit = job.hardware.limit_bytes
     allocated = {each.phase: each.allocated_bytes for each in done.phases}
-    more = outside.uncounted_terms(job, done.transient_bytes)
-    extra = maximum(0, *(_in_phase(more, phase) for phase in allocated))
+    more, extra = outside.outlier_terms(job), outside.outlier_weight_bytes(job)
     allocated_peak = maximum(*allocated.values()) + extra
     slack = done.reserved_bytes + extra - allocated_peak
     piled = done.length_cache_bytes
     uncapped = allocated_peak + slack + piled + around
-    must_have = least + _beside(job, done)
+    must_have = least + _beside(job)
     # A job that fits is capped by the card, because the allocator returns cached blocks;
     # one that does not is shown whole.
     driver = uncapped if limit is None else where(must_have > limit, uncapped, minimum(uncapped, limit))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from planner.calibration.score.rows import Comparison, RowScore
 from planner.calibration.score.validate import Validation, validate
 from planner.catalog.location import data_dir
 from planner.records import read_records
@@ -34,13 +32,3 @@ def core_validation() -> Validation:
     row by row; the other sources are reported by source.
     """
     return validate(read_records([published_dir() / CORE_PATTERN]))
-
-
-def errors_of(rows: tuple[RowScore, ...], quantity: str) -> Mapping[str, float]:
-    """Signed relative error of each row that has ``quantity``, by row id."""
-    found: dict[str, float] = {}
-    for row in rows:
-        comparison: Comparison | None = getattr(row, quantity)
-        if comparison is not None:
-            found[row.record.id] = comparison.error
-    return found

@@ -28,11 +28,8 @@ def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
     targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
     found: dict[str, dict[str, float]] = {}
     for quantity in QUANTITIES:
-        names = [
-            name for name in EARNED.coefficients if make_problem(quantity, targets, 1, {name}) is not None
-        ]
-        room = EARNED.shared[quantity]
-        whole = make_problem(quantity, targets, room, EARNED.coefficients)
+        names = [name for name in EARNED if make_problem(quantity, targets, {name}) is not None]
+        whole = make_problem(quantity, targets, EARNED)
         if whole is None:
             continue
         best = _errors(_shared(whole))

@@ -1,15 +1,13 @@
-"""Real Transformers and PEFT modules on the CPU, and the bytes alive in them while they run."""
+"""Real Transformers and PEFT modules on the CPU."""
 
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from live_bytes import counting
-from scenarios import BATCH, LENGTH, Setup
+from scenarios import Setup
 
 # Tiny operators: more threads only get in the way of the other test processes.
 torch.set_num_threads(1)
@@ -18,17 +16,6 @@ gc.collect()
 gc.freeze()
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-@dataclass(frozen=True)
-class Passes:
-    """Bytes alive after the forward, and the most alive in forward and in backward,
-    weights and their gradients left out.
-    """
-
-    saved: int
-    forward_peak: int
-    backward_peak: int
 
 
 def build(config: dict[str, Any], setup: Setup) -> Any:
@@ -62,31 +49,3 @@ def add_adapters(model: Any, setup: Setup) -> Any:
     adapted = peft.get_peft_model(model, config)
     adapted.enable_input_require_grads()
     return adapted
-
-
-def run_passes(model: Any, *, padded: bool = False, backward: bool = True) -> Passes:
-    """One forward of the decoder (without the head) and one backward,
-    gradients existing already as in the second micro-step.
-
-    Without ``backward`` the peak of the backward is what the forward left.
-    """
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    decoder = base.get_decoder()
-    ids = torch.randint(0, base.config.vocab_size, (BATCH, LENGTH))
-    inputs = {"input_ids": ids}
-    if padded:
-        mask = torch.ones_like(ids)
-        mask[0, -LENGTH // 4 :] = 0
-        inputs["attention_mask"] = mask
-    for tensor in model.parameters():
-        if tensor.requires_grad:
-            tensor.grad = torch.zeros_like(tensor)
-    gc.collect()
-    with counting() as bytes_:
-        loss = decoder(**inputs, use_cache=False).last_hidden_state.sum()
-        gc.collect()
-        saved, forward_peak = bytes_.live, bytes_.peak
-        bytes_.peak = bytes_.live
-        if backward:
-            loss.backward()
-        return Passes(saved, forward_peak, bytes_.peak)

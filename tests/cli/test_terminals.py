@@ -37,7 +37,6 @@ PLAN = {
     "validate": ("validate", PUBLISHED),
 }
 MEASURE = {"env": ("env",), "no file": ("check", "no-such-file.jsonl")}
-HELP = {"plan": ("--help",), "check": ("check", "--help")}
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,

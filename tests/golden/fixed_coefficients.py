@@ -17,7 +17,6 @@ VALUES = {
     "thread_memory_bytes": 2048.0,
     "nccl_bytes": 314572800.0,
     "host_process_bytes": 2684354560.0,
-    "uncounted_fraction": 0.0,
     "int8_outlier_fraction": 0.01,
     "gpu_rate": 1.0,
     "matmul_efficiency": 0.75,

@@ -399,9 +399,7 @@ def replay_shows_less(smaller: Job, larger: Job, before_bytes: float, after_byte
 def least_of(made: MemoryPrediction) -> float:
     """The smallest limit for the allocator: the minimum memory without what lies beside it."""
     beside = (
-        each
-        for each in made.terms
-        if each.name in ("context", "nccl") or each.label in ("not counted", "outlier columns")
+        each for each in made.terms if each.name in ("context", "nccl") or each.label == "outlier columns"
     )
     return float(made.must_have_bytes) - sum(float(each.n_bytes) for each in beside)
 

@@ -49,7 +49,6 @@ class TracedUse:
     persists: bool
     status: Literal["away", "in flight", "here"] = "away"
     block: TracedBlock | None = None
-    handle: TracedGather | None = None
     active: set[str] = field(default_factory=set)
     fetched_for: int = _LONG_AGO
 
@@ -206,7 +205,7 @@ class TracedCoordinator:
             self._stream.free(*[self._stream.take(size, _UPLOADED) for size in uploaded])
         handle = TracedGather(several, flat if coalesced else None)
         for live in several:
-            live.status, live.handle = "in flight", handle
+            live.status = "in flight"
             live.block = None if coalesced else flat
             self._in_flight[live] = handle
 
@@ -218,7 +217,7 @@ class TracedCoordinator:
         for live in several:
             uploads = self._settings.offloads_params and not live.persists
             live.block = self._stream.take(live.parameter.n_bytes, _UPLOADED) if uploads else None
-            live.status, live.handle = "in flight", handle
+            live.status = "in flight"
             self._in_flight[live] = handle
 
     def _ask(self, live: TracedUse) -> None:

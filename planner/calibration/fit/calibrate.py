@@ -5,7 +5,7 @@ with intervals from what was held out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -13,8 +13,8 @@ from itertools import chain
 from planner.calibration.fit.problem import make_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.split import CrossFit, cross_fit
-from planner.calibration.fit.targets import QUANTITIES, Quantity, Target, targets_of
-from planner.calibration.fit.unused import NotFitted, not_fitted, unused_readings
+from planner.calibration.fit.targets import QUANTITIES, Target, targets_of
+from planner.calibration.fit.unused import not_fitted, unused_readings
 from planner.calibration.intervals.coverage import measured_coverage
 from planner.calibration.intervals.residuals import residuals_of
 from planner.calibration.intervals.scale_choice import choose, parts_of, rescaled
@@ -30,42 +30,21 @@ from planner.domain.uncertainty.calibration import (
     method_of,
     stack_family,
 )
-from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """What a fit may move.  ``shared``: how many numbers of each problem machines share,
-    of ``coefficients`` only.
-
-    ``machines``: how many effects of single machines on time are kept beside them.
-    """
-
-    coefficients: frozenset[str]
-    shared: Mapping[Quantity, int]
-    machines: int
-
-    @property
-    def most(self) -> int:
-        """How many numbers that are at most."""
-        return sum(self.shared.values()) + self.machines
-
 
 # With each of these, sources that are left out whole are predicted better than without it; with any other
 # they are not, or worse (2026-11-24, `make figures NAMES=worth`).
-_EARNED = {
-    "memory": ("thread_memory_bytes", "nccl_bytes", "int8_outlier_fraction"),
-    "throughput": ("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
-    "host_memory": ("host_process_bytes",),
-}
-EARNED = Free(
-    frozenset(name for names in _EARNED.values() for name in names),
-    {"memory": 3, "throughput": 3, "host_memory": 1},
-    machines=18,
+EARNED = frozenset(
+    {
+        *("thread_memory_bytes", "nccl_bytes", "int8_outlier_fraction"),
+        *("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
+        "host_process_bytes",
+    }
 )
-ANYTHING = Free(frozenset(FREEDOM), {"memory": 10, "throughput": 10, "host_memory": 1}, machines=19)
-"""Every coefficient, and their levels, as far as there is room: for records that tell of all of them."""
+# Effects of single machines on time that are kept beside these.
+_MACHINES = 18
+MOST = len(EARNED) + _MACHINES
+"""How many numbers are free at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +58,17 @@ class Fitted:
     fits: tuple[CrossFit, ...]
     residuals: tuple[Residual, ...]
     left_out: tuple[LeftOut, ...]
-    not_fitted: tuple[NotFitted, ...] = ()
+    not_fitted: Mapping[str, str] = field(default_factory=dict)
     machines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def free_numbers(self) -> int:
-        """How many numbers were free, the hierarchy included."""
+        """How many numbers were free, those of single machines included."""
         return sum(fit.free_numbers for fit in self.fits)
 
 
-def calibrate(records: Sequence[RunRecord], name: str = "default", free: Free = EARNED) -> Fitted:
-    """Fit all coefficients to ``records`` and judge them by leaving out one source group at a time.
+def calibrate(records: Sequence[RunRecord], name: str = "default", free: Collection[str] = EARNED) -> Fitted:
+    """Fit ``free`` coefficients to ``records`` and judge them by leaving out one source group at a time.
 
     Raises:
         UsageError: no record can be used.
@@ -98,11 +77,9 @@ def calibrate(records: Sequence[RunRecord], name: str = "default", free: Free = 
     targets = [target for record, scenario in screened.used for target in targets_of(record, scenario)]
     if not targets:
         raise UsageError(nothing_usable(screened.left_out))
-    problems = [
-        make_problem(quantity, targets, free.shared[quantity], free.coefficients) for quantity in QUANTITIES
-    ]
+    problems = [make_problem(quantity, targets, free) for quantity in QUANTITIES]
     fits = tuple(
-        cross_fit(each, free.machines if each.quantity == "throughput" else 0)
+        cross_fit(each, _MACHINES if each.quantity == "throughput" else 0)
         for each in problems
         if each is not None
     )
@@ -117,9 +94,8 @@ def calibrate(records: Sequence[RunRecord], name: str = "default", free: Free = 
     whole = replace(whole, coverage=tuple(sorted(measured_coverage(residuals).items())))
     left_out = (*screened.left_out, *unused_readings(screened.used))
     machines = {target.record.id: target.host for target in targets}
-    return Fitted(
-        whole, without, fits, residuals, left_out, not_fitted([fit.problem for fit in fits]), machines
-    )
+    rest = not_fitted([fit.problem for fit in fits], free)
+    return Fitted(whole, without, fits, residuals, left_out, rest, machines)
 
 
 def _calibration(

@@ -87,7 +87,7 @@ def calibrate_machine(
 
 
 def _shipped(base: Calibration, target: Target) -> Mapping[str, float]:
-    """Offsets of ``base`` for one job, summed over the levels that apply."""
+    """Offsets of ``base`` for one job, summed over those that apply."""
     found: dict[str, float] = {}
     for each in base.offsets:
         if applies(each.knob, target.scenario, target.host):

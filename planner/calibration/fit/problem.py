@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from planner.calibration.fit.targets import NOISE, Floats, Quantity, Target, log_errors
 from planner.domain.uncertainty.calibration import Knob, Offset, applies
-from planner.domain.uncertainty.hierarchy import FREEDOM, Level
+from planner.domain.uncertainty.hierarchy import FREEDOM
 
-# A key of a level gets a number of its own only where this many readings depend on it.
-MIN_READINGS_PER_LEVEL = 6
 # All readings of a group together count as this many independent ones: errors inside a document are of one
 # kind, and a long table must not drown a short one.  Where each machine has effects of its own, what is left
 # of its readings is less of one kind.
@@ -147,20 +145,17 @@ class Problem:
         return replace(self, knobs=knobs, spread=self.spread[list(columns)], active=active, base=tuple(base))
 
 
-def make_problem(
-    quantity: Quantity, targets: Sequence[Target], room: int, shared: Collection[str] = frozenset(FREEDOM)
-) -> Problem | None:
-    """The problem of the readings of one quantity with at most ``room`` numbers of ``shared`` coefficients.
+def make_problem(quantity: Quantity, targets: Sequence[Target], shared: Collection[str]) -> Problem | None:
+    """The problem of the readings of one quantity, with ``shared`` coefficients free.
 
-    ``None`` where nothing can be fitted.  A coefficient gets a common offset where readings of two groups
-    depend on it.  It gets one for a key of its levels where ``MIN_READINGS_PER_LEVEL`` readings of that key
-    depend on it, and readings of another key too.  Each machine also has effects of its own, which the fit
+    ``None`` where nothing can be fitted.  A coefficient gets an offset where readings of two groups
+    depend on it.  Each machine also has effects of its own, which the fit
     integrates out.  They keep what is odd about one machine out of what all share; no prediction for another
     machine uses them.
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
     reach = _reach(mine)
-    knobs = [knob for knob in _shared_knobs(quantity, mine, reach) if knob.coefficient in shared][:room]
+    knobs = [knob for knob in _shared_knobs(quantity, mine, reach) if knob.coefficient in shared]
     knobs += _machine_knobs(mine, reach)
     return (
         _problem(quantity, mine, tuple(knobs), reach) if any(knob.level == "all" for knob in knobs) else None
@@ -213,19 +208,11 @@ def _reach(mine: Sequence[Target]) -> dict[str, Floats]:
 def _shared_knobs(quantity: Quantity, mine: Sequence[Target], reach: Mapping[str, Floats]) -> list[Knob]:
     groups = np.array([target.group for target in mine])
     least = min(_GROUPS_TO_SHARE, len(set(groups)))
-    shared: list[tuple[float, Knob]] = []
-    levels: list[tuple[int, Knob]] = []
-    for name, freedom in FREEDOM.items():
-        if freedom.spread and least and len(set(groups[reach[name] > _MATTERS[quantity]])) >= least:
-            shared.append(
-                (float(np.mean([reach[name][groups == group].mean() for group in set(groups)])), Knob(name))
-            )
-            levels += _level_knobs(
-                name, [target for target, far in zip(mine, reach[name], strict=True) if far > _NEGLIGIBLE]
-            )
-    shared.sort(key=lambda pair: -pair[0])
-    levels.sort(key=lambda pair: -pair[0])
-    return [knob for _, knob in (*shared, *levels)]
+    return [
+        Knob(name)
+        for name, freedom in FREEDOM.items()
+        if freedom.spread and least and len(set(groups[reach[name] > _MATTERS[quantity]])) >= least
+    ]
 
 
 def _machine_knobs(mine: Sequence[Target], reach: Mapping[str, Floats]) -> list[Knob]:
@@ -236,25 +223,3 @@ def _machine_knobs(mine: Sequence[Target], reach: Mapping[str, Floats]) -> list[
         for name, freedom in FREEDOM.items()
         if freedom.machine and np.any(reach[name][machines == machine] > _MACHINE_MATTERS)
     ]
-
-
-def _level_knobs(name: str, moved: Sequence[Target]) -> list[tuple[int, Knob]]:
-    """(readings, knob) of each key that can be told apart."""
-    found: list[tuple[int, Knob]] = []
-    for level in FREEDOM[name].levels:
-        counts = _key_counts(level, moved)
-        if len(counts) > 1:
-            found += [
-                (n, Knob(name, level, key))
-                for key, n in counts.items()
-                if key and n >= MIN_READINGS_PER_LEVEL
-            ]
-    return found
-
-
-def _key_counts(level: Level, moved: Sequence[Target]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for target in moved:
-        key = target.key(level)
-        counts[key] = counts.get(key, 0) + 1
-    return counts

@@ -22,9 +22,9 @@ from planner.calibration.score.rows import (
 from planner.domain.recipes.recipe import Number
 from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
-from planner.domain.uncertainty.calibration import Knob, Offset, applies, level_key
+from planner.domain.uncertainty.calibration import Knob, applies
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.domain.uncertainty.hierarchy import Level, moved
+from planner.domain.uncertainty.hierarchy import moved
 from planner.memory.host import predict_host
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
@@ -79,10 +79,6 @@ class Target:
         return self.machine or (
             hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}"
         )
-
-    def key(self, level: Level) -> str:
-        """Key of the reading at one level of the hierarchy."""
-        return level_key(level, self.scenario, self.host)
 
     @property
     def weight(self) -> float:
@@ -161,16 +157,11 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
     return count * level_bytes(memory, record.memory_kind or KIND_WHEN_BLANK, record.phase_reached)
 
 
-def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats, base: Sequence[Offset] = ()) -> Floats:
+def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats) -> Floats:
     """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob,
     in the unit of the prior's spread).
-
-    ``base``: offsets that are there already, the same for all rows.
     """
-    totals: dict[str, Floats | float] = {}
-    for each in base:
-        if applies(each.knob, target.scenario, target.host):
-            totals[each.knob.coefficient] = totals.get(each.knob.coefficient, 0.0) + each.offset
+    totals: dict[str, Floats] = {}
     for column, knob in enumerate(knobs):
         if applies(knob, target.scenario, target.host):
             totals[knob.coefficient] = totals.get(knob.coefficient, 0.0) + offsets[:, column]

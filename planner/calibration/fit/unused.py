@@ -1,18 +1,15 @@
-"""What a fit had and did not use: readings that teach nothing, numbers that too few readings speak of."""
+"""What a fit had and did not use: readings that teach nothing, numbers that stay as they were."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
-from planner.calibration.fit.problem import MIN_READINGS_PER_LEVEL, Problem
+from planner.calibration.fit.problem import Problem
 from planner.calibration.fit.screen import RULES, LeftOut, screen
 from planner.calibration.fit.targets import MAX_SHARE_OF_PEAK, Target, is_impossible, predicted
 from planner.calibration.score.rows import throughput_column
 from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
-from planner.domain.uncertainty.calibration import Knob
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.records import Quarantined
@@ -27,15 +24,6 @@ _DOUBTFUL = frozenset(
         *NOT_ITS_MEMORY,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class NotFitted:
-    """A number that was not fitted: it stays at the value of the level above, or at its literature value."""
-
-    knob: Knob
-    n_readings: int
-    reason: str
 
 
 def unused_readings(pairs: Iterable[tuple[RunRecord, Scenario]]) -> tuple[LeftOut, ...]:
@@ -72,36 +60,12 @@ def unread_lines(quarantined: Iterable[Quarantined]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(each.place, each.rule, each.reason) for each in quarantined)
 
 
-def not_fitted(problems: Sequence[Problem]) -> tuple[NotFitted, ...]:
-    """Every coefficient, and every key of its levels that some reading has, without a number of its own."""
-    found: dict[Knob, NotFitted] = {}
-    for name, freedom in FREEDOM.items():
-        if not freedom.spread:
-            continue
-        readings = [target for problem in problems for target in _readings_of(problem, name)]
-        if not readings:
-            found[Knob(name)] = NotFitted(Knob(name), 0, "no reading, or one document alone, depends on it")
-            continue
-        found[Knob(name)] = NotFitted(
-            Knob(name), len(readings), "too few documents depend on it, or no room is left"
-        )
-        for level in freedom.levels:
-            counts = Counter(key for target in readings if (key := target.key(level)))
-            least = MIN_READINGS_PER_LEVEL
-            for key, count in counts.items():
-                reason = f"needs {least} readings" if count < least else "no other key to tell it from"
-                if count >= least and len(counts) > 1:
-                    reason = "no room among the free numbers"
-                found[Knob(name, level, key)] = NotFitted(Knob(name, level, key), count, reason)
-    fitted = {knob for problem in problems for knob in problem.knobs}
-    return tuple(each for knob, each in found.items() if knob not in fitted)
-
-
-def _readings_of(problem: Problem, name: str) -> list[Target]:
-    """Readings of the problem that depend on one coefficient."""
-    columns = {column for column, knob in enumerate(problem.knobs) if knob.coefficient == name}
-    return [
-        target
-        for target, active in zip(problem.targets, problem.active, strict=True)
-        if columns & set(active.tolist())
-    ]
+def not_fitted(problems: Iterable[Problem], free: Collection[str]) -> dict[str, str]:
+    """Coefficients that stay at their literature values, each with the reason."""
+    fitted = {knob.coefficient for problem in problems for knob in problem.knobs if knob.level == "all"}
+    names = [name for name, freedom in FREEDOM.items() if freedom.spread and name not in fitted]
+    unread = "no reading, or one document alone, depends on it"
+    return {
+        name: unread if name in free else "sources that are left out are predicted no better with it"
+        for name in names
+    }

@@ -1,4 +1,4 @@
-"""Fitted coefficients: offsets from the priors by level, resolved to plain coefficients for one scenario."""
+"""Fitted coefficients: offsets from the priors, resolved to plain coefficients for one scenario."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.domain.measured_on import Environment
 from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
-from planner.domain.uncertainty.hierarchy import FREEDOM, LEVEL_SPREAD, LEVELS, Level, moved
+from planner.domain.uncertainty.hierarchy import FREEDOM, Level, moved
 from planner.domain.uncertainty.interval import Lengths, Spread, SpreadKey, SpreadOf, find_spread
 from planner.domain.uncertainty.scale import Doubt, ScaleParts
 
@@ -22,9 +22,9 @@ _FORMULAS = 9
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One free number of the fit: how far one coefficient lies from its prior for one key of one level.
+    """One free number of the fit: how far one coefficient lies from its prior, on all machines or on one.
 
-    ``key`` is the generation, GPU, stack family, host or quantisation; empty at the level ``all``.
+    ``key`` names the machine; empty at the level ``all``.
     """
 
     coefficient: str
@@ -33,7 +33,7 @@ class Knob:
 
     @property
     def label(self) -> str:
-        """``launch_s`` or ``context_bytes[hopper]``."""
+        """``launch_s`` or ``launch_s[my-lab]``."""
         return f"{self.coefficient}[{self.key}]" if self.key else self.coefficient
 
     @property
@@ -44,7 +44,7 @@ class Knob:
         freedom = FREEDOM[self.coefficient]
         if self.level == "host":
             return freedom.machine or freedom.spread
-        return freedom.spread * (1.0 if self.level == "all" else LEVEL_SPREAD)
+        return freedom.spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,10 @@ class Calibration:
         object.__setattr__(self, "table", {each.key: each for each in self.spreads})
 
     def coefficients_for(self, scenario: Scenario) -> Coefficients:
-        """Plain coefficients for one scenario: prior plus the offsets of every level that applies,
+        """Plain coefficients for one scenario: prior plus the offsets that apply,
         inside the bounds.
         """
-        keys = {level: level_key(level, scenario, self.machine) for level in LEVELS}
-        used = tuple(
-            each
-            for each in self.offsets
-            if each.knob.level == "all" or keys[each.knob.level] == each.knob.key != ""
-        )
+        used = tuple(each for each in self.offsets if applies(each.knob, scenario, self.machine))
         return _summed(self.name, used)
 
     def extrapolates(self, scenario: Scenario) -> tuple[str, ...]:
@@ -207,26 +202,6 @@ def engine_of(scenario: Scenario) -> str:
     return "zero1-2" if sharding.is_zero012 else sharding.name
 
 
-def level_key(level: Level, scenario: Scenario, machine: str = "") -> str:
-    """Key of ``scenario`` at one level; empty where the level says nothing of it (no quantisation,
-    an unknown host).
-
-    ``machine`` names the host where a calibration or a document knows better than the scenario.
-    """
-    if level == "generation":
-        return scenario.hardware.gpu.generation
-    if level == "gpu":
-        return scenario.hardware.gpu.id
-    if level == "family":
-        return stack_family(scenario.stack)
-    if level == "host":
-        return machine or ("" if scenario.hardware.host.id == UNKNOWN_HOST else scenario.hardware.host.id)
-    if level == "quantization":
-        quantization = scenario.recipe.numerics.quantization
-        return "" if quantization == "none" else quantization
-    return ""
-
-
 def stack_family(stack: Stack) -> str:
     """The name without version of the stack, or of the one that it is a variant of:
     ``torchtitan`` of ``fms-fsdp``.
@@ -235,10 +210,12 @@ def stack_family(stack: Stack) -> str:
 
 
 def applies(knob: Knob, scenario: Scenario, machine: str = "") -> bool:
-    """Whether the knob moves its coefficient for this scenario (on ``machine``, see :func:`level_key`)."""
-    if knob.level == "all":
-        return True
-    return bool(knob.key) and level_key(knob.level, scenario, machine) == knob.key
+    """Whether the knob moves its coefficient for this scenario.
+
+    ``machine`` names the host where a calibration or a document knows better than the scenario.
+    """
+    host = scenario.hardware.host.id
+    return knob.level == "all" or knob.key == (machine or host) != UNKNOWN_HOST
 
 
 @lru_cache(maxsize=512)

@@ -53,16 +53,6 @@ class Coefficients:
         "bytes",
         by("assumed", "resident size of a process with torch, transformers and CUDA libraries, 2.4-4 GB"),
     )
-    uncounted_fraction: float = prior(
-        0.0,
-        0.0,
-        0.4,
-        "of transient bytes",
-        by(
-            "source_code",
-            "tensors that the step program does not list: none on modules traced with Transformers 5.23",
-        ),
-    )
     int8_outlier_fraction: float = prior(
         0.01,
         0.0,

@@ -1,6 +1,4 @@
-"""How far each coefficient may lie from its prior, and between which machines,
-stacks and methods it may differ.
-"""
+"""How far each coefficient may lie from its prior, and how far machines may differ in it."""
 
 from __future__ import annotations
 
@@ -8,21 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from planner.domain.uncertainty.coefficients import PRIORS
 from planner.domain.uncertainty.prior import Prior
 
-Level = Literal["all", "generation", "gpu", "family", "host", "quantization"]
-"""Where a coefficient may differ: nowhere, or by GPU generation, GPU, family of software stack, host,
-kind of k-bit base.
-"""
-
-LEVELS: tuple[Level, ...] = get_args(Level)
-
-# A level below "all" is shrunk to the one above by this part of the coefficient's spread.
-# Machines have spreads of their own.
-LEVEL_SPREAD = 0.5
+Level = Literal["all", "host"]
+"""Whether a number is of all machines or of a single one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +28,28 @@ class Freedom:
     """
 
     spread: float
-    levels: tuple[Level, ...] = ()
     machine: float = 0.0
 
 
 FREEDOM: Mapping[str, Freedom] = MappingProxyType(
     {
-        "context_bytes": Freedom(0.5, ("generation",)),
+        "context_bytes": Freedom(0.5),
         "thread_memory_bytes": Freedom(0.35),
         "nccl_bytes": Freedom(0.5),
         "host_process_bytes": Freedom(0.25),
-        # Against thousands of traced jobs the program is within 0.1 % (data/differential): what is left is
-        # for stacks whose code nobody read.
-        "uncounted_fraction": Freedom(0.02, ("family",)),
         # decided by the data a model reads: from a thousandth to a fifth
         "int8_outlier_fraction": Freedom(0.1),
         "gpu_rate": Freedom(0.0, machine=0.3),  # power caps, shared cards, other clocks: 0.7 to 1.3
-        "matmul_efficiency": Freedom(0.12, ("generation", "gpu"), machine=0.15),
-        "matmul_efficiency_half_rate": Freedom(0.12, ("generation",), machine=0.15),
+        "matmul_efficiency": Freedom(0.12, machine=0.15),
+        "matmul_efficiency_half_rate": Freedom(0.12, machine=0.15),
         "fp32_matmul_efficiency": Freedom(0.2),
         "tile_rows": Freedom(60.0),
-        "attention_efficiency": Freedom(0.25, ("generation",), machine=0.2),
+        "attention_efficiency": Freedom(0.25, machine=0.2),
         "attention_efficiency_flash1": Freedom(0.2, machine=0.2),
-        "memory_efficiency": Freedom(0.12, ("generation",), machine=0.15),
+        "memory_efficiency": Freedom(0.12, machine=0.15),
         "launch_s": Freedom(0.4, machine=0.5),
-        "int8_relative_speed": Freedom(0.4, ("generation",), machine=0.4),
-        "dequantize_relative_speed": Freedom(0.4, ("quantization",), machine=0.3),
+        "int8_relative_speed": Freedom(0.4, machine=0.4),
+        "dequantize_relative_speed": Freedom(0.4, machine=0.3),
         "length_variation": Freedom(0.3),
         "comm_overlap": Freedom(0.2, machine=0.2),
         "comm_overlap_fsdp": Freedom(0.1, machine=0.1),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from planner.domain.prediction import MemoryLevel, MemoryPrediction, TimePrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.term import DRIVER_TERMS
-from planner.domain.uncertainty.hierarchy import FREEDOM, LEVEL_SPREAD
+from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.units import GIB
 
 _PAGED_OUT = frozenset({"paged_optimizer_states"})
@@ -27,6 +27,8 @@ _UNTOLD_LENGTHS = 5.0
 # nobody names: ``FREEDOM`` of :mod:`planner.domain.uncertainty.hierarchy` has both, by machine.
 _KERNELS = 0.15
 _UNSOURCED_RATES = FREEDOM["gpu_rate"].machine / _KERNELS
+# What each thing that no record had may add: half of what a peak that is all transient scatters by.
+_UNSEEN = 0.5
 # Of a peak below this, the interval is taken in bytes: as a ratio to a few MiB,
 # what scatters by bytes would have no bound.
 _SMALLEST_BYTES = 0.5 * GIB
@@ -79,13 +81,11 @@ class Doubt:
 def widened(scale: Number, n_unseen: int) -> Number:
     """A scale with what things that no calibrated record had may add.
 
-    Formula: sqrt(scale^2 + n x LEVEL_SPREAD^2).  What was seen has an offset of its own below the shared one.
-    What was not may lie as far off as such offsets do
-    (:data:`planner.domain.uncertainty.hierarchy.LEVEL_SPREAD`, in parts of a scale of 1), whatever the rest
+    Formula: sqrt(scale^2 + n x unseen^2), with half of a scale of 1 for each thing, whatever the rest
     scatters by.  So code that nobody read may hold another copy of what is counted element by element, and
     a prediction that would be narrow widens most.
     """
-    wide: Number = (scale * scale + n_unseen * LEVEL_SPREAD**2) ** 0.5
+    wide: Number = (scale * scale + n_unseen * _UNSEEN**2) ** 0.5
     return wide
 
 

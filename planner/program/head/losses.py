@@ -201,22 +201,18 @@ def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Te
     return torch.new(Unit.PIECE_TOKENS, spec.in_features, view.dtypes.compute, "mm", cost=None)
 
 
-def pay_pieces(
-    torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor, *, again: int = 0
-) -> None:
+def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor) -> None:
     """All pieces of a head whose logits are written, read,
     overwritten by their gradient and read by one or two products.
 
-    ``again``: how often the logits are computed once more.
     Ignored: what is read once for each piece, the weight and its gradient.
     """
     compute = view.dtypes.compute
     rows = Tensor(None, hidden.unit, hidden.count, compute)
     logits = Tensor(None, hidden.unit, spec.out_features, compute)
     costs = Costs(rows, weight, (hidden.unit, spec.out_features))
-    for _ in range(1 + again):
-        torch.pay(costs.forward, [logits])
-        torch.pay([logits])
+    torch.pay(costs.forward, [logits])
+    torch.pay([logits])
     torch.pay([], [logits])
     torch.pay(replace(costs.of_x, reads=[logits]), [rows])
     if weight.node is not None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from planner.calibration.fit.calibrate import EARNED, Fitted
+from planner.calibration.fit.calibrate import MOST, Fitted
 from planner.calibration.fit.personal import Personal
 from planner.calibration.fit.screen import LeftOut
-from planner.calibration.fit.unused import NotFitted
 from planner.calibration.score.cross_validate import CrossValidation
 from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.validate import SourceScore
@@ -74,7 +73,7 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
     )
     notes = [
         Note(
-            f"{fitted.free_numbers} free numbers (at most {EARNED.most}), {calibration.n_rows} "
+            f"{fitted.free_numbers} free numbers (at most {MOST}), {calibration.n_rows} "
             f"rows of {len(calibration.groups)} groups; prior strength chosen inside the "
             f"training groups: {strengths}",
             "strong",
@@ -163,19 +162,14 @@ def _cells(name: str, offsets: tuple[float, float, float, float]) -> tuple[str, 
     return first, second, f"{low} to {high}", "" if in_bytes else PRIOR_BY_NAME[name].unit
 
 
-def _not_fitted(numbers: Sequence[NotFitted]) -> Section:
-    """Grouped by why, because a key of one level is often short of readings for many coefficients at once."""
-    if not numbers:
-        return Section("Not fitted", ())
-    by_reason: dict[str, list[str]] = {}
-    for each in numbers:
-        count = f" ({each.n_readings})" if each.n_readings else ""
-        by_reason.setdefault(each.reason, []).append(f"{each.knob.label}{count}")
-    columns = (Column("why"), Column("numbers that stay at the value of the level above (readings)"))
-    return Section(
-        "Not fitted",
-        (Grid(columns, tuple(Row((why, ", ".join(names))) for why, names in by_reason.items())),),
+def _not_fitted(reasons: Mapping[str, str]) -> Section:
+    """Grouped by why, because one reason holds for many coefficients."""
+    rows = tuple(
+        Row((why, ", ".join(name for name, reason in reasons.items() if reason == why)))
+        for why in dict.fromkeys(reasons.values())
     )
+    columns = (Column("why"), Column("coefficients that stay at their literature values"))
+    return Section("Not fitted", (Grid(columns, rows),) if rows else ())
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> Section:

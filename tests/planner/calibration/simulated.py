@@ -14,7 +14,6 @@ from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.units import MIB
 
-# Two documents on one generation, two on others, so that levels can be told apart.
 MACHINES = {"doc-a": "a100-80-sxm", "doc-b": "a100-40-sxm", "doc-c": "h100-sxm", "doc-d": "rtx4090"}
 SHAPES = ((1, 256), (1, 512), (1, 1024), (2, 1024), (1, 2048), (2, 2048))
 

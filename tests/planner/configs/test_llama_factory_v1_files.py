@@ -14,7 +14,6 @@ from planner.configs.said_by_file import Reading
 from planner.configs.writing.tools import RULES
 from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
 
-EXAMPLES = Path(__file__).parent / "examples"
 BASE = {
     "model": "Qwen/Qwen3-4B",
     "model_class": "llm",

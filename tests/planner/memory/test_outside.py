@@ -16,9 +16,9 @@ from planner.memory.outside import (
     context_bytes,
     counted_threads,
     nccl_bytes,
+    outlier_terms,
     outlier_weight_bytes,
     resident_threads,
-    uncounted_terms,
 )
 from planner.prediction import estimate
 from planner.program.job import Job, job_of
@@ -135,7 +135,7 @@ def test_older_layers_keep_outlier_columns_in_the_dtype_of_their_input() -> None
     """
     job = int8_job(UNPREPARED)
     assert outlier_weight_bytes(job) == pytest.approx(0.125 * 2 * ELEMENTS * LAYERS)
-    (term,) = uncounted_terms(job, 1e9)
+    (term,) = outlier_terms(job)
     assert (term.name, term.n_bytes) == ("dequantization", outlier_weight_bytes(job))
 
 
@@ -151,14 +151,7 @@ def test_prepared_bases_keep_them_in_fp32_where_a_matrix_reads_fp32() -> None:
 def test_newer_layers_and_other_bases_keep_none(stack: str, method: str) -> None:
     """bitsandbytes 0.46 drops the columns after the product, and 4-bit bases never had any."""
     assert outlier_weight_bytes(int8_job(stack, method)) == 0
-    assert uncounted_terms(int8_job(stack, method), 1e9) == ()
-
-
-def test_a_calibration_adds_its_share_of_what_comes_and_goes() -> None:
-    """Three hundredths of a gigabyte in the passes of a step, and not in evaluation or loading."""
-    (term,) = uncounted_terms(job_on("a100-80-sxm", Coefficients(uncounted_fraction=0.03)), 1e9)
-    assert term.n_bytes == pytest.approx(3e7)
-    assert term.phases == {"forward", "loss", "backward", "forward_2", "loss_2", "backward_2"}
+    assert outlier_terms(int8_job(stack, method)) == ()
 
 
 def test_only_several_processes_have_buffers_of_nccl() -> None:

@@ -129,13 +129,21 @@ def test_the_slack_is_a_share_of_what_comes_and_goes() -> None:
     assert float(made.driver_peak_bytes) == pytest.approx(allocated + slack + around)
 
 
-def test_what_a_calibration_did_not_find_counted_is_on_top() -> None:
-    """A tenth of what comes and goes, at every level."""
+def test_outlier_columns_are_on_top() -> None:
+    """Of a tenth of the columns of older int8 layers, at every level."""
     plain, more = (
-        predict_quick(_job(Coefficients(uncounted_fraction=share), model="llama-2-7b"))
+        predict_quick(
+            _job(
+                Coefficients(int8_outlier_fraction=share),
+                model="llama-2-7b",
+                method="int8",
+                stack="hf-trainer@4",
+            )
+        )
         for share in (0.0, 0.1)
     )
-    added = 0.1 * (float(plain.allocated_peak_bytes) - float(plain.state_bytes))
+    (added,) = (float(term.n_bytes) for term in more.terms if term.name == "dequantization")
+    assert added > 0
     for level in ("allocated_peak_bytes", "reserved_peak_bytes", "must_have_bytes", "driver_peak_bytes"):
         assert float(getattr(more, level)) - float(getattr(plain, level)) == pytest.approx(added)
 
@@ -168,11 +176,10 @@ def test_drawn_lengths_widen_the_interval() -> None:
 def test_a_point_of_a_grid_has_its_own_answer(flags: dict[str, Any]) -> None:
     """All levels, the states and the spread, with masks and windows that only some points have."""
     base = resolve(from_flags({"gpu": "a100-80gb", "seq": 1024, **flags}))
-    coefficients = Coefficients(uncounted_fraction=0.1)
 
     def at(batch: Any, length: Any, rank: Any, tokens: Any) -> Job:
         made = with_sizes(base, batch, length, tokens)
-        return job_of(made if base.recipe.adapter is None else with_rank(made, rank), coefficients)
+        return job_of(made if base.recipe.adapter is None else with_rank(made, rank), Coefficients())
 
     batch, length, rank = (np.array(each, dtype=float) for each in (_BATCH, _LENGTH, _RANK))
     axes = batch.reshape(-1, 1, 1), length.reshape(1, -1, 1), rank.reshape(1, 1, -1)

@@ -80,7 +80,7 @@ def test_what_writes_a_term_down_exists_and_says_its_source() -> None:
 )
 def test_terms_of_the_fullest_phase_add_up_to_the_levels(flags: dict[str, object]) -> None:
     """What is allocated, then what the allocator caches, then what lies outside of it."""
-    made = predict_replayed(job_of(scenario(**flags), replace(PRIORS, uncounted_fraction=0.1)))
+    made = predict_replayed(job_of(scenario(**flags), PRIORS))
     terms = [term for term in made.terms if made.limiting_phase in term.phases]
     outside = sum(float(term.n_bytes) for term in terms if term.name in DRIVER_TERMS)
     cached = sum(float(term.n_bytes) for term in terms if term.name in RESERVED_TERMS)

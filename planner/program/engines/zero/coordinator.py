@@ -57,7 +57,6 @@ class Live:
     part_bytes: int
     status: Literal["away", "in flight", "here"] = "away"
     slot: int | None = None
-    handle: Handle | None = None
     active: set[Module] = field(default_factory=set)
     fetched_for: int = _LONG_AGO
     uses: list[int] = field(default_factory=list)
@@ -243,7 +242,7 @@ class Coordinator:
                 for live, slot in zip(away, uploaded, strict=True):
                     live.slot = slot
         for live in several:
-            live.status, live.handle = "in flight", handle
+            live.status = "in flight"
             self._in_flight[live] = handle
 
     def _ask(self, live: Live) -> None:

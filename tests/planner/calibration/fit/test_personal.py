@@ -7,10 +7,11 @@ from functools import cache
 
 import pytest
 
-from planner.calibration.fit.calibrate import ANYTHING, Fitted, calibrate
+from planner.calibration.fit.calibrate import Fitted, calibrate
 from planner.calibration.fit.personal import calibrate_machine
 from planner.domain.measured_on import Environment
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
 from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
@@ -25,7 +26,7 @@ SLOW = replace(Coefficients(), matmul_efficiency=0.5, matmul_efficiency_half_rat
 @cache
 def base() -> Fitted:
     """A calibration of three machines that follow the priors and a slow fourth one."""
-    return calibrate(simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW}), free=ANYTHING)
+    return calibrate(simulated(dict.fromkeys(MACHINES, Coefficients()) | {"doc-d": SLOW}), free=FREEDOM)
 
 
 def test_one_record_corrects_the_others_of_its_machine() -> None:

@@ -55,9 +55,7 @@ def test_the_report_and_its_json_show_what_settled_each_value() -> None:
     assert any(title.startswith("Coefficients") for title in titles)
     assert any(title.startswith("Switches of hf-trainer@5") for title in titles)
     document = json.loads(to_json(explained))
-    assert {each["name"]: each["settled_by"] for each in document["coefficients"]}[
-        "uncounted_fraction"
-    ] == "source_code"
+    assert {each["name"]: each["settled_by"] for each in document["coefficients"]}["hook_s"] == "measured"
     switches = {each["name"]: each for each in document["switches"]}
     assert switches["kbit_upcast"]["value"] == "all"
     assert switches["kbit_upcast"]["settled_by"] == "source_code"

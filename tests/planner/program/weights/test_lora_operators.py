@@ -11,8 +11,6 @@ from planner.program.view import LayerView
 from planner.program.weights.matrices import linear
 from tests.planner.program.matrix_runs import SPEC, Run, view_of
 
-WEIGHT = 64 * 128
-
 
 def test_peft_casts_the_input_of_a_plain_matrix_to_the_adapter_and_autocast_casts_it_back() -> None:
     """bf16 base, fp32 adapter, dropout: mask and cast are saved; the fp32 input and what dropout made go."""
