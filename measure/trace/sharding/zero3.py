@@ -117,6 +117,8 @@ class TracedZero3:
             self._flatten_on_host(trained)
         else:
             stream.free(*(self._shards.pop(each.key) for each in trained))
+            # ``defragment`` (utils.py) copies the parts to the host, empties the cache, and copies them back.
+            stream.empty_cache()
             n_bytes = sum(self._part(each) * each.element_bytes for each in trained)
             stream.take(n_bytes, TracedPurpose("lp_param_buffer", self._roles[trained[0].key]))
         if not settings.offloads_optimizer:
