@@ -307,6 +307,8 @@ class Stack:
     """Full-size temporaries of the foreach AdamW step: 2 before torch 2.1, 1 since."""
     steps_on_cpu: bool
     """Optimizers of bitsandbytes can step in host RAM."""
+    one_optimizer_group: bool
+    """The optimizer has all trained weights as one group; else those without weight decay are a second."""
     muon_gathers: bool
     """Its Muon gathers each gradient that FSDP2 divides, and divides the update."""
 

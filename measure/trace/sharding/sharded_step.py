@@ -58,7 +58,7 @@ def run_sharded_step(
         note_parameters(reference, recorder, [])
         hook_modules(reference, recorder)
     units = make_units(model, layer_list, scenario.stack.fsdp2_units) if recipe.uses_fsdp else []
-    note_parameters(model, recorder, units)
+    note_parameters(model, recorder, units, one_group=scenario.stack.one_optimizer_group)
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
@@ -80,10 +80,14 @@ def run_sharded_step(
         recorder.close()
 
 
-def note_parameters(model: Any, recorder: Recorder, units: list[TracedUnit]) -> None:
-    """Say on the block of each parameter which one it is; ``units`` are those of FSDP."""
+def note_parameters(
+    model: Any, recorder: Recorder, units: list[TracedUnit], *, one_group: bool = False
+) -> None:
+    """Say on the block of each parameter which one it is; ``units`` are those of FSDP, ``one_group``:
+    the optimizer has all in one.
+    """
     numbers: dict[torch.Tensor, int] = {}
-    for number, group in enumerate(parameter_groups(model)):
+    for number, group in enumerate(parameter_groups(model, one=one_group)):
         numbers |= dict.fromkeys(group, number)
     for full_name, tensor in model.named_parameters():
         block = recorder.block_of(tensor)

@@ -142,7 +142,7 @@ class Zero3(DeepSpeed):
         """
         settings = self.settings
         self._divide()
-        for members in optimizer_groups(self.trained):
+        for members in optimizer_groups(self.job, self.trained):
             self._groups += self._sub_groups(members)
         trained = [each for group in self._groups for each in group]
         # With offloaded parameters the buffer is on the host, and small parameters move there too.
