@@ -4,6 +4,7 @@ with marks for the runtime.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.runtime_settings import makes_buckets_early
 from measure.trace.sharding.sharded_parameters import FROZEN
+from measure.trace.sharding.zero3_linear import linear_of_zero3
 from measure.trace.tracer import Recorder
 from measure.trace.trainer_step import BackwardHooks, Inputs, losses_of, micro_step, prepare
 from planner.domain.scenario import Scenario
@@ -74,7 +76,7 @@ def run_sharded_step(
         hooks.end_of_backward()
         put_mark(recorder, "end_of_backward", "")
 
-    with recorder:
+    with recorder, linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext():
         for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
         recorder.close()
