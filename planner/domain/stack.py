@@ -323,7 +323,7 @@ class Stack:
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool
     """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not on the
-    host; what they lay in before stays cached.
+    host; what they lay in before stays cached until the next group's buffer is made.
     """
     zero12_engine: Zero12Engine
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or the low-level optimizer of
