@@ -7,7 +7,7 @@ from dataclasses import replace
 from measure.dry_run.cuda.native import ACCUMULATES, ALLOC, EMPTY_CACHE, FREE_REQUESTED, Native, NativeEvent
 from measure.dry_run.stages import Stages
 from measure.trace.labels import to_events
-from measure.trace.record import Place, Record, Role, TracedBlock
+from measure.trace.record import Place, Record, Role, TracedBlock, emptied
 from planner.allocator.events import AllocEvent
 
 
@@ -28,8 +28,6 @@ class _Collector:
         waits: list[bool] = []
         for row in self._native.rows().tolist():
             event = NativeEvent(*row)
-            if event.kind == EMPTY_CACHE:
-                continue
             records.append(self._record(event))
             waits.append(event.kind == FREE_REQUESTED)
         return _with_waits(records, waits)
@@ -38,6 +36,8 @@ class _Collector:
         stage, micro_step, path = self._stages.places[event.place]
         if (stage, micro_step) != (self._place.stage, self._place.micro_step):
             self._last_path, self._place = "", Place(stage, micro_step)
+        if event.kind == EMPTY_CACHE:
+            return emptied(self._place)
         if event.kind != ALLOC:
             return Record(False, self._blocks[event.id], self._place)
         recomputed = stage == "backward" and bool(path)

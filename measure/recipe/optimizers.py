@@ -73,8 +73,12 @@ def optimizer_over(model: nn.Module, groups: list[dict[str, Any]], recipe: Recip
     return _made(Adafactor, groups, {"scale_parameter": False, "relative_step": False})
 
 
-def parameter_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Trained parameters with weight decay, and those without; either can be empty."""
+def parameter_groups(model: nn.Module, *, one: bool = False) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Trained parameters with weight decay, and those without; either can be empty.  ``one``: all are the
+    first.
+    """
+    if one:
+        return [tensor for tensor in model.parameters() if tensor.requires_grad], []
     from transformers.trainer_pt_utils import get_parameter_names
 
     names: Any = get_parameter_names

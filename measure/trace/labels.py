@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from measure.trace.host_records import is_on_host
 from measure.trace.record import ASIDES
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import Action, AllocEvent
 from planner.domain.term import Phase, TermName
 
 if TYPE_CHECKING:
@@ -45,18 +45,24 @@ def to_events(records: Sequence[Record]) -> list[AllocEvent]:
     terms = terms_of_blocks(records, phases)
     return [
         AllocEvent(
-            "alloc" if record.alloc else "free_requested" if record.waits else "free",
+            _action(record),
             record.block.id,
             record.block.n_bytes,
             stream=record.block.stream,
             phase=phase,
-            term=terms[record.block.id],
+            term=terms.get(record.block.id, ""),
             op=record.block.op,
             module=record.block.module,
         )
         for record, phase in zip(records, phases, strict=True)
         if not is_on_host(record)
     ]
+
+
+def _action(record: Record) -> Action:
+    if record.empties:
+        return "empty_cache"
+    return "alloc" if record.alloc else "free_requested" if record.waits else "free"
 
 
 def phases_of_records(records: Sequence[Record]) -> list[Phase]:
@@ -110,7 +116,7 @@ def terms_of_blocks(records: Sequence[Record], phases: Sequence[Phase]) -> dict[
     terms: dict[int, TermName] = {}
     for record in records:
         block = record.block
-        if block.id not in terms:
+        if block.id not in terms and not record.empties:
             terms[block.id] = _term(block, born[block.id], freed_in.get(block.id))
     return terms
 

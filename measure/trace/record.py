@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from planner.allocator.events import NO_BLOCK
+
 HostKind = Literal["pageable", "pinned", "managed"]
 HostName = Literal[
     "offloaded_optimizer",
@@ -111,12 +113,19 @@ class Record:
     """One allocation (``alloc``) or free of a block; ``place`` is where the program was at that moment.
 
     ``waits``: the program lets go of what another stream still uses; a second free follows when that is done.
+    ``empties``: it gives the allocator's cache back instead; see :func:`emptied`.
     """
 
     alloc: bool
     block: TracedBlock
     place: Place
     waits: bool = False
+    empties: bool = False
+
+
+def emptied(place: Place) -> Record:
+    """The program calls ``torch.cuda.empty_cache``; the block stands for none and has no bytes."""
+    return Record(False, TracedBlock(NO_BLOCK, 0, place, "torch.cuda.empty_cache", ""), place, empties=True)
 
 
 @dataclass(slots=True)

@@ -17,9 +17,11 @@ from planner.files.reading import Bounds, read_lines
 from planner.files.writing import whole_file
 from planner.units import GIB, KIB
 
-Action = Literal["alloc", "free_requested", "free"]
+Action = Literal["alloc", "free_requested", "free", "empty_cache"]
 ACTIONS: tuple[str, ...] = get_args(Action)
 
+NO_BLOCK = -1
+"""What an event names that concerns no allocation."""
 EVENTS_SCHEMA_ID = "finetune-planner/alloc-events/1"
 MAX_EVENTS = 10_000_000
 _BOUNDS = Bounds(n_bytes=2 * GIB, line_bytes=64 * KIB, n_lines=MAX_EVENTS + 1)
@@ -29,11 +31,12 @@ _MAX_SIGNED = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class AllocEvent:
-    """One allocation or free of ``n_bytes`` requested bytes.
+    """One allocation or free of ``n_bytes`` requested bytes, or a call of ``torch.cuda.empty_cache``.
 
     ``block`` names the allocation; an id may be used again once it is free.  ``free_requested`` is the moment
     the program let go of memory that another stream still uses (``record_stream``): it no longer counts as
     allocated but cannot be reused before the ``free`` that follows.  A plain ``free`` alone is both at once.
+    ``empty_cache`` gives what is not in use back to the card: it has no bytes, and its block is ``NO_BLOCK``.
     ``phase`` is one of ``planner.domain.term.PHASES``, ``term`` one of its term names, ``op`` the operator
     and ``module`` the module path; they may be empty where unknown.
     """
@@ -64,7 +67,9 @@ def allocated_timeline(events: Iterable[AllocEvent]) -> list[int]:
     timeline: list[int] = []
     for index, event in enumerate(events):
         block = event.block
-        if event.action == "alloc":
+        if event.action == "empty_cache":
+            pass  # what the program holds stays
+        elif event.action == "alloc":
             if block in live or block in waiting:
                 raise UsageError(f"event {index}: block {block} is allocated twice; free it first")
             live[block] = event.n_bytes

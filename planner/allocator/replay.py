@@ -126,6 +126,9 @@ class _Replay:
             if event.action == "alloc":
                 if not self._alloc(index, event):
                     break
+            elif event.action == "empty_cache":
+                allocator.empty_cache()
+                self.held_bytes.append(0)
             else:
                 self._free(index, event)
             allocated.append(allocator.allocated_bytes)

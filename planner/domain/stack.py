@@ -331,6 +331,8 @@ class Stack:
     """Full-size temporaries of the foreach AdamW step: 2 before torch 2.1, 1 since."""
     steps_on_cpu: bool
     """Optimizers of bitsandbytes can step in host RAM."""
+    one_optimizer_group: bool
+    """The optimizer has all trained weights as one group; else those without weight decay are a second."""
     muon_gathers: bool
     """Its Muon gathers each gradient that FSDP2 divides, and divides the update."""
 
@@ -345,7 +347,7 @@ class Stack:
     """These buckets are made before the backward of the loss begins, so that they lie beside its logits."""
     zero12_flattens_on_gpu: bool
     """Trained weights of stages 1 and 2 become one flat buffer on the GPU where it has room, not on the
-    host; what they lay in before stays cached.
+    host; what they lay in before stays cached until the next group's buffer is made.
     """
     zero12_engine: Zero12Engine
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or the low-level optimizer of

@@ -31,11 +31,7 @@ def lines(words: Sequence[str], phases: Sequence[str], most: int) -> Iterator[st
     for row in read():
         if not set(words) <= set(key_of(row)):
             continue
-        apart = compared(row)
-        yield (
-            f"{' '.join(key_of(row))}: allocated {apart.allocated:+.2f} %, "
-            f"{apart.worst_phase} {apart.in_phase:+.2f} %"
-        )
+        yield f"{' '.join(key_of(row))}: {compared(row)}"
         if most:
             yield from differences(*both(scenario_of(row), phases))[:most]
 

@@ -18,7 +18,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.memory.replayed import replayed
+from planner.memory.replayed import ReplayedProgram, replayed, run_of
 from planner.program.job import job_of
 
 KEY = (
@@ -119,29 +119,49 @@ class Apart:
     """How far the program is from the trace of one job, in percent of the trace's peak.
 
     ``in_phase``: in the phase, loading aside, where both are furthest apart; ``worst_phase`` is its name.
+    ``reserved``: the most that is reserved before an evaluation, which is not traced, in percent of the
+    trace's.
     """
 
     row: Row
     allocated: float
+    reserved: float
     in_phase: float
     worst_phase: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"allocated {self.allocated:+.2f} %, {self.worst_phase} {self.in_phase:+.2f} %, "
+            f"reserved {self.reserved:+.2f} %"
+        )
 
 
 def compared(row: Row) -> Apart:
     """The program as it is now beside the trace of ``row``."""
-    phases_of_job = replayed(job_of(scenario_of(row), Coefficients())).phases
+    job = job_of(scenario_of(row), Coefficients())
     trace_bytes = int(row["trace_bytes"])
     phases = dict(pair.split("=") for pair in row["trace_phases_bytes"].split(";"))
     planned = {
-        each.phase: each.allocated_bytes for each in phases_of_job if each.phase not in (*LOADING, "eval")
+        each.phase: each.allocated_bytes
+        for each in replayed(job).phases
+        if each.phase not in (*LOADING, "eval")
     }
+    reserved = _reserved_before_evaluation(run_of(job)) / int(row["trace_reserved_bytes"])
     apart = {
         name: 100 * (planned[name] - int(size)) / trace_bytes
         for name, size in phases.items()
         if name not in LOADING
     }
     worst = max(apart, key=lambda name: abs(apart[name]))
-    return Apart(row, 100 * (max(planned.values()) / trace_bytes - 1), apart[worst], worst)
+    allocated = max(planned.values()) / trace_bytes
+    return Apart(row, 100 * (allocated - 1), 100 * (reserved - 1), apart[worst], worst)
+
+
+def _reserved_before_evaluation(run: ReplayedProgram) -> int:
+    """Most bytes reserved, the second step of the optimizer included."""
+    phases = zip(run.stream.phases, run.done.phases, strict=True)
+    return max(done.reserved_bytes for (_, name), done in phases if name != "eval")
 
 
 def read() -> list[Row]:
@@ -164,8 +184,9 @@ def write(rows: list[Row]) -> None:
 def main() -> None:
     """Trace what is missing, and say how far the program is from the traces."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="only jobs that have all these words among their values")
     parser.add_argument(
-        "--again", action="store_true", help="trace every job, not only those that are not stored yet"
+        "--again", action="store_true", help="trace these jobs again, not only those that are not stored yet"
     )
     parser.add_argument(
         "--compare-only", action="store_true", help="trace nothing; only say how far apart both are"
@@ -177,20 +198,22 @@ def main() -> None:
     apart: list[Apart] = []
     for job in JOBS:
         row: Row = dict.fromkeys(COLUMNS, "") | stored.get(key_of(job), {}) | job
-        if not options.compare_only and (options.again or not row["trace_bytes"]):
+        chosen = set(options.words) <= set(key_of(job))
+        if chosen and not options.compare_only and (options.again or not row["trace_bytes"]):
             row |= traced(job)
         if row["trace_bytes"]:
             rows.append(row)
+        if chosen and row["trace_bytes"]:
             apart.append(compared(row))
-            said = (f"{apart[-1].allocated:.2f}", f"{apart[-1].in_phase:.2f}", apart[-1].worst_phase)
-            sys.stdout.write(" ".join((*key_of(job), *said)) + "\n")
+            sys.stdout.write(f"{' '.join(key_of(job))}: {apart[-1]}\n")
             sys.stdout.flush()
     write(rows)
-    sizes = [abs(each.allocated) for each in apart]
-    sys.stdout.write(
-        f"{len(rows)} jobs; allocated peak: median {statistics.median(sizes):.2f} %, worst "
-        f"{max(sizes):.2f} %\n"
-    )
+    for what in ("allocated", "reserved"):
+        sizes = [abs(getattr(each, what)) for each in apart]
+        sys.stdout.write(
+            f"{len(sizes)} jobs; {what} peak: median {statistics.median(sizes):.2f} %, worst "
+            f"{max(sizes):.2f} %\n"
+        )
 
 
 if __name__ == "__main__":

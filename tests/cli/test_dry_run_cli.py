@@ -198,6 +198,22 @@ def test_what_cannot_be_pretended_ends_with_exit_code_6(
     assert says in err.splitlines()[-1]
 
 
+def test_an_emptied_cache_counts_in_the_answer(folder: Path) -> None:
+    """A GiB that the program gives back before its first step is not reserved later."""
+    taken = """
+        big = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        del big
+        {}
+    """
+    reserved = []
+    for line in ("torch.cuda.empty_cache()", ""):
+        code, out, err = run("trace", "--gpu", "4090", "--json", "--", "python", program(taken.format(line)))
+        assert code == 0, err
+        phases = {each["phase"]: each["reserved_bytes"] for each in json.loads(out)["phases"]}
+        reserved.append(phases["backward"])
+    assert reserved[0] < 1 << 30 <= reserved[1]
+
+
 # Names that torch's own Python code calls in its library, on its ways for CUDA.
 PARTS = """
 import re

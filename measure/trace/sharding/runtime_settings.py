@@ -39,7 +39,7 @@ class ZeroSettings:
     """A DeepSpeed run.  Sizes in elements; ``element_bytes`` is of the engine's dtype,
     ``world`` the number of processes.  ``waits_for_copies``: stage 3 waits for each gradient's copy to an
     offloaded optimizer.  ``checks_overflow``: gradients are in fp16, and looked through for overflow before
-    each step.
+    each step.  ``flattens_on_card``: trained weights become one buffer there, and not on the host.
 
     ``rank`` is the process that is traced.
     """
@@ -56,6 +56,7 @@ class ZeroSettings:
     quantized: bool
     waits_for_copies: bool
     checks_overflow: bool
+    flattens_on_card: bool
     prefetch_elements: int
     persistence_elements: int
     rank: int
@@ -141,7 +142,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
 
     Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8
     runtime/zero/config.py (stage 3 overlaps by default); the switches ``zero_auto_buckets``,
-    ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``.
+    ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``, ``zero12_flattens_on_gpu``.
     """
     recipe, stack = scenario.recipe, scenario.stack
     stage, width = recipe.sharding.zero_stage, scenario.model.hidden_size
@@ -165,6 +166,7 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
         quantized=recipe.numerics.quantization != "none",
         waits_for_copies=recipe.offloads_optimizer and stack.zero3_waits_for_copies,
         checks_overflow=recipe.numerics.precision == "fp16-mixed",
+        flattens_on_card=stack.zero12_flattens_on_gpu,
         host=HostSettings(
             stack.pins_offload,
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),

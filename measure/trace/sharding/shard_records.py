@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from measure.trace.host_records import HOST_STREAMS
-from measure.trace.record import HostKind, HostName, Place, Record, Role, TracedBlock
+from measure.trace.record import HostKind, HostName, Place, Record, Role, TracedBlock, emptied
 from planner.allocator.settings import SMALL_REQUEST_BYTES
 
 MAIN_STREAM, GATHER_STREAM, REDUCE_STREAM = 0, 1, 2
@@ -87,6 +87,10 @@ class RankRecords:
     def brief(self, n_bytes: int, what: TracedPurpose) -> None:
         """Allocate and free at once: a temporary of one call."""
         self.free(self.take(n_bytes, what))
+
+    def empty_cache(self) -> None:
+        """``get_accelerator().empty_cache()``: cached segments go back to the card."""
+        self.records.append(emptied(self.place))
 
     def pass_on(self, record: Record) -> None:
         """A record of the modules, unchanged."""

@@ -4,6 +4,7 @@ with marks for the runtime.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from measure.trace.sharding.marks import mark_gradients, put_mark
 from measure.trace.sharding.module_hooks import hook_modules
 from measure.trace.sharding.runtime_settings import makes_buckets_early
 from measure.trace.sharding.sharded_parameters import FROZEN
+from measure.trace.sharding.zero3_linear import linear_of_zero3
 from measure.trace.tracer import Recorder
 from measure.trace.trainer_step import BackwardHooks, Inputs, losses_of, micro_step, prepare
 from planner.domain.scenario import Scenario
@@ -58,7 +60,7 @@ def run_sharded_step(
         note_parameters(reference, recorder, [])
         hook_modules(reference, recorder)
     units = make_units(model, layer_list, scenario.stack.fsdp2_units) if recipe.uses_fsdp else []
-    note_parameters(model, recorder, units)
+    note_parameters(model, recorder, units, one_group=scenario.stack.one_optimizer_group)
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
@@ -74,16 +76,20 @@ def run_sharded_step(
         hooks.end_of_backward()
         put_mark(recorder, "end_of_backward", "")
 
-    with recorder:
+    with recorder, linear_of_zero3() if recipe.sharding.is_zero3 else nullcontext():
         for number in range(3 if int(recipe.batch.grad_accum) > 1 else 2):
             micro_step(model, recorder, number, batch, BackwardHooks(begins, ended), losses)
         recorder.close()
 
 
-def note_parameters(model: Any, recorder: Recorder, units: list[TracedUnit]) -> None:
-    """Say on the block of each parameter which one it is; ``units`` are those of FSDP."""
+def note_parameters(
+    model: Any, recorder: Recorder, units: list[TracedUnit], *, one_group: bool = False
+) -> None:
+    """Say on the block of each parameter which one it is; ``units`` are those of FSDP, ``one_group``:
+    the optimizer has all in one.
+    """
     numbers: dict[torch.Tensor, int] = {}
-    for number, group in enumerate(parameter_groups(model)):
+    for number, group in enumerate(parameter_groups(model, one=one_group)):
         numbers |= dict.fromkeys(group, number)
     for full_name, tensor in model.named_parameters():
         block = recorder.block_of(tensor)

@@ -68,15 +68,22 @@ class TracedZero12:
         return [[(group.part_elements,)] for group in self._groups]
 
     def set_up(self, steps: Steps) -> None:
-        """``__init__``: parameters become views of a flat buffer per group,
-        beside which they live while it is filled.
+        """``__init__``: parameters become views of a flat buffer per group.  They live beside it while it is
+        filled, or are on the host.
+
+        The cache is emptied before each (:449, :462).
         """
         self._steps, settings = steps, self._settings
         for group in self._groups:
             first = self._weights[group.parameters[0].key]
             role, width = first.role, group.parameters[0].element_bytes
+            whole = [self._weights.pop(each.key) for each in group.parameters]
+            if not settings.flattens_on_card:
+                self._stream.free(*whole)
+            self._stream.empty_cache()
             self._stream.take(group.padded_elements * width, TracedPurpose("bit16_groups_flat", role))
-            self._stream.free(*(self._weights.pop(each.key) for each in group.parameters))
+            if settings.flattens_on_card:
+                self._stream.free(*whole)
             clone = self._stream.take(group.part_elements * width, _CLONE)
             if not settings.offloads_optimizer:
                 self._stream.take(group.part_elements * _FP32, _MASTER)

@@ -21,6 +21,7 @@ _WHOLE = TracedPurpose("parameter before it is divided", "workspace")
 _MASTER = TracedPurpose("fp32_partitioned_groups_flat", "master_weights")
 _CONVERTED = TracedPurpose("partition in fp32", "workspace")
 _INITIAL = TracedPurpose("initialize_optimizer_states", "workspace")
+_HOOKED = TracedPurpose("_allgather_params_sequential", "gathered_parameters")
 _BUCKET = TracedPurpose("ipg_bucket.buffer", "gradient_buckets")
 _GRADIENTS = TracedPurpose("grad_partitions_flat_buffer", "gradients")
 _SENT = TracedPurpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
@@ -117,6 +118,8 @@ class TracedZero3:
             self._flatten_on_host(trained)
         else:
             stream.free(*(self._shards.pop(each.key) for each in trained))
+            # ``defragment`` (utils.py) copies the parts to the host, empties the cache, and copies them back.
+            stream.empty_cache()
             n_bytes = sum(self._part(each) * each.element_bytes for each in trained)
             stream.take(n_bytes, TracedPurpose("lp_param_buffer", self._roles[trained[0].key]))
         if not settings.offloads_optimizer:
@@ -131,6 +134,16 @@ class TracedZero3:
             self._set_up_host(sum(self._part(each) for each in trained))
         else:
             stream.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
+        for each in trained:
+            self._hook_into(each)
+
+    def _hook_into(self, parameter: TracedParameter) -> None:
+        """A parameter is whole while it gets its hook (``create_reduce_and_remove_grad_hooks``)."""
+        n_bytes = self._part(parameter) * parameter.element_bytes
+        whole = self._stream.take(n_bytes * self._settings.world, _HOOKED)
+        if self._settings.offloads_params and not self._live[parameter.key].persists:
+            self._stream.brief(n_bytes, _HOOKED)
+        self._stream.free(whole)
 
     def _divide(self) -> None:
         """A model that the engine finds whole: each parameter is cast, then divided

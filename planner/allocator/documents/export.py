@@ -116,7 +116,10 @@ class _Snapshot:
     def run(self, events: Iterable[AllocEvent]) -> dict[str, Any]:
         for event in events:
             self._enter(event.phase)
-            if event.n_bytes > 0:
+            if event.action == "empty_cache":
+                self.allocator.empty_cache()
+                self._note_segments(event)
+            elif event.n_bytes > 0:
                 self._allocate(event) if event.action == "alloc" else self._free(event)
         self._enter("")
         return {

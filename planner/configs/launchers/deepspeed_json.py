@@ -179,6 +179,10 @@ def _read_precision(keys: Keys, reading: Reading) -> None:
 def _read_optimizer(keys: Keys, reading: Reading) -> None:
     """An optimizer that the file names takes the place of the trainer's: Adam, on the GPU fused,
     else DeepSpeed's on the CPU.
+
+    DeepSpeed makes it of all trained weights in one group.  Source: transformers 5.23
+    integrations/deepspeed.py deepspeed_optim_sched (``DummyOptim(params=model_parameters)``);
+    deepspeed 0.19.8 runtime/engine.py _configure_basic_optimizer.
     """
     offloaded = str(reading.value("offload") or "none").startswith("optimizer")
     forced = keys.flag("zero_force_ds_cpu_optimizer") is not False
@@ -205,6 +209,7 @@ def _read_optimizer(keys: Keys, reading: Reading) -> None:
         else "DeepSpeed's FusedAdam: one kernel, two fp32 states"
     )
     reading.say("optimizer", "adamw_torch" if offloaded else "adamw_torch_fused", part.where("type"), note)
+    reading.switch("one_optimizer_group", True, part.where("type"))
 
 
 def swap_for_cpu_adam(reading: Reading, origin: str) -> None:

@@ -207,6 +207,11 @@ def _read_stage_3(zero: Keys, reading: Reading) -> None:
         reading.remark(
             zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation"
         )
+    if zero.flag("memory_efficient_linear") is False:
+        reading.remark(
+            zero.where("memory_efficient_linear"),
+            "false is not taken over: DeepSpeed's own linear is counted, which keeps every input",
+        )
     zero.skip(("allgather_bucket_size",))
 
 

@@ -104,11 +104,13 @@ def largest_units(job: Job) -> dict[Unit, float]:
     return {unit: largest(value) for unit, value in unit_values(job).items()}
 
 
-def optimizer_groups(trained: list[Param]) -> list[list[Param]]:
-    """The groups of the Trainer's optimizer: what decays, then the rest.
+def optimizer_groups(job: Job, trained: list[Param]) -> list[list[Param]]:
+    """The groups of the Trainer's optimizer: what decays, then the rest; one of all where DeepSpeed makes it.
 
     Source: transformers 5.23 trainer.py create_optimizer.
     """
+    if job.stack.one_optimizer_group:
+        return [trained]
     groups = [[each for each in trained if each.decays == decays] for decays in (True, False)]
     return [group for group in groups if group]
 

@@ -16,6 +16,7 @@ from planner.program.head.losses import cuts_logits, full_loss, loss_of_pieces, 
 from planner.program.layers.layer_inputs import with_layer_inputs
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import LEAF_ORDER, record
+from planner.program.ops.casts import linear_function
 from planner.program.ops.collectives import (
     entering,
     gathered,
@@ -164,10 +165,11 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
     """The tied weight, to whose gradient that of the head is added.
 
     The head's is a view of a product, to which autograd does not add in place,
-    unless a cast or a sum of pieces made it.
+    unless a cast, a sum of pieces or DeepSpeed's own linear made it.
     """
-    dtypes = ends.embed.dtypes
-    in_place = (dtypes.autocast and weight.dtype != dtypes.compute) or ends.layer.recipe.loss != "hf"
+    dtypes, recipe = ends.embed.dtypes, ends.layer.recipe
+    casts = dtypes.autocast and weight.dtype != dtypes.compute
+    in_place = casts or recipe.loss != "hf" or recipe.sharding.is_zero3
 
     def add(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         before = of_head.pop()
@@ -323,7 +325,8 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
             )
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
-        out = torch.mm(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
+        times = linear_function(torch, view)
+        out = times(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
         del x
         if ends.model.parts == 1 or splits_tokens(view):
             return out

@@ -42,6 +42,16 @@ def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
     return copy
 
 
+def linear_function(torch: Operators, view: LayerView) -> Callable[..., Tensor]:
+    """``torch.nn.functional.linear``, in whose place DeepSpeed puts a function of its own under ZeRO-3.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _enable_mem_efficient_linear, for a model
+    that is made inside of ``zero.Init`` and for one that is divided later.
+    Ignored: linears outside of matrices, adapters, routers and the head.
+    """
+    return torch.product if view.recipe.sharding.is_zero3 else torch.mm
+
+
 def costs_of(spec: LinearSpec, x: Tensor) -> Costs:
     """What the products of ``x`` with a whole matrix of ``spec`` cost."""
     rows = rows_of(spec, x)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import autocast, rows_of
+from planner.program.ops.casts import autocast, linear_function, rows_of
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -116,4 +116,5 @@ def _base_again(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, 
     """
     if view.dtypes.autocast and weight.dtype != view.dtypes.compute:
         weight = torch.like(weight, "to", view.dtypes.compute)
-    return torch.mm(autocast(torch, view, x), weight, rows_of(spec, x) * spec.out_features, to_unit=x.unit)
+    times = linear_function(torch, view)
+    return times(autocast(torch, view, x), weight, rows_of(spec, x) * spec.out_features, to_unit=x.unit)

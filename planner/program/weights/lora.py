@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import autocast, weight_copy
+from planner.program.ops.casts import autocast, linear_function, weight_copy
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
@@ -27,7 +27,7 @@ def times(torch: Operators, view: LayerView, weight: Tensor, x: Tensor, out: tup
     with torch.inside("lora_A" if out[0] in (Unit.RANK_TOKENS, Unit.RANK) else "lora_B", torch.module):
         weight = weight_copy(torch, view, weight)
         # The input is an argument of the module, alive until the product is there.
-        return torch.mm(autocast(torch, view, x), weight, out[1], to_unit=out[0])
+        return linear_function(torch, view)(autocast(torch, view, x), weight, out[1], to_unit=out[0])
 
 
 def dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

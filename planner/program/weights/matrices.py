@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from planner.anatomy.packing import packed_bytes
 from planner.domain.model import LinearSpec
 from planner.domain.recipes.recipe import BITSANDBYTES, Quantization
-from planner.program.ops.casts import autocast, rows_of, weight_copy
+from planner.program.ops.casts import autocast, linear_function, rows_of, weight_copy
 from planner.program.ops.collectives import entering, leaving
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import ELEMENT_BYTES, Tensor, Unit
@@ -87,6 +87,7 @@ def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Te
     x = autocast(torch, view, x)
     if bias is not None and spec.kind == "conv1d":
         bias = weight_copy(torch, view, bias)
-    return torch.mm(
+    times = torch.mm if spec.kind == "conv1d" else linear_function(torch, view)
+    return times(
         x, weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit, copies=spec.copies
     )

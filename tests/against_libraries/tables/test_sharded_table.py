@@ -8,7 +8,7 @@ import pytest
 from sharded_streams import lines
 from sharded_table import JOBS, Apart, compared, key_of, read
 
-WORST_PERCENT, MEDIAN_PERCENT = 5.0, 1.0
+WORST_PERCENT, MEDIAN_PERCENT, RESERVED_PERCENT = 5.0, 1.0, 4.0
 ROWS = {key_of(row): row for row in read()}
 
 
@@ -30,6 +30,12 @@ def test_every_peak_is_within_the_limit_or_has_a_mechanism(
 ) -> None:
     """A job that is further off than five percent says why; one that is not says nothing."""
     assert (abs(apart[key].allocated) > WORST_PERCENT) == bool(ROWS[key]["mechanism"])
+
+
+def test_what_is_reserved_is_within_the_limit(apart: dict[tuple[str, ...], Apart]) -> None:
+    """Every job, over its load and both steps."""
+    too_far = {key: each.reserved for key, each in apart.items() if abs(each.reserved) > RESERVED_PERCENT}
+    assert not too_far
 
 
 def test_the_median_is_within_the_limit(apart: dict[tuple[str, ...], Apart]) -> None:

@@ -4,7 +4,9 @@ moments against hand-computed ones.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,15 +15,17 @@ from tests.extras import import_or_skip
 import_or_skip("peft")
 import_or_skip("deepspeed")
 
+import torch
 import transformers
 from scenarios import Setup, scenario
 from test_zero_shards import CASES, MODEL, RANK, Reports, prediction, reports  # noqa: F401, a fixture
 from tiny_traces import small_config, small_scenario
 
 from measure.trace.labels import to_events
+from measure.trace.sharding.zero3_linear import _linear
 from measure.trace.traced_job import TraceOptions, refuse_what_is_not_traced, sharded_records
 from planner.allocator.documents.summary import summarize
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import AllocEvent, allocated_timeline
 from planner.allocator.replay import replay
 from planner.catalog.stacks import load_stack
 from planner.domain.recipes.recipe import Batch
@@ -113,7 +117,9 @@ def test_one_process_gathers_nothing_but_what_lies_on_the_host() -> None:
         case = replace(case, recipe=replace(case.recipe, offload=offload))
         events = to_events(sharded_records(case, small_config("llama", case, layers=LAYERS)))
         names[offload] = {each.op for each in events if each.term == "gathered_parameters"}
-    assert names == {"none": set(), "optimizer+params": {"partition from the host"}}
+    # Each is copied once for its hook, however many processes there are.
+    hooked = "_allgather_params_sequential"
+    assert names == {"none": {hooked}, "optimizer+params": {hooked, "partition from the host"}}
 
 
 def sharded_llama(stage: str, accum: int = 1, rank: int = 0, world: int = 2) -> Scenario:
@@ -166,6 +172,65 @@ def test_offloaded_states_leave_the_gpu() -> None:
     names = {each.op for each in events if each.term == "gradient_buckets"}
     assert "temp_grad_buffer_for_gpu_offload" in names
     assert "grads_in_partition" not in {each.op for each in events}
+
+
+@pytest.mark.parametrize(
+    ("stage", "one", "before"),
+    [
+        ("zero1", False, ["bit16_groups_flat"] * 2),
+        ("zero2", True, ["bit16_groups_flat"]),
+        ("zero3", False, ["lp_param_buffer"]),
+    ],
+)
+def test_the_cache_is_emptied_where_deepspeed_does(stage: str, one: bool, before: list[str]) -> None:
+    """Before each group of the optimizer is flattened, or before the parts of all move into one buffer."""
+    case = sharded_llama(stage)
+    events = events_of(replace(case, stack=replace(case.stack, one_optimizer_group=one)))
+    emptied = [index for index, each in enumerate(events) if each.action == "empty_cache"]
+    assert [events[index + 1].op for index in emptied] == before
+    assert {events[index].phase for index in emptied} == {"load"}
+
+
+@pytest.mark.parametrize(("on_card", "copies"), [(True, 2), (False, 1)])
+def test_weights_are_flattened_beside_themselves_or_on_the_host(on_card: bool, copies: int) -> None:
+    """Until DeepSpeed 0.19 they leave the card before their buffer comes."""
+    case = sharded_llama("zero2")
+    events = events_of(replace(case, stack=replace(case.stack, zero12_flattens_on_gpu=on_card)))
+    flat = next(index for index, each in enumerate(events) if each.op == "bit16_groups_flat")
+    held_then, n_bytes = allocated_timeline(events)[flat], events[flat].n_bytes
+    # Vectors are a group of their own, which comes after.
+    assert held_then == pytest.approx(copies * n_bytes, rel=0.01)
+
+
+def test_deepspeed_empties_the_cache_at_these_places() -> None:
+    """In its own code: between the loop over groups and the flat buffer, and while parts are on the host."""
+    stages: Any = import_or_skip("deepspeed.runtime.zero.stage_1_and_2")
+    made = inspect.getsource(stages.DeepSpeedZeroOptimizer.__init__)
+    words = ("in enumerate(self.optimizer.param_groups)", "empty_cache()", "bit16_groups_flat.append(")
+    loop, first, flat = (made.index(each) for each in words)
+    assert loop < first < flat
+    source = inspect.getsource(import_or_skip("deepspeed.runtime.zero.utils").defragment)
+    assert source.index("torch.empty(0") < source.index("empty_cache()") < source.index("cpu_buffer.to(")
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_linear_of_zero3_is_that_of_deepspeed(shape: tuple[int, ...], has_bias: bool) -> None:
+    """The same values and gradients, and the same saved, also where the weight is frozen."""
+    its: Any = import_or_skip("deepspeed.runtime.zero.linear")
+    x, weight, bias = (torch.randn(*each) for each in (shape, (4, 8), (4,)))
+    x.requires_grad_()
+    for trained in (True, False):
+        weight.requires_grad_(trained)
+        seen = []
+        for function in (its.zero3_linear_wrap, _linear):
+            out = function(x, weight, bias if has_bias else None)
+            given = [x, weight] if trained else [x]
+            saved = [None if each is None else each.shape for each in out.grad_fn.saved_tensors]
+            seen.append((saved, out, *torch.autograd.grad(out.square().sum(), given)))
+        assert seen[0][0] == seen[1][0]
+        for one, other in zip(seen[0][1:], seen[1][1:], strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_every_block_is_freed_at_most_once_and_lives_before() -> None:

@@ -16,6 +16,7 @@ from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.documents.history import events_from_history, reserved_timeline, settings_from_history
 from planner.allocator.events import (
     EVENTS_SCHEMA_ID,
+    NO_BLOCK,
     AllocEvent,
     allocated_timeline,
     read_jsonl,
@@ -632,6 +633,21 @@ def test_peaks_by_phase_start_from_what_is_held() -> None:
     assert (result.peak_allocated_event, result.peak_reserved_event) == (1, 1)
 
 
+def test_an_emptied_cache_is_replayed() -> None:
+    """The cached 30 MiB go back to the card, so that the 20 after them need a segment; what another stream
+    still uses is waited for, and its free that follows changes nothing.
+    """
+    made = stream_of(("alloc", 0, 30), ("alloc", 1, 40), ("free", 0))
+    emptied, after = stream_of(("empty_cache", NO_BLOCK)), stream_of(("alloc", 2, 20))
+    result = replay([*made, *emptied, *after])
+    assert [each // MIB for each in result.reserved_timeline] == [30, 70, 70, 40, 60]
+    assert [each // MIB for each in result.held_bytes] == [30, 40, 0, 0, 20]
+    assert allocated_timeline([*made, *emptied, *after])[-2:] == [40 * MIB, 60 * MIB]
+    assert replay([*made, *after]).reserved_timeline[-1] == 70 * MIB
+    late = stream_of(("alloc", 0, 30), ("free_requested", 0), ("empty_cache", NO_BLOCK), ("free", 0))
+    assert [each // MIB for each in replay(late).reserved_timeline] == [30, 30, 0, 0]
+
+
 def test_an_empty_stream_holds_nothing() -> None:
     """No events, no peaks, no phases, and it fits on any card."""
     result = replay([], limit_bytes=0)
@@ -702,6 +718,7 @@ def test_events_survive_a_file(tmp_path: Path) -> None:
     events = [
         AllocEvent("alloc", 1, 513, 2, "forward", "weights", "aten::mm", 'läyer"0\n'),
         AllocEvent("free", 1, 513),
+        AllocEvent("empty_cache", NO_BLOCK, 0),
     ]
     write_jsonl(tmp_path / "events.jsonl", events)
     assert read_jsonl(tmp_path / "events.jsonl") == events

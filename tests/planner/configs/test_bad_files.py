@@ -352,6 +352,19 @@ def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
     assert request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=false")
 
 
+@pytest.mark.parametrize(("stage", "value", "remarked"), [(3, "false", 1), (3, "true", 0), (2, "false", 0)])
+def test_torchs_own_linear_under_zero3_is_remarked_on(
+    tmp_path: Path, stage: int, value: str, remarked: int
+) -> None:
+    """DeepSpeed's keeps every input, and is what is counted."""
+    zero = f'{{"zero_optimization": {{"stage": {stage}, "memory_efficient_linear": {value}}}}}'
+    written(tmp_path, zero, "ds.json")
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
+    assert [each.origin.rpartition(".")[2] for each in config.remarks] == [
+        "memory_efficient_linear"
+    ] * remarked
+
+
 def test_an_accelerate_file_beside_axolotls_own_fsdp_says_the_gpus(tmp_path: Path) -> None:
     """The counts of the launcher are read whatever shards."""
     accelerate = written(tmp_path, "distributed_type: MULTI_GPU\nnum_processes: 4\n", "accelerate.yaml")

@@ -243,7 +243,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
         {
             "batch": 2, "grad_accum": 4, "precision": "fp16-mixed", "sharding": "zero2",
             "offload": "optimizer",
-            "optimizer": "adamw_torch", "switches": "zero12_bucket_elements=200000000;zero12_overlap=false",
+            "optimizer": "adamw_torch",
+            "switches": "zero12_bucket_elements=200000000;zero12_overlap=false;one_optimizer_group=true",
         },
     ),
     ("job.toml", {}, {}, {"model": "7b", "method": "qlora", "seq": 1024, "gpu": "4090"}),

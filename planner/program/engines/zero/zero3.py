@@ -28,6 +28,7 @@ _WHOLE = Purpose("parameter before it is divided", "weights")
 _CONVERTED = Purpose("partition in fp32", "master_weights")
 _MASTER = Purpose("fp32_partitioned_groups_flat", "master_weights")
 _INITIAL = Purpose("initialize_optimizer_states", "optimizer_temporaries")
+_HOOKED = Purpose("_allgather_params_sequential", "gathered_parameters")
 _BUCKET = Purpose("ipg_bucket.buffer", "gradient_buckets")
 _GRADIENTS = Purpose("grad_partitions_flat_buffer", "gradients")
 _SENT = Purpose("reduce_scatter_coalesced", "gradient_buckets", REDUCE_STREAM)
@@ -142,7 +143,7 @@ class Zero3(DeepSpeed):
         """
         settings = self.settings
         self._divide()
-        for members in optimizer_groups(self.trained):
+        for members in optimizer_groups(self.job, self.trained):
             self._groups += self._sub_groups(members)
         trained = [each for group in self._groups for each in group]
         # With offloaded parameters the buffer is on the host, and small parameters move there too.
@@ -164,6 +165,16 @@ class Zero3(DeepSpeed):
         self.take(settings.bucket * settings.element_bytes, _BUCKET)
         if not settings.offloads_optimizer:
             self.take(sum(self._part(each) for each in trained) * settings.element_bytes, _GRADIENTS)
+        for param in trained:
+            self._hook_into(param)
+
+    def _hook_into(self, param: Param) -> None:
+        """A parameter is whole while it gets its hook (``create_reduce_and_remove_grad_hooks``)."""
+        n_bytes = self._part(param) * param.element_bytes
+        whole = self.take(n_bytes * self.settings.world, _HOOKED)
+        if self.settings.offloads_params and param.elements > self.settings.persistence:
+            self.brief(n_bytes, _HOOKED)
+        self.free(whole)
 
     def _divide(self) -> None:
         """A model that the engine finds whole: one parameter after the other

@@ -14,6 +14,7 @@ from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation, clamped_gate
 from planner.program.layers.mixture.experts_in_turn import in_turn
 from planner.program.ops.autograd import record, save
+from planner.program.ops.casts import linear_function
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Manner
@@ -44,7 +45,7 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             scores = torch.softmax(torch.mm(x, seen, mlp.n_experts))
             return torch.to(chosen(torch, mlp.top_k, scores), given)
         copy = weight_copy(torch, view, seen)
-        logits = torch.mm(autocast(torch, view, x), copy, mlp.n_experts)
+        logits = linear_function(torch, view)(autocast(torch, view, x), copy, mlp.n_experts)
         dtype = logits.dtype
         if mlp.router == "chosen":
             return chosen(torch, mlp.top_k, logits)

@@ -13,7 +13,7 @@ from planner.allocator.documents.export import LoggingAllocator, snapshot_of
 from planner.allocator.documents.history import events_from_history, reserved_timeline, settings_from_history
 from planner.allocator.documents.summary import summarize
 from planner.allocator.documents.timeline import moments_at, phase_peak_events, sampled, spans_of
-from planner.allocator.events import AllocEvent
+from planner.allocator.events import NO_BLOCK, AllocEvent
 from planner.allocator.replay import replay
 from planner.allocator.settings import parse_settings
 from planner.units import KIB, MIB
@@ -190,6 +190,22 @@ def test_pages_of_expandable_segments_are_mapped_and_unmapped() -> None:
         ("segment_map", 40 * MIB),
         ("segment_unmap", 40 * MIB),
     ]
+
+
+def test_an_emptied_cache_frees_segments_in_the_snapshot() -> None:
+    """As torch's own record has it: a segment is freed, and nothing says who asked."""
+    events = [
+        AllocEvent("alloc", 0, 30 * MIB),
+        AllocEvent("free", 0, 30 * MIB),
+        AllocEvent("empty_cache", NO_BLOCK, 0),
+        AllocEvent("alloc", 1, 20 * MIB),
+    ]
+    snapshot = snapshot_of(events)
+    assert [(e["action"], e["size"] // MIB) for e in snapshot["device_traces"][0]] == [
+        ("segment_alloc", 30), ("alloc", 30), ("free_requested", 30), ("free_completed", 30),
+        ("segment_free", 30), ("segment_alloc", 20), ("alloc", 20),
+    ]  # fmt: skip
+    assert [each["total_size"] // MIB for each in snapshot["segments"]] == [20]
 
 
 both_kinds = pytest.mark.parametrize("text", ["", "expandable_segments:True"])

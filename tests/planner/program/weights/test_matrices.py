@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from planner.domain.recipes.sharding import ZERO2, ZERO3, Sharding
 from planner.program.checkpoint import checkpointed
+from planner.program.view import LayerView
 from planner.program.weights.matrices import linear
 from tests.planner.program.matrix_runs import OTHER, SPEC, Run, view_of
 
@@ -53,6 +55,35 @@ def test_without_autocast_nothing_is_cast() -> None:
 
     assert run.made("forward") == [("mm", "TOKENS", 128 * 2)]
     assert run.made("backward") == [("mm", "ONE", WEIGHT * 2), ("mm", "TOKENS", 64 * 2)]
+
+
+def under(view: LayerView, sharding: Sharding) -> LayerView:
+    """The same under another sharding."""
+    return replace(view, recipe=replace(view.recipe, sharding=sharding))
+
+
+def test_the_linear_of_zero3_makes_the_gradient_of_its_input_first() -> None:
+    """It is a function of DeepSpeed, whose order is its own."""
+    view, spec = under(view_of("full", base="bf16", autocast=False), ZERO3), replace(OTHER, bias=True)
+
+    run = Run(lambda torch, x: linear(torch, view, spec, x), "bf16")
+
+    assert run.made("forward") == [("matmul", "TOKENS", 128 * 2)]
+    assert run.made("backward") == [
+        ("matmul", "TOKENS", 64 * 2),
+        ("matmul", "ONE", WEIGHT * 2),
+        ("sum", "ONE", 128 * 2),
+    ]
+
+
+def test_the_linear_of_zero3_saves_the_input_of_a_frozen_matrix() -> None:
+    """torch's own saves only what a gradient needs."""
+    kept = {}
+    for sharding in (ZERO2, ZERO3):
+        view = under(view_of("lora", base="bf16", autocast=False), sharding)
+        run = Run(lambda torch, x, view=view: linear(torch, view, OTHER, torch.same(x, "mul")), "bf16")
+        kept[sharding] = run.kept[("mul", "TOKENS", 64 * 2)]
+    assert kept == {ZERO2: 0, ZERO3: 1}
 
 
 def test_a_4bit_weight_loaded_in_fp16_is_cast_in_backward_alone() -> None:

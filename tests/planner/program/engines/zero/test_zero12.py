@@ -9,9 +9,10 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.memory.replayed import run_of
 from planner.program.engines.params import Param
 from planner.program.engines.zero.partition import FlatGroup, merged, sent_together
-from planner.program.job import job_of
+from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
@@ -29,9 +30,14 @@ FLAGS = {
 }
 
 
+def job_of_flags(**flags: str) -> Job:
+    """The job of these flags beside the usual ones."""
+    return job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
+
+
 def stream_of(**flags: str) -> tuple[RequestStream, dict[int, int]]:
     """The stream of a job and the bytes of each of its slots."""
-    job = job_of(resolve(from_flags({**FLAGS, **flags})), Coefficients())
+    job = job_of_flags(**flags)
     stream, values = step_of(job), unit_values(job)
     sizes = {
         slot: round(float(n * values[unit]))
@@ -96,6 +102,24 @@ def test_masters_and_states_are_a_part_and_weights_are_whole() -> None:
     assert end["master_weights"] == 4 * TRAINED / 2
     assert end["optimizer_states"] == 8 * TRAINED / 2
     assert end["gradients"] == end["gradient_buckets"] == 0
+
+
+@pytest.mark.parametrize(("one", "n_groups"), [("false", 2), ("true", 1)])
+def test_the_cache_is_emptied_before_each_group_is_flattened(one: str, n_groups: int) -> None:
+    """What the weights lay in goes at the next group; DeepSpeed's own optimizer has no second one."""
+    stream, _ = stream_of(sharding="zero2", switches=f"one_optimizer_group={one}")
+    begins = [stream.phases[index][0] for index in stream.emptied]
+    assert [stream.place(stream.events[begin])[2] for begin in begins] == ["bit16_groups_flat"] * n_groups
+
+
+def test_one_group_leaves_what_weights_lay_in_to_the_first_pass() -> None:
+    """So what 2 bytes of each weight lay in stays cached, and what the clone of its own half did."""
+    reserved = []
+    for one in ("false", "true"):
+        run = run_of(job_of_flags(sharding="zero2", switches=f"one_optimizer_group={one}"))
+        begin = next(index for index, (_, name) in enumerate(run.stream.phases) if name == "forward")
+        reserved.append(run.done.phases[begin].reserved_bytes)
+    assert reserved[1] - reserved[0] == pytest.approx((2 + 1) * TRAINED, rel=0.05)
 
 
 def test_gradients_of_a_whole_step_are_copied_into_one_partition() -> None:

@@ -133,6 +133,26 @@ def test_a_job_keeps_half_of_everything_and_no_gathered_matrix() -> None:
     assert end["weights"] == 2 * TRAINED / 2
 
 
+def test_each_trained_parameter_is_whole_once_for_its_hook() -> None:
+    """In the order of the optimizer's groups, first the token table;
+    offloaded, a part comes from the host.
+    """
+    table = 2 * 151_936 * 896
+    stream, sizes = stream_of(sharding="zero3")
+    whole = allocated(stream, sizes, "_allgather_params_sequential")
+    assert (sum(whole), whole[0]) == (2 * TRAINED, table)
+    stream, sizes = stream_of(sharding="zero3", offload="optimizer+params")
+    assert allocated(stream, sizes, "_allgather_params_sequential")[:2] == [table, table // 2]
+
+
+def test_a_tied_table_adds_both_parts_of_its_gradient_in_place() -> None:
+    """DeepSpeed's linear makes the head's part as it is, and not as a view of a product."""
+    for sharding, n_sums in (("zero2", 2), ("zero3", 0)):
+        stream, _ = stream_of(sharding=sharding)
+        places = [stream.place(event) for event in stream.events if event >= 0]
+        assert places.count(("embeddings", "embed_tokens", "add")) == n_sums
+
+
 def test_a_second_copy_is_made_when_parameters_are_given_back_and_goes_after_the_step() -> None:
     """When the model is loaded, and in each forward pass after a step; what is frozen keeps its own.
 
@@ -168,7 +188,9 @@ def test_one_process_gathers_only_what_is_offloaded() -> None:
             for event in stream.events
             if event >= 0 and stream.term(event) == "gathered_parameters"
         }
-    assert ops == {"none": set(), "optimizer+params": {"partition from the host"}}
+    # It is copied once for its hook, however many processes there are.
+    hooked = "_allgather_params_sequential"
+    assert ops == {"none": {hooked}, "optimizer+params": {hooked, "partition from the host"}}
 
 
 def test_the_step_flattens_gradients_before_it_widens_them() -> None:
