@@ -62,7 +62,8 @@ class Group:
 
 
 class Sizes:
-    """Dtypes and sizes of parameters under FSDP, over ``n`` processes.
+    """Dtypes and sizes of parameters under FSDP, over ``n`` processes.  ``gathers_fp8``: whether matrices of
+    layers travel in 8 bits.
 
     Those of experts that are divided over ``job.model.expert_parts`` of them are divided over fewer:
     along experts, and where there would be more processes than experts, along the rows of each.
@@ -86,6 +87,7 @@ class Sizes:
         self._experts = frozenset(linear.name for linear in experts)
         self._of_experts = self.n // job.model.expert_parts
         self._along_rows = bool(experts) and self._of_experts > min(linear.copies for linear in experts)
+        self.gathers_fp8 = numerics.fp8 == GATHERED_FP8
 
     def parts(self, weight: Weight) -> int:
         """Over how many processes a parameter is divided."""
@@ -118,7 +120,7 @@ class Sizes:
         """The dtype in which layers see a parameter: packed ones travel as they are stored,
         and matrices of layers in 8 bits where they are cast before.
         """
-        if self._job.recipe.numerics.fp8 == GATHERED_FP8 and self._casts_to_fp8(weight):
+        if self.gathers_fp8 and self._casts_to_fp8(weight):
             return "fp8"
         return self._compute_dtype if self._mixed and not weight.packed else weight.dtype
 

@@ -44,11 +44,12 @@ class Fsdp2(Fsdp):
         inside = self.job.recipe.adapter is not None or model.vision is not None
         apart = self.job.stack.fsdp2_units == "ends_apart"
         groups = {ROOT: Group([], stays=apart), TABLE: Group([])}
-        groups |= {unit: Group([]) for unit in map(self.units.of, weights) if unit}
+        units = [self.units.of(each) for each in weights]
+        groups |= {unit: Group([]) for unit in units if unit}
         groups[TAIL] = Group([], stays=True)
         tail = [] if inside else [each for each in weights if each.name.startswith("norm ")]
-        for each in weights:
-            name = self.units.of(each) or ROOT
+        for each, unit in zip(weights, units, strict=True):
+            name = unit or ROOT
             if each.name == model.token_embedding.name:
                 name = TAIL if model.tied else TABLE
             elif each.name.startswith("head") or each in tail:
@@ -91,7 +92,7 @@ class Fsdp2(Fsdp):
             # torchao 0.18.0 float8/fsdp_utils.py fsdp_pre_all_gather: each shard by itself, then all in one.
             given += [
                 self._gather(sizes.seen_bytes(each) / group.n, "shard in fp8")
-                for each in group.weights
+                for each in (group.weights if sizes.gathers_fp8 else ())
                 if sizes.seen(each) == "fp8"
             ]
             given.append(self._gather(whole / group.n, "all_gather_input"))
