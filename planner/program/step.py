@@ -221,7 +221,11 @@ def _passing_layer(
 
 
 def _layers(job: Job, trained: TrainedParts) -> list[LayerView]:
-    """The view of every layer; those of a kind that are trained alike share one."""
+    """The view of every layer; those of a kind that are trained alike share one.
+
+    The head alone asks for the loss: without it a layer runs once for all losses.
+    """
+    job = replace(job, scenario=replace(job.scenario, recipe=replace(job.recipe, loss="hf")))
     states = ((True, False), (False, False), (True, True))
     known = [
         {state: layer_view(job, group.block, trained=state[0], mlp_only=state[1]) for state in states}
