@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define NONE (-1)
-#define CHUNK 256
+#define CHUNK 64
 #define MOST_LAG 15
 
 typedef struct {

@@ -151,7 +151,7 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
         for end in ("norm", "embed", "head")
     ]
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
-    ends = EndsView(job.model, around[0], around[1], around[2], tuple(dict.fromkeys(layers)), needs_entry)
+    ends = EndsView(job.model, around[0], around[1], around[2], _kinds(layers), needs_entry)
     mode = Mode(gradients, role)
     before, stage = _before_layers(job, ends, mode), job.model.stage
     parts, shares, entry = before.parts, before.shares, before.parts[-1].template.out
@@ -162,8 +162,12 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     given = {
         view: (*((name, shares[known]) for name, known in found), *grown) for view, found in names.items()
     }
+    made: dict[tuple[int, _Call, Shape], Template] = {}
     for number, view in enumerate(layers):
-        template = _one_layer(view, _call_of(job, number, view), entry, given[view], mode)
+        # Layers of a kind share a view, whose hash takes longer than the rest of this loop.
+        key = (id(view), _call_of(job, number, view), entry)
+        template = made.get(key) or _one_layer(view, key[1], entry, given[view], mode)
+        made[key] = template
         if parts and parts[-1].template is template:
             parts[-1] = Part("layer", template, parts[-1].count + 1)
         else:
@@ -173,6 +177,11 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
     if stage is not None and not stage.is_last:
         return parts
     return [*parts, Part("head", _last(ends, entry, tuple(shares.items()), mode), 1)]
+
+
+def _kinds(layers: list[LayerView]) -> tuple[LayerView, ...]:
+    """Each kind of layer once; those that share a view are compared once."""
+    return tuple(dict.fromkeys({id(view): view for view in layers}.values()))
 
 
 def _before_layers(job: Job, ends: EndsView, mode: Mode) -> Before:
@@ -212,7 +221,11 @@ def _passing_layer(
 
 
 def _layers(job: Job, trained: TrainedParts) -> list[LayerView]:
-    """The view of every layer; those of a kind that are trained alike share one."""
+    """The view of every layer; those of a kind that are trained alike share one.
+
+    The head alone asks for the loss: without it a layer runs once for all losses.
+    """
+    job = replace(job, scenario=replace(job.scenario, recipe=replace(job.recipe, loss="hf")))
     states = ((True, False), (False, False), (True, True))
     known = [
         {state: layer_view(job, group.block, trained=state[0], mlp_only=state[1]) for state in states}

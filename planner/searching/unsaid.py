@@ -68,7 +68,6 @@ def unsaid_settings(
     large programs the first settings alone are tried.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
-    base = predict_with(scenario, model)
     before = frozenset(refusals(scenario)) | warnings_about(scenario)
     tried = (
         (f"{name}={value}", flags, after)
@@ -78,7 +77,7 @@ def unsaid_settings(
         and not (refusals(after).keys() | warnings_about(after)) - before
     )
     found = [
-        _unsaid(setting, flags, base, answer)
+        _unsaid(setting, flags, prediction, answer)
         for setting, flags, after in islice(tried, n_affordable(scenario))
         if (answer := _answer(after, model)) is not None
     ]

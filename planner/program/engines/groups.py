@@ -16,7 +16,7 @@ from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.load import constants, load_whole, prepared_dtype, take_workspaces
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
-from planner.program.parameters import Weight, adapter_weights, model_weights
+from planner.program.parameters import Shape, Weight, adapter_weights, model_weights
 from planner.program.request_stream import Instance, RequestStream
 from planner.program.update.states import largest_rank
 from planner.program.weights.float8 import MULTIPLE
@@ -62,7 +62,8 @@ class Group:
 
 
 class Sizes:
-    """Dtypes and sizes of parameters under FSDP, over ``n`` processes.
+    """Dtypes and sizes of parameters under FSDP, over ``n`` processes.  ``gathers_fp8``: whether matrices of
+    layers travel in 8 bits.
 
     Those of experts that are divided over ``job.model.expert_parts`` of them are divided over fewer:
     along experts, and where there would be more processes than experts, along the rows of each.
@@ -86,6 +87,7 @@ class Sizes:
         self._experts = frozenset(linear.name for linear in experts)
         self._of_experts = self.n // job.model.expert_parts
         self._along_rows = bool(experts) and self._of_experts > min(linear.copies for linear in experts)
+        self.gathers_fp8 = numerics.fp8 == GATHERED_FP8
 
     def parts(self, weight: Weight) -> int:
         """Over how many processes a parameter is divided."""
@@ -118,7 +120,7 @@ class Sizes:
         """The dtype in which layers see a parameter: packed ones travel as they are stored,
         and matrices of layers in 8 bits where they are cast before.
         """
-        if self._job.recipe.numerics.fp8 == GATHERED_FP8 and self._casts_to_fp8(weight):
+        if self.gathers_fp8 and self._casts_to_fp8(weight):
             return "fp8"
         return self._compute_dtype if self._mixed and not weight.packed else weight.dtype
 
@@ -142,16 +144,24 @@ class Sizes:
         (_, rows), rank = weight.shape[0], self._rank if weight.unit is Unit.RANK else 1
         return weight.count / rows * self._part_of_rows(weight) * rank / (2 if weight.packed else 1)
 
-    def shard(self, weight: Weight) -> Weight:
-        """The part of one process: divided along the first dimension.  Source: torch 2.13 _fsdp_param.py."""
+    def shard_bytes(self, weight: Weight) -> float:
+        """Bytes of the part of one process for each of the parameter's unit, unpacked."""
+        count: float = 1
+        for _, length in self._shard_shape(weight):
+            count *= length
+        return count * ELEMENT_BYTES[self.stored(weight)]
+
+    def _shard_shape(self, weight: Weight) -> Shape:
+        """Divided along the first dimension.  Source: torch 2.13 _fsdp_param.py."""
         (unit, first), *rest = weight.shape
-        dtype = self.stored(weight)
-        if self.along_rows(weight):
-            (_, rows), *rest = rest
-            rest, part = [(unit, rows / self.parts(weight)), *rest], first
-        else:
-            part = self._part_of_rows(weight)
-        shape = ((unit, part), *rest)
+        if not self.along_rows(weight):
+            return ((unit, self._part_of_rows(weight)), *rest)
+        (_, rows), *rest = rest
+        return ((unit, first), (unit, rows / self.parts(weight)), *rest)
+
+    def shard(self, weight: Weight) -> Weight:
+        """The part of one process."""
+        shape, dtype = self._shard_shape(weight), self.stored(weight)
         flags = weight.trained, weight.outside, weight.packed, weight.adapter, weight.unread
         # Not ``replace``, which takes three times as long: large models have a hundred thousand of these.
         return Weight(weight.name, weight.kind, shape, dtype, *flags, slot=weight.slot)
@@ -246,9 +256,7 @@ def _tied_again(stream: RequestStream, job: Job, sizes: Sizes) -> int | None:
     table = next(each for each in model_weights(job) if each.name == job.model.token_embedding.name)
     table.dtype = prepared_dtype(job, table)
     whole = _whole(stream, job, sizes, table)
-    shard = stream.allocate(
-        table.unit, sizes.shard(table).unit_bytes, "weights", ("load", "lm_head", "shard")
-    )
+    shard = stream.allocate(table.unit, sizes.shard_bytes(table), "weights", ("load", "lm_head", "shard"))
     _let_go(stream, whole)
     return shard
 
@@ -269,8 +277,7 @@ def _keep_constants(stream: RequestStream, job: Job, sizes: Sizes, weight: Weigh
 def _keep_shard(stream: RequestStream, job: Job, sizes: Sizes, weight: Weight) -> None:
     if not job.recipe.offloads_params:
         term: TermName = "adapters" if weight.adapter else "weights"
-        shard = sizes.shard(weight)
-        n_bytes = shard.unit_bytes / (2 if weight.packed else 1)
+        n_bytes = sizes.shard_bytes(weight) / (2 if weight.packed else 1)
         stream.allocate(weight.unit, n_bytes, term, ("load", weight.name, "shard"))
 
 

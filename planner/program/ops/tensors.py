@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
@@ -335,17 +335,19 @@ class Tape:
     def _new(
         self, unit: Unit, count: float, dtype: Dtype, what: tuple[str, TermName | None], cost: Cost
     ) -> Tensor:
+        tensor = Tensor(None, unit, count, dtype)
         if cost is not None:
-            self.pay(cost, [Tensor(None, unit, count, dtype)])
+            self.pay(cost, (tensor,))
         if count <= 1 and unit is Unit.TOKENS:
-            return Tensor(None, unit, count, dtype)
+            return tensor
         slot = len(self.units)
         self.units.append(unit)
         self.unit_bytes.append(count * ELEMENT_BYTES[dtype])
         self.terms.append(what[1])
         self.ops.append((self.module, what[0]))
         self.events.append(slot)
-        return Tensor(Storage(self, slot), unit, count, dtype)
+        tensor.storage = Storage(self, slot)
+        return tensor
 
     def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
         """Count one kernel: what it multiplies, and the bytes that it reads and writes;
@@ -354,26 +356,31 @@ class Tape:
         self.spend("launches", Unit.ONE, self.manner.calls)
         if self.manner.waits and self.direction != "backward":
             self.spend("waits", Unit.ONE, self.manner.calls)
-        if not isinstance(cost, Multiplies):
-            self._move((*cost, *writes))
-            return
         share = self.manner.share
+        if not isinstance(cost, Multiplies):
+            self._move((*cost, *writes), share)
+            return
         if isinstance(cost.kind, FusedAttention):
             share, writes = "attention", ()
         elif cost.kind.rows and share == "elementwise":
             share = "matmul"
-        with self.counted_as(share):
-            self.spend(cost.kind, cost.unit, cost.macs)
-            self._move((*cost.reads, *writes))
+        self.spend(cost.kind, cost.unit, cost.macs, share)
+        self._move((*cost.reads, *writes), share)
 
-    def _move(self, tensors: Sequence[Tensor]) -> None:
+    def _move(self, tensors: Sequence[Tensor], share: Share) -> None:
+        counts = self._counts("bytes", share) if tensors else {}
         for each in tensors:
-            self.spend("bytes", each.unit, each.count * ELEMENT_BYTES[each.dtype])
+            counts[each.unit] = counts.get(each.unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]
 
-    def spend(self, kind: Kind, unit: Unit, amount: float) -> None:
-        """Count so much of one kind of work for each of ``unit``."""
-        counts = self.work.setdefault((self.direction, self.manner.share, kind), {})
+    def spend(self, kind: Kind, unit: Unit, amount: float, share: Share | None = None) -> None:
+        """Count so much of one kind of work for each of ``unit``; ``share``: of the step's time,
+        where it is not that of the manner in which kernels run.
+        """
+        counts = self._counts(kind, share or self.manner.share)
         counts[unit] = counts.get(unit, 0.0) + amount
+
+    def _counts(self, kind: Kind, share: Share) -> dict[Unit, float]:
+        return self.work.setdefault((self.direction, share, kind), {})
 
     @contextmanager
     def in_manner(self, manner: Manner) -> Iterator[None]:
@@ -386,7 +393,8 @@ class Tape:
 
     def counted_as(self, share: Share) -> AbstractContextManager[None]:
         """Kernels that are called here belong to one part of the step's time."""
-        return self.in_manner(replace(self.manner, share=share))
+        # Not ``replace``, which takes four times as long: there are ten of these in a layer.
+        return self.in_manner(Manner(share, self.manner.calls, self.manner.waits))
 
     def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None, *, cost: Cost = ()) -> Tensor:
         """A new tensor of the shape and layout of ``tensor``, which is read for it,

@@ -49,10 +49,11 @@ def optimizer_step(stream: RequestStream, job: Job, trained: Sequence[Weight], *
 
 def make_states(stream: RequestStream, job: Job, weight: Weight) -> list[int]:
     """The states of one parameter; paged ones are not the allocator's."""
+    place = ("optimizer", weight.name, "state")
     return [
-        stream.allocate(state.unit, state.unit_bytes, "optimizer_states", ("optimizer", weight.name, "state"))
-        for state in states_of(job, weight)
-        if not state.paged
+        stream.allocate(unit, unit_bytes, "optimizer_states", place)
+        for unit, unit_bytes, paged in states_of(job, weight)
+        if not paged
     ]
 
 

@@ -10,7 +10,6 @@ Ignored: step counters and code books, of at most 2 KiB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ class State(NamedTuple):
     paged: bool = False
 
 
-def states_of(job: Job, weight: Weight) -> Iterator[State]:
+def states_of(job: Job, weight: Weight) -> list[State]:
     """The states of one parameter, in the order in which they are made.
 
     Raises:
@@ -46,59 +45,53 @@ def states_of(job: Job, weight: Weight) -> Iterator[State]:
     optimizer, unit, like_weight = job.recipe.optimizer, weight.unit, weight.unit_bytes
     facts = OPTIMIZER_FACTS[optimizer]
     if optimizer in APOLLO:
-        yield from _projected(job, weight)
-    elif facts.library == "torchao":
-        yield from _torchao(job, weight)
-    elif facts.library == "bitsandbytes":
-        yield from _bitsandbytes(job, weight)
-    elif facts.library == "torch":
-        yield from (State(unit, each * like_weight) for each in facts.state_elements)
-    elif optimizer == "adam_mini":
-        yield State(unit, like_weight)
-        if len(weight.shape) > 1:
-            yield State(Unit.ONE, weight.shape[0][1] * ELEMENT_BYTES[weight.dtype])
-    elif optimizer == "muon":
-        yield from [State(unit, like_weight)] * (1 if is_orthogonalized(weight) else 2)
-    elif optimizer == "adafactor":
-        yield from (State(*size) for size in sums_of(weight))
-    elif optimizer == "badam":
-        yield from [State(unit, 4 * weight.count)] * 2
-    else:
-        raise NotModelledError(
-            f"--optimizer {optimizer}: its states are not written down (planner/program/update/states.py); "
-            "take another"
-        )
+        return _projected(job, weight)
+    if facts.library == "torchao":
+        return _torchao(job, weight)
+    if facts.library == "bitsandbytes":
+        return _bitsandbytes(job, weight)
+    if facts.library == "torch":
+        return [State(unit, each * like_weight) for each in facts.state_elements]
+    if optimizer == "adam_mini":
+        rows = [State(Unit.ONE, weight.shape[0][1] * ELEMENT_BYTES[weight.dtype])]
+        return [State(unit, like_weight), *(rows if len(weight.shape) > 1 else [])]
+    if optimizer == "muon":
+        return [State(unit, like_weight)] * (1 if is_orthogonalized(weight) else 2)
+    if optimizer == "adafactor":
+        return [State(*size) for size in sums_of(weight)]
+    if optimizer == "badam":
+        return [State(unit, 4 * weight.count)] * 2
+    raise NotModelledError(
+        f"--optimizer {optimizer}: its states are not written down (planner/program/update/states.py); "
+        "take another"
+    )
 
 
-def _bitsandbytes(job: Job, weight: Weight) -> Iterator[State]:
+def _bitsandbytes(job: Job, weight: Weight) -> list[State]:
     """8-bit codes and a scale for each block of a large parameter that is no table; else fp32."""
     facts, elements = OPTIMIZER_FACTS[job.recipe.optimizer], n_elements(job, weight)
     paged = facts.paged and elements >= _MIN_PAGED_ELEMENTS
     if facts.bits == 8 and weight.kind != "table" and elements >= _MIN_8BIT_ELEMENTS:
-        yield from (State(weight.unit, each * weight.count, paged) for each in facts.state_elements)
-        yield from (State(weight.unit, 4 * each * weight.count / BLOCK) for each in facts.state_elements)
-    else:
-        yield from (State(weight.unit, 4 * each * weight.count, paged) for each in facts.state_elements)
+        codes = [State(weight.unit, each * weight.count, paged) for each in facts.state_elements]
+        return codes + [State(weight.unit, 4 * each * weight.count / BLOCK) for each in facts.state_elements]
+    return [State(weight.unit, 4 * each * weight.count, paged) for each in facts.state_elements]
 
 
-def _torchao(job: Job, weight: Weight) -> Iterator[State]:
+def _torchao(job: Job, weight: Weight) -> list[State]:
     """Two states: codes and a scale for each block of a large parameter, else tensors like the parameter."""
-    for _ in range(2):
-        if is_in_blocks(job, weight):
-            yield State(weight.unit, weight.count * OPTIMIZER_FACTS[job.recipe.optimizer].bits / 8)
-            yield State(weight.unit, 4 * weight.count / BLOCK)
-        else:
-            yield State(weight.unit, weight.unit_bytes)
+    if not is_in_blocks(job, weight):
+        return [State(weight.unit, weight.unit_bytes)] * 2
+    codes = State(weight.unit, weight.count * OPTIMIZER_FACTS[job.recipe.optimizer].bits / 8)
+    return [codes, State(weight.unit, 4 * weight.count / BLOCK)] * 2
 
 
-def _projected(job: Job, weight: Weight) -> Iterator[State]:
+def _projected(job: Job, weight: Weight) -> list[State]:
     """The random matrix and two moments of the projected gradient; two moments of what is not projected."""
     rank = job.recipe.optimizer_rank
     if rank is None or not is_projected(weight):
-        yield from (State(weight.unit, weight.unit_bytes) for _ in range(2))
-        return
+        return [State(weight.unit, weight.unit_bytes)] * 2
     matrix, low = projection_elements(weight, rank)
-    yield from (State(Unit.ONE, count * ELEMENT_BYTES[weight.dtype]) for count in (matrix, low, low))
+    return [State(Unit.ONE, count * ELEMENT_BYTES[weight.dtype]) for count in (matrix, low, low)]
 
 
 def is_in_blocks(job: Job, weight: Weight) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from planner.allocator.documents.timeline import Timeline
 from planner.domain.prediction import FailedRequest, MemoryPrediction
 from planner.domain.scenario import Scenario
 from planner.domain.term import PHASE_WORDS
@@ -12,6 +12,9 @@ from planner.report.prediction.subject import Subject
 from planner.report.render.chart import ALLOCATED, CACHED, CROSSED, LIMIT
 from planner.report.render.layout import Chart, ChartPart, Column, Grid, Note, Row, Section
 from planner.units import format_bytes
+
+if TYPE_CHECKING:
+    from planner.allocator.documents.timeline import Timeline
 
 _NAMES: dict[str, tuple[str, ...]] = {
     "load": ("loading", "load"),

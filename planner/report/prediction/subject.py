@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from planner.allocator.documents.timeline import Timeline
 from planner.domain.prediction import PhasePeak, Prediction, Verdict
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
@@ -16,6 +15,9 @@ from planner.errors import ExitCode
 from planner.searching.levers import Lever, StackNeed
 from planner.searching.run_length import AtLength
 from planner.searching.unsaid import Unsaid
+
+if TYPE_CHECKING:
+    from planner.allocator.documents.timeline import Timeline
 
 EXIT_CODES: dict[Verdict, ExitCode] = {
     "fits": ExitCode.FITS,

@@ -56,7 +56,7 @@ def _entries(types: set[str]) -> dict[str, dict[str, Any]]:
     paths = [
         path
         for path in sorted((data_dir() / "models").glob("*.toml"))
-        if path.name not in ("index.toml", "sizes.toml", "stored.toml")
+        if path.name not in ("sizes.toml", "stored.toml")
     ]
     entries = {path.stem: read_toml(path) for path in paths}
     return {name: entry for name, entry in entries.items() if entry["config"]["model_type"] in types}

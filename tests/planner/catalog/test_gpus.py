@@ -332,5 +332,5 @@ def test_mig_slices_are_refused_with_the_way_to_go_on(name: str) -> None:
 
 
 def test_stored_index_agrees_with_the_entries() -> None:
-    """``data/gpus/index.toml`` is what ``python -m planner.catalog.index`` would write now."""
+    """``data/gpus/index.json`` is what ``python -m planner.catalog.index`` would write now."""
     assert (GPU_DIR / INDEX_NAME).read_text(encoding="utf-8") == format_index(build_index(GPU_DIR))

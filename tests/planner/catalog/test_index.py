@@ -110,9 +110,10 @@ def test_an_id_must_be_the_file_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('ids = ["a"]\n[aliases]\nx = "gone"\n[variants]\n', "'x' points to 'gone'"),
-        ('ids = ["a"]\n[aliases]\n[variants]\nx = ["a", "gone"]\n', "'x' points to 'gone'"),
-        ('ids = ["a"]\n', "not a catalog index"),
+        ('{"ids": ["a"], "aliases": {"x": "gone"}, "variants": {}}', "'x' points to 'gone'"),
+        ('{"ids": ["a"], "aliases": {}, "variants": {"x": ["a", "gone"]}}', "'x' points to 'gone'"),
+        ('{"ids": ["a"]}', "not a catalog index"),
+        ("[]", "not a catalog index"),
     ],
 )
 def test_a_stored_index_with_dangling_names_is_refused(tmp_path: Path, text: str, problem: str) -> None:

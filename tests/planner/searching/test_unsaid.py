@@ -9,12 +9,14 @@ import json
 import pytest
 
 from planner.cli.main import main
+from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.subject import Subject
+from planner.searching import unsaid
 from planner.searching.unsaid import MAX_ROWS, Unsaid, unsaid_settings
 
 Flags = dict[str, object]
@@ -43,6 +45,21 @@ def typed(flags: str) -> Flags:
     if value:
         return {name.replace("-", "_"): value}
     return {name.removeprefix("no-").replace("-", "_"): not name.startswith("no-")}
+
+
+def test_the_job_itself_is_not_predicted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prediction is at hand: others are compared with that one."""
+    predicted = []
+
+    def spy(scenario: Scenario, *_: object) -> Prediction:
+        predicted.append(scenario)
+        return estimate(scenario)
+
+    monkeypatch.setattr(unsaid, "predict_with", spy)
+    job = resolve(from_flags(QLORA))
+    assert unsaid_settings(job, estimate(job))
+    assert predicted
+    assert job not in predicted
 
 
 def test_what_is_not_modelled_otherwise_does_not_keep_the_answer_back(

@@ -53,6 +53,7 @@ class Fsdp(Runtime):
         model = job.model
         # PEFT's wrapper hides the last norm, so the head is gathered by itself.
         self._head_alone = job.recipe.adapter is not None and not model.tied
+        self._in_root = frozenset(linear.name for linear in model.extra_linears)
 
     @abstractmethod
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
@@ -233,7 +234,7 @@ class Fsdp(Runtime):
     def _group_of(self, part: str, module: str) -> str:
         """The group of a parameter, from its part of the model and its module."""
         model = self.job.model
-        if module in {linear.name for linear in model.extra_linears}:
+        if module in self._in_root:
             return ROOT
         if part == EMBEDDINGS:
             return ROOT if module != model.token_embedding.name else TAIL if model.tied else TABLE

@@ -54,14 +54,15 @@ class Fsdp2(Fsdp):
         model, kind = self.job.model, self.job.stack.fsdp2_units
         inside = self.job.recipe.adapter is not None or model.vision is not None
         groups = {ROOT: Group([], stays=kind != "ends_in_root"), TABLE: Group([])}
-        groups |= {unit: Group([]) for unit in map(self.units.of, weights) if unit}
+        units = [self.units.of(each) for each in weights]
+        groups |= {unit: Group([]) for unit in units if unit}
         if kind == "root_whole":
             last = f"layer {model.n_layers - 1}"
             groups |= {unit: Group([], stays=True) for unit in groups if unit in (last, last + INNER)}
         groups[TAIL] = Group([], stays=True)
         tail = [] if inside else [each for each in weights if each.name.startswith("norm ")]
-        for each in weights:
-            name = self.units.of(each) or ROOT
+        for each, unit in zip(weights, units, strict=True):
+            name = unit or ROOT
             if each.name == model.token_embedding.name:
                 name = TAIL if model.tied else TABLE
             elif each.name.startswith("head") or each in tail:
@@ -104,7 +105,7 @@ class Fsdp2(Fsdp):
             # torchao 0.18.0 float8/fsdp_utils.py fsdp_pre_all_gather: each shard by itself, then all in one.
             given += [
                 self._gather(sizes.seen_bytes(each) / group.n, "shard in fp8")
-                for each in group.weights
+                for each in (group.weights if sizes.gathers_fp8 else ())
                 if sizes.seen(each) == "fp8"
             ]
             given.append(self._gather(whole / group.n, "all_gather_input"))

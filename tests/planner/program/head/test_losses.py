@@ -42,6 +42,13 @@ def test_one_eighth_at_a_time() -> None:
     assert peak(lora(loss="chunked")) == TOKENS // 8 * VOCABULARY * 12
 
 
+def test_layers_run_once_for_all_losses() -> None:
+    """Another head follows the same layers."""
+    one, other = parts_of(lora(loss="hf")), parts_of(lora(loss="liger"))
+    assert all(each.template is same.template for each, same in zip(one[1:-1], other[1:-1], strict=True))
+    assert one[-1].template is not other[-1].template
+
+
 def test_liger_keeps_one_buffer_of_a_power_of_two_rows() -> None:
     """Its kernel writes gradients into the logits."""
     # 2048 tokens / ceil(128256 / 4096) = 64.

@@ -11,10 +11,11 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.engines.groups import around
+from planner.program.engines.groups import Sizes, around
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.parameters import adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 
@@ -347,3 +348,20 @@ def test_a_shard_is_made_beside_its_whole_and_a_tied_table_comes_twice() -> None
     assert loading[-1] == ~again
     old = step_of(job(**flags, sharding="fsdp1"))
     assert not [slot for slot in range(len(old.units)) if old.place(slot)[:2] == ("load", "lm_head")]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"method": "lora", "gpus": 6},
+        {"method": "qlora", "quant_storage": "bf16"},
+        {"model": "qwen3-30b-a3b", "stack": "torchtitan@2025", "nodes": 32, "expert_parallel": 8},
+    ],
+)
+def test_bytes_of_a_shard_are_those_of_the_weight_that_it_is(flags: dict[str, object]) -> None:
+    """Also where the rows of a matrix do not divide, or experts are divided along theirs."""
+    subject = job(**flags)
+    sizes, weights = Sizes(subject), [*model_weights(subject), *adapter_weights(subject)]
+    assert [sizes.shard_bytes(each) for each in weights] == [sizes.shard(each).unit_bytes for each in weights]
+    assert sizes.shard_bytes(weights[0]) < weights[0].unit_bytes
