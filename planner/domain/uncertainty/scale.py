@@ -39,7 +39,8 @@ class ScaleParts:
     """How much each cause of scatter counts.
 
     A calibration's choice starts from these round figures
-    (:mod:`planner.calibration.intervals.scale_choice`).  They were settled with the published tables known.
+    (:mod:`planner.calibration.intervals.scale_choice`); ``machine`` stands as it is.  They were settled with
+    the published tables known.
     A scale of 1 is a peak that is all transient: its bytes are off by a sixth or so, as one standard
     deviation of the logarithm.
 
