@@ -247,7 +247,10 @@ def update_collective_seconds(job: TimedJob) -> Number:
 
 
 def update_bytes_per_s(job: TimedJob) -> Number:
-    """Sustained rate of the ring that sends what the update needs; bytes/s."""
+    """Sustained rate of the ring that sends what the update needs; bytes/s.
+
+    Source: as of :func:`intra_node_bytes_per_s` where all are in one node, else the rate of the network.
+    """
     gpus = _broadcasting_gpus(job)
     return job.rates.collective_bytes_per_s if gpus is None else _group_bytes_per_s(job, gpus)
 
