@@ -140,10 +140,9 @@ def reduced_bytes(job: TimedJob) -> Number:
     and to spread updated weights where those stay whole.
 
     Formula, with ``P`` trained parameters: DDP and ZeRO-0 all-reduce, and ZeRO-1 reduce-scatter + all-gather
-    ``2 P (n - 1) / n`` once per step (all-reduce where it broadcasts weights, whose bytes are apart:
-    :func:`update_bytes`); ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP
+    ``2 P (n - 1) / n`` once per step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP
     reduce every micro-step, or FSDP the last one only, where the loop says ``no_sync`` (switch
-    ``fsdp_no_sync``).
+    ``fsdp_no_sync``).  ZeRO-1 all-reduces where it broadcasts weights, which are in :func:`update_bytes`.
     Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed
     ``stage_1_and_2.py``; accelerate 1.15 accelerator.py ``accumulate``.
     """
