@@ -31,6 +31,7 @@ Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
+Zero1Update = Literal["gathered", "broadcast", "broadcast_in_node"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
 AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
@@ -352,6 +353,10 @@ class Stack:
     zero12_engine: Zero12Engine
     """Whose code divides states and gradients in stages 1 and 2: DeepSpeed's, or the low-level optimizer of
     Colossal-AI.
+    """
+    zero1_update: Zero1Update
+    """How stage 1 spreads updated weights: equal parts are gathered, or each GPU broadcasts the whole tensors
+    that it owns, to all GPUs or to those of its node, which then hold all states together.
     """
     zero12_upload: Zero12Upload
     """How stages 1 and 2 send weights that the host updated back to the GPU: cast on the host, through

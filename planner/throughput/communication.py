@@ -10,6 +10,7 @@ from planner.throughput.kernel_time import orthogonalized_params
 from planner.throughput.rates import intra_node_bytes_per_s, talks_directly
 from planner.throughput.terms import modules_called, passes_aside
 from planner.throughput.time_inputs import TimedJob
+from planner.units import MEGA
 
 # Executions of DeepSpeed's per-module hooks: before and after a module in each forward pass, and in backward.
 HOOKS_PER_PASS = 2
@@ -17,6 +18,9 @@ HOOKS_PER_PASS = 2
 # 0.31 backward with FSDP1, 0.33 and 0.40 with FSDP2, of torch 2.13 on an AMD EPYC, torch's fake process group
 # of two, smallest of 60 runs.
 HOOKS_PER_UNIT = 4.5
+# From one GPU of a ring to the next, as NCCL reckons for a broadcast by the protocol that it takes for tens
+# of MB over many GPUs, by the slowest link of the ring: nccl 2.14 to 2.30 src/graph/tuning.cc, ring, LL128.
+_HOP_OVER_NVLINK_S, _HOP_OVER_PCIE_S, _HOP_OVER_NETWORK_S = 1.9 / MEGA, 2.5 / MEGA, 4.0 / MEGA
 
 
 def stored_param_bytes(job: TimedJob) -> Number:
@@ -138,7 +142,7 @@ def reduced_bytes(job: TimedJob) -> Number:
     Formula, with ``P`` trained parameters: DDP and ZeRO-0 all-reduce, and ZeRO-1 reduce-scatter + all-gather
     ``2 P (n - 1) / n`` once per step; ZeRO-2 reduces every micro-step and gathers once; ZeRO-3 and FSDP
     reduce every micro-step, or FSDP the last one only, where the loop says ``no_sync`` (switch
-    ``fsdp_no_sync``).
+    ``fsdp_no_sync``).  ZeRO-1 all-reduces where it broadcasts weights, which are in :func:`update_bytes`.
     Source: ZeRO (arXiv 1910.02054) section 7; torch ``nn/parallel/distributed.py`` (no_sync); deepspeed
     ``stage_1_and_2.py``; accelerate 1.15 accelerator.py ``accumulate``.
     """
@@ -167,25 +171,87 @@ def replica_bytes(job: TimedJob) -> Number:
 
 
 def update_bytes(job: TimedJob) -> Number:
-    """Bytes that each GPU receives per step because Muon orthogonalises whole matrices:
-    gradients with momentum in fp32, and its part of the updates in bf16 from the first GPU, which sends all.
+    """Bytes that each GPU receives per step for the update itself.
 
-    Formula: ``(4 + 2) M (n - 1) / n`` over the elements ``M`` of the matrices of the layers.
-    Source: switch ``muon_gathers``; :func:`planner.program.update.step_kernels.muon_of_parts`.
+    Formula: ``(4 + 2) M (n - 1) / n`` over the elements ``M`` of the matrices of the layers where Muon
+    orthogonalises whole matrices: gradients with momentum in fp32, and its part of the updates in bf16 from
+    the first GPU, which sends all.  All trained weights in the compute dtype where ZeRO-1 broadcasts them.
+    Source: switch ``muon_gathers``; :func:`planner.program.update.step_kernels.muon_of_parts`; switch
+    ``zero1_update``.
     """
-    recipe = job.recipe
+    recipe, gpus = job.recipe, _broadcasting_gpus(job)
+    if gpus is not None:
+        return _trained_bytes(job) * ring_fraction(gpus)
     if recipe.optimizer != "muon" or not recipe.sharding.dtensors:
         return 0
     elements = orthogonalized_params(job.scenario.model)
     return (4 + 2) * elements * ring_fraction(recipe.shards(job.scenario.hardware))
 
 
-def update_collective_seconds(job: TimedJob) -> Number:
-    """What GPUs send for the update itself, one matrix after the other with nothing beside it; seconds.
+def _broadcasting_gpus(job: TimedJob) -> Number | None:
+    """How many GPUs broadcast to one another what they updated; ``None`` where none does."""
+    how, hardware = job.scenario.stack.zero1_update, job.scenario.hardware
+    if not job.recipe.sharding.is_zero1 or how == "gathered":
+        return None
+    gpus = job.recipe.shards(hardware)
+    return gpus if how == "broadcast" else minimum(gpus, hardware.gpus_per_node)
 
-    Source: torch 2.13 distributed/tensor/_redistribute.py (``full_tensor`` waits).
+
+def broadcasts(job: TimedJob) -> Number:
+    """How often per step a GPU sends all others the weights that it updated: once for each GPU that owns
+    any, which are no more than there are tensors.
+
+    Source: InternLM/InternEvo fa7337b (2023-07-06) solver/optimizer/hybrid_zero_optim.py
+    _partition_param_list (whole tensors), broadcast_params.
     """
-    return update_bytes(job) / job.rates.collective_bytes_per_s
+    gpus = _broadcasting_gpus(job)
+    return 0 if gpus is None else minimum(gpus, _owned_tensors(job))
+
+
+def _owned_tensors(job: TimedJob) -> int:
+    """Trained tensors where query, key and value are one matrix with one bias, whatever the model has.
+
+    Source: InternLM/InternEvo fa7337b model/multi_head_attention.py MHA (``Wqkv``).
+    """
+    joined = 0
+    for block, count in job.scenario.model.blocks():
+        parts = [linear for linear in block.linears if linear.reads == "attn_in"]
+        joined += count * sum(1 + linear.bias for linear in parts[1:])
+    return job.trained_tensors - joined
+
+
+def broadcast_latency_seconds(job: TimedJob) -> Number:
+    """What the broadcasts of a step take beside their bytes; seconds.
+
+    Formula: broadcasts x GPUs x time of one hop: each goes around a ring of all GPUs, one after the other.
+    Source: nccl 2.14 to 2.30 src/graph/tuning.cc ncclTopoTuneModel (ncclFuncBroadcast: ``nsteps * lat`` with
+    ``nsteps = nRanks``).
+    """
+    gpus, hardware = _broadcasting_gpus(job), job.scenario.hardware
+    if gpus is None:
+        return 0
+    inside = _HOP_OVER_NVLINK_S if talks_directly(hardware) else _HOP_OVER_PCIE_S
+    hop = where(gpus <= hardware.gpus_per_node, inside, _HOP_OVER_NETWORK_S)
+    return broadcasts(job) * gpus * hop
+
+
+def update_collective_seconds(job: TimedJob) -> Number:
+    """What GPUs send for the update itself, one matrix or one GPU's weights after the other with nothing
+    beside it; seconds.
+
+    Source: torch 2.13 distributed/tensor/_redistribute.py (``full_tensor`` waits); InternLM/InternEvo as for
+    :func:`broadcasts` (every handle is waited for).
+    """
+    return update_bytes(job) / update_bytes_per_s(job) + broadcast_latency_seconds(job)
+
+
+def update_bytes_per_s(job: TimedJob) -> Number:
+    """Sustained rate of the ring that sends what the update needs; bytes/s.
+
+    Source: as of :func:`intra_node_bytes_per_s` where all are in one node, else the rate of the network.
+    """
+    gpus = _broadcasting_gpus(job)
+    return job.rates.collective_bytes_per_s if gpus is None else _group_bytes_per_s(job, gpus)
 
 
 def collective_seconds(job: TimedJob) -> Number:
@@ -193,7 +259,8 @@ def collective_seconds(job: TimedJob) -> Number:
     before any overlap.
 
     Source: nccl-tests ``doc/PERFORMANCE.md`` (time is bytes over bus bandwidth).
-    Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3).
+    Ignored: the latency of each collective (about 20 us; inside ``hook_s`` for ZeRO-3), but for broadcasts
+    (:func:`broadcast_latency_seconds`).
     """
     moved = gathered_bytes(job) + reduced_bytes(job)
     return (

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from planner.domain.prediction import TimePrediction
 from planner.domain.term import TimeTerm
-from planner.throughput.communication import gathered_bytes, reduced_bytes, second_copy_bytes, update_bytes
+from planner.throughput.communication import (
+    broadcasts,
+    gathered_bytes,
+    reduced_bytes,
+    second_copy_bytes,
+    update_bytes,
+    update_bytes_per_s,
+)
 from planner.throughput.counted import by_structure
 from planner.throughput.flop import products_flop
 from planner.throughput.generation_time import cache_bytes_per_token
@@ -126,7 +133,9 @@ def _parallel(job: TimedJob, _: TimeTerm) -> str:
 
 
 def _update_collectives(job: TimedJob, _: TimeTerm) -> str:
-    return f"{update_bytes(job) / GIGA:.2f} GB at {job.rates.collective_bytes_per_s / GIGA:.0f} GB/s"
+    sent = f"{update_bytes(job) / GIGA:.2f} GB at {update_bytes_per_s(job) / GIGA:.0f} GB/s"
+    count = broadcasts(job)
+    return f"{sent}, {count:.0f} broadcasts" if count else sent
 
 
 _DETAILS: dict[str, Callable[[TimedJob, TimeTerm], str]] = {

@@ -70,7 +70,7 @@ def _judged(target: Target, judge: Calibration) -> tuple[SpreadKey, Number, tupl
         if time is None:
             raise ValueError(f"{target.record.id} has a reading of time and no prediction of it")
         key = SpreadKey(of, lengths_of(scenario))
-        return key, time_scale(time, replace(doubt, parts=all_candidates(of))), _NO_REACH
+        return key, time_scale(time, doubt), _NO_REACH
     memory = predict_replayed(job_of(scenario, coefficients), minimum_too=False)
     value = float(memory.uncapped_driver_bytes if of == "driver" else getattr(memory, f"{of}_peak_bytes"))
     down, up = _NO_REACH if of == "allocated" else map(float, order_reach_bytes(memory))

@@ -1,11 +1,14 @@
 """How much each part of a scale counts: what makes held-out intervals narrow for what they hold.
 
-Every part of :class:`planner.domain.uncertainty.scale.ScaleParts` may count half, once or twice its first
-guess.  Candidates are compared by their mean interval score: the width of the interval, and 20 times the
-distance by which a reading misses a 90 % interval.  Each source is held out in turn and counts once, as
-in the quantiles.  The first guess stands where the best is less than one standard error better, because
-sources differ by far more than candidates do.  Where a source is judged, the choice is made among the others
-(:mod:`planner.calibration.intervals.coverage`).
+Every part of :class:`planner.domain.uncertainty.scale.ScaleParts` that memory scatters by may count half,
+once or twice its first guess.  Candidates are compared by their mean interval score: the width of the
+interval, and 20 times the distance by which a reading misses a 90 % interval.  Each source is held out in
+turn and counts once, as in the quantiles.  The first guess stands where the best is less than one standard
+error better, because sources differ by far more than candidates do.  Where a source is judged, the choice is
+made among the others (:mod:`planner.calibration.intervals.coverage`).
+
+What time scatters by is stated and not chosen: of a dozen sources, the errors of one decide which weight is
+best.
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ from planner.domain.uncertainty.scale import ScaleParts
 
 _FACTORS = (1.0, 0.5, 2.0)
 _PARTS: Mapping[Quantity, tuple[str, ...]] = {
-    "memory": ("counted", "unknown_lengths", "order", "fixed_bytes"),
-    "time": ("machine",),
+    "memory": ("counted", "unknown_lengths", "order", "fixed_bytes")
 }
 # Of fewer groups none can be left out and a distribution made of the rest that is more than one source's.
 _MIN_GROUPS_TO_CHOOSE = 4

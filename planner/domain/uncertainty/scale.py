@@ -19,7 +19,9 @@ _PAGED_OUT = frozenset({"paged_optimizer_states"})
 # Issue time that kernels hide shows as soon as the host is slower than predicted, so all of it counts,
 # hidden or not.
 _ISSUE_TERMS = frozenset({"launch", "sharding_hooks"})
-_LINK_TERMS = frozenset({"collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"})
+_LINK_TERMS = frozenset(
+    {"collectives", "update_collectives", "parallel_collectives", "host_transfers", "cpu_adam", "nvme"}
+)
 # Where no mean length is given, a step may take less than half of the time of full samples, like its memory.
 # No published time of such a job tests this guess.
 _UNTOLD_LENGTHS = 5.0
@@ -39,7 +41,8 @@ class ScaleParts:
     """How much each cause of scatter counts.
 
     A calibration's choice starts from these round figures
-    (:mod:`planner.calibration.intervals.scale_choice`).  They were settled with the published tables known.
+    (:mod:`planner.calibration.intervals.scale_choice`); ``machine`` stands as it is.  They were settled with
+    the published tables known.
     A scale of 1 is a peak that is all transient: its bytes are off by a sixth or so, as one standard
     deviation of the logarithm.
 

@@ -9,10 +9,14 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import (
     HOOKS_PER_PASS,
+    broadcast_latency_seconds,
+    broadcasts,
     collective_seconds,
     gathered_bytes,
     hook_seconds,
+    reduced_bytes,
     update_bytes,
+    update_collective_seconds,
 )
 from planner.throughput.kernel_time import optimizer_seconds
 from planner.throughput.terms import modules_called
@@ -40,6 +44,49 @@ def test_muon_sends_whole_gradients_and_parts_of_updates() -> None:
     layer = 1_024 * (2_048 + 1_024 + 1_024 + 2_048 + 3 * 3_072)
     assert update_bytes(divided("muon")) == pytest.approx(6 * 28 * layer * 7 / 8)
     assert update_bytes(divided("adamw_torch")) == 0
+
+
+def of_whole_tensors(nodes: int, **flags: object) -> TimedJob:
+    """A full fine-tune under ZeRO-1 on nodes of eight GPUs, by the stack whose GPUs own whole tensors."""
+    said = {
+        "model": "qwen3-0.6b", "method": "full", "gpu": "a100-80-sxm:8", "nodes": nodes, "seq": 512,
+        "host": "network-400g", "stack": "internevo", "sharding": "zero1", **flags,
+    }  # fmt: skip
+    job = job_of(resolve(from_flags(said)), Coefficients())
+    assert job is not None
+    return job
+
+
+def test_each_gpu_broadcasts_the_tensors_that_it_updated() -> None:
+    """16 times around a ring of 16 GPUs at 4 us a hop, and all weights in 16 bits over 0.7 of 50 GB/s, beside
+    the sum of gradients, which is the same however weights are spread.
+    """
+    job = of_whole_tensors(2)
+    weights = 2 * job.trained_params * 15 / 16
+    assert update_bytes(job) == pytest.approx(weights)
+    assert broadcast_latency_seconds(job) == pytest.approx(16 * 16 * 4e-6)
+    assert update_collective_seconds(job) == pytest.approx(weights / 35e9 + 16 * 16 * 4e-6)
+    gathered = of_whole_tensors(2, switches="zero1_update=gathered")
+    assert update_bytes(gathered) == broadcasts(gathered) == broadcast_latency_seconds(gathered) == 0
+    assert reduced_bytes(gathered) == pytest.approx(reduced_bytes(job))
+
+
+def test_no_more_gpus_broadcast_than_there_are_tensors() -> None:
+    """28 layers of nine tensors, with query, key and value in one; the table and the last norm.
+
+    Each goes around a ring of 512 GPUs.
+    """
+    job = of_whole_tensors(64)
+    assert broadcasts(job) == 28 * 9 + 2
+    assert broadcast_latency_seconds(job) == pytest.approx((28 * 9 + 2) * 512 * 4e-6)
+
+
+def test_groups_of_a_node_broadcast_over_its_own_links() -> None:
+    """Eight times around eight GPUs at 1.9 us a hop, at the rate of NVLink, whatever the other nodes do."""
+    job = of_whole_tensors(64, switches="zero1_update=broadcast_in_node")
+    weights = 2 * job.trained_params * 7 / 8
+    expected = weights / (0.7 * 300e9) + 8 * 8 * 1.9e-6
+    assert update_collective_seconds(job) == pytest.approx(expected)
 
 
 def test_adapters_that_are_units_of_fsdp2_call_hooks_of_their_own() -> None:

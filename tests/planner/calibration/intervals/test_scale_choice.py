@@ -24,43 +24,43 @@ from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.uncertainty.interval import SpreadKey, find_spread, log_range
 from planner.domain.uncertainty.scale import ScaleParts
 
-TIME = SpreadKey("time")
-MACHINES = [each.machine for each in candidates("time")]
+MEMORY = SpreadKey("memory")
+WEIGHTS = [float(each.order) for each in candidates("memory")]
 
 
-def readings(group: str, scatter: Floats, machine: float, seed: int = 0) -> list[Residual]:
-    """Steps of a group that wait for the machine for none to all of their time,
-    and err by that times ``machine``.
+def readings(group: str, scatter: Floats, order: float) -> list[Residual]:
+    """Peaks of a group to which the order of samples adds nothing to as much as all else,
+    and that err by that times ``order``.
     """
     shares = np.linspace(0, 1, len(scatter))
-    errors = scatter * (1 + machine * shares)
-    scales = [tuple(float(1 + each * share) for each in MACHINES) for share in shares]
+    errors = scatter * (1 + order * shares)
+    scales = [tuple(float(1 + each * share) for each in WEIGHTS) for share in shares]
     return [
-        Residual(f"{group}-{i}", group, "time", TIME, float(errors[i]), scales[i][0], scales=scales[i])
+        Residual(f"{group}-{i}", group, "reserved", MEMORY, float(errors[i]), scales[i][0], scales=scales[i])
         for i in range(len(errors))
     ]
 
 
-def sources(machine: float, groups: int = 8, rows: int = 60) -> list[Residual]:
+def sources(order: float, groups: int = 8, rows: int = 60) -> list[Residual]:
     """Several groups of one law."""
     generator = np.random.default_rng(11)
     return [
         each
         for g in range(groups)
-        for each in readings(f"g{g}", 0.1 * generator.standard_normal(rows), machine)
+        for each in readings(f"g{g}", 0.1 * generator.standard_normal(rows), order)
     ]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_the_part_that_readings_scatter_by_is_found(machine: float) -> None:
+@pytest.mark.parametrize("order", sorted(set(WEIGHTS)))
+def test_the_part_that_readings_scatter_by_is_found(order: float) -> None:
     """Among half, once and twice the guess, the choice is the one that errors were drawn with."""
-    assert parts_of(choose(sources(machine))).machine == machine
+    assert parts_of(choose(sources(order))).order == order
 
 
 def test_a_guess_stands_where_sources_are_few() -> None:
     """Three sources cannot tell; nor can readings that no part moves."""
-    assert parts_of(choose(sources(max(MACHINES), groups=3))) == ScaleParts()
-    same = [replace(each, scales=(1.0,) * len(MACHINES)) for each in sources(max(MACHINES))]
+    assert parts_of(choose(sources(max(WEIGHTS), groups=3))) == ScaleParts()
+    same = [replace(each, scales=(1.0,) * len(WEIGHTS)) for each in sources(max(WEIGHTS))]
     assert parts_of(choose(same)) == ScaleParts()
 
 
@@ -76,7 +76,7 @@ def test_a_judged_source_has_no_say() -> None:
     """One source that scatters otherwise decides the choice on everything,
     and not the interval that it is judged by.
     """
-    calm = sources(min(MACHINES), groups=4, rows=10)
+    calm = sources(min(WEIGHTS), groups=4, rows=10)
     odd = readings("odd", 0.8 * np.random.default_rng(2).standard_normal(200), 8.0)
     everything = [*calm, *odd]
     assert choose(everything) != choose(calm)
@@ -95,13 +95,14 @@ def test_scores_are_those_of_the_intervals_that_are_reported() -> None:
         replace(
             each, key=SpreadKey("memory", "fixed" if each.group < "g4" else "natural"), reach=(-0.01, 0.15)
         )
-        for each in sources(max(MACHINES), groups=12, rows=60)
+        for each in sources(max(WEIGHTS), groups=12, rows=60)
         if each.group not in ("g1", "g2", "g6") or int(each.record_id.rpartition("-")[2]) % 4 == 0
     ]
     groups = sorted({each.group for each in drawn})
-    scores = [np.mean([reported_score(drawn, group, index) for group in groups]) for index in range(3)]
-    assert len(set(scores)) == len(scores)
-    assert int(np.argmin(scores)) == choose(drawn)["memory"]
+    tried = [WEIGHTS.index(weight) for weight in sorted(set(WEIGHTS))]
+    scores = [np.mean([reported_score(drawn, group, index) for group in groups]) for index in tried]
+    assert len(set(scores)) == len(scores) == 3
+    assert tried[int(np.argmin(scores))] == choose(drawn)["memory"]
 
 
 def test_readings_that_repeat_themselves_have_no_more_say() -> None:
@@ -112,16 +113,16 @@ def test_readings_that_repeat_themselves_have_no_more_say() -> None:
     few = [
         each
         for g in range(9)
-        for each in readings(f"few{g}", 0.1 * generator.standard_normal(12), min(MACHINES))
+        for each in readings(f"few{g}", 0.1 * generator.standard_normal(12), min(WEIGHTS))
     ]
     other = [
         each
         for g in range(4)
-        for each in readings(f"other{g}", 0.1 * generator.standard_normal(12), max(MACHINES))
+        for each in readings(f"other{g}", 0.1 * generator.standard_normal(12), max(WEIGHTS))
     ]
     again = [replace(each, record_id=f"{each.record_id}-{n}") for n in range(40) for each in other]
-    assert parts_of(choose(few)).machine == min(MACHINES)
-    assert parts_of(choose(other)).machine == max(MACHINES)
+    assert parts_of(choose(few)).order == min(WEIGHTS)
+    assert parts_of(choose(other)).order == max(WEIGHTS)
     assert choose([*few, *again]) == choose([*few, *other])
 
 
@@ -138,6 +139,11 @@ def reported_score(residuals: Sequence[Residual], group: str, index: int) -> flo
             low, high = min(low, each.reach[0]), max(high, each.reach[1])
             scores.append(high - low + 20 * max(low - each.log_ratio, each.log_ratio - high, 0.0))
     return float(np.mean(scores))
+
+
+def test_what_the_machine_adds_to_times_is_stated() -> None:
+    """Times have one scale each, so that there is nothing to choose."""
+    assert choose([replace(each, of="time", key=SpreadKey("time"), scales=()) for each in sources(1.0)]) == {}
 
 
 def test_candidates_are_all_tried_at_once() -> None:

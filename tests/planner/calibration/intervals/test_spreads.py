@@ -443,6 +443,28 @@ def test_what_waits_for_the_host_is_less_sure() -> None:
     assert named == unnamed
 
 
+def test_links_decide_what_the_update_sends_too() -> None:
+    """Of a step that broadcasts its weights over many nodes, more is the machine's than of one that gathers
+    them behind its kernels.
+    """
+    broadcast, gathered = (
+        estimate(
+            job(
+                method="full", gpu="a100-80-sxm", gpus=8, nodes=64, stack="internevo", sharding="zero1",
+                switches=f"zero1_update={how}",
+            )
+        ).time
+        for how in ("broadcast", "gathered")
+    )  # fmt: skip
+    assert broadcast is not None
+    assert gathered is not None
+    sent = next(term.seconds for term in broadcast.terms if term.name == "update_collectives")
+    exposed = (
+        float(machine_share(broadcast)) * broadcast.step_s - float(machine_share(gathered)) * gathered.step_s
+    )
+    assert exposed > 0.9 * sent
+
+
 def test_kernels_and_machine_err_independently() -> None:
     """A step that the machine decides to a third scatters by root two, one that it hardly touches by one,
     in what kernels scatter.
