@@ -147,14 +147,13 @@ class Keys:
             return (TARGET_PATTERN + value,)
         return self.names(name)
 
-    def parameter_targets(self) -> tuple[str, ...]:
-        """Parameters of every layer that adapters are put on: ``lora_target_parameters``.
+    def parameter_targets(self, name: str) -> tuple[str, ...]:
+        """Parameters of every layer that adapters are put on, under the key ``name``.
 
         Raises:
             InputFileError: no list of names.
             NotModelledError: parameters of single layers.
         """
-        name = "lora_target_parameters"
         names = self.names(name)
         if single := next((each for each in names if re.search(r"(?:^|\.)[0-9]+\.", each)), None):
             raise self.not_modelled(

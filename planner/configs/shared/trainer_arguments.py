@@ -288,13 +288,12 @@ def need_precision(reading: Reading) -> None:
     )
 
 
-def read_attention(keys: Keys, reading: Reading) -> None:
-    """Enter the attention kernel that ``attn_implementation`` names in the words of Transformers.
+def read_attention(keys: Keys, name: str, reading: Reading) -> None:
+    """Enter the attention kernel that a key names in the words of Transformers.
 
     Raises:
         NotModelledError: a kernel that no formula covers.
     """
-    name = "attn_implementation"
     said = keys.text(name)
     if said is None:
         return

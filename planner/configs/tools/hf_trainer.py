@@ -90,7 +90,7 @@ def read_hf_trainer(keys: Keys, reading: Reading, beside: Beside) -> None:
     reading.take(keys, _TABLE)
     read_checkpoint(keys, "model_name_or_path", reading)
     read_dtype(keys, reading)
-    read_attention(keys, reading)
+    read_attention(keys, "attn_implementation", reading)
     read_trainer(keys, reading)
     if old is not None and reading.value("loss") == "liger":
         reading.switch("liger_loss", True, keys.where("use_liger_kernel"))

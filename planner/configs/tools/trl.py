@@ -192,7 +192,7 @@ def _read_model(keys: Keys, reading: Reading) -> None:
     init = keys.part("model_init_kwargs")
     for part in (keys, init):
         if part is not None:
-            read_attention(part, reading)
+            read_attention(part, "attn_implementation", reading)
             read_dtype(part, reading)
     if init is not None:
         init.skip(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
@@ -239,7 +239,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
         return
     reading.take(keys, adapter)
     targets, extra = _targets(keys), keys.names("lora_modules_to_save")
-    parameters = keys.parameter_targets()
+    parameters = keys.parameter_targets("lora_target_parameters")
     if parameters and not targets:
         raise UsageError(
             f"{keys.where('lora_target_parameters')}: say lora_target_modules, too: PEFT adds some "

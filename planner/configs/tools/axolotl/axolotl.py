@@ -344,7 +344,7 @@ def _read_targets(keys: Keys, reading: Reading) -> None:
         )
         return
     targets = keys.targets("lora_target_modules")
-    parameters = keys.parameter_targets()
+    parameters = keys.parameter_targets("lora_target_parameters")
     if keys.flag("lora_target_linear"):
         reading.say("lora_targets", ("all-linear", *parameters), keys.where("lora_target_linear"))
     elif targets or parameters:

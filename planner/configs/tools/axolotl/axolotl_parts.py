@@ -137,7 +137,7 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     if keys.get("attn_implementation") == "xformers":
         _say_xformers(reading, keys.where("attn_implementation"))
     else:
-        read_attention(keys, reading)
+        read_attention(keys, "attn_implementation", reading)
     if not on:
         if _QWEN_1.search(str(keys.get("base_model") or "").lower()) and not keys.has("attn_implementation"):
             place = (
