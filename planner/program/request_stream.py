@@ -99,7 +99,7 @@ class RequestStream:
         self.events.append(~slot)
 
     def put_off(self, slot: int, ops: Collection[str]) -> None:
-        """Make an allocation later: right before the first one behind it that an operator of ``ops`` makes."""
+        """Make an allocation later: right before the first one behind it that one of ``ops`` makes."""
         start = self.events.index(slot)
         behind = range(start + 1, len(self.events))
         end = next((i for i in behind if self.events[i] >= 0 and self.place(self.events[i])[2] in ops), start)

@@ -305,6 +305,7 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     del given
     if call.enters and x.node is None and torch.grad_enabled:
         require_gradient(x, torch.path)
+        torch.leaf = x.node
     if not call.again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed

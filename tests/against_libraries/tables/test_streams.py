@@ -36,6 +36,10 @@ CELLS = [
     Cell(0, "small", "gemma-2-9b", "lora", False, "eager", 1, 512),
     Cell(0, "small", "phi-3-mini-4k", "full", True, "sdpa", 1, 512),
     Cell(0, "small", "phi-4", "qlora", False, "sdpa", 1, 512),
+    Cell(0, "small", "gpt2-large", "lora", True, "eager", 1, 512),
+    Cell(0, "small", "opt-350m", "full", False, "eager", 1, 512),
+    Cell(0, "small", "opt-1.3b", "full", True, "sdpa", 4, 512),
+    Cell(0, "small", "stablelm-2-1_6b", "qlora", False, "eager", 1, 512),
 ]
 # Choices that the matrix does not make.
 CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -101,9 +105,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 64},
     "granitemoehybrid": {**_GRANITE, "position_embedding_type": "rope"},
 }
-# Layers without positions: a copy of the key's gradient under eager attention is left out.  Norms behind the
-# branches under QLoRA: the program casts the first layer's input once more for each adapter.
-LEFT_OUT = {("cohere2", "eager"), ("exaone4", "eager"), ("exaone4", "qlora")}
+# Layers without positions: a copy of the key's gradient under eager attention is left out.
+LEFT_OUT = {("cohere2", "eager"), ("exaone4", "eager")}
 WAYS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "gradient_checkpointing": False, "attention": "sdpa"},
     "eager": {"method": "full", "gradient_checkpointing": True, "attention": "eager"},
