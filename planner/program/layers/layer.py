@@ -48,6 +48,7 @@ def _in_turn(
 ) -> Tensor:
     """One part after the other, each added to the stream; ``passed`` holds that, and is emptied."""
     before, x = _norms_around(view)[0], passed.pop()
+    normed: Tensor | None = None
     for number, part in enumerate(_parts_of(view.block)):
         until, inline = view.block.keeps_normed[number], view.block.inline_mlp and part is feed_forward
         residual = x = torch.viewed(x) if inline else x
