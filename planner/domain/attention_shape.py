@@ -102,6 +102,8 @@ class AttentionSpec:
     """Dtypes of eager attention: a softmax in fp32, scores that an fp32 bias widens, scores in
     ``fp32`` too, or all in ``compute``.
     """
+    fills_scores: bool = False
+    """The code casts the mask to bool, and fills the scores where it says so."""
     dropout: bool = False
     """Probabilities are dropped in training, of which eager attention keeps a mask."""
     returned_scores: Literal["none", "softmax", "cast"] = "none"

@@ -52,6 +52,11 @@ RouterKind = Literal[
     "beside",
 ]
 BranchSum = Literal["branches", "in_place", "stream"]
+SumsInside = Literal["none", "mlp", "both"]
+Until = Literal["part", "sum", "norm", "layer"]
+"""How long a variable lives: as the part that reads it runs, until the sum behind that or the next norm is
+there, or until the layer ends.
+"""
 EmbeddingScale = Literal["none", "table", "model"]
 ParamsOrigin = Literal[
     "published-exact", "published-bytes", "meta-device", "published-rounded", "config-only"
@@ -207,6 +212,10 @@ class BlockSpec:
     ``weighs_branches``: every branch is multiplied by a vector, both of which are among ``extra_params``; a
     variable refers to the first product until the layer ends (InternVL's tower).
     ``keeps_attended``: a variable refers to what attention returned until the layer ends (Llama 4).
+    ``keeps_normed``: until when one refers to what the norm before either part returned, which is seldom
+    longer than the part runs.  ``sums_inside``: the modules of these parts add the residual themselves,
+    while their variables refer to attention's scores and heads, or to what the activation returned.
+    ``inline_mlp``: the feed-forward part is no module, so that its input goes with its first product (OPT).
     ``layer_inputs_width``: features for each token of the inputs that all layers have beside the stream
     (Gemma 4).
     """
@@ -226,6 +235,9 @@ class BlockSpec:
     scales_branches: bool = False
     weighs_branches: bool = False
     keeps_attended: bool = False
+    keeps_normed: tuple[Until, Until] = ("part", "part")
+    sums_inside: SumsInside = "none"
+    inline_mlp: bool = False
     layer_inputs_width: int = 0
     mixer: MixerSpec | None = None
 
@@ -286,7 +298,9 @@ class ModelSpec:
     the embeddings (the first of ``final_norms``), ``embedding_dropout`` a dropout of them.
     ``embedding_scale``: who multiplies embeddings by a number: nobody, the module of the ``table`` (Gemma),
     or the ``model`` behind it (Granite). ``scales_logits``: logits are multiplied by a number;
-    ``wide_logits``: the model casts them to fp32. ``value_head``: beside the head of words one of a single
+    ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
+    positions are looked up (OPT); ``makes_window_mask``: one of windows is made though no layer may have a
+    window (Qwen2-MoE).  ``value_head``: beside the head of words one of a single
     number, which alone is trained for. ``vision``: the tower of a model that sees.  ``text_class``: the class
     by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
     AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
@@ -319,6 +333,8 @@ class ModelSpec:
     embedding_scale: EmbeddingScale = "none"
     scales_logits: bool = False
     wide_logits: bool = False
+    masks_first: bool = False
+    makes_window_mask: bool = False
     value_head: bool = False
     vision: TowerSpec | None = None
     text_class: str = ""

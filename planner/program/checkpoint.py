@@ -117,6 +117,7 @@ class _Frame:
             grad_enabled=True,
             autocast_cache={},
             returned=[],
+            summed=[],
             module=torch.module,
             manner=PLAIN,
             direction="again",
@@ -186,7 +187,12 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Check
             torch.hooked += [entry, gradient.alias()]
         with _replaced(torch, returned=[]):
             with _replaced(
-                torch, grad_enabled=True, autocast_cache={}, n_parameters=first, direction="again"
+                torch,
+                grad_enabled=True,
+                autocast_cache={},
+                leaf=entry.node,
+                n_parameters=first,
+                direction="again",
             ):
                 again = layer(entry)
             if again.node is not None:

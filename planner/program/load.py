@@ -15,7 +15,7 @@ from planner.anatomy.packing import constants_bytes, packed_bytes
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.term import TermName
 from planner.program.job import Job, reference_job, reward_job
-from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, PRODUCTS, Dtype, Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.position_tables import table_row_bytes
 from planner.program.request_stream import RequestStream
@@ -205,7 +205,7 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
     """
     if row_bytes := table_row_bytes(job):
         stream.allocate(Unit.TABLE_ROWS, row_bytes, "other_temporaries", ("load", "rotary_emb", "tables"))
-    stream.allocate(
+    stream.workspace = stream.allocate(
         Unit.ONE, cublas_workspace_bytes(job), "other_temporaries", ("products", "cublas", "workspace")
     )
     if job.stack.keeps_expanded_weight and job.recipe.numerics.quantization in ("nf4", "fp4"):
@@ -213,6 +213,17 @@ def take_workspaces(stream: RequestStream, job: Job) -> None:
         elements = max((each.elements / each.count for each in packed), default=0)
         for n_bytes in (elements * job.regime.compute, elements / _SCALED * 4):
             stream.allocate(Unit.ONE, n_bytes, "dequantization", ("products", "fast_dequantize", "buffer"))
+
+
+def settle_workspace(stream: RequestStream) -> None:
+    """cuBLAS's workspace comes with the first product of PyTorch, behind what the model made before it.
+
+    A block of 8 or 32 MiB between other blocks decides which of them can be joined when they are free.
+    Products of bitsandbytes' own library take none.
+    Source: torch 2.13 aten/src/ATen/cuda/CublasHandlePool.cpp getCurrentCUDABlasHandle.
+    """
+    if stream.workspace is not None:
+        stream.put_off(stream.workspace, PRODUCTS)
 
 
 def cublas_workspace_bytes(job: Job) -> int:

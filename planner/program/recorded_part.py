@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from planner.domain.term import TERM_NUMBERS, TermName
-from planner.program.ops.autograd import run_backward
+from planner.program.ops.autograd import LEAF_ORDER, run_backward
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
 from planner.program.ops.work import Work
@@ -41,7 +41,8 @@ _PORTS, _NOWHERE = "ports", ""
 class Shape:
     """Elements of a tensor between parts for each ``unit``, their dtype, and whether it needs a gradient.
 
-    ``shared``: its name, where more than the next part refer to it.
+    ``shared``: its name, where more than the next part refer to it.  ``leaf``: no operator sends its gradient
+    on, because it was made to require one.
     """
 
     count: float
@@ -49,6 +50,7 @@ class Shape:
     needs_grad: bool
     unit: Unit = Unit.TOKENS
     shared: str = ""
+    leaf: bool = False
 
 
 NO_INPUT = Shape(2, "fp32", False)
@@ -169,6 +171,7 @@ def run(
     torch.shared = {name: _given(torch, shape, crossing) for name, shape in given.items()}
     port = Node("input", sys.maxsize, None)
     arguments[0].node = port if entry.needs_grad else None
+    torch.leaf = port if entry.leaf else None
     torch.enter(FORWARD)
     out = part(torch, arguments.pop())
     _return(torch)
@@ -177,7 +180,10 @@ def run(
     shares, out_slot = _shares(torch), _slot(out)
     torch.shared.clear()
     name = next((name for name, (slot, _) in shares.items() if slot == out_slot), "")
-    shape, root = Shape(out.count, out.dtype, out.node is not None, out.unit, name), out.node
+    root = out.node
+    shape = Shape(
+        out.count, out.dtype, root is not None, out.unit, name, root is not None and root.order == LEAF_ORDER
+    )
     out.node = None
     kept = None if name else out
     del out

@@ -35,6 +35,7 @@ class RequestStream:
     ``lags``: of slots that another CUDA stream still uses when they are freed, how many later ones of their
     own stream are freed before it is done.
     ``phases``: (event it begins with, phase), in order.
+    ``workspace``: the slot of what the first product takes, where there is one.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class RequestStream:
         self.phases: list[tuple[int, Phase]] = []
         self.emptied: list[int] = []
         self.lags: dict[int, int] = {}
+        self.workspace: int | None = None
         # Parts and the first slot of each, and where every other slot was made.
         self._bases: list[int] = []
         self._parts: list[tuple[str, Template]] = []
@@ -95,6 +97,16 @@ class RequestStream:
         """
         self.lags[slot] = lag
         self.events.append(~slot)
+
+    def put_off(self, slot: int, ops: Collection[str]) -> None:
+        """Make an allocation later: right before the first one behind it that one of ``ops`` makes."""
+        start = self.events.index(slot)
+        behind = range(start + 1, len(self.events))
+        end = next((i for i in behind if self.events[i] >= 0 and self.place(self.events[i])[2] in ops), start)
+        if end > start + 1:
+            self.events.insert(end, slot)
+            self.events.pop(start)
+            self.phases = [(begin - (start < begin <= end), phase) for begin, phase in self.phases]
 
     def lags_by_slot(self) -> array[int]:
         """``lags`` of every slot; empty where there is none."""

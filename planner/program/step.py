@@ -27,6 +27,7 @@ from planner.program.head.tiles import tiles
 from planner.program.head.weighted import compared_logits, weighted_loss
 from planner.program.job import Job, generation_job, reference_job, reward_job
 from planner.program.layers.layer import layer
+from planner.program.load import settle_workspace
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
 from planner.program.pipeline import run_pipeline
@@ -75,6 +76,7 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
     runtime.parts = parts
     if job.model.stage is not None:
         run_pipeline(runtime, parts, parts_of(job, "added") if runtime.adds_gradients else parts)
+        settle_workspace(stream)
         return stream
     runtime.before, runtime.after = asides_of(job)
     generation = generation_of(job)
@@ -92,6 +94,7 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
         runtime.micro_step(again, Pass("forward_2", "loss_2", "backward_2", is_last=True))
     runtime.optimizer_step(gradients)
     runtime.evaluate(evaluation_of(job))
+    settle_workspace(stream)
     return stream
 
 
@@ -315,6 +318,7 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
     del given
     if call.enters and x.node is None and torch.grad_enabled:
         require_gradient(x, torch.path)
+        torch.leaf = x.node
     if not call.again or view.wraps_parts:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed

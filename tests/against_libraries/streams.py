@@ -21,7 +21,8 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
 from planner.report.trace.requests import Request, differences, ignored_sizes, of_program, of_trace
 
-# A micro-step that finds what all later ones find.
+# The first micro-step, and one that finds what all later ones find.
+FIRST = ("forward", "loss", "backward")
 LATER = ("forward_2", "loss_2", "backward_2")
 
 

@@ -7,7 +7,7 @@ model and of its ``ForCausalLM``; accelerate 1.15 utils/operations.py convert_ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.domain.model import EmbeddingSpec, LinearSpec, ModelSpec
@@ -68,6 +68,21 @@ class EndsView:
         return self.model.tied and self.head.trains_base
 
     @property
+    def masked(self) -> tuple[LayerView, ...]:
+        """The views that masks are made for.  A window that no layer has is 0 tokens wide, so that SDPA gets
+        its mask, too.
+
+        Source: transformers 5.23 models/qwen2_moe/modeling_qwen2_moe.py Qwen2MoeModel.forward,
+        configuration_qwen2_moe.py (``sliding_window``).
+        """
+        if not self.model.makes_window_mask:
+            return self.kinds
+        block = replace(
+            self.kinds[0].block, attention=replace(self.kinds[0].block.attention, window_tokens=0)
+        )
+        return *self.kinds, replace(self.kinds[0], block=block, masked=True)
+
+    @property
     def given(self) -> dict[str, Shape]:
         """What the embeddings get from the head."""
         table, dtype = self.model.token_embedding, self.embed.dtypes.table
@@ -85,6 +100,8 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     """
     model, view = ends.model, ends.layer
     tokens = token_rows(torch, ends)
+    if model.masks_first:
+        make_masks(torch, ends.masked)
     positions = [_lookup(torch, ends, table) for table in model.extra_embeddings if not table.per_layer]
     for spec in model.extra_linears:
         if spec.reads == "embed":
@@ -101,7 +118,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
     if model.embedding_norm:
         with torch.inside("word_embeddings_layernorm"):
             stream = norm(torch, view, model.final_norms[0], stream)
-    make_masks(torch, ends.kinds)
+    make_masks(torch, ends.masked)
     if any(each.block.attention.position == "rope" for each in ends.kinds):
         # Its tables are too small to count; ZeRO-3 fetches what comes next at each module that is entered.
         with torch.inside("rotary_emb"):

@@ -70,4 +70,6 @@ def _mask(torch: Operators, view: LayerView) -> Tensor:
     mask = torch.new(Unit.PAIRS, 1, "bool", "bitwise_and")
     if view.recipe.attention == "eager" or view.stack.sdpa_mask == "stream":
         mask = torch.new(Unit.PAIRS, 1, view.dtypes.table, "where")
+    if view.block.attention.fills_scores:
+        mask = torch.like(mask, "to", "bool")
     return mask

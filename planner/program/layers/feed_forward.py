@@ -28,7 +28,10 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
     inputs = [spec for spec in view.linears("mlp_in") if spec.group == group]
     down = next(spec for spec in view.linears("mlp_mid") if spec.group == group)
     if not view.block.mlp.gated:
-        return linear(torch, view, down, activation(torch, view, linear(torch, view, inputs[0], x)))
+        middle = activation(torch, view, linear(torch, view, inputs[0], x))
+        if view.block.sums_inside != "none":
+            torch.summed.append(middle)
+        return linear(torch, view, down, middle)
     if len(inputs) == 1:
         gate, up = torch.halves(linear(torch, view, inputs[0], x))
         if view.stack.fused_mlp:
@@ -71,6 +74,21 @@ def feed_forward(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             return _mixture(torch, view, x)
         out = dense(torch, view, gathered(torch, view, x))
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
+
+
+def inline_feed_forward(torch: Operators, view: LayerView, passed: list[Tensor]) -> Tensor:
+    """The same where the layer itself runs both matrices over rows, with one variable for what each returns.
+
+    ``passed`` holds the output of the norm, and is emptied.
+    Source: transformers 5.23 models/opt/modeling_opt.py OPTDecoderLayer.forward.
+    """
+    before, torch.flat = torch.flat, True
+    with torch.inside("mlp"):
+        passed.append(linear(torch, view, view.linears("mlp_in")[0], passed.pop()))
+        passed.append(activation(torch, view, passed.pop()))
+        out = linear(torch, view, view.linears("mlp_mid")[0], passed.pop())
+    torch.flat = before
+    return out
 
 
 def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """One decoder layer: where its norms stand, and how attention and feed-forward part are added to the stream.
 
 Source: transformers 5.23 models/*/modeling_*.py, the ``forward`` of each decoder layer.
-Ignored: variables of GPT-2, BLOOM, MPT and StableLM that keep the output of a norm or of attention longer.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import partial
 from planner.domain.model import BlockSpec, NormSpec
 from planner.program.checkpoint import checkpointed, checkpointed_reentrant
 from planner.program.layers.attention.attention import attention
-from planner.program.layers.feed_forward import feed_forward
+from planner.program.layers.feed_forward import feed_forward, inline_feed_forward
 from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
 from planner.program.layers.mixers import mixer
 from planner.program.layers.mixture.beside_dense import beside_dense
@@ -36,30 +35,70 @@ def layer(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         view = replace(view, trains_base=False)
     if view.block.parallel:
         return _parallel(torch, view, trained, x)
-    norms = _norms_of(view)
-    before, behind = ([], norms) if view.block.reads_stream else (norms[:2], norms[2:])
     kept: list[Tensor] = []
     if view.block.layer_inputs_width:
         x = of_whole_layer(torch, x, kept)
+    passed = [x]
+    del x
+    return _in_turn(torch, view, trained, passed, kept)
+
+
+def _in_turn(
+    torch: Operators, view: LayerView, trained: LayerView, passed: list[Tensor], kept: list[Tensor]
+) -> Tensor:
+    """One part after the other, each added to the stream; ``passed`` holds that, and is emptied."""
+    before, x = _norms_around(view)[0], passed.pop()
+    normed: Tensor | None = None
     for number, part in enumerate(_parts_of(view.block)):
-        residual = x
+        until, inline = view.block.keeps_normed[number], view.block.inline_mlp and part is feed_forward
+        residual = x = torch.viewed(x) if inline else x
         if before:
             x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
-        given = x if view.block.keeps_attended and not number else None
-        x = _wrapped(torch, trained if part is feed_forward else view, part, x)
-        x = _with_experts(torch, view, part, x, residual)
-        if given is not None:
+        if until == "layer":
             kept.append(x)
-        if view.block.dropouts and not view.block.drops_inside:
-            x = dropout(torch, x)
-        if behind and not view.block.norms_sums:
-            x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
-        x = _weighed(torch, view, x, kept)
+        normed, passed = None if until == "part" else x, [x]
+        del x
+        if inline:
+            passed.append(inline_feed_forward(torch, trained, passed))
+        else:
+            passed.append(_wrapped(torch, trained if part is feed_forward else view, part, passed.pop()))
+        passed.append(_with_experts(torch, view, part, passed.pop(), residual))
+        x = _branch(torch, view, number, passed, kept)
         x = torch.add(residual, torch.same(x, "mul") if view.block.scales_branches else x)
-        del given
-        if view.block.norms_sums:
-            x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
-    return add_layer_input(torch, view, norms[4], x, kept) if view.block.layer_inputs_width else x
+        torch.summed.clear()
+        if until == "sum":
+            normed = None
+        x = _behind_sum(torch, view, number, torch.viewed(x) if inline else x)
+    del normed
+    width = view.block.layer_inputs_width
+    return add_layer_input(torch, view, _norms_of(view)[4], x, kept) if width else x
+
+
+def _branch(
+    torch: Operators, view: LayerView, number: int, passed: list[Tensor], kept: list[Tensor]
+) -> Tensor:
+    """What a part adds to the stream, from what it returned; ``passed`` holds that, and is emptied."""
+    x, behind = passed.pop(), _norms_around(view)[1]
+    if view.block.keeps_attended and not number:
+        kept.append(x)
+    if view.block.dropouts and not view.block.drops_inside:
+        x = dropout(torch, x)
+    if behind and not view.block.norms_sums:
+        x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
+    return _weighed(torch, view, x, kept)
+
+
+def _behind_sum(torch: Operators, view: LayerView, number: int, x: Tensor) -> Tensor:
+    """The stream after a sum, which some layers normalise."""
+    if not view.block.norms_sums:
+        return x
+    return _wrapped(torch, view, partial(_one_norm, _norms_around(view)[1][number]), x)
+
+
+def _norms_around(view: LayerView) -> tuple[list[NormSpec], list[NormSpec]]:
+    """The norms before both parts, and those behind them."""
+    norms = _norms_of(view)
+    return ([], norms) if view.block.reads_stream else (norms[:2], norms[2:])
 
 
 def _weighed(torch: Operators, view: LayerView, x: Tensor, kept: list[Tensor]) -> Tensor:

@@ -19,8 +19,18 @@ Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
 
 
 def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``x`` as a matrix product sees it: autocast casts it to the compute dtype."""
-    return torch.to(x, view.dtypes.compute) if view.dtypes.autocast else x
+    """``x`` as a matrix product sees it: autocast casts it to the compute dtype.
+
+    What it makes of an fp32 leaf that requires a gradient it keeps: of weights, and of a layer's input that
+    was made to require one.
+    """
+    if not view.dtypes.autocast:
+        return x
+    if x.dtype != "fp32" or x.node is None or x.node is not torch.leaf:
+        return torch.to(x, view.dtypes.compute)
+    if x.node not in torch.autocast_cache:
+        torch.autocast_cache[x.node] = torch.to(x, view.dtypes.compute)
+    return torch.autocast_cache[x.node]
 
 
 def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:

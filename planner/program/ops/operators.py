@@ -16,13 +16,15 @@ from planner.program.ops.work import Multiplies, Product, is_aligned
 class Operators(Tape):
     """A tape with the operators that write to it.
 
-    ``autocast_cache`` holds the copies of trained weights that autocast keeps until its region ends;
-    ``leaves`` the nodes of parameters.  ``accumulates``: these have gradients already.  ``shared``: tensors
+    ``autocast_cache`` holds the copies of trained weights that autocast keeps until its region ends, and that
+    of the input where this is a ``leaf``; ``leaves`` the nodes of parameters.
+    ``accumulates``: these have gradients already.  ``shared``: tensors
     that one part of the model makes for others, by name; empty again when a part has run.  ``returned`` holds
     what attention returns beside its output, which lives until the layer ends, or until the next layer has
     run where the layer returns it too.  ``outputs``: what the training loop refers to until the backward pass
     is over, ``bound`` until the model returns again; ``hooked``: what hooks refer to until the end of
-    backward; ``held``: what a loss refers to until it is there.  ``parameters`` are numbered as they are
+    backward; ``held``: what a loss refers to until it is there; ``summed``: what a part of a layer refers to
+    until the sum behind it.  ``parameters`` are numbered as they are
     first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the
     stream has rows alone, as that of some vision towers, so that no product sees it in another shape.
     ``passing``: what a tower returns beside its output, until the loss is there.  ``caches``: keys and values
@@ -36,11 +38,13 @@ class Operators(Tape):
         self.n_parameters = 0
         self.accumulates = accumulates
         self.autocast_cache: dict[Node, Tensor] = {}
+        self.leaf: Node | None = None
         self.shared: dict[str, Tensor] = {}
         self.returned: list[Tensor] = []
         self.outputs: list[Tensor] = []
         self.hooked: list[Tensor] = []
         self.held: list[Tensor] = []
+        self.summed: list[Tensor] = []
         self.bound: list[Tensor] = []
         self.flat = False
         self.caches = False
@@ -243,6 +247,18 @@ class Operators(Tape):
             plain = gradient.alias()
             plain.is_view = False
             return [plain]
+
+        return record(self, x.alias(), [x], [], backward)
+
+    def viewed(self, x: Tensor) -> Tensor:
+        """``x.view(...)`` in another number of dimensions: its gradient is a view, to which none is added in
+        place.
+        """
+
+        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            view = gradient.alias()
+            view.is_view = True
+            return [view]
 
         return record(self, x.alias(), [x], [], backward)
 

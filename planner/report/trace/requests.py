@@ -2,8 +2,7 @@
 
 A request is one allocation, with the sizes of what is freed before the next one; the order of those frees
 does not matter.  Left out on both sides is what the program does not count: requests below 2 KiB, tensors of
-one number for each token, and tables of rotary positions.  So is the workspace of cuBLAS, which the first
-product of a process asks for and nothing frees.
+one number for each token, and tables of rotary positions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 
 SMALLEST_BYTES = 2048
-_CUBLAS = ("workspace", "cuBLAS workspace")
 _LOADING = {"load", "adapters"}
 
 
@@ -111,7 +109,7 @@ class _Requests:
         self.requests: list[Request] = []
 
     def allocate(self, request: Request) -> None:
-        if self._counts(request.n_bytes) and request.op not in _CUBLAS:
+        if self._counts(request.n_bytes):
             self.requests.append(request)
 
     def free(self, n_bytes: int, phase: str) -> None:

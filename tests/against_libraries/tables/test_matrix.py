@@ -22,7 +22,7 @@ ONE_OF = 12
 # the program leaves out, are a fifth of a percent there.
 LIMITS = {
     "allocated": {"real": (0.04, 0.6), "small": (0.25, 2.8)},
-    "reserved": {"real": (0.4, 9.0), "small": (1.1, 30.0)},
+    "reserved": {"real": (0.12, 2.0), "small": (0.35, 9.0)},
     # Of the trace's peak: the phase, and the group of terms, that differ most.  Where two moments are equally
     # full, either may be the one that terms are counted at.
     "phase": {"real": (0.08, 2.5), "small": (0.45, 16.0)},

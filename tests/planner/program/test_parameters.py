@@ -11,6 +11,7 @@ from planner.intake.resolve import resolve
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.parameters import model_weights
 from planner.program.step import step_of
 
 # Width 3,584, keys and values 512 wide, feed-forward 18,944, 28 layers, 152,064 tokens; biases on q, k and v.
@@ -74,3 +75,14 @@ def test_scales_of_divided_matrices_stay_whole_on_the_card(sharding: str, offloa
     subject = job(method="qlora", gpus=4, sharding=sharding, quant_storage="bf16", offload=offload)
     whole = MATRICES * (1 / 64 + 4 / (64 * 256))
     assert standing(subject, "quantization_constants") == pytest.approx(whole)
+
+
+def test_parameters_come_as_the_modules_make_them() -> None:
+    """Phi-3's output projection before what reads the stream, Granite 4's shared MLP before attention."""
+
+    def first(model: str, n: int) -> list[str]:
+        made = [each.name.partition(" 0 ")[2] for each in model_weights(job(model=model))]
+        return [name for name in made if name][:n]
+
+    assert first("phi-4", 3) == ["o_proj", "qkv_proj", "gate_up_proj"]
+    assert first("granite-4.0-micro", 3) == ["input_linear", "output_linear", "q_proj"]

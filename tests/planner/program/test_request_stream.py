@@ -72,3 +72,20 @@ def test_between_marks_lie_all_events_of_a_stage() -> None:
                     assert part.slot(mark.slot) in held
                     n_gradients += 1
     assert n_gradients > 100
+
+
+def test_what_is_put_off_comes_right_before_the_operator_that_needs_it() -> None:
+    """Phases that begin between keep what they begin with; where no such operator comes, nothing moves."""
+    stream = RequestStream()
+    stream.enter("load")
+    stream.allocate(Unit.ONE, 2, "weights", ("load", "", "weight"))
+    stream.enter("forward")
+    late = stream.allocate(Unit.ONE, 8, "other_temporaries", ("products", "", "workspace"))
+    for op in ("embedding", "mm"):
+        stream.allocate(Unit.TOKENS, 2, "saved_activations", ("layer 0", "", op))
+        stream.enter("loss" if op == "embedding" else "backward")
+    stream.put_off(late, {"conv"})
+    assert [*stream.events] == [0, 1, 2, 3]
+    stream.put_off(late, {"mm", "bmm"})
+    assert [*stream.events] == [0, 2, 1, 3]
+    assert stream.phases == [(0, "load"), (1, "forward"), (2, "loss"), (4, "backward")]

@@ -25,7 +25,8 @@ def read_phi3(fields: ConfigFields) -> ModelSpec:
     block = BlockSpec(
         attention=attention,
         mlp=MlpSpec(width, gated=True, activation=fields.text("hidden_act", "silu")),
-        linears=fused_qkv(attention, hidden, ("qkv_proj", "o_proj"), biases=(False, False))
+        # Phi3Attention makes the output projection first.
+        linears=fused_qkv(attention, hidden, ("qkv_proj", "o_proj"), biases=(False, False))[::-1]
         + fused_gated_mlp(hidden, width),
         norms=(rms(hidden, copies=2),),
     )

@@ -61,6 +61,8 @@ def read_stablelm(fields: ConfigFields) -> ModelSpec:
         norms=norms,
         parallel=parallel,
         branch_sum="stream",
+        keeps_attended=True,
+        keeps_normed=("layer", "part"),
     )
     table = token_embedding(fields, hidden)
     spec = bare_model(fields, [block] * fields.layers("num_hidden_layers"), table)

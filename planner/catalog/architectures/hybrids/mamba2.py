@@ -86,13 +86,16 @@ def _mixer_norms(spec: Mamba2Spec) -> tuple[NormSpec, ...]:
 
 def mixed_block(full: BlockSpec, spec: Mamba2Spec, hidden: int, *, bias: bool) -> BlockSpec:
     """The block ``full`` with a mixer in place of its attention."""
+    dense = [linear for linear in full.linears if linear.group != "attention"]
+    n_before = len(dense) if full.linears[-1].group == "attention" else 0
     return replace(
         full,
         attention=NO_ATTENTION,
         mixer=spec,
         linears=(
+            *dense[:n_before],
             *_projections(spec, hidden, in_bias=bias, out_bias=bias),
-            *(linear for linear in full.linears if linear.group != "attention"),
+            *dense[n_before:],
         ),
         norms=(*(norm for norm in full.norms if norm.on == "hidden"), *_mixer_norms(spec)),
         extra_params=full.extra_params + spec.param_count,
@@ -155,7 +158,8 @@ def _granite_block(
         mlp = replace(experts_of(fields, width, n_experts, top_k), shared_width=shared, router="chosen")
         shared_linears = tuple(replace(linear, group="shared_expert") for linear in dense)
         dense = (router(hidden, n_experts, name="router"), *fused_experts(hidden, mlp), *shared_linears)
-    return BlockSpec(attention, mlp, (*projections, *dense), (rms(hidden, copies=2),), scales_branches=True)
+    # GraniteMoeHybridDecoderLayer makes its attention, or its mixer, last.
+    return BlockSpec(attention, mlp, (*dense, *projections), (rms(hidden, copies=2),), scales_branches=True)
 
 
 def read_bamba(fields: ConfigFields) -> ModelSpec:

@@ -52,7 +52,7 @@ def _block(fields: ConfigFields, attention: AttentionSpec, *, sparse: bool) -> B
     hidden, bias = fields.integer("hidden_size"), fields.flag("attention_bias", False)
     dense = {**fields.data, "intermediate_size": fields.integer("intermediate_size_mlp", default=16384)}
     block = llama_block(ConfigFields(dense, fields.where), attention, qkv_bias=bias, out_bias=bias)
-    block = replace(block, keeps_attended=True)
+    block = replace(block, keeps_attended=True, keeps_normed=("sum", "part"))
     if attention.head_norms_turned:
         block = replace(block, norms=block.norms + _head_norms(attention))
     if not sparse:

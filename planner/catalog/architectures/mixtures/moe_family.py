@@ -163,9 +163,10 @@ def read_qwen2_moe(fields: ConfigFields) -> ModelSpec:
     layers = sparse_layers(fields, n_layers)
     dense = sparse if all(layers) else llama_block(fields, attention, qkv_bias=bias)
     pairs = zip(layers, _qwen2_moe_windows(fields, n_layers), strict=True)
-    return decoder(
+    spec = decoder(
         fields, [with_windows(sparse if is_sparse else dense, [tokens])[0] for is_sparse, tokens in pairs]
     )
+    return replace(spec, makes_window_mask=True)
 
 
 def shared_experts(hidden: int, width: int, *, bias: bool = False) -> tuple[LinearSpec, ...]:

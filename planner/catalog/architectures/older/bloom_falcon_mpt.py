@@ -40,6 +40,8 @@ def read_bloom(fields: ConfigFields) -> ModelSpec:
         + plain_mlp(hidden, width, ("dense_h_to_4h", "dense_4h_to_h"), bias=True),
         norms=(layer_norm(hidden, copies=2),),
         dropouts=2 * int(fields.is_positive("hidden_dropout", 0.0)),
+        keeps_normed=("norm", "norm"),
+        sums_inside="both",
     )
     table = token_embedding(fields, hidden, "word_embeddings")
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table)
@@ -134,7 +136,7 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
     hidden, heads = fields.integer("d_model", "hidden_size"), fields.integer("n_heads", "num_attention_heads")
     _refuse_foreign_mpt(fields)
     attention = replace(even_heads(fields, hidden, heads), position="alibi", fused_qkv=True)
-    attention = replace(attention, eager_scores="fp32_biased", returned_scores="cast")
+    attention = replace(attention, eager_scores="fp32_biased", returned_scores="cast", fills_scores=True)
     width = _MLP_RATIO * hidden
     block = BlockSpec(
         attention=attention,
@@ -142,6 +144,9 @@ def read_mpt(fields: ConfigFields) -> ModelSpec:
         linears=fused_qkv(attention, hidden, ("Wqkv", "out_proj"), biases=(False, False))
         + plain_mlp(hidden, width, ("up_proj", "down_proj"), bias=False),
         norms=(layer_norm(hidden, copies=2, bias=False),),
+        keeps_attended=True,
+        keeps_normed=("norm", "norm"),
+        sums_inside="mlp",
     )
     table = token_embedding(fields, hidden, "wte")
     spec = bare_model(fields, [block] * fields.layers("n_layers", "num_hidden_layers"), table)

@@ -82,6 +82,9 @@ def read_gpt2(fields: ConfigFields) -> ModelSpec:
         + plain_mlp(hidden, width, ("c_fc", "c_proj"), bias=True, kind="conv1d"),
         norms=(layer_norm(hidden, copies=2),),
         dropouts=2 * int(fields.is_positive("resid_pdrop", 0.1)),
+        drops_inside=True,
+        keeps_attended=True,
+        keeps_normed=("sum", "sum"),
     )
     table = token_embedding(fields, hidden, "wte")
     spec = bare_model(fields, [block] * fields.layers("n_layer", "num_hidden_layers"), table)
@@ -197,6 +200,7 @@ def read_opt(fields: ConfigFields) -> ModelSpec:
         final_norms=(layer_norm(hidden, bias=affine, weight=affine),) if has_final_norm else (),
         extra_embeddings=(EmbeddingSpec("embed_positions", positions + _OPT_POSITION_OFFSET, hidden),),
         extra_linears=_opt_projections(hidden, embed_width),
+        masks_first=True,
     )
 
 
@@ -222,6 +226,7 @@ def _opt_block(fields: ConfigFields, hidden: int) -> BlockSpec:
         dropouts=2 * int(fields.is_positive("dropout", 0.1)),
         reads_stream=not fields.flag("do_layer_norm_before", True),
         norms_sums=not fields.flag("do_layer_norm_before", True),
+        inline_mlp=True,
     )
 
 

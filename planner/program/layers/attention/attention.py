@@ -46,6 +46,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if view.recipe.attention == "eager":
             # The variables of attention's own function live until the output projection has run.
             out, _variables = eager(torch, view, query, key, value)
+            if view.block.sums_inside == "both":
+                torch.summed += [query, key, value, *held, *_variables]
         elif divided and view.stack.model_parallel != "tokens":
             out = _DIVIDED[view.stack.model_parallel](torch, view, query, key, value)
         else:

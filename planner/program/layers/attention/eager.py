@@ -56,9 +56,12 @@ def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
         # Cast, and added in place: BTLMAttention._attn of modeling_btlm.py.
         _bias = torch.new(Unit.LENGTH_PAIRS, view.block.attention.n_heads, scores.dtype, "type_as")
         del _bias
-    stated = view.block.attention.eager_scores == "fp32_softmax"
-    wide: Dtype = "fp32" if stated else _unstated(view, scores)
-    scores = torch.to(softmax(torch, scores, wide), query.dtype)
+    if view.block.attention.eager_scores == "fp32_softmax":
+        # One expression, so that the scores go with the cast.
+        scores = torch.to(softmax(torch, scores, "fp32"), query.dtype)
+    else:
+        scores = softmax(torch, scores, _unstated(view, scores))
+        scores = torch.to(scores, query.dtype)
     scores = _dropped(torch, view, scores)
     return _rows(torch, view, _heads(torch, view, scores, values)), []
 
