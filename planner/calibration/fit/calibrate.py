@@ -32,13 +32,12 @@ from planner.domain.uncertainty.calibration import (
 )
 from planner.errors import UsageError
 
-# With each of these, sources that are left out whole are predicted better than without it; with any other
-# they are not, or worse (2026-11-24, `make figures NAMES=worth`).
+# With each of these, sources that are left out whole are predicted better than without it, by more than
+# chance; with any other they are not, or worse (2026-11-26, `make figures NAMES=worth`).
 EARNED = frozenset(
     {
-        *("thread_memory_bytes", "nccl_bytes", "int8_outlier_fraction"),
+        *("thread_memory_bytes", "host_process_bytes"),
         *("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
-        "host_process_bytes",
     }
 )
 # Effects of single machines on time that are kept beside these.
