@@ -52,8 +52,8 @@ _OTHER_MODULES = frozenset({
     "llamafy"),
 })  # fmt: skip
 # Released in FP8 by their maker, which no word of the id says: so the cards of Ministral-3-*-Instruct-2512,
-# beside which a -BF16 stands, and the config.json of Devstral-Small-2-* and Devstral-2-*-Instruct-2512.
-_RELEASED_IN_FP8 = re.compile(r"(?:ministral-3|devstral(?:-small)?-2)-\d+b-instruct-2512", re.IGNORECASE)
+# beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512.
+_RELEASED_IN_FP8 = re.compile(r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512", re.IGNORECASE)
 # Owners who publish a family with the modules of another one:
 # https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
 _CONVERTED = frozenset({"unsloth/phi"})
