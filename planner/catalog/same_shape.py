@@ -195,7 +195,8 @@ def _may_be_meant(base: Sequence[str], less: Sequence[str], words: Sequence[str]
     """
     if words[0] == less[0] or any(map(_VERSION.fullmatch, less)):
         return False
-    return base[0] == less[0] and len(base) > 2 and base[1] not in less and base[2:] == less[1:]
+    version = base[1:2] if base[:1] == less[:1] and base[2:] == less[1:] else ()
+    return any(map(_VERSION.fullmatch, version))
 
 
 def _changes(word: str, families: frozenset[str]) -> bool:
