@@ -51,6 +51,9 @@ _OTHER_MODULES = frozenset({
     *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied",
     "llamafy"),
 })  # fmt: skip
+# Released in FP8 by their maker, which no word of the id says: so the cards of Ministral-3-*-Instruct-2512,
+# beside which a -BF16 stands, and the config.json of Devstral-Small-2-24B-Instruct-2512.
+_RELEASED_IN_FP8 = re.compile(r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2512", re.IGNORECASE)
 # Owners who publish a family with the modules of another one:
 # https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
 _CONVERTED = frozenset({"unsloth/phi"})
@@ -129,7 +132,8 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     words = _words(name, _families(index.ids))
     stored = {_STORED[word] for word in words if word in _STORED}
     converted = any(f"{owner.lower()}/{word}" in _CONVERTED for word in words)
-    if QUANTISED.search(name) or QUANTISED.search(owner) or converted or len(stored) > 1:
+    packed = QUANTISED.search(name) or QUANTISED.search(owner) or _RELEASED_IN_FP8.fullmatch(name)
+    if packed or converted or len(stored) > 1:
         return Kin((), None)
     found = _copied(name, index) or _fine_tuned(words, index.ids)
     return Kin(found, stored.pop() if stored else None)
@@ -171,7 +175,10 @@ def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
         if not any(set(base) < set(other) for other in found.values())
     }
     siblings = {
-        each: None for each, base in named.items() for less in found.values() if _says_more(base, less)
+        each: None
+        for each, base in named.items()
+        for less in found.values()
+        if _says_more(base, less) or _may_be_meant(base, less, words)
     }
     return (*found, *siblings)
 
@@ -179,6 +186,17 @@ def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
 def _says_more(base: Sequence[str], less: Sequence[str]) -> bool:
     """Whether ``base`` is ``less`` with further words, of the same family and version."""
     return base[:2] == less[:2] and set(base) > set(less)
+
+
+def _may_be_meant(base: Sequence[str], less: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether ``base`` is a later version of ``less``, which has none, and ``words`` begin with another name.
+
+    Those who name a model after themselves leave versions out: ``OpenR1-Qwen-7B`` is a Qwen2.5.
+    """
+    if words[0] == less[0] or any(map(_VERSION.fullmatch, less)):
+        return False
+    version = base[1:2] if base[:1] == less[:1] and base[2:] == less[1:] else ()
+    return any(map(_VERSION.fullmatch, version))
 
 
 def _changes(word: str, families: frozenset[str]) -> bool:

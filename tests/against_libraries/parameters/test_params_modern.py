@@ -290,7 +290,7 @@ def _shallow(config: dict[str, Any]) -> dict[str, Any]:
         "llama4_text": 4,
     }
     n_layers = kinds.get(config["model_type"], 2)
-    if config["model_type"] == "granitemoehybrid":
+    if "layer_types" in config:
         config = config | {"layer_types": config["layer_types"][:n_layers]}
     return config | {"num_hidden_layers": n_layers}
 

@@ -98,6 +98,13 @@ def test_every_architecture_in_the_table_has_a_reader() -> None:
     ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
     ("ibm/PowerLM-3b", "powerlm-3b"),
     ("google/gemma-3-4b-it", "gemma-3-4b"),
+    ("mistralai/Ministral-3-14B-Reasoning-2512", "ministral-3-14b"),
+    ("mistralai/Magistral-Small-2507", "mistral-small-24b"),
+    ("mistralai/Magistral-Small-2509", "mistral-small-3.1-24b"),
+    ("NousResearch/Hermes-4-14B", "qwen3-14b"),
+    ("NousResearch/Hermes-4.3-36B", "seed-oss-36b"),
+    ("meta-llama/Llama-Guard-3-1B", "llama-3.2-1b"),
+    ("google/medgemma-27b-it", "gemma-3-27b"),
 ])  # fmt: skip
 def test_names_in_any_spelling(name: str, model_id: str) -> None:
     """Ids, aliases and Hub ids are found whatever their case and separators."""

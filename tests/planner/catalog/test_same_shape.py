@@ -39,6 +39,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("someone/Qwen3-30B-A3B-stories", "qwen3-30b-a3b", "bf16"),
     ("someone/Qwen2.5-VL-7B-Instruct-stories", "qwen2.5-vl-7b", "bf16"),
     ("NousResearch/Nous-Hermes-2-Yi-34B", "yi-34b", "bf16"),
+    ("someone/Qwen-7B-stories", "qwen-7b", "bf16"),
+    ("someone/stories-llama-7b", "llama-7b", "fp16"),
+    ("unsloth/Ministral-3-8B-Instruct-2512-BF16", "ministral-3-8b", "bf16"),
+    ("someone/Ministral-3-8B-Base-2512-stories", "ministral-3-8b", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
     """Owner, suffixes and spelling do not matter; the note names id and base."""
@@ -57,6 +61,11 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-8x8", "someone/Qwen3-8B-MXFP4",
     "someone/Llama3-8B-1.58bit"),
     *("someone/Llama-3-8B-GPTQ-Int3", "some-quants/Llama-3.1-8B-AWQ", "someone/Llama-8B-AWQ"),
+    # Released in FP8, which the id does not say.
+    *("mistralai/Ministral-3-8B-Instruct-2512", "mistralai/Ministral-3-3B-Instruct-2512"),
+    *("mistralai/Devstral-Small-2-24B-Instruct-2512", "unsloth/Ministral-3-14B-Instruct-2512"),
+    # A maker's own name before a family without its version.
+    *("open-r1/OpenR1-Qwen-7B", "someone/R1-Distill-Qwen-72B-stories", "someone/stories-qwen-14b"),
     # Another size, or a second one.
     *("nvidia/Llama-3.1-Nemotron-51B-Instruct", "nvidia/Llama-3.1-Minitron-4B-Width-Base",
     "someone/Llama-3-8B-4x8B"),
