@@ -159,7 +159,7 @@ def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
     out = _printed(capsys, PATTERN, "--cv", "source")
     for words in (
         "no fit  in-sample  held out",
-        "free numbers (at most 25)",
+        "free numbers (at most 24)",
         "inside the 90 % interval",
         "each source group is predicted",
         "Order of configurations",

@@ -116,7 +116,6 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (AXOLOTL + "context_parallel_size: two\n", InputFileError, "must be a whole number"),
         (AXOLOTL + "adapter: qlora\n", UsageError, "load_in_4bit"),
         (AXOLOTL + "load_in_8bit: true\n", UsageError, "through adapters only"),
-        (AXOLOTL + "gradient_checkpointing: offload\n", NotModelledError, "off the GPU"),
         (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
         (
             AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n",

@@ -117,9 +117,9 @@ def test_no_published_peak_is_below_its_weights() -> None:
 
 
 def test_coefficients_that_stay_are_named_with_the_reason() -> None:
-    """No reading of one GPU depends on NCCL's buffers; a card's efficiency is not what a fit may move."""
+    """No reading without int8 depends on its outliers; a card's efficiency is not what a fit may move."""
     found = calibrate(simulated({"doc-a": Coefficients(), "doc-b": Coefficients()})).not_fitted
-    assert found["nccl_bytes"] == "no reading, or one document alone, depends on it"
+    assert found["int8_outlier_fraction"] == "no reading, or one document alone, depends on it"
     assert found["matmul_efficiency"] == "sources that are left out are predicted no better with it"
     assert "thread_memory_bytes" in EARNED - found.keys()
 

@@ -224,7 +224,7 @@ def test_a_bound_that_is_kept_tells_nothing() -> None:
 def test_free_numbers_are_few_and_named() -> None:
     """At most 25 in what ships, each a known coefficient."""
     fitted = calibrate(simulated(EVERYWHERE))
-    assert fitted.free_numbers <= MOST == 25
+    assert fitted.free_numbers <= MOST == 24
     assert {offset.knob.coefficient for offset in fitted.fits[0].shared_offsets(None)} <= EARNED
     knobs = [offset.knob for offset in fitted.calibration.offsets]
     assert {knob.coefficient for knob in knobs} <= {prior.name for prior in PRIORS} == set(FREEDOM)
