@@ -21,14 +21,16 @@ class Operators(Tape):
     ``accumulates``: these have gradients already.  ``shared``: tensors
     that one part of the model makes for others, by name; empty again when a part has run.  ``returned`` holds
     what attention returns beside its output, which lives until the layer ends, or until the next layer has
-    run where the layer returns it too.  ``outputs``: what the training loop refers to until the backward pass
-    is over, ``bound`` until the model returns again; ``hooked``: what hooks refer to until the end of
-    backward; ``held``: what a loss refers to until it is there; ``summed``: what a part of a layer refers to
-    until the sum behind it.  ``parameters`` are numbered as they are
-    first asked for; ``n_parameters`` counts the calls, which a recomputation begins again.  ``flat``: the
-    stream has rows alone, as that of some vision towers, so that no product sees it in another shape.
-    ``passing``: what a tower returns beside its output, until the loss is there.  ``caches``: keys and values
-    are kept for the tokens to come.
+    run where the layer returns it too.
+
+    Variables of running code keep tensors alive.  ``outputs``: those of the training loop, until the backward
+    pass is over, ``bound`` until the model returns again.  ``hooked``: those of hooks, until the end of
+    backward.  ``held``: those of a loss, until it is there.  ``summed``: those of a part of a layer, until
+    the sum behind it.  ``passing``: what a tower returns beside its output, until the loss is there.
+
+    ``parameters`` are numbered as they are first asked for; ``n_parameters`` counts the calls, which a
+    recomputation begins again.  ``flat``: the stream has rows alone, as that of some vision towers, so that
+    no product sees it in another shape.  ``caches``: keys and values are kept for the tokens to come.
     """
 
     def __init__(self, *, accumulates: bool = False) -> None:
