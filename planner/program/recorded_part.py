@@ -174,6 +174,7 @@ def run(
     torch.leaf = port if entry.leaf else None
     torch.enter(FORWARD)
     out = part(torch, arguments.pop())
+    torch.leaf = None
     _return(torch)
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
     torch.enter(_NOWHERE)
