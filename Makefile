@@ -14,11 +14,11 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help env env-axolotl env-llamafactory env-trl env-trl-handbook env-torchtune env-litgpt env-torchtitan style lint test test-real test-slow test-lowest explore differential bench calibrate accuracy figures corpus regenerate pictures clean
 
 help:
-	@echo "make test    create the environment, then lint, types, import contracts and every test"
+	@echo "make test    create the environment, then style, import contracts and the tests"
 	@echo "make env-trl-handbook   the same for alignment-handbook's files, with its repository in HANDBOOK=DIR"
 	@echo "make lint    style, types and import contracts only"
 	@echo "make env-axolotl, env-llamafactory, env-trl, env-torchtune, env-litgpt, env-torchtitan   environments of other tools, for dry runs of their own command lines"
-	@echo "make test-real  real training steps on the CPU, in the real processes of measure run"
+	@echo "make test-real  real training steps on the CPU, the trace beside them, and dry runs of whole programs"
 	@echo "make test-slow  the long tests: every method and engine for real, on the CPU"
 	@echo "make test-lowest  the lowest versions that pyproject.toml allows on the oldest Python here, and the newest on the newest"
 	@echo "make explore    the property tests with inputs drawn anew, for MINUTES=10; says how many were tried and failed"
@@ -79,14 +79,10 @@ style: env
 lint: style
 	$(BIN)/mypy
 
-# Types are checked while the tests run, which wait now and then: what mypy said comes last, and either one's failure counts.
-TYPES_SAID := $(VENV)/.types-said
 test: style
-	$(BIN)/mypy > $(TYPES_SAID) 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal; tests=$$?; \
-	wait $$types; types=$$?; cat $(TYPES_SAID); test $$tests -eq 0 -a $$types -eq 0
+	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal
 
-# What starts processes that train: all of it waits for torch, again and again.
+# What trains for real, and what starts programs that do: all of it waits for torch, again and again.
 test-real: env
 	$(BIN)/python -m pytest -n $(XDIST) --dist worksteal -m "real and not slow"
 

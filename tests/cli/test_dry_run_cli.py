@@ -18,7 +18,11 @@ from measure.cli.main import main
 from tests.extras import needs
 from tests.in_process import called
 
-pytestmark = [needs("torch"), pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")]
+pytestmark = [
+    pytest.mark.real,
+    needs("torch"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
+]
 # One step of a small net.  BEFORE and AFTER are lines of a test.
 LOOP = """
 import torch

@@ -117,6 +117,7 @@ def test_wrong_use_is_one_sentence(arguments: list[str], says: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.real
 @needs_torch
 def test_a_trace_in_json_adds_up(config: str) -> None:
     """Phases in order, terms that sum up to the allocated peak, reserved at least as much,

@@ -172,6 +172,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
 
 
 @needs("torch", "peft")
+@pytest.mark.real
 def test_a_real_trace_stands_beside_the_prediction(capsys: Captured, tmp_path: Path) -> None:
     """On a small model both agree about the weights to within the allocator's rounding."""
     config = tmp_path / "config.json"
