@@ -91,10 +91,13 @@ def prepare(values: Mapping[str, Any], options: RunOptions, machine: Machine, *,
 
 def _check_host(scenario: Scenario, machine: Machine) -> None:
     """On the CPU weights are in host RAM, and the kernel kills other programs too when it is short."""
-    numerics, trains_all = scenario.recipe.numerics, scenario.recipe.adapter is None
+    recipe, numerics = scenario.recipe, scenario.recipe.numerics
+    steps_in_backward = OPTIMIZER_FACTS[recipe.optimizer].library == "tool"
+    trains_all = not (recipe.adapter or recipe.train_layers or recipe.frozen or steps_in_backward)
     # Gradients have the dtype of the weights; states of the optimizer and activations come on top.
     least_bits = _WEIGHT_BITS.get(numerics.quantization, 8 * DTYPE_BYTES[numerics.load_dtype])
-    needed_bytes = scenario.model.param_count * least_bits / 8 * (2 if trains_all else 1)
+    on_all_nodes = scenario.model.param_count * least_bits / 8 * (2 if trains_all else 1)
+    needed_bytes = on_all_nodes / scenario.hardware.nodes
     limits = (machine.environment.get(name) for name in ("host_memory_bytes", "container_limit_bytes"))
     here_bytes = min((each for each in limits if each is not None), default=needed_bytes)
     if needed_bytes > here_bytes:

@@ -83,6 +83,8 @@ class _Frame:
         self.held: list[ref[Unpack]] = []
         self.n_again = 0
         self.ran = False
+        # Autocast keeps its copy of an input that is a leaf in the second run too.
+        self.leaf = torch.leaf
 
     def hold(self, tensor: Tensor) -> Unpack:
         """Drop a saved tensor; give it back from the second run."""
@@ -116,6 +118,7 @@ class _Frame:
             pack=self.keep_again,
             grad_enabled=True,
             autocast_cache={},
+            leaf=self.leaf,
             returned=[],
             summed=[],
             module=torch.module,

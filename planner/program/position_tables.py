@@ -31,11 +31,16 @@ def table_rows(job: Job) -> Number:
 
 
 def table_row_bytes(job: Job) -> int:
-    """Bytes of a row of both tables, of all layers that have some; DeepSpeed's engine casts them, too."""
+    """Bytes of a row of both tables, of all layers that have some; DeepSpeed's engine casts them, and FSDP1,
+    whose mixed precision is that of buffers too.
+
+    Source: accelerate 1.15 utils/dataclasses.py FullyShardedDataParallelPlugin.set_mixed_precision.
+    """
     if job.model.architecture not in job.stack.rotary_tables:
         return 0
     numerics = job.recipe.numerics
-    dtype = numerics.compute_dtype if job.regime.engine == "deepspeed" else numerics.load_dtype
+    casts = job.regime.engine == "deepspeed" or job.recipe.sharding.is_fsdp1
+    dtype = numerics.compute_dtype if casts else numerics.load_dtype
     groups = [each for each in job.model.groups if each.block.attention.position == "rope"]
     widths = [
         each.count * (each.block.attention.rotary_width or each.block.attention.head_dim) for each in groups

@@ -194,6 +194,8 @@ def _broadcasting_gpus(job: TimedJob) -> Number | None:
     if not job.recipe.sharding.is_zero1 or how == "gathered":
         return None
     gpus = job.recipe.shards(hardware)
+    if hardware.world_size == 1:
+        return None
     return gpus if how == "broadcast" else minimum(gpus, hardware.gpus_per_node)
 
 

@@ -3,7 +3,7 @@
 Source: transformers 5.23 masking_utils.py create_causal_mask, create_sliding_window_causal_mask, sdpa_mask,
 eager_mask.
 Ignored: what older Transformers make of a mask on the way; alibi slopes, one number for each head and
-position; tables of rotary positions, below 0.1 % of what a step allocates.
+position; tables of rotary positions of one pass, below 0.1 % of what a step allocates.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ ATTENTION = frozenset({"flash_attention", "efficient_attention"})
 """Attention kernels of torch."""
 EXCHANGED_ROWS = "all_to_all_single"
 """What arrives where GPUs send one another rows for their experts, or what these returned."""
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul"})
 """Products that PyTorch gives to cuBLAS."""
 COSTLY = frozenset({"mm", "addmm", "bmm", EXCHANGED_ROWS}) | ATTENTION
 """Operators whose outputs a selective checkpoint may keep."""

@@ -2,7 +2,7 @@
 
 A request is one allocation, with the sizes of what is freed before the next one; the order of those frees
 does not matter.  Left out on both sides is what the program does not count: requests below 2 KiB, tensors of
-one number for each token, and tables of rotary positions.
+one number for each token, and tables of rotary positions that a pass makes.
 """
 
 from __future__ import annotations
