@@ -83,8 +83,9 @@ def test_those_of_unsloth_grow(tokens: int, rows: int) -> None:
     assert held(subject) == rows * MISTRAL_ROW
 
 
-def test_what_deepspeed_casts_is_16_bits_wide() -> None:
-    """Its engine turns buffers to the dtype of the computation, too."""
+def test_what_engines_cast_is_16_bits_wide() -> None:
+    """DeepSpeed and FSDP1 turn buffers to the dtype of the computation, too; DDP does not."""
     flags: dict[str, Any] = {"method": "full", "gpus": 2, "load_dtype": "fp32", "precision": "bf16-mixed"}
     assert table_row_bytes(job(**flags, sharding="zero2")) == MISTRAL_ROW
-    assert table_row_bytes(job(**flags, sharding="fsdp1")) == 2 * MISTRAL_ROW
+    assert table_row_bytes(job(**flags, sharding="fsdp1")) == MISTRAL_ROW
+    assert table_row_bytes(job(**flags, sharding="ddp")) == 2 * MISTRAL_ROW
