@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from planner.api.checks import check_job, command_job
+from planner.api.checks import CheckJob, check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.writing.sharding_keys import Files
+from planner.configs.writing.translate import edits_for
+from planner.configs.yaml_or_json import read_document
 from planner.errors import ExitCode, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
@@ -256,3 +260,37 @@ def test_the_same_key_without_ms_swift_is_another_programs(tmp_path: Path) -> No
     text = "model_name_or_path: a/b\nper_device_train_batch_size: 2\nlisa_activated_layers: 2\n"
     with pytest.raises(NotModelledError, match="a key of LMFlow"):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(("before", "changes", "after"), [
+    ("", {"sharding": "zero3"}, "deepspeed: zero3\n"),
+    ("", {"sharding": "fsdp"}, "fsdp: fsdp2\n"),
+    ("deepspeed: zero3\n", {"offload": "optimizer+params"}, "deepspeed: zero3_offload\n"),
+    ("deepspeed: zero2_offload\n", {"offload": "none"}, "deepspeed: zero2\n"),
+    ("deepspeed: zero2\n", {"sharding": "zero3"}, "deepspeed: zero3\n"),
+    ("deepspeed: mine.json\n", {"sharding": "zero3"}, None),
+    ("deepspeed: zero2\n", {"sharding": "fsdp"}, None),
+    ("fsdp: fsdp2\n", {"sharding": "zero3"}, None),
+    ("", {"offload": "optimizer"}, None),
+])  # fmt: skip
+def test_an_engine_is_written_by_its_name(
+    tmp_path: Path, before: str, changes: dict[str, Any], after: str | None
+) -> None:
+    """Files that ms-swift ships; one of the user's own is left alone."""
+    path = tmp_path / "train.yaml"
+    path.write_text(BASE + before, encoding="utf-8")
+    edits = edits_for(Files("ms-swift", read_document(path)), changes)
+    found = None if edits is None else {edit.place[0]: edit.value for edit in edits}
+    assert found == (None if after is None else yaml.safe_load(after))
+
+
+def test_a_fix_is_named_by_the_keys_of_ms_swift(tmp_path: Path) -> None:
+    """And the line that starts the job is that of ms-swift."""
+    path = tmp_path / "train.yaml"
+    path.write_text(
+        "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 1024\ndeepspeed: zero2\n", encoding="utf-8"
+    )
+    checked = check_job(CheckJob(str(path), CheckOptions()), from_flags({"gpu": "a100-80-sxm:2"}))
+    assert checked.exit_code == ExitCode.GPU_MEMORY_SHORT
+    assert {edit.place[0] for fix in checked.fixes for edit in fix.edits} & {"deepspeed", "optim"}
+    assert checked.launch == f"NPROC_PER_NODE=2 swift sft {path}"
