@@ -110,7 +110,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
         NotModelledError: something that no formula covers, or a file of a program that is not read.
     """
     document = read_document(path)
-    refuse_other_tools(document)
+    refuse_other_tools(document, "ms-swift" if tool is None and ms_swift.is_ms_swift(document) else tool)
     chosen = recognise(document) if tool is None else _named(tool)
     keys, reading = Keys.of(document), Reading(path, chosen.title, tool_name=chosen.name)
     remark_on_twice(document, reading)

@@ -182,6 +182,16 @@ def _open_instruct(launch: Launch) -> str:
     return f"{start} --use_deepspeed --deepspeed_config_file {deepspeed} {end}"
 
 
+def _ms_swift(launch: Launch) -> str:
+    """ms-swift 4.6.0 swift/cli/main.py: torchrun with so many processes; without the variable one process."""
+    # Another launcher starts swift/cli/sft.py, and only main.py reads a file.
+    if launch.accelerate:
+        return ""
+    # As in TRL, an engine on one GPU needs a rank.
+    processes = f"NPROC_PER_NODE={launch.gpus} " if launch.gpus > 1 or launch.engine else ""
+    return f"{processes}swift sft {launch.file}{_deepspeed_flag(launch)}"
+
+
 def _own(launch: Launch) -> str:
     """Our own file is read by nothing else."""
     return f"torchrun --nproc_per_node {launch.gpus} {SCRIPT}" if launch.gpus > 1 else f"python {SCRIPT}"
@@ -194,6 +204,7 @@ _LINES: Mapping[str, Callable[[Launch], str]] = {
     "trl": _trl,
     "transformers": _transformers,
     "open-instruct": _open_instruct,
+    "ms-swift": _ms_swift,
     "deepspeed": _deepspeed,
     "accelerate": _accelerate,
     "plan": _own,

@@ -15,6 +15,8 @@ from planner.errors import InputFileError, NotModelledError, show
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
 _OFF = (None, False, 0, "", "none", "None", "no", "false")
+# Zero as a command line may write it, whose numbers with a point stay text.
+_ZERO = re.compile(r"[+-]?(?:0{1,20}\.?0{0,20}|\.0{1,20})(?:[eE][+-]?\d{1,5})?")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies,
 # what the step keeps, how long it is.
 _MATTERS = re.compile(
@@ -95,6 +97,10 @@ class Keys:
         if value is None or isinstance(value, bool):
             return value
         raise self.wrong(name, "true or false", value)
+
+    def is_on(self, name: str) -> bool:
+        """Whether a key holds what switches something on: no zero, however it is written, and no false."""
+        return not _is_off(self.get(name))
 
     def text(self, name: str) -> str | None:
         """A key that must be text.
@@ -193,8 +199,7 @@ class Keys:
             NotModelledError: one of them is on; says why it is not modelled.
         """
         for name, why in reasons.items():
-            value = self.get(name)
-            if not _is_off(value):
+            if self.is_on(name):
                 raise self.not_modelled(name, why)
 
     def refuse_above_one(self, reasons: Mapping[str, str]) -> None:
@@ -265,4 +270,6 @@ def _is_off(value: object) -> bool:
     """
     if isinstance(value, dict):
         return not value or ("enabled" in value and (value["enabled"] == "auto" or _is_off(value["enabled"])))
+    if isinstance(value, str) and _ZERO.fullmatch(value.strip()):
+        return True
     return value in _OFF if isinstance(value, _PLAIN) else not value

@@ -122,8 +122,7 @@ def read_files(keys: Keys, reading: Reading, beside: Beside) -> None:
         UsageError: a file or a value that cannot be used.
         NotModelledError: something that no formula covers.
     """
-    if beside.accelerate is not None:
-        read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
+    read_given_launch(reading, beside)
     if beside.deepspeed is not None:
         keys.skip(("deepspeed",))
         finish_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)
@@ -144,6 +143,17 @@ def finish_deepspeed(keys: Keys, reading: Reading) -> None:
     """
     read_deepspeed(keys, reading)
     reading.finish(keys)
+
+
+def read_given_launch(reading: Reading, beside: Beside) -> None:
+    """Enter the launch that is given beside a config, where one is.
+
+    Raises:
+        UsageError: a file or a value that cannot be used.
+        NotModelledError: something that no formula covers.
+    """
+    if beside.accelerate is not None:
+        read_launch_file(remark_on_twice(read_document(beside.accelerate), reading), reading, beside)
 
 
 def read_launch_file(document: Document, reading: Reading, beside: Beside) -> None:
@@ -238,7 +248,7 @@ def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Readi
         raise keys.not_modelled(
             key, f"optimizer '{show(name)}' is not modelled; these are: {', '.join(names)}"
         )
-    if known == "rmsprop" and keys.get("weight_decay") not in (None, 0, 0.0):
+    if known == "rmsprop" and keys.is_on("weight_decay"):
         raise keys.not_modelled(
             "weight_decay", "the copy of all gradients that rmsprop makes to add it is not modelled; 0 is"
         )

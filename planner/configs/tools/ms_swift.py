@@ -81,7 +81,7 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_dtypes(keys, reading)
     _read_lengths(keys, reading)
     _read_images(keys, reading)
-    read_processes(keys, reading)
+    read_processes(keys, reading, beside)
     _read_sizes(keys, reading)
     read_trainer(keys, reading)
     if reading.least_batch is not None:
@@ -230,7 +230,8 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
             frozen.append(part)
     if "projector" not in frozen and reading.value("method") == "lora":
         raise keys.not_modelled("freeze_aligner", "adapters on a projector are not modelled; true is")
-    reading.default("freeze", tuple(frozen), said[0] if said else f"{_PLACE}: freeze_vit, freeze_aligner")
+    if frozen:
+        reading.default("freeze", tuple(frozen), said[0] if said else f"{_PLACE}: freeze_vit, freeze_aligner")
 
 
 def _read_dtypes(keys: Keys, reading: Reading) -> None:
@@ -325,7 +326,7 @@ def _read_evaluation(keys: Keys, reading: Reading) -> None:
     """
     when = str(keys.get("eval_strategy") or keys.get("save_strategy") or "steps").lower()
     data = next((name for name in ("val_dataset", "cached_val_dataset") if keys.get(name)), None)
-    if data is None and keys.get("split_dataset_ratio") not in (None, 0, 0.0, "0", "0.", "0.0"):
+    if data is None and keys.is_on("split_dataset_ratio"):
         data = "split_dataset_ratio"
     reading.said.pop("eval_batch", None)
     if data is not None and when not in ("no", "false"):
@@ -344,7 +345,7 @@ def _remark(keys: Keys, reading: Reading) -> None:
         ("adapters", "an adapter is trained as lora_rank and target_modules say, whatever it was made with"),
         ("router_aux_loss_coef", "the routers' loss is not counted"),
     ):
-        if keys.get(name) not in (None, False, 0, 0.0, "0"):
+        if keys.is_on(name):
             reading.remark(keys.where(name), text)
     if keys.text("experts_impl") not in (None, "grouped_mm"):
         raise keys.not_modelled("experts_impl", "this way to compute experts is not modelled; grouped_mm is")

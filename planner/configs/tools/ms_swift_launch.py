@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import re
 from math import isqrt
+from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.stock import stock_engine
-from planner.configs.shared.trainer_arguments import finish_deepspeed, read_distribution, read_files
-from planner.configs.yaml_or_json import Document
+from planner.configs.shared.trainer_arguments import (
+    finish_deepspeed,
+    read_distribution,
+    read_files,
+    read_given_launch,
+)
+from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import REFUSED_BY_TOOL, UsageError
 
 _PROCESSES, _NODES, _VISIBLE = "NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"
@@ -28,9 +34,9 @@ _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
 
 
-def read_processes(keys: Keys, reading: Reading) -> None:
-    """Processes and machines.  A file without them is taken as started with a process for each GPU of the
-    job, a command as it stands.
+def read_processes(keys: Keys, reading: Reading, beside: Beside) -> None:
+    """Processes and machines, where no launcher beside the arguments says them.  A file without them is taken
+    as started with a process for each GPU of the job, a command as it stands.
 
     Raises:
         UsageError: GPUs that the processes cannot share alike.
@@ -42,6 +48,9 @@ def read_processes(keys: Keys, reading: Reading) -> None:
     per_node, nodes = env.count(_PROCESSES), env.count(_NODES)
     visible = _visible(env)
     if per_node is None and nodes is None:
+        if beside.accelerate is not None:
+            _leave_to_launcher(env, reading, beside.accelerate, visible)
+            return
         if visible is not None and visible > 1:
             raise env.not_modelled(_VISIBLE, _SPREADS)
         if keys.path.suffix in _FILES:
@@ -49,11 +58,26 @@ def read_processes(keys: Keys, reading: Reading) -> None:
             reading.remark(str(keys.path), text)
             env.skip(env.left_over_here())
             return
-        reading.default("gpus", 1, "ms-swift 4.6.0 swift/cli/main.py: one process without NPROC_PER_NODE")
-        reading.alone = Alone(str(keys.path), _SPREADS, by_tool=False)
+        _start_alone(reading, str(keys.path), "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
     else:
         _say_processes(env, reading, (per_node or 1, nodes or 1), visible)
     env.skip(env.left_over_here())
+
+
+def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> None:
+    """The launch is read after the trainer's arguments; one without a kind of distribution starts one process
+    (accelerate 1.15.0 commands/launch.py simple_launcher).
+    """
+    if visible is not None:
+        reading.remark(env.where(_VISIBLE), "each process of the launcher is counted as seeing one GPU")
+    if str(read_document(launch).table.get("distributed_type") or "NO").upper() == "NO":
+        _start_alone(reading, str(launch), "its launcher starts one process")
+    env.skip(env.left_over_here())
+
+
+def _start_alone(reading: Reading, where: str, why: str) -> None:
+    reading.default("gpus", 1, why)
+    reading.alone = Alone(where, _SPREADS, by_tool=False)
 
 
 def _say_processes(env: Keys, reading: Reading, counts: tuple[int, int], visible: int | None) -> None:
@@ -126,6 +150,7 @@ def read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
     if preset is None:
         read_files(keys, reading, beside)
     else:
+        read_given_launch(reading, beside)
         finish_deepspeed(Keys.of(preset), reading)
     if reading.sharding.engine == "native" and "gpus" in reading.said and reading.alone is None:
         place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.configs.yaml_or_json import Document
 from planner.errors import NotModelledError
 
-# Program -> its own keys.  One is enough: none of them is a key of a tool that is read.
+# Program -> its own keys.  One is enough: but for those of _OF_TOOL none is a key of a tool that is read.
 _MARKS = {
     # huggingface/transformers examples/pytorch/language-modeling/run_clm_no_trainer.py: a loop of its own;
     # open-instruct's files have none of these.
@@ -74,16 +74,19 @@ _MARKS = {
     # files of its supervised trainer have no key that only they have.
     "verl": frozenset({"actor_rollout_ref"}),
 }
+# Tool that is read -> keys above that it has too and reads itself: ms-swift 4.6.0
+# swift/trainers/arguments.py.
+_OF_TOOL = {"ms-swift": frozenset({"lisa_activated_layers"})}
 
 
-def refuse_other_tools(document: Document) -> None:
-    """Refuse a file of a program that is not read.
+def refuse_other_tools(document: Document, tool: str | None) -> None:
+    """Refuse a file of a program that is not read; ``tool``: the one that is asked for, or told for sure.
 
     Raises:
         NotModelledError: names the program and the key that tells it.
     """
     for program, marks in _MARKS.items():
-        if found := sorted(marks & document.table.keys()):
+        if found := sorted((marks - _OF_TOOL.get(tool or "", frozenset())) & document.table.keys()):
             raise _refusal(document, program, found[0])
     model = document.table.get("model")
     # oumi-ai/oumi src/oumi/core/configs/params/model_params.py.

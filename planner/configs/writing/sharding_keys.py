@@ -20,6 +20,14 @@ _DEVICES = {
     "none": ("none", "none"),
 }
 _TRAINERS = ("llama-factory", "axolotl", "trl", "transformers")
+# Files that ms-swift ships under these names, by stage and offload (4.6.0 swift/arguments/sft_args.py).
+_MS_SWIFT = {
+    ("zero1", "none"): "zero1",
+    ("zero2", "none"): "zero2",
+    ("zero2", "optimizer"): "zero2_offload",
+    ("zero3", "none"): "zero3",
+    ("zero3", "optimizer+params"): "zero3_offload",
+}
 # What a trainer hands to DeepSpeed where nothing else is given; ``auto`` is filled in by Transformers.
 _NEW_DEEPSPEED = {
     "train_micro_batch_size_per_gpu": AUTO,
@@ -90,12 +98,27 @@ def engine_edits(files: Files, sharding: str | None, offload: str | None) -> tup
         return _in_deepspeed(deepspeed, sharding, offload)
     if launch is not None:
         return _in_accelerate(_Place(launch), sharding, offload)
+    own = _Place(files.config)
+    if files.tool == "ms-swift":
+        return _by_name(own, sharding, offload)
     if files.tool not in _TRAINERS:
         return None
-    own = _Place(files.config)
     if sharding is not None and sharding_named(sharding).zero_stage:
         return _new_deepspeed(own, sharding, offload)
     return _in_own_fsdp(files.tool, own, sharding, offload)
+
+
+def _by_name(own: _Place, sharding: str | None, offload: str | None) -> tuple[Edit, ...] | None:
+    """A file that ms-swift ships, in place of another of them; DeepSpeed and FSDP refuse each other."""
+    said = own.table.get("deepspeed")
+    before = next((key for key, name in _MS_SWIFT.items() if name == said), None)
+    if own.table.get("fsdp") or (said and before is None):
+        return None
+    if sharding == "fsdp":
+        return (own.edit("fsdp", value="fsdp2"),) if not said and offload in (None, "none") else None
+    stage, device = before or ("", "none")
+    name = _MS_SWIFT.get((sharding or stage, offload or device))
+    return None if name is None else (own.edit("deepspeed", value=name),)
 
 
 def deepspeed_place(files: Files) -> _Place | None:

@@ -350,6 +350,15 @@ _OPEN_INSTRUCT: Mapping[str, Rule] = {
     ),
 }
 
+_MS_SWIFT: Mapping[str, Rule] = {
+    **_TRAINER,
+    "seq": lambda table, value: {
+        ("packing_length" if table.get("packing") and "packing_length" in table else "max_length",): value
+    },
+    "lora_rank": _key("lora_rank"),
+    "attention": _words("attn_impl", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attn"}),
+}
+
 _DEEPSPEED: Mapping[str, Rule] = {
     "batch": _key("train_micro_batch_size_per_gpu"),
     "grad_accum": _key("gradient_accumulation_steps"),
@@ -364,6 +373,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "transformers": _TRANSFORMERS,
     "open-instruct": _OPEN_INSTRUCT,
     "torchtune": _TORCHTUNE,
+    "ms-swift": _MS_SWIFT,
     "deepspeed": _DEEPSPEED,
 }
 """Rules of each tool, by the names of our fields.  For a tool that is not here no change is written down."""

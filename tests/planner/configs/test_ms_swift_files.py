@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from planner.api.checks import check_job, command_job
+from planner.api.checks import CheckJob, check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.writing.sharding_keys import Files
+from planner.configs.writing.translate import edits_for
+from planner.configs.yaml_or_json import read_document
 from planner.errors import ExitCode, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
@@ -17,6 +22,7 @@ from planner.intake.resolve import resolve
 
 BASE = "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\nmax_length: 2048\n"
 FULL = BASE.replace("lora", "full")
+SCRIPT = "swift/cli/sft.py --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
 COMMAND = "swift sft --model Qwen/Qwen2.5-0.5B --dataset a b --max_length 2048"
 
 
@@ -78,6 +84,8 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
         ),
         ("ENV: {MAX_PIXELS: 1003520}\n", {"image_size": "1001x1001"}),
         ("max_epochs: 2\n", {"epochs": 2}),
+        ("freeze_parameters_ratio: '0.'\nlisa_activated_layers: 0\n", {"method": "lora"}),
+        ("split_dataset_ratio: '0.'\n", {"eval_batch": None}),
     ],
 )
 def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
@@ -101,6 +109,8 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
         ("ENV: {CUDA_VISIBLE_DEVICES: '0,1'}\n", "spreads the layers"),
         ("ENV: {CUDA_VISIBLE_DEVICES: '0,1,2,3', NPROC_PER_NODE: 2}\n", "spreads the layers"),
         ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),
+        ("freeze_parameters_ratio: '0.5'\n", "some parameters by their names"),
+        ("lisa_activated_layers: 2\n", "LISA of ms-swift is not modelled"),
         ("optimizer: muon\n", "of a plugin"),
         ("callbacks: activation_cpu_offload\n", "activation_cpu_offload is not modelled"),
         ("sft_type: lora\n", "ms-swift before 3.0"),
@@ -178,3 +188,109 @@ def test_a_command_without_processes_runs_as_one(text: str, gpu: str, code: Exit
     """On several GPUs it would spread the layers."""
     job = command_job(text, CheckOptions())
     assert check_job(job, from_flags({"gpu": gpu})).exit_code == code
+
+
+def asked(text: str, gpu: str = "a100-80-sxm") -> Any:
+    """What ``plan check --command`` answers."""
+    return check_job(command_job(text, CheckOptions()), from_flags({"gpu": gpu}), advise=False)
+
+
+@pytest.mark.parametrize("launcher", [
+    "torchrun --nproc_per_node=8",
+    "python -m torch.distributed.run --nproc_per_node 8",
+    "accelerate launch --num_processes 8",
+    "deepspeed --num_gpus 8",
+])  # fmt: skip
+@pytest.mark.parametrize(("engine", "sharding"), [("", "ddp"), (" --deepspeed zero3", "zero3")])
+def test_a_launcher_says_how_many_processes_there_are(launcher: str, engine: str, sharding: str) -> None:
+    """With an engine by name as without one, whatever the card is counted as."""
+    for gpu in ("a100-80-sxm", "a100-80-sxm:8"):
+        checked = asked(f"{launcher} {SCRIPT}{engine}", gpu)
+        assert checked.failure == ""
+        scenario = checked.subject.scenario
+        assert (scenario.hardware.gpus_per_node, scenario.recipe.sharding.name) == (8, sharding)
+        assert scenario.recipe.batch.grad_accum == 2
+
+
+@pytest.mark.parametrize("launcher", ["python", "accelerate launch --num_processes 1"])
+def test_a_launcher_of_one_process_spreads_the_layers_too(launcher: str) -> None:
+    """One process that sees several GPUs does, whoever starts it."""
+    job = f"{launcher} {SCRIPT} --learning_rate 1e-5"
+    assert asked(job).exit_code == ExitCode.FITS
+    several = asked(job, "a100-80-sxm:2")
+    assert (several.exit_code, "spreads the layers" in several.failure) == (ExitCode.NOT_MODELLED, True)
+
+
+@pytest.mark.parametrize("engine", ["", "deepspeed: zero2\n"])
+def test_a_launch_file_says_it_as_well(tmp_path: Path, engine: str) -> None:
+    """``--accelerate FILE`` beside a config, with an engine by name as without one."""
+    launch = tmp_path / "launch.yaml"
+    launch.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 2\n", encoding="utf-8")
+    path = tmp_path / "train.yaml"
+    path.write_text(FULL + engine, encoding="utf-8")
+    request = read_config_file(path, None, Beside(accelerate=launch)).request
+    assert (request.get("gpus"), request.get("nodes")) == (2, 2)
+    assert request.get("sharding") == ("zero2" if engine else "ddp")
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct"])
+def test_nothing_frozen_is_no_list_of_nothing(model: str) -> None:
+    """Every part may be trained."""
+    arguments = "--tuner_type full --freeze_vit false --freeze_aligner false"
+    checked = asked(f"swift sft --model {model} {arguments} --max_length 1024")
+    assert checked.failure == ""
+    assert checked.subject.scenario.recipe.frozen == ()
+
+
+@pytest.mark.parametrize(("argument", "code"), [
+    ("--lisa_activated_layers 0", ExitCode.FITS),
+    ("--freeze_parameters_ratio 0.", ExitCode.FITS),
+    ("--freeze_parameters_ratio 0.0e0", ExitCode.FITS),
+    ("--freeze_parameters_ratio .25", ExitCode.NOT_MODELLED),
+    ("--lisa_activated_layers 2", ExitCode.NOT_MODELLED),
+])  # fmt: skip
+def test_an_argument_at_its_default_switches_nothing_on(argument: str, code: ExitCode) -> None:
+    """Zero, as an argument of a command may be written; another program's name is not given for it."""
+    checked = asked(f"{COMMAND} {argument}")
+    assert (checked.exit_code, "LMFlow" in checked.failure) == (code, False)
+
+
+def test_the_same_key_without_ms_swift_is_another_programs(tmp_path: Path) -> None:
+    """Only ms-swift reads it."""
+    text = "model_name_or_path: a/b\nper_device_train_batch_size: 2\nlisa_activated_layers: 2\n"
+    with pytest.raises(NotModelledError, match="a key of LMFlow"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(("before", "changes", "after"), [
+    ("", {"sharding": "zero3"}, "deepspeed: zero3\n"),
+    ("", {"sharding": "fsdp"}, "fsdp: fsdp2\n"),
+    ("deepspeed: zero3\n", {"offload": "optimizer+params"}, "deepspeed: zero3_offload\n"),
+    ("deepspeed: zero2_offload\n", {"offload": "none"}, "deepspeed: zero2\n"),
+    ("deepspeed: zero2\n", {"sharding": "zero3"}, "deepspeed: zero3\n"),
+    ("deepspeed: mine.json\n", {"sharding": "zero3"}, None),
+    ("deepspeed: zero2\n", {"sharding": "fsdp"}, None),
+    ("fsdp: fsdp2\n", {"sharding": "zero3"}, None),
+    ("", {"offload": "optimizer"}, None),
+])  # fmt: skip
+def test_an_engine_is_written_by_its_name(
+    tmp_path: Path, before: str, changes: dict[str, Any], after: str | None
+) -> None:
+    """Files that ms-swift ships; one of the user's own is left alone."""
+    path = tmp_path / "train.yaml"
+    path.write_text(BASE + before, encoding="utf-8")
+    edits = edits_for(Files("ms-swift", read_document(path)), changes)
+    found = None if edits is None else {edit.place[0]: edit.value for edit in edits}
+    assert found == (None if after is None else yaml.safe_load(after))
+
+
+def test_a_fix_is_named_by_the_keys_of_ms_swift(tmp_path: Path) -> None:
+    """And the line that starts the job is that of ms-swift."""
+    path = tmp_path / "train.yaml"
+    path.write_text(
+        "model: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 1024\ndeepspeed: zero2\n", encoding="utf-8"
+    )
+    checked = check_job(CheckJob(str(path), CheckOptions()), from_flags({"gpu": "a100-80-sxm:2"}))
+    assert checked.exit_code == ExitCode.GPU_MEMORY_SHORT
+    assert {edit.place[0] for fix in (checked.fixes or ()) for edit in fix.edits} & {"deepspeed", "optim"}
+    assert checked.launch == f"NPROC_PER_NODE=2 swift sft {path}"

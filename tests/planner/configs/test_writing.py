@@ -33,6 +33,7 @@ BASES = {
         '{"per_device_train_batch_size": 2, "num_train_epochs": 1, "bf16": true, '
         '"attn_implementation": "sdpa"}'
     ),
+    "ms-swift": "model: a/b\ntuner_type: lora\nmax_length: 64\n",
     "deepspeed": '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}',
     "accelerate": "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n",
 }
@@ -98,14 +99,14 @@ def test_each_tool_can_say_what_people_change_first() -> None:
     """
     for rules in RULES.values():
         assert {"batch", "grad_accum"} <= rules.keys()
-    for tool in ("llama-factory", "axolotl", "trl", "transformers"):
+    for tool in ("llama-factory", "axolotl", "trl", "transformers", "ms-swift"):
         assert {"loss", "gradient_checkpointing", "optimizer"} <= RULES[tool].keys()
 
 
 def test_offload_goes_where_the_engine_is(tmp_path: Path) -> None:
     """In a table of the config, in a launch file of either engine, and nowhere where no engine runs."""
     both = {"sharding": "zero3", "offload": "optimizer+params"}
-    for tool in ("llama-factory", "axolotl", "trl", "transformers", "deepspeed", "accelerate"):
+    for tool in ("llama-factory", "axolotl", "trl", "transformers", "ms-swift", "deepspeed", "accelerate"):
         said = read_with(tool, both, tmp_path)
         assert said is not None
         assert (said["sharding"], said["offload"]) == ("zero3", "optimizer+params")
@@ -199,6 +200,14 @@ LINES = [
         "accelerate launch --config_file b.yaml -m llamafactory.launcher a.yaml",
     ),
     ("llama-factory", Launch("a.json"), ""),
+    ("ms-swift", Launch("a.yaml"), "swift sft a.yaml"),
+    ("ms-swift", Launch("a.yaml", engine=True), "NPROC_PER_NODE=1 swift sft a.yaml"),
+    (
+        "ms-swift",
+        Launch("a.yaml", deepspeed="z.json", gpus=2),
+        "NPROC_PER_NODE=2 swift sft a.yaml --deepspeed z.json",
+    ),
+    ("ms-swift", Launch("a.yaml", "b.yaml", gpus=2), ""),
     ("axolotl", Launch("a.yml", engine=True), "axolotl train a.yml --launcher torchrun"),
     (
         "axolotl",
