@@ -26,6 +26,7 @@ _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
 )
 _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
 _ARITHMETIC = re.compile(
     rf"\$\(\([ \t]*(\d{{1,{_DIGITS}}})[ \t]*([-+*/%])[ \t]*(\d{{1,{_DIGITS}}})[ \t]*\)\)"
@@ -90,11 +91,17 @@ def _set_by(line: str) -> Iterator[str]:
 
 def with_depth(text: str) -> Iterator[tuple[str, int]]:
     """Each line with the number of conditions, loops and functions that it is in, its own included."""
-    depth = 0
+    depth, document = 0, ""
     for line in text.splitlines():
-        bare = line.split(" #")[0].rstrip()
-        opened = bool(_OPENS.search(bare)) and not line.lstrip().startswith("#")
-        depth += opened
+        if document:
+            # Text that a program is given: its braces and words open nothing here.
+            yield line, depth
+            document = "" if line.strip() == document else document
+            continue
+        bare = "" if line.lstrip().startswith("#") else line.split(" #")[0].rstrip()
+        depth += bool(_OPENS.search(bare))
         yield line, depth
-        if _CLOSES.search(bare) and not line.lstrip().startswith("#"):
+        if _CLOSES.search(bare):
             depth = max(0, depth - 1)
+        found = _DOCUMENT.search(bare)
+        document = found[1] if found else ""

@@ -435,6 +435,7 @@ def test_arguments_behind_a_file_of_llama_factory_are_yaml() -> None:
         ("cd a && export N=8 && ", "8"),
         ("if a; then\nexport N=4\nfi\nN=8 ", "8"),
         ("N=8", None),
+        ("cat > a.json <<'EOF'\n{\n  \"a\": {\n  },\n}\nEOF\nexport N=8", "8"),
         ("export N=8\nunset N", None),
         ("export N=8\nexport -n N", None),
         ("if a; then export N=8; fi", "$N"),
