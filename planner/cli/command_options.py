@@ -86,8 +86,9 @@ CHECK_OPTIONS: OwnOptions = {
                 "--command",
                 metavar="TEXT",
                 help=(
-                    "A command that starts a script with Transformers' or TRL's arguments; it is "
-                    "read, never run"
+                    "A command that starts a training: accelerate launch, torchrun, deepspeed or python with "
+                    "a script of Transformers' or TRL's arguments, trl, swift, llamafactory-cli or axolotl; "
+                    "it is read, never run"
                 ),
                 show_default=False,
             ),

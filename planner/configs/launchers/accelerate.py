@@ -68,7 +68,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         )
         if str(dynamo.get("dynamo_backend") or "no").lower() != "no":
             reading.remark(dynamo.where("dynamo_backend"), _COMPILED)
-    _read_counts(keys, reading, kind)
+    read_counts(keys, reading, kind)
     _read_precision(keys, reading)
     fsdp, deepspeed = keys.part("fsdp_config"), keys.part("deepspeed_config")
     if kind == "FSDP":
@@ -94,7 +94,7 @@ def _skip_unused(kind: str, fsdp: Keys | None, deepspeed: Keys | None) -> None:
             part.skip(part.left_over_here())
 
 
-def _read_counts(keys: Keys, reading: Reading, kind: str) -> None:
+def read_counts(keys: Keys, reading: Reading, kind: str) -> None:
     """Machines and processes; without a kind of distribution one process is started (commands/launch.py
     ``simple_launcher``).
     """

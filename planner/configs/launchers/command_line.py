@@ -15,9 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner.configs.launchers.processes import (
+    is_on,
+    of_axolotl,
+    of_llama_factory,
+    processes,
+    refuse_unsure,
+    say_task_of_v1,
+)
 from planner.configs.launchers.shell import commands_with_variables
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError, NotModelledError, UsageError, show
+from planner.files.structured import yaml_value
 
 
 def _names(text: str) -> frozenset[str]:
@@ -73,13 +82,13 @@ _PROGRAMS = {
     "accelerate": ("accelerate", ("launch",)),
     "trl": ("trl", ("sft", "dpo", "grpo", "kto", "reward", "rloo")),
     "swift": ("swift", ("sft", "pt")),
-    "llamafactory-cli": ("llama-factory", ("train",)),
-    "lmf": ("llama-factory", ("train",)),
+    "llamafactory-cli": ("llama-factory", ("train", "sft", "dpo", "rm")),
+    "lmf": ("llama-factory", ("train", "sft", "dpo", "rm")),
     "axolotl": ("axolotl", ("train",)),
 }
 # Options of `axolotl train` that are no keys of its config (axolotl 0.19.0 cli/main.py, cli/args.py).
 _OF_AXOLOTL = _names(
-    "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port"
+    "launcher cloud debug debug_text_only debug_num_examples prompter shard main_process_port num_processes"
 )
 # First word of a command -> words that train, and the program.
 _UNREAD_COMMANDS = {
@@ -91,6 +100,9 @@ _UNREAD_COMMANDS = {
 MS_SWIFT = "ms-swift"
 """Name of the tool whose command says its own arguments."""
 _FALSE = "no_"
+# Words that may be several, or none, and one that may be several behind a value.
+_SEVERAL = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}")
+_BARE_VARIABLE = re.compile(rf"\$\w+|\$\{{\w+\}}|{_SEVERAL.pattern}")
 _KEPT_NO = frozenset({"no_cuda"})
 
 
@@ -138,7 +150,7 @@ def started(path: Path, text: str) -> Started:
         raise InputFileError(
             path, f"more than {_MOST_CHARACTERS:,} characters: it is no command and no launch script"
         )
-    found = [each for each in commands_with_variables(path, text) if _starts_training(each[0])]
+    found = [each for each in commands_with_variables(path, text) if _starts_training(*each)]
     if len(found) != 1:
         what = (
             f"{len(found)} commands that start a training" if found else "no command that starts a training"
@@ -150,14 +162,32 @@ def started(path: Path, text: str) -> Started:
         raise UsageError(f"{path}: {what}: give one with --command" if found else f"{path}: {what}; {ways}")
     words, variables = found[0]
     job = _LAUNCHERS[_launcher(words)](path, words)
+    _take_variables(path, job, variables)
+    _read_name(path, job)
+    return job
+
+
+def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> None:
+    """What the environment says of a program's launch.
+
+    Raises:
+        UsageError: a variable that decides it has no certain value, or no GPU is visible.
+    """
+    if job.tool in ("llama-factory", "axolotl", MS_SWIFT):
+        refuse_unsure(path, variables)
     if job.tool == "llama-factory":
-        _take_processes(job, variables)
+        job.launch = of_llama_factory(path, variables)
+        if is_on(variables, "USE_V1"):
+            job.tool = "llama-factory-v1"
+            say_task_of_v1(path, job.words[1], job.arguments)
+            job.script = "rm" if job.words[1] == "rm" else "train"
+    if job.tool == "axolotl":
+        options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
+        job.launch = of_axolotl(path, options, variables)
     if job.tool == MS_SWIFT:
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}
         job.arguments["ENV"] = {**own, **variables} if isinstance(own, dict) else own
-    _read_name(path, job)
-    return job
 
 
 def _launcher(words: Sequence[str]) -> str:
@@ -181,8 +211,11 @@ def _option(words: Sequence[str], name: str) -> str:
     return words[words.index(name) + 1] if name in words[:-1] else ""
 
 
-def _starts_training(words: Sequence[str]) -> bool:
+def _starts_training(words: Sequence[str], variables: Mapping[str, str]) -> bool:
     kind = _launcher(words)
+    if kind == "llama-factory" and words[1] != "train":
+        # Words of v1/launcher.py, which the other launcher does not know.
+        return is_on(variables, "USE_V1")
     if kind == "own":
         return "train" in words or "run" in words
     return bool(kind) and (
@@ -292,7 +325,7 @@ def _torchrun(path: Path, words: list[str]) -> Started:
     start = words.index("-m") + 2 if _PYTHON.fullmatch(Path(words[0]).name) else 1
     options, rest = _options(path, words[start:], TORCHRUN_SWITCHES)
     per_node, nodes = options.get("nproc_per_node", "1"), str(options.get("nnodes", "1")).rpartition(":")[2]
-    return Started(words, rest[0], _arguments(path, rest[1:]), _processes(per_node, nodes))
+    return Started(words, rest[0], _arguments(path, rest[1:]), processes(per_node, nodes))
 
 
 def _deepspeed(path: Path, words: list[str]) -> Started:
@@ -305,7 +338,7 @@ def _deepspeed(path: Path, words: list[str]) -> Started:
             str(len(hosts[0].partition(":")[2].split(","))) if len(hosts) == 1 and ":" in hosts[0] else None
         )
     return Started(
-        words, rest[0], _arguments(path, rest[1:]), _processes(per_node, options.get("num_nodes", "1"))
+        words, rest[0], _arguments(path, rest[1:]), processes(per_node, options.get("num_nodes", "1"))
     )
 
 
@@ -323,7 +356,7 @@ def _trl(path: Path, words: list[str]) -> Started:
 
 
 def _llama_factory(path: Path, words: list[str]) -> Started:
-    """A file with arguments ``KEY=VALUE`` behind it, or arguments alone.
+    """A file with arguments ``KEY=VALUE`` behind it, each read as YAML, or arguments alone.
 
     Source: llamafactory 0.9.5 hparams/parser.py read_args.
 
@@ -338,16 +371,8 @@ def _llama_factory(path: Path, words: list[str]) -> Started:
         name, mark, value = word.partition("=")
         if not mark:
             raise UsageError(f"{path}: '{show(word)}' is no argument: behind a file they are KEY=VALUE")
-        table[name] = _scalar(value)
+        table[name] = yaml_value(path, value)[0]
     return Started(words, words[1], table, {}, "llama-factory")
-
-
-def _take_processes(job: Started, variables: Mapping[str, str]) -> None:
-    """Processes of ``llamafactory-cli``, which starts torchrun (launcher.py); ``USE_V1`` is another one."""
-    if variables.get("USE_V1", "").lower() in ("1", "true", "y"):
-        job.tool = "llama-factory-v1"
-    elif "NPROC_PER_NODE" in variables or "NNODES" in variables:
-        job.launch = _processes(variables.get("NPROC_PER_NODE"), variables.get("NNODES", "1"))
 
 
 def _axolotl(path: Path, words: list[str]) -> Started:
@@ -360,30 +385,15 @@ def _axolotl(path: Path, words: list[str]) -> Started:
     """
     if refused := next((word for word in words if word == "--" or _name(word) in ("sweep", "cloud")), None):
         raise UsageError(f"{path}: '{show(refused)}' is not read: check the file, with --accelerate FILE")
-    found = _arguments(path, words[2:])
-    if dotted := next((name for name in found if "." in name), None):
+    arguments = _arguments(path, words[2:])
+    if dotted := next((name for name in arguments if "." in name), None):
         raise UsageError(f"{path}: '--{show(dotted)}' is not read: write the key into the file")
-    arguments = {name: value for name, value in found.items() if name not in _OF_AXOLOTL}
     return Started(words, words[1], arguments, {}, "axolotl")
 
 
 def _swift(path: Path, words: list[str]) -> Started:
     """How many processes there are, variables of the environment say."""
     return Started(words, words[1], _arguments(path, words[2:]), {}, MS_SWIFT)
-
-
-def _processes(per_node: Any, nodes: Any) -> dict[str, Any]:
-    """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide."""
-    table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
-    if str(nodes).isdecimal() and int(nodes) > 1:
-        table["num_machines"] = int(nodes)
-    if str(per_node or "").isdecimal():
-        table["num_processes"] = int(str(per_node)) * table.get("num_machines", 1)
-        if table["num_processes"] == 1:
-            table["distributed_type"] = "NO"
-    elif per_node not in (None, "gpu", "auto"):
-        table["num_processes"] = str(per_node)
-    return table
 
 
 _LAUNCHERS: Mapping[str, Callable[[Path, list[str]], Started]] = {
@@ -436,13 +446,18 @@ def _groups(path: Path, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]
                 yield name, values
             text, mark, value = word[2:].partition("=")
             name, values = text.replace("-", "_"), [value] if mark else []
-        elif not name and not word.endswith(_DATA_SUFFIXES):
+        elif _may_be_several(word, values) or (not name and not word.endswith(_DATA_SUFFIXES)):
             what = "may hold several arguments" if word.startswith("$") else "is no argument"
             raise UsageError(f"{path}: '{show(word)}' {what}: write out --NAME VALUE")
         else:
             values.append(word)
     if name or values:
         yield name, values
+
+
+def _may_be_several(word: str, before: Sequence[str]) -> bool:
+    """Whether a word may hold arguments of its own; a variable alone behind an option is its value."""
+    return bool((_BARE_VARIABLE if before else _SEVERAL).fullmatch(word))
 
 
 def _scalar(value: Any) -> Any:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from planner.configs.launchers.variables import with_values
+from planner.configs.launchers.variables import with_depth, with_values
 from planner.errors import InputFileError
 
 # What a shell would replace by the output of another command;
@@ -21,6 +23,7 @@ _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _UNKNOWN = "${command}"
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
 # Programs that start another one, with the words that they take before it.
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
 
@@ -36,17 +39,94 @@ def commands(path: Path, text: str) -> Iterator[list[str]]:
 
 def commands_with_variables(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Each simple command as its words, with the variables of its environment that the text sets: those that
-    are exported before it, and those that stand before its program.
+    are exported before it, and those that stand before its program.  One that is also changed under a
+    condition, in a loop or in a function has :func:`unknown` as its value.
 
     Raises:
         InputFileError: quotes that are not closed.
     """
-    exported: dict[str, str] = {}
-    for words in _simple_commands(path, text):
-        bare, own = _bare(words), _assigned(words)
-        if not bare and words[:1] == ["export"]:
-            exported |= own
-        yield bare, {**exported, **own}
+    found = list(_simple_commands(path, text))
+    unsure = {name for command in found if command.inside or command.chained for name in _changed(command)}
+    environment = _Environment(frozenset(unsure))
+    for command in found:
+        environment.run(command)
+        yield _bare(command.words), {**environment.values(), **_assigned(command.words)}
+
+
+def unknown(name: str) -> str:
+    """The value of a variable that the text does not decide: its own name."""
+    return f"${name}"
+
+
+class _Command(NamedTuple):
+    """A simple command.  ``inside``: a condition, loop, function or subshell; ``chained``: it stands behind
+    ``&&``, so what it does holds for sure only in the rest of that chain.
+    """
+
+    words: list[str]
+    inside: bool
+    chained: bool
+
+
+@dataclass(slots=True)
+class _Environment:
+    """Variables of the shell, as far as commands before have set them; ``unsure``: names without a known
+    value; ``chain``: what the present chain of ``&&`` has exported.
+    """
+
+    unsure: frozenset[str]
+    plain: dict[str, str] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    chain: dict[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, str]:
+        """What a program sees."""
+        seen = self.exported & self.plain.keys()
+        return {
+            name: unknown(name) if name in self.unsure else self.plain[name] for name in seen
+        } | self.chain
+
+    def run(self, command: _Command) -> None:
+        """Take what one command changes."""
+        if not command.chained:
+            self.chain = {}
+        words = _without_keywords(command.words)
+        exports = words[:1] == ["export"] and "-n" not in words
+        for name, value in _changed(command).items():
+            if value is not None:
+                self.plain[name] = value
+            elif not exports and name not in self.unsure:
+                self.plain.pop(name, None)
+                self.exported.discard(name)
+            if exports:
+                self.exported.add(name)
+            if command.chained and not command.inside and name in self.exported & self.plain.keys():
+                self.chain[name] = self.plain[name]
+
+
+def _without_keywords(words: list[str]) -> list[str]:
+    start = next((index for index, word in enumerate(words) if word not in _KEYWORDS), len(words))
+    return words[start:]
+
+
+def _changed(command: _Command) -> dict[str, str | None]:
+    """Variables of the shell that a command sets, exports or unsets, with their new values if it has any."""
+    words = _without_keywords(command.words)
+    if words[:1] in (["export"], ["unset"]):
+        if "-f" in words:
+            return {}
+        rest = [word for word in words[1:] if not word.startswith("-")]
+    elif words and all(map(_ASSIGNMENT.match, words)):
+        rest = words
+    else:
+        return {}
+    found: dict[str, str | None] = {}
+    for word in rest:
+        name, mark, value = word.partition("=")
+        # Behind += stands no whole value.
+        plain = name.removesuffix("+")
+        found[plain] = (unknown(plain) if name != plain else value) if mark else None
+    return found
 
 
 def _assigned(words: list[str]) -> dict[str, str]:
@@ -57,39 +137,41 @@ def _assigned(words: list[str]) -> dict[str, str]:
             name, _, value = word.partition("=")
             found[name.rstrip("+")] = value
         elif word not in _WRAPPERS:
-            break
-    return found
+            return found
+    # Without a program the shell itself is changed.
+    return {}
 
 
-def _simple_commands(path: Path, text: str) -> Iterator[list[str]]:
+def _simple_commands(path: Path, text: str) -> Iterator[_Command]:
     """Each simple command with all of its words."""
-    pending = ""
-    for line in _logical_lines(with_values(text)):
+    pending, inside = "", False
+    for line, depth in _logical_lines(with_values(text)):
         pending = f"{pending}\n{line}" if pending else line
+        inside = inside or depth > 0
         try:
             words = _words(pending)
         except ValueError:
             # A quote that goes on in the next line.
             continue
-        pending = ""
-        yield from _split(words)
+        yield from _split(words, inside)
+        pending, inside = "", False
     if pending:
         raise InputFileError(path, "a quote is opened and not closed")
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Lines with those behind a backslash joined; a comment ends its line, whatever its last character is."""
-    before = ""
-    for line in text.splitlines():
-        if line.lstrip().startswith("#"):
-            yield before
-            before = ""
-        elif line.endswith("\\"):
+def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
+    """Lines with those behind a backslash joined, and how many conditions, loops and functions they are in;
+    a comment ends its line, whatever its last character is.
+    """
+    before, deepest = "", 0
+    for line, depth in with_depth(text):
+        deepest = max(deepest, depth)
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
             before += line[:-1] + " "
-        else:
-            yield before + line
-            before = ""
-    yield before
+            continue
+        yield before if line.lstrip().startswith("#") else before + line, deepest
+        before, deepest = "", 0
+    yield before, deepest
 
 
 def _words(text: str) -> list[str]:
@@ -100,17 +182,22 @@ def _words(text: str) -> list[str]:
     return list(lexer)
 
 
-def _split(words: list[str]) -> Iterator[list[str]]:
+def _split(words: list[str], inside: bool) -> Iterator[_Command]:
+    """Commands of a logical line; what stands in brackets or behind ``||`` is inside, too."""
     command: list[str] = []
-    for word in words:
+    before, brackets = "", 0
+    for word in [*words, ";"]:
         if word.startswith("#"):
             break
-        if word in _BETWEEN:
-            yield command
-            command = []
-        else:
+        if word not in _BETWEEN:
             command.append(word)
-    yield command
+            continue
+        yield _Command(command, inside or brackets > 0 or before == "||", before == "&&")
+        brackets = max(0, brackets + (word == "(") - (word == ")"))
+        command, before = [], word
+    else:
+        return
+    yield _Command(command, inside or brackets > 0 or before == "||", before == "&&")
 
 
 def _bare(command: list[str]) -> list[str]:

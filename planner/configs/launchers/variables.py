@@ -13,8 +13,12 @@ from collections.abc import Iterator, Mapping
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SET = re.compile(rf"^[ \t]*(?:export[ \t]+)?({_NAME})=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$")
 _SET_ANYWHERE = re.compile(rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:\+?=|[ \t]+in\b)")
-# What may set any variable.
-_FROM_ELSEWHERE = re.compile(r"^[ \t]*(?:eval|source|\.|read|unset|set)(?=[ \t])")
+# Arithmetic that sets a variable: ``((N*=2))``, ``((N++))``, ``let N=2``.
+_RECKONED = re.compile(r"\(\((.*?)\)\)|(?:^|[\s;&|])let[ \t]+(.*)")
+_SETS_IN_ARITHMETIC = re.compile(r"(?<![=!<>])=(?!=)|<<=|>>=|\+\+|--")
+_PRINTED = re.compile(rf"\bprintf[ \t]+-v[ \t]+({_NAME})")
+# What may set any variable; ``set`` with options of the shell sets none.
+_FROM_ELSEWHERE = re.compile(r"^[ \t]*(?:eval|source|\.|read|unset|set(?=[ \t]+--(?:[ \t]|$)))(?=[ \t])")
 # So long that no path is longer, and that variables of variables do not grow without an end.
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
 _USED = re.compile(rf"\$(?:\{{({_NAME})\}}|({_NAME}))")
@@ -22,6 +26,7 @@ _OPENS = re.compile(
     r"^[ \t]*(?:if|for|while|until|case|select)\b|^[ \t]*(?:function\b|[\w-]+[ \t]*\(\))|\{[ \t]*$"
 )
 _CLOSES = re.compile(r"^[ \t]*(?:fi|done|esac|\})(?=$|[\s;|&>])|;[ \t]*(?:fi|done|esac)[ \t]*(?:$|[;|&>#])")
+_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*[\\'\"]?([A-Za-z_]\w*)")
 _DIGITS = 9
 _ARITHMETIC = re.compile(
     rf"\$\(\([ \t]*(\d{{1,{_DIGITS}}})[ \t]*([-+*/%])[ \t]*(\d{{1,{_DIGITS}}})[ \t]*\)\)"
@@ -34,10 +39,10 @@ def with_values(text: str) -> str:
     known: dict[str, str] = {}
     unsure = _set_inside(text)
     lines, goes_on = list[str](), False
-    for line, depth in _with_depth(text):
+    for line, depth in with_depth(text):
         filled = _computed(_USED.sub(lambda found: _value(found, known), line))
         lines.append(filled)
-        for name in _SET_ANYWHERE.findall(line):
+        for name in _set_by(line):
             known.pop(name, None)
         if _FROM_ELSEWHERE.match(line):
             known.clear()
@@ -71,18 +76,32 @@ def _result(found: re.Match[str]) -> str:
 
 def _set_inside(text: str) -> frozenset[str]:
     """Variables that a condition, a loop or a function sets."""
-    return frozenset(
-        name for line, depth in _with_depth(text) if depth for name in _SET_ANYWHERE.findall(line)
-    )
+    return frozenset(name for line, depth in with_depth(text) if depth for name in _set_by(line))
 
 
-def _with_depth(text: str) -> Iterator[tuple[str, int]]:
+def _set_by(line: str) -> Iterator[str]:
+    """Variables that a line sets, by arithmetic and ``printf -v`` too."""
+    yield from _SET_ANYWHERE.findall(line)
+    yield from _PRINTED.findall(line)
+    for in_brackets, behind_let in _RECKONED.findall(line):
+        text = in_brackets or behind_let
+        if _SETS_IN_ARITHMETIC.search(text):
+            yield from re.findall(_NAME, text)
+
+
+def with_depth(text: str) -> Iterator[tuple[str, int]]:
     """Each line with the number of conditions, loops and functions that it is in, its own included."""
-    depth = 0
+    depth, document = 0, ""
     for line in text.splitlines():
-        bare = line.split(" #")[0].rstrip()
-        opened = bool(_OPENS.search(bare)) and not line.lstrip().startswith("#")
-        depth += opened
+        if document:
+            # Text that a program is given: its braces and words open nothing here.
+            yield line, depth
+            document = "" if line.strip() == document else document
+            continue
+        bare = "" if line.lstrip().startswith("#") else line.split(" #")[0].rstrip()
+        depth += bool(_OPENS.search(bare))
         yield line, depth
-        if _CLOSES.search(bare) and not line.lstrip().startswith("#"):
+        if _CLOSES.search(bare):
             depth = max(0, depth - 1)
+        found = _DOCUMENT.search(bare)
+        document = found[1] if found else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from planner.configs.launchers.accelerate import read_counts
 from planner.configs.launchers.deepspeed_json import read_deepspeed
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, referred
 from planner.configs.said_by_file import Reading
@@ -326,6 +327,10 @@ def _read_distribution(keys: Keys, reading: Reading, beside: Beside) -> None:
     Raises:
         NotModelledError: another engine.
     """
+    if beside.accelerate is not None:
+        # The engine is that of the config, however many processes are launched.
+        launch = Keys.of(read_document(beside.accelerate))
+        read_counts(launch, reading, str(launch.get("distributed_type") or "NO").upper())
     part, bf16 = keys.part("dist_config"), keys.flag("bf16")
     if beside.deepspeed is not None:
         _read_deepspeed(Keys.of(read_document(beside.deepspeed)), reading)

@@ -11,7 +11,7 @@ import pytest
 from planner.api.checks import check_job, check_jobs, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import ACCELERATE_SWITCHES, Started, started
-from planner.configs.launchers.shell import commands
+from planner.configs.launchers.shell import commands, commands_with_variables
 from planner.errors import ExitCode, InputFileError, NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 from tests.extras import import_or_skip, needs
@@ -292,7 +292,7 @@ def test_every_switch_of_accelerate_launch_is_known() -> None:
             "llama-factory",
             {"stage": "sft", "lora_rank": 8, "bf16": "True"},
         ),
-        ("lmf train {lf} lora_rank=64 bf16=false", "llama-factory", {"lora_rank": 64, "bf16": "false"}),
+        ("lmf train {lf} lora_rank=64 bf16=false", "llama-factory", {"lora_rank": 64, "bf16": False}),
         (
             "axolotl train {ax} --micro-batch-size 4 --no-sample-packing --launcher torchrun",
             "axolotl",
@@ -328,6 +328,142 @@ def test_processes_of_llama_factory_are_variables() -> None:
     """Without them each GPU gets one."""
     assert read("NPROC_PER_NODE=4 llamafactory-cli train --stage sft").launch["num_processes"] == 4
     assert read("llamafactory-cli train --stage sft").launch == {}
+
+
+LF, V1, AX = (
+    EXAMPLES / name
+    for name in ("llama_factory_qlora.yaml", "llama_factory_v1_lora.yaml", "axolotl_qlora.yml")
+)
+ONE = {"distributed_type": "NO", "num_processes": 1}
+
+
+def several(number: int, nodes: int = 1) -> dict[str, Any]:
+    """A launch of so many processes."""
+    return {
+        "distributed_type": "MULTI_GPU",
+        "num_processes": number,
+        **({"num_machines": nodes} if nodes > 1 else {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "launch"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1 lmf train {lf}", several(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1,-1,3 lmf train {lf}", several(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1 NNODES=2 lmf train {lf}", several(4, 2)),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=2 lmf train {lf}", several(2)),
+        ("CUDA_VISIBLE_DEVICES=3 NPROC_PER_NODE=4 lmf train {lf}", ONE),
+        ("CUDA_VISIBLE_DEVICES=3 FORCE_TORCHRUN=1 NNODES=2 lmf train {lf}", several(2, 2)),
+        ("USE_V1=1 NPROC_PER_NODE=4 lmf sft {v1}", several(4)),
+        ("axolotl train {ax} --num-processes 8", several(8)),
+        ("axolotl train {ax} --num-processes=1", ONE),
+        ("axolotl train {ax} --launcher python", ONE),
+        ("CUDA_VISIBLE_DEVICES=0,1 axolotl train {ax} --launcher torchrun", ONE),
+        ("CUDA_VISIBLE_DEVICES=0,1 axolotl train {ax}", several(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1 axolotl train {ax} --num-processes 1", ONE),
+        ("axolotl train {ax}", {}),
+    ],
+)
+def test_processes_are_those_that_the_program_starts(text: str, launch: dict[str, Any]) -> None:
+    """Given, or one for each GPU that the command sees."""
+    job = read(text.format(lf=LF, v1=V1, ax=AX))
+    assert job.launch == launch
+    assert "num_processes" not in job.arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("CUDA_VISIBLE_DEVICES= lmf train {lf}", "leaves no GPU"),
+        ("CUDA_VISIBLE_DEVICES=-1 axolotl train {ax}", "leaves no GPU"),
+        ("axolotl train {ax} --launcher python --num-processes 2", "--num-processes is for accelerate"),
+        ("lmf sft {v1}", "no command that starts a training"),
+        ("USE_V1=1 lmf sft {v1} pref_loss=simpo", "single answers"),
+        ("swift sft --max_length 1024 $OPTS", "may hold several arguments"),
+        ("swift sft --max_length 1024 ${{OPTS}}", "may hold several arguments"),
+        ('swift sft --max_length 1024 "${{ARGS[@]}}"', "may hold several arguments"),
+        ('swift sft --max_length "$@"', "may hold several arguments"),
+        ("lmf train {lf} lora_target=[q_proj", "not valid YAML"),
+    ],
+)
+def test_a_command_whose_meaning_is_open_is_refused(text: str, sentence: str) -> None:
+    """No GPU, options of another launcher, words that may be anything."""
+    with pytest.raises((UsageError, InputFileError), match=sentence):
+        read(text.format(lf=LF, v1=V1, ax=AX))
+
+
+def test_a_variable_alone_behind_an_option_is_its_value() -> None:
+    """Only where its value matters it is asked for."""
+    arguments = read("swift sft --output_dir $OUT --lora_rank 8").arguments
+    assert (arguments["output_dir"], arguments["lora_rank"]) == ("$OUT", 8)
+
+
+def test_commands_of_llama_factory_v1_say_the_task() -> None:
+    """No key says whether single answers or pairs are trained on; reward models are not modelled."""
+    job = read(f"USE_V1=1 llamafactory-cli dpo {V1}")
+    assert (job.tool, job.arguments["pref_loss"]) == ("llama-factory-v1", "sigmoid")
+    assert read(f"USE_V1=1 lmf dpo {V1} pref_loss=simpo").arguments["pref_loss"] == "simpo"
+    assert "pref_loss" not in read(f"USE_V1=1 lmf sft {V1}").arguments
+    with pytest.raises(NotModelledError, match="reward models"):
+        read(f"USE_V1=1 lmf rm {V1}")
+
+
+def test_processes_of_llama_factory_v1_are_gpus_of_the_job() -> None:
+    """Its engine is that of the config."""
+    job = command_job(f"USE_V1=1 NPROC_PER_NODE=4 lmf sft {V1}", CheckOptions())
+    checked = check_job(job, from_flags({"gpu": "a100-80-sxm"}))
+    assert checked.subject is not None
+    assert checked.subject.scenario.hardware.gpus_per_node == 4
+
+
+def test_arguments_behind_a_file_of_llama_factory_are_yaml() -> None:
+    """OmegaConf reads lists, numbers and null in them."""
+    job = read(f"lmf train {LF} deepspeed=null lora_target=[q_proj,v_proj] lora_rank=4 output_dir=a")
+    names = ("deepspeed", "lora_target", "lora_rank", "output_dir")
+    assert [job.arguments[name] for name in names] == [None, ["q_proj", "v_proj"], 4, "a"]
+
+
+@pytest.mark.parametrize(
+    ("before", "value"),
+    [
+        ("export N=8", "8"),
+        ("export A=1 N=8", "8"),
+        ("N=8\nexport N", "8"),
+        ("export N\nN=8", "8"),
+        ("export N=4\nexport N=8", "8"),
+        ("cd a && export N=8 && ", "8"),
+        ("if a; then\nexport N=4\nfi\nN=8 ", "8"),
+        ("N=8", None),
+        ("cat > a.json <<'EOF'\n{\n  \"a\": {\n  },\n}\nEOF\nexport N=8", "8"),
+        ("export N=8\nunset N", None),
+        ("export N=8\nexport -n N", None),
+        ("if a; then export N=8; fi", "$N"),
+        ("export N=4\nif a; then\n  export N=8\nfi", "$N"),
+        ("export N=8\nif a; then unset N; fi", "$N"),
+        ("export N=4\nf() {\n  N=8\n}", "$N"),
+        ("case $A in\n  a) export N=8 ;;\nesac", "$N"),
+        ("[ $A ] && export N=8", "$N"),
+        ("[ $A ] || export N=8", "$N"),
+        ("(export N=8)", "$N"),
+        ("export N=8\nN+=1", "$N"),
+    ],
+)
+def test_exports_are_those_of_the_shell(before: str, value: str | None) -> None:
+    """Under a condition, in a loop or in a function, no value is known."""
+    text = before + ("b" if before.endswith(" ") else "\nb")
+    ((_, variables),) = [each for each in commands_with_variables(NAME, text) if each[0] == ["b"]]
+    assert variables.get("N") == value
+
+
+@pytest.mark.parametrize("name", ["NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "USE_V1"])
+@pytest.mark.parametrize("program", ["lmf train --stage sft", "swift sft --model a"])
+def test_an_uncertain_launch_is_refused(name: str, program: str) -> None:
+    """One that a condition sets, unless the command has its own."""
+    text = f"if [ $A ]; then export {name}=1; fi\n"
+    with pytest.raises(UsageError, match=f"{name} is set under a condition"):
+        read(f"{text}{program}")
+    assert read(f"{text}{name}=1 {program}").words[0] in ("lmf", "swift")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from planner.configs.launchers.variables import with_values
         ("N=8\na $((N))  $((64 / $N)) $(expr 3 \\* 5)", "a $((N))  8 15"),
         ("N=8\nN=4\na $N", "a 4"),
         ("a $N\nN=8\nb", "b"),
+        ("N=8\nset -x\na $N", "a 8"),
+        ("N=8\nif ((N == 8)); then\nb $((N - 1))\nfi\na $N", "a 8"),
         ("a $(expr 1 / 0)", "a $(expr 1 / 0)"),
     ],
 )
@@ -40,6 +42,12 @@ def test_a_literal_is_put_in(text: str, last: str) -> None:
         "N=8\nsource more.sh\na $N",
         "b \\\nN=8\na $N",
         "N=8 b\na $N",
+        "N=8\n((N*=2))\na $N",
+        "N=8\n(( N++ ))\na $N",
+        "N=8\nlet N=4\na $N",
+        "N=8\nif b; then ((N = 4)); fi\na $N",
+        "N=8\nprintf -v N 4\na $N",
+        "N=8\nset -- b\na $N",
     ],
 )
 def test_what_may_be_otherwise_stays_as_it_is_written(text: str) -> None:

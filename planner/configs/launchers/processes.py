@@ -1,0 +1,121 @@
+"""How many processes a command starts, by its options and by variables of its environment.
+
+Sources: llamafactory 0.9.5 launcher.py and v1/launcher.py, extras/misc.py get_device_count; axolotl 0.19.0
+cli/utils/train.py; accelerate 1.15.0 commands/launch.py:1308-1346; torch 2.13.0 distributed/run.py and
+cuda/__init__.py _parse_visible_devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from planner.configs.launchers.shell import unknown
+from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_table
+from planner.errors import UsageError, show
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DECIDE = ("USE_V1", "FORCE_TORCHRUN", "NPROC_PER_NODE", "NNODES", VISIBLE)
+
+
+def is_on(variables: Mapping[str, str], name: str) -> bool:
+    """Whether LLaMA-Factory takes a variable as switched on (extras/misc.py is_env_enabled)."""
+    return variables.get(name, "").lower() in ("1", "true", "y")
+
+
+def refuse_unsure(path: Path, variables: Mapping[str, str]) -> None:
+    """Refuse a variable that decides how a job is started, and whose value depends on something.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name in _DECIDE:
+        if variables.get(name) == unknown(name):
+            raise UsageError(
+                f"{path}: {name} is set under a condition, in a function or from itself: "
+                "give the command with its value by --command"
+            )
+
+
+def of_llama_factory(path: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    """Processes of ``llamafactory-cli``, which starts torchrun where it sees several GPUs or is forced to.
+
+    Raises:
+        UsageError: no GPU is visible.
+    """
+    visible = _visible(path, variables)
+    if visible == "1" and not is_on(variables, "FORCE_TORCHRUN"):
+        return processes("1", "1")
+    if visible is None and "NPROC_PER_NODE" not in variables and "NNODES" not in variables:
+        return {}
+    return processes(variables.get("NPROC_PER_NODE", visible), variables.get("NNODES", "1"))
+
+
+def say_task_of_v1(path: Path, command: str, arguments: MutableMapping[str, Any]) -> None:
+    """Enter the task that a command of LLaMA-Factory's v1 says, where its keys do not.
+
+    Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/launcher.py, config/training_args.py.
+
+    Raises:
+        UsageError: keys of preference data for the trainer of single answers.
+    """
+    pairs = is_pair_table(arguments)
+    if command == "dpo" and not pairs:
+        arguments["pref_loss"] = "sigmoid"
+    elif command in ("train", "sft") and pairs:
+        raise UsageError(
+            f"{path}: {command} of v1 trains on single answers, and the keys are of preference data: say dpo"
+        )
+
+
+def of_axolotl(path: Path, options: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Processes of ``axolotl train``: accelerate's, which are those given, else the visible GPUs;
+    one of torchrun, to which no number is handed, and one without a launcher.
+
+    Raises:
+        UsageError: a number for a launcher that takes none, or no GPU is visible.
+    """
+    launcher, number = options.get("launcher", "accelerate"), options.get("num_processes")
+    if launcher != "accelerate":
+        if number is not None:
+            raise UsageError(
+                f"{path}: --num-processes is for accelerate: --launcher {show(str(launcher))} takes none"
+            )
+        return processes("1", "1")
+    number = _visible(path, variables) if number is None else number
+    return {} if number is None else processes(number, "1")
+
+
+def _visible(path: Path, variables: Mapping[str, str]) -> str | None:
+    """How many GPUs a command sees, or the variable that says it; ``None`` where nothing does.
+
+    Raises:
+        UsageError: it sees none.
+    """
+    said = variables.get(VISIBLE)
+    if said is None or "$" in said:
+        return said
+    number = 0
+    for each in map(str.strip, said.split(",")):
+        # What follows the first one that is none is not seen.
+        if not each or each.startswith("-"):
+            break
+        number += 1
+    if not number:
+        raise UsageError(f"{path}: {VISIBLE}={show(said)} leaves no GPU, and training on a CPU is not read")
+    return str(number)
+
+
+def processes(per_node: Any, nodes: Any) -> dict[str, Any]:
+    """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide."""
+    table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    if str(nodes).isdecimal() and int(nodes) > 1:
+        table["num_machines"] = int(nodes)
+    if str(per_node or "").isdecimal():
+        table["num_processes"] = int(str(per_node)) * table.get("num_machines", 1)
+        if table["num_processes"] == 1:
+            table["distributed_type"] = "NO"
+    elif per_node not in (None, "gpu", "auto"):
+        table["num_processes"] = str(per_node)
+    return table
