@@ -19,6 +19,7 @@ from planner.anatomy.packing import Matrices, packed_bytes
 from planner.anatomy.quantized_matrices import is_quantizable
 from planner.anatomy.trained_parts import parts_of
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, ModelSpec, NormSpec
+from planner.domain.stack import Stack
 from planner.domain.vision import TowerSpec
 from planner.intake.train_layers import TrainedParts
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Unit
@@ -288,20 +289,20 @@ def _tables(*tables: EmbeddingSpec) -> Iterator[Weight]:
         yield _weight(table.name, "table", table.rows, table.width)
 
 
-def _n_tensors(job: Job, linear: LinearSpec) -> int:
+def n_tensors(stack: Stack, linear: LinearSpec) -> int:
     """How many tensors its copies are: one where all experts of a layer are one tensor."""
-    return 1 if linear.kind == "parameter" and job.stack.fused_experts else linear.copies
+    return 1 if linear.kind == "parameter" and stack.fused_experts else linear.copies
 
 
 def _linear(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
-    n_tensors = _n_tensors(job, linear)
+    count = n_tensors(job.stack, linear)
     packed = job.regime.quantized and is_quantizable(linear, job.stack.skips_experts)
-    sizes = [linear.copies] if n_tensors < linear.copies else []
-    for _ in range(n_tensors):
+    sizes = [linear.copies] if count < linear.copies else []
+    for _ in range(count):
         weight = _weight(name, "matrix", *sizes, linear.out_features, linear.in_features)
         weight.packed = packed
         yield weight
-        yield from _bias(linear, name, linear.copies // n_tensors)
+        yield from _bias(linear, name, linear.copies // count)
 
 
 def _bias(linear: LinearSpec, name: str, copies: int) -> Iterator[Weight]:
@@ -338,10 +339,10 @@ def _lora(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
         shape = ((Unit.ONE, linear.in_features / size), (Unit.ONE, size * (size - 1) / 2))
         yield Weight(f"{name} oft_R", "matrix", shape, adapter.dtype, trained=True)
         return
-    n_tensors = _n_tensors(job, linear)
-    rank = (Unit.RANK, linear.rank_factor * linear.copies / n_tensors)
+    count = n_tensors(job.stack, linear)
+    rank = (Unit.RANK, linear.rank_factor * linear.copies / count)
     ends = (Unit.ONE, linear.in_features), (Unit.ONE, linear.out_features)
-    for _ in range(n_tensors):
+    for _ in range(count):
         for part, shape in (("lora_A", (rank, ends[0])), ("lora_B", (ends[1], rank))):
             yield Weight(f"{name} {part}", "matrix", shape, adapter.dtype, trained=True)
         if adapter.dora:

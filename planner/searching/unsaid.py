@@ -16,7 +16,7 @@ from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
 from planner.prediction import PRIORS, predict_with
-from planner.searching.affordable import n_affordable
+from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 
 MAX_ROWS = 6
@@ -65,7 +65,7 @@ def unsaid_settings(
 
     ``prediction`` is that of the scenario under ``model``.
     A value that a rule refuses or warns about is not tried, and one that is not modelled is left out.  Of
-    large programs the first settings alone are tried.
+    large programs the first settings alone are tried, and what makes a program large is not.
     """
     peak_bytes = float(prediction.memory.uncapped_driver_bytes)
     before = frozenset(refusals(scenario)) | warnings_about(scenario)
@@ -75,6 +75,7 @@ def unsaid_settings(
         for flags in _flags_otherwise(name, value)
         if (after := _variant(scenario, flags)) is not None
         and not (refusals(after).keys() | warnings_about(after)) - before
+        and is_affordable_beside(scenario, after)
     )
     found = [
         _unsaid(setting, flags, prediction, answer)

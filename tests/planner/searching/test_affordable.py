@@ -42,3 +42,17 @@ def test_of_the_largest_nothing_is_and_the_answer_says_so(monkeypatch: pytest.Mo
     assert subject.levers is None
     assert subject.unsaid is None
     assert any("no other settings were tried" in warning for warning in subject.warnings)
+
+
+def test_code_with_a_tensor_for_each_expert_is_not_tried_beside_code_with_one_for_all() -> None:
+    """DeepSeek-V3 has 58 layers of 256 experts, whose matrices are 44,544 tensors under Transformers 4."""
+    flags = {"model": "deepseek-v3", "method": "qlora", "gpu": "a100-80-sxm", "seq": "512"}
+    job = resolve(from_flags(flags))
+    older = resolve(from_flags({**flags, "stack": "hf-trainer@4"}))
+    assert affordable.is_affordable_beside(job, job)
+    assert not affordable.is_affordable_beside(job, older)
+    unsaid = answer_job(flags).unsaid
+    assert unsaid
+    assert not any("hf-trainer@4" in each.flags for each in unsaid)
+    mixtral = {**flags, "model": "mixtral-8x7b"}
+    assert any("hf-trainer@4" in each.flags for each in answer_job(mixtral).unsaid or ())
