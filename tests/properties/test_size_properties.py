@@ -57,7 +57,7 @@ FREE_RISE = 0.001
 ROUNDING = 1e-12
 BATCHES = (1, 2, 3, 4, 8, 16, 96)
 LENGTH_FACTORS = (0.25, 0.5, 0.75, 1, 1.5, 2, 4)
-# TRL leaves the inputs of four layers on the GPU, so offload needs a few more.
+# Offload leaves inputs of some layers on the GPU, so it takes a few more to pay.
 FEW_LAYERS, MORE_LAYERS, ALL_LAYERS = 3, 8, 1000
 # Verdicts from good to bad; a host that is short is as bad as a card that is.
 RANK = {"fits": 0, "uncertain": 1, "host_memory_short": 2, "does_not_fit": 2}
@@ -296,14 +296,17 @@ def rises_of(moved: Job, plain: Job) -> Iterator[tuple[str, float]]:
     before, after = (predict_replayed(each, minimum_too=False) for each in (moved, plain))
     allocated = fall(before.allocated_peak_bytes, after.allocated_peak_bytes)
     reserved = fall(before.reserved_peak_bytes, after.reserved_peak_bytes)
-    if max(allocated, reserved) > FREE_RISE:
-        asks_for_more = asked_fall(moved, plain) > ROUNDING or is_on_a_stream_of_its_own(moved)
-        kept = (
-            "cache_of_loading"
-            if moved.recipe.offloads_params and moved.recipe.uses_deepspeed
-            else "blocks_beside_offload"
-        )
-        yield by_offload(moved) if asks_for_more else kept, max(allocated, reserved)
+    kept = (
+        "cache_of_loading"
+        if moved.recipe.offloads_params and moved.recipe.uses_deepspeed
+        else "blocks_beside_offload"
+    )
+    # What it asks for explains what is allocated; what is reserved beside that is free blocks.
+    alone = is_on_a_stream_of_its_own(moved)
+    if allocated > FREE_RISE:
+        yield by_offload(moved) if alone or asked_fall(moved, plain) > ROUNDING else kept, allocated
+    if reserved > FREE_RISE:
+        yield by_offload(moved) if alone else kept, reserved
 
 
 def is_on_a_stream_of_its_own(job: Job) -> bool:
@@ -314,7 +317,7 @@ def is_on_a_stream_of_its_own(job: Job) -> bool:
 def by_offload(job: Job) -> str:
     """What a job asks for because something of it is in host RAM."""
     if job.recipe.offload == "activations":
-        return {"unsloth": "inputs_on_their_way", "trl": "last_inputs_in_backward"}.get(
+        return {"unsloth": "inputs_on_their_way", "trl": "input_of_the_layer_before"}.get(
             job.stack.id, "copy_beside_the_leaf"
         )
     if is_on_a_stream_of_its_own(job):
