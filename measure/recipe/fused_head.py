@@ -42,6 +42,9 @@ def add_fused_head(model: Any) -> None:
     inner.forward = MethodType(_fused_forward, inner)
 
 
+_INPUTS = ("input_ids", "attention_mask", "position_ids")
+
+
 @dataclass
 class FusedOutput(ModelOutput):
     """What the fused head returns: log-probabilities of shape [rows, tokens]."""
@@ -49,12 +52,9 @@ class FusedOutput(ModelOutput):
     log_probs: torch.Tensor | None = None
 
 
-def _fused_forward(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor, **_: Any
-) -> Any:
-    hidden = model.base_model(
-        input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-    ).last_hidden_state[:, :-1]
+def _fused_forward(model: Any, labels: torch.Tensor, **inputs: Any) -> Any:
+    given = {name: inputs[name] for name in _INPUTS if name in inputs}
+    hidden = model.base_model(**given, use_cache=False).last_hidden_state[:, :-1]
     labels = labels[:, 1:]
     mask = labels != -100
     tokens = torch.zeros(labels.numel(), dtype=torch.int64)

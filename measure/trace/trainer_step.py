@@ -20,7 +20,6 @@ from measure.recipe.optimizers import make_optimizer
 from measure.recipe.preference_steps import Passes, Stage, disable_dropout, preference_loss
 from measure.recipe.weighted_loss import compared_loss, weighted_loss
 from measure.trace.tracer import Recorder
-from planner.domain.recipes.recipe import Recipe
 from planner.domain.scenario import Scenario
 
 
@@ -38,7 +37,7 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any 
     optimizer = make_optimizer(model, recipe)
     # The Trainer scales the loss under fp16 autocast (accelerate 1.15 accelerator.py, ``native_amp``).
     scaler = torch.amp.GradScaler("cpu") if recipe.numerics.precision == "fp16-mixed" else None
-    batch = Inputs(recipe, model.config.get_text_config().vocab_size, scaler)
+    batch = Inputs(scenario, model.config.get_text_config().vocab_size, scaler)
     losses = losses_of(model, reference, scenario, recorder)
     _mark_gradients(model, recorder)
     accumulates = int(recipe.batch.grad_accum) > 1
@@ -56,8 +55,13 @@ def run_step(model: Any, scenario: Scenario, recorder: Recorder, reference: Any 
 class Inputs:
     """What the data collator hands over, and what scales the loss."""
 
-    def __init__(self, recipe: Recipe, vocabulary: int, scaler: torch.amp.GradScaler | None = None) -> None:
-        self.shape = (int(recipe.batch.rows), int(recipe.batch.seq_len))
+    def __init__(
+        self, scenario: Scenario, vocabulary: int, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        recipe, stack = scenario.recipe, scenario.stack
+        rows, length = int(recipe.batch.rows), int(recipe.batch.seq_len)
+        self.shape = (1, rows * length) if stack.joins_rows(recipe) else (rows, length)
+        self.sample_tokens = -(-length // 2) if stack.masks_samples(recipe) else None
         self.vocabulary = vocabulary
         self.scaler = scaler
 
@@ -65,11 +69,12 @@ class Inputs:
         """One micro-batch."""
         ids = torch.randint(0, self.vocabulary, self.shape)
         labels = torch.randint(0, self.vocabulary, self.shape)
-        return {
-            "input_ids": ids,
-            "attention_mask": torch.ones(self.shape, dtype=torch.int64),
-            "labels": labels,
-        }
+        if self.sample_tokens is None:
+            more = {"attention_mask": torch.ones(self.shape, dtype=torch.int64)}
+        else:
+            # Samples of half a row, whose positions tell where each begins.
+            more = {"position_ids": torch.arange(self.shape[1]).expand(self.shape) % self.sample_tokens}
+        return {"input_ids": ids, **more, "labels": labels}
 
 
 Losses = Callable[[dict[str, torch.Tensor], int], torch.Tensor]

@@ -13,6 +13,7 @@ from planner.domain.recipes.recipe import (
     Padding,
     Precision,
     Quantization,
+    Recipe,
 )
 from planner.domain.recipes.sharding import ShardingName
 from planner.domain.uncertainty.settled import SettledBy
@@ -37,6 +38,7 @@ AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 SdpaMask = Literal["bool", "stream", "none", "given"]
+PackedMask = Literal["none", "rows", "one_row"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
@@ -231,6 +233,10 @@ class Stack:
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
     compute dtype; or none.
     ``given``: each batch, padded or not, brings one in the compute dtype.
+    """
+    packed_mask: PackedMask
+    """What eager attention and torch's fused attention see of packed samples: whole rows without a
+    mask, a mask of the samples of each row, or ``one_row`` of all rows end to end with such a mask.
     """
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
@@ -451,6 +457,20 @@ class Stack:
         """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""
         grow = {"off": False, "one_node": n_nodes == 1, "several_gpus": n_gpus > 1, "on": True}
         return grow[self.expandable_segments]
+
+    def masks_samples(self, recipe: Recipe) -> bool:
+        """Whether packed samples get a mask that keeps them apart.
+
+        FlashAttention's kernels are told where each sample begins, other attention is not.
+        Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
+        anew and the batch brings no mask; since 4.53.  Ignored: a row that one sample fills has none.
+        """
+        packed = recipe.batch.padding == "packed" and self.packed_mask != "none"
+        return packed and recipe.attention != "flash2" and self.sdpa_mask == "bool"
+
+    def joins_rows(self, recipe: Recipe) -> bool:
+        """Whether that mask is over all rows of a micro-batch, which lie in one."""
+        return self.masks_samples(recipe) and self.packed_mask == "one_row"
 
     def finds_unused(self, *, has_adapter: bool, is_checkpointed: bool) -> bool:
         """Whether DDP looks for unused parameters in such a job."""

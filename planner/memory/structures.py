@@ -64,7 +64,8 @@ def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: A
     """What sizes switch: heads as batches, masks of padding and of each window,
     and gradients that are added.
     """
-    flags = [(micro_batch == 1) & (not job.recipe.batch.is_paired), accumulation > 1]
+    is_one = ((micro_batch == 1) & (not job.recipe.batch.is_paired)) | job.stack.joins_rows(job.recipe)
+    flags = [is_one, accumulation > 1]
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
     return [*flags, *(length >= window for window in job.model.windows)]

@@ -143,6 +143,8 @@ class Job:
     @property
     def single(self) -> bool:
         """Whether a micro-batch is one row: a sample, or a joined pair; in a grid: in all of it."""
+        if self.stack.joins_rows(self.recipe):
+            return True
         joined = self.recipe.batch.is_paired and self.stack.pair_logps == "joined"
         one: Any = self.recipe.batch.rows == (2 if joined else 1)
         return one if isinstance(one, bool) else bool(one.all())

@@ -147,7 +147,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         _of_layers(job.recipe),
         job.stack,
         job.regime.quantized,
-        job.recipe.batch.is_padded or job.needs_mask(block),
+        job.recipe.batch.is_padded or job.stack.masks_samples(job.recipe) or job.needs_mask(block),
         job.single,
         trained,
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,

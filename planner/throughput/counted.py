@@ -92,7 +92,8 @@ def by_structure(
 ) -> dict[str, Number]:
     """What ``read`` makes of the costs, by name; on a grid of the costs that each of its points has."""
     windows = scenario.model.windows
-    flags: list[Any] = [scenario.recipe.batch.rows == 1, micro.has_mask]
+    is_one = (scenario.recipe.batch.rows == 1) | scenario.stack.joins_rows(scenario.recipe)
+    flags: list[Any] = [is_one, micro.has_mask]
     flags += [micro.length >= window for window in windows]
     code: Any = 0
     for flag in flags:
@@ -144,9 +145,7 @@ def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tup
     recipe, batch = scenario.recipe, scenario.recipe.batch
     # As many micro-steps as a completion is trained on, so that what is asked about it stays the same.
     n_micro = recipe.rollout.iterations if recipe.rollout else 1
-    plain = Batch(
-        1 if single else 2, n_micro, length, "max_length" if masked else "packed", 1 if masked else length
-    )
+    plain = Batch(1 if single else 2, n_micro, length, "max_length", 1 if masked else length)
     recipe = replace(
         recipe,
         batch=replace(plain, is_paired=batch.is_paired, images=batch.images, parts=batch.parts),

@@ -85,6 +85,19 @@ def _mask_question(situation: Situation) -> Iterator[None]:
 
 
 @contextmanager
+def _packed_question(_: Situation) -> Iterator[None]:
+    masking = importlib.import_module("transformers.masking_utils")
+    find = masking.find_packed_sequence_indices
+
+    def found(position_ids: torch.Tensor) -> Any:
+        with mock.patch.object(masking, "is_tracing", return_value=True):
+            return find(position_ids)
+
+    with mock.patch.object(masking, "find_packed_sequence_indices", found):
+        yield
+
+
+@contextmanager
 def _attention_kernel(_: Situation) -> Iterator[None]:
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", attention_on_cuda, "AutogradCPU")
@@ -212,6 +225,14 @@ SHIMS: tuple[Shim, ...] = (
         "have: the batch knows",
         "transformers/masking_utils.py fast_all",
         _mask_question,
+    ),
+    Shim(
+        "packed_question",
+        "fake",
+        "whether positions begin anew depends on their values, which fake tensors do not have: they are "
+        "given where they do",
+        "transformers/masking_utils.py find_packed_sequence_indices",
+        _packed_question,
     ),
     Shim(
         "recurrent_mask",

@@ -64,7 +64,7 @@ def run_sharded_step(
     hooks = UnitHooks(model, units, recorder)
     if recipe.sharding.is_zero3:
         hook_modules(model, recorder)
-    batch = Inputs(recipe, model.config.get_text_config().vocab_size)
+    batch = Inputs(scenario, model.config.get_text_config().vocab_size)
     losses = losses_of(model, reference, scenario, recorder)
     mark_gradients(model, recorder)
 

@@ -19,9 +19,8 @@ def chunked_loss(model: Any, inputs: dict[str, torch.Tensor], *, before_head: An
     ``before_head`` is called when the logits begin.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = base.get_decoder()(
-        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-    ).last_hidden_state
+    given = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+    hidden = base.get_decoder()(**given).last_hidden_state
     before_head()
     labels = inputs["labels"][:, 1:].reshape(-1)
     rows = hidden[:, :-1].reshape(-1, hidden.shape[-1])

@@ -14,7 +14,7 @@ from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import Engine
 from measure.worker.workloads.engines import open_engine
-from measure.worker.workloads.feed import Feed
+from measure.worker.workloads.feed import Collator, Feed
 from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model, checkpoint_activations
 from measure.worker.workloads.task import Task
 
@@ -29,7 +29,8 @@ def run_loop(task: Task) -> None:
     mark_loss(model, task)
     engine = open_engine(model, task)
     task.say_model(model, engine.running, **engine.configs)
-    feed = Feed(task.batches(), model.config.get_text_config().vocab_size, task.case.options.seed)
+    vocabulary = model.config.get_text_config().vocab_size
+    feed = Feed(task.batches(), Collator(task.scenario, vocabulary, task.case.options.seed))
     pace = Pace(task.case.options)
     while not engine.agree(pace.enough):
         _step(task, engine, feed, pace)

@@ -18,7 +18,7 @@ from measure.recipe.engine_configs import trainer_deepspeed_config, trainer_fsdp
 from measure.run.cases.lengths import MicroBatch
 from measure.run.pace import Pace
 from measure.worker.workloads.engine import EngineMismatchError
-from measure.worker.workloads.feed import collate
+from measure.worker.workloads.feed import Collator
 from measure.worker.workloads.loop import mark_loss
 from measure.worker.workloads.random_model import LIGER_LOSS_ONLY, build_model
 from measure.worker.workloads.task import Task
@@ -133,12 +133,11 @@ class _Collator:
     """Rows -> padded tensors."""
 
     def __init__(self, task: Task, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
-        self._generator = torch.Generator().manual_seed(task.case.options.seed)
+        self._collator = Collator(task.scenario, vocabulary, task.case.options.seed)
 
     def __call__(self, rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
         batch = MicroBatch(tuple(row["length"] for row in rows), rows[0]["width"])
-        return collate(batch, self._vocabulary, self._generator)
+        return self._collator.tensors(batch)
 
 
 _TrainerBase: Any = transformers.Trainer

@@ -35,7 +35,8 @@ def _with_batch(job: Job, n_samples: int) -> Job:
 def _units_of(job: Job) -> dict[Unit, Number]:
     batch = job.recipe.batch
     tokens = batch.rows * batch.seq_len
-    units = batch_units(job.scenario, tokens, batch.seq_len, tokens * batch.seq_len)
+    length = tokens if job.stack.joins_rows(job.recipe) else batch.seq_len
+    units = batch_units(job.scenario, tokens, length, tokens * length)
     return units | {
         Unit.PIECE_TOKENS: piece_tokens(job),
         Unit.COMPLETION_TOKENS: batch.rows * completion_tokens(job),
@@ -72,7 +73,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.CUT_TOKENS: (images.tiles - 1) * images.tile_tokens if images else 0,
         Unit.LINE_TOKENS: images.tokens - images.tile_tokens if images else 0,
         Unit.PIXELS: n_images * images.numbers if images else 0,
-        Unit.SCAN_BLOCKS: rows * ceil_div(length, SCAN_BLOCK_TOKENS),
+        Unit.SCAN_BLOCKS: tokens / length * ceil_div(length, SCAN_BLOCK_TOKENS),
         **_expert_rows(scenario, tokens),
     }
 

@@ -45,6 +45,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"method": "full", "quantization": "gptq-int4"},
         {"method": "lora", "quantization": "gptq-int4"},
     ),
+    "packed-samples-masked": (
+        {"stack": "trl", "padding": "packed", "batch": 8},
+        {"stack": "trl", "padding": "packed", "batch": 8, "attention": "flash2"},
+    ),
     "lora-options-with-full": ({"method": "full", "lora_rank": 8}, {"method": "full"}),
     "modules-to-save-with-full": (
         {"method": "full", "modules_to_save": "lm_head"},
