@@ -87,7 +87,7 @@ are refused by their own switch.
 TRL_HARMLESS = _names(
     """
     trust_remote_code router_aux_loss_coef chat_template_path dataset_text_field dataset_kwargs
-    dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset packing_strategy pad_to_multiple_of
+    dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset pad_to_multiple_of
     eval_packing completion_only_loss assistant_only_loss model_revision lora_alpha lora_task_type use_rslora
     lora_bias dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets
     ignore_bias_buffers streaming dataset_mixer dataset_mixture dataset_splits dataset_configs

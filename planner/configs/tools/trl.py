@@ -93,8 +93,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     old = read_age(keys, reading)
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
-    _read_lengths(keys, reading, old=old if compares else "")
     _read_model(keys, reading)
+    _read_lengths(keys, reading, old=old if compares else "")
     _read_images(keys, reading)
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
@@ -307,6 +307,9 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):
         reading.say("padding", "packed", keys.where("packing"))
+        if keys.text("packing_strategy") == "wrapped":
+            # Without padding_free it gives no positions that begin anew (trl 1.16.0 sft_trainer.py:916).
+            reading.switch("packed_mask", "none", keys.where("packing_strategy"))
         keys.skip(("padding_free",))
     elif keys.has("dataset_mixer"):
         place = (
@@ -315,7 +318,17 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         )
         reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
-        reading.remark(keys.where("padding_free"), "counted as padded to the longest sample, which is more")
+        _read_padding_free(keys, reading)
+    keys.skip(("packing_strategy",))
+
+
+def _read_padding_free(keys: Keys, reading: Reading) -> None:
+    """Samples end to end; attention that is not FlashAttention gets a mask of all pairs of their tokens."""
+    where = keys.where("padding_free")
+    if reading.value("attention") == "flash2":
+        reading.remark(where, "counted as padded to the longest sample, which is more")
+    else:
+        reading.say("padding", "packed", where, "counted as full rows end to end, which is more")
 
 
 def _read_old_length(keys: Keys, reading: Reading) -> None:
