@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +168,14 @@ def test_what_a_job_does_not_have_is_blank_in_its_columns() -> None:
     assert (made["lora_rank"], made["micro_batch"], made["grad_accum"], made["seq_len"]) == (4, 2, 3, 64)
     assert made["checkpoint_reentrant"] is not None
     assert (made["model"], made["gpu"], made["tokens_per_sample"]) == ("Qwen/Qwen2.5-0.5B", "h200-sxm", 64.0)
+
+
+def test_a_model_is_named_so_that_it_is_found_again(tmp_path: Path) -> None:
+    """By the path of its configuration where it was read from a file."""
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 512,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert scenario_columns(RunCase({**JOB, "model": str(path)}).scenario())["model"] == str(path)

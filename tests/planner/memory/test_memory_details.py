@@ -74,6 +74,16 @@ def test_offloaded_states_are_those_of_one_process(gpus: int, each: str) -> None
     assert text.startswith(f"{each} parameters per process, ")
 
 
+@pytest.mark.parametrize(
+    ("pins", "words"), [("true", "pinned, rounded to powers of two"), ("false", "not pinned")]
+)
+def test_what_is_offloaded_is_pinned_where_the_stack_does(pins: str, words: str) -> None:
+    """Page-locked buffers have sizes of their own."""
+    flags = {"model": "llama-2-7b", "method": "full", "gpu": "a100-80gb", "switches": f"pins_offload={pins}"}
+    asked = job(**flags, sharding="zero2", offload="optimizer")
+    assert host_detail(asked, "host:offloaded_optimizer_bytes").endswith(f" per process, {words}")
+
+
 def test_what_is_reserved_and_not_allocated_is_told_by_both() -> None:
     """3 GiB more than 10 GiB are reserved at most."""
     terms = tuple(

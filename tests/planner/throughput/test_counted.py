@@ -102,8 +102,26 @@ def test_logits_are_made_of_completions_where_these_were_generated() -> None:
     said = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "a100-80-sxm", "seq": 1024, "batch": 8}
     grpo = scenario_of(**said, task="grpo", stack="trl", completion_length=256)
     assert scored_share(grpo.recipe) == pytest.approx(256 / 1024)
+    assert unit_values(grpo, micro(1024.0))[Unit.COMPLETION_TOKENS] == pytest.approx(2 * 256)
     assert scored_share(scenario_of(**said).recipe) == 1.0
     assert scored_share(replace(grpo.recipe, task="ppo")) == 1.0
+
+
+def test_one_more_token_reads_what_was_cached_and_a_prompt_does_not() -> None:
+    """Its attention is over keys of all tokens before it."""
+    said = {"model": "qwen2.5-0.5b", "method": "lora", "gpu": "a100-80-sxm", "seq": 1024, "batch": 8}
+    grpo = scenario_of(**said, task="grpo", stack="trl", completion_length=256)
+    cached = [
+        by_structure(
+            grpo,
+            micro(1024.0),
+            passes,
+            lambda one: {"cached": sum(each.amount for each in one.costs if each.unit == Unit.CACHED_TOKENS)},
+        )["cached"]
+        for passes in ("prompts", "token")
+    ]
+    assert cached[0] == 0
+    assert cached[1] > 0
 
 
 def test_gradients_reach_a_tower_whose_attention_has_a_backward() -> None:

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from planner.domain.origin import ASSUMED
+from planner.domain.scenario import Assumption
 from planner.errors import ExitCode
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -111,6 +113,31 @@ def test_what_is_said_or_decides_nothing_is_not_told(
     """A launch file, a sharding, one GPU; a mean length, or no padding."""
     assert [setting for setting, _, _ in assumed(checked, **flags)] == settings
     assert FAILED.assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("number", "origin", "note", "flags"),
+    [
+        ("2", ASSUMED, "", ("--images-per-sample N", "--image-size WxH")),
+        ("2", "a.yaml:max_pixels", "the data decide", ("--images-per-sample N", "--image-size WxH")),
+        ("2", "cli", "", None),
+    ],
+)
+def test_images_that_nobody_counted_are_told(
+    number: str, origin: str, note: str, flags: tuple[str, ...] | None
+) -> None:
+    """Assumed, or read with a remark; 3,328 tokens each."""
+    job = {"model": "internvl3-1b", "method": "lora", "gpu": "4090", "seq": 8192, "padding": "packed"}
+    scenario = resolve(from_flags({**job, "images_per_sample": number, "image_size": "640x480"}))
+    entry = Assumption("images_per_sample", number, origin, note)
+    others = tuple(each for each in scenario.assumptions if each.name != entry.name)
+    found = Checked(
+        "a.yaml", subject=Subject(replace(scenario, assumptions=(*others, entry)), made.prediction())
+    )
+    assert [(each.setting, each.value, each.flags) for each in found.assumed] == (
+        [] if flags is None else [("images_per_sample", number, flags)]
+    )
+    assert all("2 images of 640x480 pixels, 6,656 of its tokens" in each.text for each in found.assumed)
 
 
 def test_a_config_is_named_with_its_launch_file_where_there_are_several() -> None:
