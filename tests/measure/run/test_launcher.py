@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 
 import measure.run.launcher
-import measure.run.processes
 from measure.run.cases.case import RunCase, RunOptions
 from measure.run.launcher import Launcher, RunResult, _End, _verdict
-from measure.run.processes import Zygote, ZygoteError
 from measure.run.protocol import events_file
 from measure.run.readings.host_memory import HostPeaks
 from tests.extras import needs
@@ -125,23 +123,6 @@ def test_a_fork_that_opens_no_device_is_tried_as_a_process_of_its_own(
         assert launcher.run(RunCase({"gpu": gpu}, RunOptions())).how == ways[-1]
         assert tried == ways
         assert launcher._may_fork is forks_on
-
-
-def test_a_parent_that_cannot_import_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the interpreter wrote last is in the sentence:
-    on a foreign machine it is all that there is to go by.
-    """
-    (tmp_path / "torch.py").write_text(
-        "raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8"
-    )
-    root = str(Path(__file__).resolve().parents[3])
-    monkeypatch.setattr(
-        measure.run.processes, "worker_environment", lambda: {"PYTHONPATH": f"{tmp_path}:{root}"}
-    )
-    with pytest.raises(
-        ZygoteError, match=r"import torch and transformers\? It said: ImportError: libcudart.so.13: cannot"
-    ):
-        Zygote()
 
 
 @needs("psutil")
