@@ -27,8 +27,6 @@ from planner.errors import ExitCode
 
 UPDATE = "python tests/docs/update_docs.py"
 MAX_README_BYTES = 10_240
-# Commands that people are promised, as they have to stand in the README.
-PROMISED = ("plan --model 7b --method qlora --gpu 4090 --seq 1024", "pip install .", "make test")
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _PATH = re.compile(r"`((?:planner|measure|data|tests|docs|notebooks)/[\w./-]+)`")
 _MODULE = re.compile(r"(?<![\w./-])((?:\w+/)+\w+\.py)\b")
@@ -79,10 +77,8 @@ def test_only_what_is_no_longer_true_is_written_anew(stored: str, is_kept: bool)
 
 
 def test_the_readme_takes_two_minutes() -> None:
-    """It is short, and has the commands that people are promised."""
-    readme = _text("README.md")
-    assert len(readme.encode()) <= MAX_README_BYTES
-    assert [command for command in PROMISED if command not in readme] == []
+    """It is short."""
+    assert len(_text("README.md").encode()) <= MAX_README_BYTES
 
 
 # All published rows take ten seconds a command; one or two sources show that it works,
@@ -130,13 +126,6 @@ def test_an_example_file_is_the_one_that_runs(name: str, text: str, language: st
     assert text in shown
     with example_folder() as folder:
         assert (folder / name).read_text(encoding="utf-8") == text
-
-
-def test_every_exit_code_is_documented() -> None:
-    """The page about the report has each exit code that exists."""
-    report = _text("docs/report.md")
-    section = report[report.index("## The verdict") : report.index("## Levers")]
-    assert {int(code) for code in re.findall(r"\b\d\b", section)} >= {int(code) for code in ExitCode}
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))

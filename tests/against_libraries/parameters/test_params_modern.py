@@ -3,7 +3,7 @@ mixtures, latent attention.
 
 Against Transformers' own modules on the meta device where the architecture ships with Transformers, and
 against published counts for all.  What the readers say beyond shapes is in
-``tests/planner/catalog/architectures/test_modern.py``.
+``tests/planner/catalog/architectures``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from math import exp
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from planner.anatomy.natural_lengths import (
     unlike_samples,
 )
 from planner.domain.recipes.recipe import Batch
-from planner.domain.recipes.sample_lengths import SampleLengths
+from planner.domain.recipes.sample_lengths import Longest, SampleLengths
 from planner.domain.uncertainty.coefficients import Coefficients
 
 CAP = 2048
@@ -136,3 +138,64 @@ def test_what_the_law_is_asked_about() -> None:
     assert not lengths_vary(batch_of(1.0, 4))
     assert [unlike_samples(batch, sorts_lengths=sorts) for sorts in (True, False)] == [1, 4]
     assert mean_tokens(Batch(4, 1, CAP, "longest", 2 * CAP)) == CAP
+
+
+def longest_of(mean: float, cap: int, draws: int, variation: float) -> Longest:
+    """The longest of samples of that mean, none above ``cap``."""
+    batch = Batch(draws, 1, cap, "longest", mean)
+    return longest_sample(batch, draws, variation, drops_long=False)
+
+
+def test_one_sample_is_not_padded() -> None:
+    """The longest of one is the mean."""
+    assert longest_of(725.0, 1024, 1, 0.8).tokens == pytest.approx(725)
+
+
+def test_longest_grows_towards_the_cap() -> None:
+    """More samples in a batch pad further, and never beyond the cap."""
+    lengths = [longest_of(725.0, 1024, draws, 0.8).tokens for draws in (1, 2, 4, 8, 64, 4096)]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] <= 1024
+
+
+def test_far_below_the_cap_the_spread_decides() -> None:
+    """A cap far away does not pad short samples to it:
+    two exponential draws of mean 100 have an expected longest of 150.
+    """
+    assert longest_of(100.0, 100_000, 2, 1.0).tokens == pytest.approx(150, rel=0.02)
+
+
+def test_full_samples_are_not_padded() -> None:
+    """Where every sample reaches the cap, so does the batch."""
+    assert longest_of(1024.0, 1024, 8, 0.8).tokens == 1024
+
+
+class TestSpreadOfLengths:
+    """Standard deviation over mean of the longest sample of a batch."""
+
+    def test_one_draw_below_the_cap(self) -> None:
+        """An exponential that starts at 0.25 and is cut at ``t`` has the mean square 2 (1 - (1 + t) e^-t)
+        above its start, and the mean 1 - e^-t.
+        """
+        law = cut_law(Batch(1, 1, 2048, "longest", 1024), 1, 0.8, drops_long=False)
+        mean = 1 - exp(-law.end)
+        square = 2 * (1 - (1 + law.end) * exp(-law.end))
+        assert law.start == pytest.approx(0.25)
+        assert (0.25 + mean) / (0.25 + law.end) == pytest.approx(0.5)
+        spread = (square - mean**2) ** 0.5 / (0.25 + mean)
+        assert longest_of(1024, 2048, 1, 0.8).spread == pytest.approx(spread, rel=2e-3)
+
+    def test_far_below_the_cap(self) -> None:
+        """One draw has the variation of the samples."""
+        assert longest_of(10, 100_000, 1, 0.8).spread == pytest.approx(0.8, rel=5e-3)
+
+    def test_samples_that_fill_the_length_have_none(self) -> None:
+        """All are as long as the cap."""
+        assert longest_of(2048, 2048, 4, 0.8).spread == 0
+
+    @pytest.mark.parametrize(("mean", "cap"), [(1024, 2048), (300, 8192)])
+    def test_the_longest_of_many_varies_less(self, mean: int, cap: int) -> None:
+        """More draws, less spread."""
+        spreads = [float(longest_of(mean, cap, draws, 0.8).spread) for draws in (1, 2, 8, 64)]
+        assert spreads == sorted(spreads, reverse=True)
+        assert fmean(spreads) > 0

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.recipes.parallel import Parallel
-from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
-from planner.memory.fullest_stage import fullest_job, stage_words
-from planner.prediction import estimate
 from planner.program.job import job_of
-from planner.throughput.pipeline_time import bubble_seconds, handed_on_bytes, pass_seconds_of
-from planner.throughput.step_time import predict_time
-
-BASE: dict[str, Any] = {
-    "model": "llama-3.1-8b",
-    "method": "full",
-    "gpu": "h100-sxm:8",
-    "seq": 4096,
-    "pipeline_parallel": 4,
-    "grad_accum": 8,
-}
-
-
-def scenario_of(**flags: object) -> Scenario:
-    """The job with these flags."""
-    return resolve(from_flags({name: value for name, value in (BASE | flags).items() if value is not None}))
+from tests.planner.pipelines import scenario_of
 
 
 def test_the_ends_count_as_layers() -> None:
@@ -110,61 +89,6 @@ def test_rounds_divide_a_step() -> None:
     """As many micro-batches as a step has, or a part of them."""
     with pytest.raises(UsageError, match="rounds of 3"):
         scenario_of(pipeline_microbatches=3)
-
-
-def test_memory_is_that_of_the_fullest_group() -> None:
-    """No group needs more, and the answer says which one it is."""
-    scenario = scenario_of(grad_accum=16, gradient_checkpointing=False)
-    prediction = estimate(scenario, quick=True)
-    needs = [float(estimate(each, quick=True).memory.must_have_bytes) for each in stages_of(scenario)]
-    assert float(prediction.memory.must_have_bytes) == max(needs)
-    (words,) = stage_words(fullest_job(scenario, Coefficients()))
-    assert words in prediction.warnings
-    assert f"group {needs.index(max(needs)) + 1} of the pipeline's {len(needs)}," in words
-
-
-def test_more_micro_batches_need_buffers_alone() -> None:
-    """1F1B holds as many activations; inputs and gradients of each micro-batch have a place of their own."""
-    few, many = (
-        fullest_job(scenario_of(grad_accum=count, pipeline_parallel=2), Coefficients()) for count in (8, 16)
-    )
-    needs = [float(estimate(each.scenario, quick=True).memory.allocated_peak_bytes) for each in (few, many)]
-    buffer = 4096 * 4096 * 2
-    assert needs[1] - needs[0] == pytest.approx(8 * buffer, rel=0.01)
-
-
-def test_the_bubble_of_equal_groups() -> None:
-    """(n - 1) / (m + n - 1) of a round, and half of it where each group has two runs of layers."""
-    from planner.throughput.time_inputs import job_of as timed
-
-    scenario = scenario_of()
-    job = timed(stages_of(scenario)[0], Coefficients())
-    assert job is not None
-    passes = 8.0
-    bubble = float(bubble_seconds(job, 3 * passes))
-    assert bubble / (passes + bubble) == pytest.approx(3 / (8 + 3))
-    twice = timed(stages_of(scenario_of(pipeline_schedule="interleaved"))[0], Coefficients())
-    assert twice is not None
-    assert bubble_seconds(twice, 3 * passes) == bubble / 2
-    # Eight micro-batches of 4096 tokens: out and back, 4096 numbers of two bytes for each token.
-    assert handed_on_bytes(job) == 2 * 8 * 4096 * 4096 * 2
-
-
-def test_time_is_that_of_the_slowest_group_and_what_it_waits() -> None:
-    """Terms add up; the rates are those of all GPUs."""
-    scenario = scenario_of()
-    time = estimate(scenario, quick=True).time
-    assert time is not None
-    own = [predict_time(each, Coefficients()) for each in stages_of(scenario)]
-    slowest = max(float(pass_seconds_of(each)) for each in own if each is not None)
-    assert float(pass_seconds_of(time)) == slowest
-    assert sum(float(each.seconds - each.overlapped_s) for each in time.terms) == pytest.approx(time.step_s)
-    assert time.tokens_per_s == pytest.approx(2 * 8 * 4096 / time.step_s)
-    whole = predict_time(
-        replace(scenario, recipe=replace(scenario.recipe, parallel=Parallel())), Coefficients()
-    )
-    assert whole is not None
-    assert time.model_flop_per_step == pytest.approx(whole.model_flop_per_step / 4, rel=1e-6)
 
 
 def test_a_search_leaves_pipelines_out() -> None:

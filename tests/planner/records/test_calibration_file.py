@@ -5,38 +5,45 @@ what is malformed or of other formulas is refused with what to do.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from planner.catalog.location import data_dir
 from planner.cli.main import main
-from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, UnknownNameError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 from planner.records import write_csv
-from planner.records.calibration_file import find_calibration, read_calibration, write_calibration
-from planner.records.previous_calibration import keep_previous, read_previous
+from planner.records.calibration_file import (
+    MAX_OFFSET,
+    find_calibration,
+    read_calibration,
+    read_document,
+    write_calibration,
+)
 from tests.planner.calibration.simulated import MACHINES, simulated
+from tests.planner.records.made import SHIPPED, content_of_shipped, shipped, written
 
-SHIPPED = data_dir() / "calibration" / "default.json"
+ROOT = Path(__file__).resolve().parents[3]
+WRITE = """
+import sys
+from pathlib import Path
+from planner.records.calibration_file import read_document, write_document
+document = read_document(Path(sys.argv[1])).model_copy(update={"name": "mine", "machine": sys.argv[2]})
+for _ in range(50):
+    write_document(document, Path(sys.argv[3]))
+"""
 JOB = ["--model", "7b", "--method", "qlora", "--gpu", "4090", "--seq", "1024"]
 
 Captured = pytest.CaptureFixture[str]
 
 
-def shipped() -> Calibration:
-    """The calibration of the package."""
-    return read_calibration(SHIPPED)
-
-
 def changed(folder: Path, **values: object) -> Path:
     """A copy of the shipped file with other values."""
     path = folder / "changed.json"
-    path.write_text(json.dumps(json.loads(SHIPPED.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    path.write_text(json.dumps(content_of_shipped() | values), encoding="utf-8")
     return path
 
 
@@ -154,39 +161,68 @@ def test_calibrating_everybody_says_what_was_fitted(tmp_path: Path, capsys: Capt
     assert read_calibration(tmp_path / "default.json").n_rows == len(records)
 
 
-def test_what_a_new_calibration_replaces_is_kept(tmp_path: Path) -> None:
-    """The file before becomes previous.json under that name; the same numbers again leave it as it is."""
-    assert keep_previous(shipped(), tmp_path) is None
-    write_calibration(shipped(), tmp_path)
-    assert keep_previous(replace(shipped(), date="2030-01-01"), tmp_path) is None
-    first = shipped().offsets[0]
-    other = replace(shipped(), offsets=(replace(first, offset=first.offset + 0.1), *shipped().offsets[1:]))
-    kept = keep_previous(other, tmp_path)
-    assert kept == tmp_path / "previous.json"
-    assert read_previous(tmp_path) == replace(shipped(), name="previous")
-
-
-def test_a_previous_one_of_other_priors_keeps_its_values(tmp_path: Path) -> None:
-    """A prior that moved since is made up for, so that the coefficients are those of then;
-    without its priors it is refused.
-    """
-    scenario = resolve(from_flags({"model": "7b", "method": "qlora", "gpu": "4090", "seq": 1024}))
-    path = write_calibration(replace(shipped(), name="previous"), tmp_path)
-    content = json.loads(path.read_text(encoding="utf-8"))
-    content["formulas"] = "0-old"
-    content["priors"]["launch_s"] *= 1.5
-    content["priors"]["gone"] = 1.0
-    path.write_text(json.dumps(content), encoding="utf-8")
-    then = read_previous(tmp_path)
-    assert then is not None
-    before, now = then.coefficients_for(scenario).launch_s, shipped().coefficients_for(scenario).launch_s
-    assert before == pytest.approx(1.5 * now)
-    path.write_text(json.dumps(content | {"priors": {}}), encoding="utf-8")
-    with pytest.raises(InputFileError, match="which priors"):
-        read_previous(tmp_path)
-
-
 def test_neither_name_nor_folder_is_refused(capsys: Captured) -> None:
     """Nothing is written to a place that nobody named."""
     assert main(["calibrate", "x.csv"]) == 2
     assert "--out FOLDER, or --name NAME" in capsys.readouterr().err
+
+
+def test_two_writers_of_one_name(tmp_path: Path) -> None:
+    """Fifty times each, read all the while; no piece of a file is left beside it."""
+    path = tmp_path / "mine.json"
+    calls = [[sys.executable, "-c", WRITE, str(SHIPPED), name, str(tmp_path)] for name in "ab"]
+    writers = [subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True) for call in calls]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            seen.add(read_document(path).machine)
+    assert [writer.communicate()[1] for writer in writers] == ["", ""]
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen <= {"a", "b"}
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.json"]
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_extremes_of_every_number_give_a_finite_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: int
+) -> None:
+    """Offsets, scores and scales at their bounds: one answer and a search end with a verdict,
+    and no number is infinite.
+    """
+    content = content_of_shipped()
+    for each in content["offsets"]:
+        each.update(offset=sign * MAX_OFFSET, spread=MAX_OFFSET)
+    for each in content["spreads"]:
+        each["scores"] = [sign * 100.0] * len(each["scores"])
+    content["scale"] = dict.fromkeys(content["scale"], 1000.0)
+    path = written(tmp_path, content)
+    for command in (JOB, ["search", "--model", "7b", "--gpu", "4090", "--seq", "1024"]):
+        assert main([*command, "--calibration", str(path), "--json"]) != 1
+        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("offsets", 0, "offset"), 1e300),
+        (("offsets", 0, "spread"), -1.0),
+        (("spreads", 0, "scores", 0), -1e9),
+        (("scale", "fixed_bytes"), 1e30),
+        (("n_rows",), 10**200),
+        (("groups",), ["g"] * 20_000),
+        (("machine",), "m" * 5_000),
+    ],
+)
+def test_what_nothing_physical_has_is_refused_by_name(
+    tmp_path: Path, place: tuple[Any, ...], value: object
+) -> None:
+    """The sentence names the key."""
+    content: Any = content_of_shipped()
+    inner = content
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with pytest.raises(
+        InputFileError, match=rf"mine\.json: no calibration file: key '{'.'.join(map(str, place))}"
+    ):
+        read_document(written(tmp_path, content))

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import pytest
 
-from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
@@ -17,84 +16,29 @@ from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.levers import MAX_ESTIMATES, MAX_PAIRS, Lever, stack_needs
-from planner.searching.moves import CHEAP, KINDS, MAX_LARGER_CARDS, Move, larger_cards, more_cards, moves
+from planner.searching.moves import CHEAP, KINDS, more_cards, moves
 from planner.searching.variants import refusals, with_flags
 from planner.units import GIB, MIB
+from tests.planner.searching.jobs import (
+    EAGER,
+    FAR_TOO_LARGE,
+    FULL_ON_SMALL,
+    JOBS,
+    LORA_TOO_LONG,
+    OLD_CARD,
+    QLORA_DIVIDED,
+    QLORA_ON_MANY,
+    Flags,
+    scenario,
+)
 
-Flags = dict[str, object]
 # Several tests ask about the same jobs.
 levers = lru_cache(levers_module.levers)
-FULL_ON_SMALL: Flags = {
-    "model": "7b",
-    "method": "full",
-    "gpu": "4090",
-    "seq": "2048",
-    "batch": "4",
-    "optimizer": "adamw_torch",
-}
-LORA_TOO_LONG: Flags = {
-    "model": "7b",
-    "method": "lora",
-    "gpu": "4090",
-    "seq": "2048",
-    "batch": "3",
-    "modules_to_save": "lm_head",
-}
-MANY_CARDS: Flags = {
-    "model": "70b",
-    "method": "full",
-    "gpu": "h100-sxm:8",
-    "nodes": "2",
-    "seq": "4096",
-    "precision": "bf16",
-}
-QLORA_ON_MANY: Flags = {"model": "70b", "method": "qlora", "gpu": "4090:4", "seq": "1024"}
-QLORA_DIVIDED: Flags = {"model": "34b", "method": "qlora", "gpu": "3090:2", "seq": "2048", "sharding": "fsdp"}
-OLD_CARD: Flags = {"model": "3b", "method": "full", "gpu": "t4", "seq": "2048"}
-EAGER: Flags = {
-    "model": "7b",
-    "method": "lora",
-    "gpu": "4090",
-    "seq": "4096",
-    "attention": "eager",
-    "batch": "2",
-}
-ZERO: Flags = {
-    "model": "14b",
-    "method": "full",
-    "gpu": "a100-40gb:4",
-    "seq": "1024",
-    "sharding": "zero2",
-    "batch": "2",
-}
-FAR_TOO_LARGE: Flags = {"model": "70b", "method": "full", "gpu": "4090:2", "seq": "2048", "batch": "2"}
-JOBS = {
-    "far too large": FAR_TOO_LARGE,
-    "full": FULL_ON_SMALL,
-    "lora": LORA_TOO_LONG,
-    "many": MANY_CARDS,
-    "qlora": QLORA_ON_MANY,
-    "t4": OLD_CARD,
-    "eager": EAGER,
-    "zero2": ZERO,
-}
-
-
-def scenario(flags: Flags) -> Scenario:
-    """A resolved scenario."""
-    return resolve(from_flags(flags))
 
 
 def as_request(lever: Lever) -> Flags:
     """The flags of a lever as those of a request."""
     return {name.replace("-", "_"): value for name, value in lever.flags.items() if value is not None}
-
-
-def flags_of(move: Move) -> str:
-    """The flags of a move as a user types them."""
-    return " ".join(
-        f"--{name}" if value is True else f"--{name} {value}" for name, value in move.flags.items()
-    )
 
 
 def by_flags(found: tuple[Lever, ...]) -> dict[str, Lever]:
@@ -230,29 +174,6 @@ def test_costs_are_compared_where_a_price_was_said() -> None:
     assert all(lever.usd_ratio is None for lever in levers(scenario(FULL_ON_SMALL)))
 
 
-def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
-    """A 7B full fine-tune on 24 GiB: loss, checkpointing, micro-batch, optimizers, offload,
-    adapters, length.
-    """
-    offered = {flags_of(move): move.kind for move in moves(scenario(FULL_ON_SMALL))}
-    assert offered == {
-        "--loss liger": "free",
-        "--attention flash2": "free",
-        "--optimizer adamw_torch_fused": "free",
-        "--gradient-checkpointing": "time",
-        "--batch 2 --grad-accum 2": "time",
-        "--batch 1 --grad-accum 4": "time",
-        "--optimizer paged_adamw_32bit": "money",
-        "--sharding zero2 --offload optimizer": "money",
-        "--sharding zero3 --offload optimizer+params": "money",
-        "--optimizer adamw_8bit": "training",
-        "--optimizer paged_adamw_8bit": "training",
-        "--method lora": "training",
-        "--method qlora": "training",
-        "--seq 1024": "training",
-    }
-
-
 def test_the_global_batch_stays_the_same() -> None:
     """A smaller micro-batch comes with as many more micro-steps, also where the batch is odd;
     more cards with fewer.
@@ -282,25 +203,6 @@ def test_modules_to_save_are_named_because_no_flag_empties_them() -> None:
     assert "lm_head" in lever.description
 
 
-def test_several_cards_are_offered_sharding_with_what_it_needs() -> None:
-    """ZeRO turns pure bf16 into mixed; 4-bit weights are divided only with a storage dtype;
-    one card is not offered sharding.
-    """
-    pure = {
-        move.flags["sharding"]: move.flags for move in moves(scenario(MANY_CARDS)) if move.topic == "sharding"
-    }
-    assert pure["zero3"] == {"sharding": "zero3", "precision": "bf16-mixed"}
-    assert pure["fsdp"] == {"sharding": "fsdp"}
-    four_bit = {
-        move.flags["sharding"]: move.flags
-        for move in moves(scenario(QLORA_ON_MANY))
-        if move.topic == "sharding"
-    }
-    assert four_bit["zero3"]["quant-storage"] == "bf16"
-    assert "quant-storage" not in four_bit["zero2"]
-    assert not [move for move in moves(scenario(FULL_ON_SMALL)) if move.topic == "sharding"]
-
-
 def test_offload_leaves_a_gpu_only_optimizer_behind() -> None:
     """8-bit states cannot step in host RAM: offload says Adam with it,
     and the pair with an 8-bit optimizer is never offered.
@@ -311,26 +213,6 @@ def test_offload_leaves_a_gpu_only_optimizer_behind() -> None:
     assert all(move.flags["optimizer"] == "adamw_torch" for move in offloads)
     for lever in levers(scenario(FULL_ON_SMALL)):
         assert not ("--offload optimizer" in lever.flags_text and "8bit" in lever.flags_text)
-
-
-def test_fsdp2_comes_with_an_optimizer_that_can_step_it() -> None:
-    """bitsandbytes cannot step DTensors: the move to FSDP2 says Adam with it,
-    and under FSDP2 no 8-bit optimizer is offered.
-    """
-    said = {**FULL_ON_SMALL, "gpus": 4, "sharding": "ddp"}
-    to_fsdp = [
-        move
-        for move in moves(scenario({**said, "optimizer": "adamw_8bit"}))
-        if move.flags.get("sharding") == "fsdp"
-    ]
-    assert to_fsdp
-    assert all(move.flags["optimizer"] == "adamw_torch" for move in to_fsdp)
-    for sharding, offered in (
-        ("fsdp", set()),
-        ("zero3", {"paged_adamw_32bit", "adamw_8bit", "paged_adamw_8bit"}),
-    ):
-        under = moves(scenario({**said, "sharding": sharding, "optimizer": "adamw_torch_fused"}))
-        assert {move.flags["optimizer"] for move in under if move.topic == "optimizer"} == offered
 
 
 def test_kernels_that_the_card_or_the_code_lacks_are_not_offered() -> None:
@@ -394,17 +276,6 @@ def test_the_number_of_estimates_is_bounded(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(levers_module, "predict_with", counted)
     levers_module.levers(scenario(JOBS[name]))
     assert 5 < calls <= MAX_ESTIMATES
-
-
-def test_larger_cards_hold_the_need_and_differ_in_size() -> None:
-    """Three sizes at most, ascending, each with room for what must be held; the count of GPUs goes along."""
-    cards = larger_cards(scenario(MANY_CARDS), 100 * GIB)
-    sizes = [move.hardware.gpu.visible_memory_bytes or 0 for move in cards if move.hardware]
-    assert 1 <= len(cards) <= MAX_LARGER_CARDS
-    assert sizes == sorted(set(sizes))
-    assert sizes[0] >= 100 * GIB
-    assert all(str(move.flags["gpu"]).endswith(":8") for move in cards)
-    assert larger_cards(scenario(MANY_CARDS), 10_000 * GIB) == ()
 
 
 def test_a_forced_job_still_gets_advice() -> None:
@@ -509,22 +380,6 @@ def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
     assert paged.host_bytes < GIB
     shown = lever_choices("", [paged]).rows[0].facts
     assert shown[1].startswith("<1 GiB RAM")
-
-
-def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
-    """It costs nothing; the typed flag gives the same job."""
-    base: Flags = {
-        "model": "qwen2.5-0.5b",
-        "method": "lora",
-        "gpu": "3060",
-        "seq": "2048",
-        "eval_batch": "16",
-    }
-    move = next(move for move in moves(scenario(base)) if move.topic == "evaluation")
-    assert (flags_of(move), move.kind) == ("--eval-batch 1", "free")
-    changed = with_flags(scenario(base), move.flags)
-    assert changed.run == scenario({**base, "eval_batch": "1"}).run
-    assert not [move for move in moves(changed) if move.topic == "evaluation"]
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,62 @@
-"""What GPUs send one another in a step, counted by hand."""
+"""What GPUs send one another in a step, and the hooks around it, counted by hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from planner.domain.model import ModelSpec
+from planner.domain.recipes.parallel import Parallel
+from planner.domain.recipes.recipe import Numerics
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.throughput.communication import (
     HOOKS_PER_PASS,
+    HOOKS_PER_UNIT,
     broadcast_latency_seconds,
     broadcasts,
     collective_seconds,
     gathered_bytes,
     hook_seconds,
     reduced_bytes,
+    replica_bytes,
+    ring_fraction,
+    second_copy_bytes,
     update_bytes,
     update_collective_seconds,
+    waiting_hook_seconds,
 )
 from planner.throughput.kernel_time import optimizer_seconds
+from planner.throughput.rates import intra_node_bytes_per_s
 from planner.throughput.terms import modules_called
 from planner.throughput.time_inputs import TimedJob, job_of
+from planner.units import GIGA
+from tests.planner.throughput.jobs import (
+    LORA_WIDTHS,
+    PARAMS,
+    PRIORS,
+    job,
+    mistral_job,
+    predicted,
+    recipe,
+    scenario,
+    term,
+)
 
 
 def divided(optimizer: str) -> TimedJob:
     """A full fine-tune that FSDP2 divides over eight GPUs."""
     flags = {"model": "qwen3-0.6b", "method": "full", "gpu": "h100-sxm:8", "seq": 512}
-    job = job_of(
+    held = job_of(
         resolve(
             from_flags({**flags, "stack": "llama-factory-v1", "sharding": "fsdp", "optimizer": optimizer})
         ),
         Coefficients(),
     )
-    assert job is not None
-    return job
+    assert held is not None
+    return held
 
 
 def test_muon_sends_whole_gradients_and_parts_of_updates() -> None:
@@ -52,23 +75,23 @@ def of_whole_tensors(nodes: int, **flags: object) -> TimedJob:
         "model": "qwen3-0.6b", "method": "full", "gpu": "a100-80-sxm:8", "nodes": nodes, "seq": 512,
         "host": "network-400g", "stack": "internevo", "sharding": "zero1", **flags,
     }  # fmt: skip
-    job = job_of(resolve(from_flags(said)), Coefficients())
-    assert job is not None
-    return job
+    held = job_of(resolve(from_flags(said)), Coefficients())
+    assert held is not None
+    return held
 
 
 def test_each_gpu_broadcasts_the_tensors_that_it_updated() -> None:
     """16 times around a ring of 16 GPUs at 4 us a hop, and all weights in 16 bits over 0.7 of 50 GB/s, beside
     the sum of gradients, which is the same however weights are spread.
     """
-    job = of_whole_tensors(2)
-    weights = 2 * job.trained_params * 15 / 16
-    assert update_bytes(job) == pytest.approx(weights)
-    assert broadcast_latency_seconds(job) == pytest.approx(16 * 16 * 4e-6)
-    assert update_collective_seconds(job) == pytest.approx(weights / 35e9 + 16 * 16 * 4e-6)
+    held = of_whole_tensors(2)
+    weights = 2 * held.trained_params * 15 / 16
+    assert update_bytes(held) == pytest.approx(weights)
+    assert broadcast_latency_seconds(held) == pytest.approx(16 * 16 * 4e-6)
+    assert update_collective_seconds(held) == pytest.approx(weights / 35e9 + 16 * 16 * 4e-6)
     gathered = of_whole_tensors(2, switches="zero1_update=gathered")
     assert update_bytes(gathered) == broadcasts(gathered) == broadcast_latency_seconds(gathered) == 0
-    assert reduced_bytes(gathered) == pytest.approx(reduced_bytes(job))
+    assert reduced_bytes(gathered) == pytest.approx(reduced_bytes(held))
 
 
 def test_no_more_gpus_broadcast_than_there_are_tensors() -> None:
@@ -76,17 +99,17 @@ def test_no_more_gpus_broadcast_than_there_are_tensors() -> None:
 
     Each goes around a ring of 512 GPUs.
     """
-    job = of_whole_tensors(64)
-    assert broadcasts(job) == 28 * 9 + 2
-    assert broadcast_latency_seconds(job) == pytest.approx((28 * 9 + 2) * 512 * 4e-6)
+    held = of_whole_tensors(64)
+    assert broadcasts(held) == 28 * 9 + 2
+    assert broadcast_latency_seconds(held) == pytest.approx((28 * 9 + 2) * 512 * 4e-6)
 
 
 def test_groups_of_a_node_broadcast_over_its_own_links() -> None:
     """Eight times around eight GPUs at 1.9 us a hop, at the rate of NVLink, whatever the other nodes do."""
-    job = of_whole_tensors(64, switches="zero1_update=broadcast_in_node")
-    weights = 2 * job.trained_params * 7 / 8
+    held = of_whole_tensors(64, switches="zero1_update=broadcast_in_node")
+    weights = 2 * held.trained_params * 7 / 8
     expected = weights / (0.7 * 300e9) + 8 * 8 * 1.9e-6
-    assert update_collective_seconds(job) == pytest.approx(expected)
+    assert update_collective_seconds(held) == pytest.approx(expected)
 
 
 def test_adapters_that_are_units_of_fsdp2_call_hooks_of_their_own() -> None:
@@ -101,9 +124,9 @@ def test_adapters_that_are_units_of_fsdp2_call_hooks_of_their_own() -> None:
         "gradient_checkpointing": True,
     }
     seconds = [
-        hook_seconds(job)
+        hook_seconds(held)
         for stack in ("llama-factory-v1", "hf-trainer@5")
-        if (job := job_of(resolve(from_flags({**shared, "stack": stack})), Coefficients())) is not None
+        if (held := job_of(resolve(from_flags({**shared, "stack": stack})), Coefficients())) is not None
     ]
     assert seconds[0] == pytest.approx((1 + 2 * 7) * seconds[1])
 
@@ -114,9 +137,9 @@ def of_sixteen(**flags: object) -> TimedJob:
         "model": "qwen3-30b-a3b", "method": "full", "gpu": "h100-sxm:8", "nodes": 2, "seq": 512,
         "stack": "torchtitan@2025", "sharding": "fsdp",
     }  # fmt: skip
-    job = job_of(resolve(from_flags(said | flags)), Coefficients())
-    assert job is not None
-    return job
+    held = job_of(resolve(from_flags(said | flags)), Coefficients())
+    assert held is not None
+    return held
 
 
 def test_experts_that_are_divided_are_gathered_by_those_that_have_them() -> None:
@@ -152,7 +175,126 @@ def test_zero3_runs_hooks_in_each_pass() -> None:
     }  # fmt: skip
     seconds = []
     for checkpoints in (False, True):
-        job = job_of(resolve(from_flags({**flags, "gradient_checkpointing": checkpoints})), Coefficients())
-        assert job is not None
-        seconds.append(hook_seconds(job) / modules_called(job) / HOOKS_PER_PASS / job.coefficients.hook_s)
+        held = job_of(resolve(from_flags({**flags, "gradient_checkpointing": checkpoints})), Coefficients())
+        assert held is not None
+        seconds.append(hook_seconds(held) / modules_called(held) / HOOKS_PER_PASS / held.coefficients.hook_s)
     assert seconds == pytest.approx([2, 3])
+
+
+class TestCollectives:
+    """Bytes that each GPU exchanges, by hand, for 8 GPUs: a ring moves 7/8 of a tensor."""
+
+    def test_ring(self) -> None:
+        """One GPU exchanges nothing."""
+        assert ring_fraction(1) == 0
+        assert ring_fraction(8) == 7 / 8
+
+    def test_ddp_reduces_once_per_step(self, llama: ModelSpec) -> None:
+        """An all-reduce of the bf16 gradients, whatever the number of micro-steps."""
+        held = job(
+            scenario(llama, recipe(sharding="ddp", numerics=Numerics("bf16", "bf16")), gpus_per_node=8)
+        )
+        assert reduced_bytes(held) == pytest.approx(2 * 2 * PARAMS * 7 / 8)
+        assert gathered_bytes(held) == 0
+
+    def test_ddp_with_lora_is_tiny(self, llama: ModelSpec) -> None:
+        """Only fp32 adapters travel: 4 bytes x rank x (in + out)."""
+        held = job(scenario(llama, recipe("lora", sharding="ddp"), gpus_per_node=8))
+        assert reduced_bytes(held) == pytest.approx(2 * 4 * 8 * LORA_WIDTHS * 7 / 8)
+
+    def test_zero_2_reduces_every_micro_step(self, llama: ModelSpec) -> None:
+        """Two micro-steps reduce twice and gather the new weights once."""
+        held = job(scenario(llama, recipe(sharding="zero2"), gpus_per_node=8))
+        assert reduced_bytes(held) == pytest.approx(3 * 2 * PARAMS * 7 / 8)
+
+    def test_zero_3_gathers_frozen_weights_too(self, llama: ModelSpec) -> None:
+        """All bf16 weights arrive for forward and for backward of both micro-steps, with LoRA as well."""
+        held = job(scenario(llama, recipe("lora", sharding="zero3"), gpus_per_node=8))
+        assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 7 / 8)
+
+    def test_grad_op_keeps_weights_between_forward_and_backward(self, llama: ModelSpec) -> None:
+        """Half the gathers of full sharding."""
+        full = job(scenario(llama, recipe(sharding="fsdp"), gpus_per_node=8))
+        kept = job(scenario(llama, recipe(sharding="fsdp-grad-op"), gpus_per_node=8))
+        assert gathered_bytes(full) == 2 * gathered_bytes(kept)
+
+    def test_hybrid_sharding_crosses_nodes_with_one_shard(self, llama: ModelSpec) -> None:
+        """Gathers stay inside the node; an eighth of the gradients is all-reduced between two nodes."""
+        held = job(scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2))
+        assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 7 / 8)
+        assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 8 / 2)
+
+    def test_every_gpu_of_a_node_has_a_ring_across_nodes(self, llama: ModelSpec) -> None:
+        """Eight shards share the network; of two copies on one node each has its own links."""
+        across = scenario(llama, recipe(sharding="hsdp"), gpus_per_node=8, nodes=2, network_bytes_per_s=GIGA)
+        held = job(across)
+        inside = (gathered_bytes(held) + reduced_bytes(held)) / intra_node_bytes_per_s(
+            across.hardware, held.coefficients
+        )
+        network = held.rates.network_bytes_per_s
+        assert collective_seconds(held) - inside == pytest.approx(replica_bytes(held) * 8 / network)
+
+    def test_copies_inside_of_a_node(self, llama: ModelSpec) -> None:
+        """Four GPUs divide what two copies have."""
+        copied = replace(recipe(sharding="hsdp"), parallel=Parallel(replicas=2))
+        held = job(scenario(llama, copied, gpus_per_node=8))
+        assert gathered_bytes(held) == pytest.approx(2 * 2 * 2 * PARAMS * 3 / 4)
+        assert replica_bytes(held) == pytest.approx(2 * held.regime.gradient * PARAMS / 4 / 2)
+
+    def test_a_second_copy_is_gathered_inside_of_a_node(self, llama: ModelSpec) -> None:
+        """Trained weights cross the network once per step; three gathers of two micro-steps do not."""
+        copied = replace(recipe(sharding="zero3"), parallel=Parallel(hpz=8))
+        held = job(scenario(llama, copied, gpus_per_node=8, nodes=2))
+        assert gathered_bytes(held) == pytest.approx(2 * PARAMS * 15 / 16)
+        assert second_copy_bytes(held) == pytest.approx(3 * 2 * PARAMS * 7 / 8)
+
+    def test_network_is_the_slowest_link_of_the_ring(self, llama: ModelSpec) -> None:
+        """A second node turns NVLink's rate into the network's, and a faster network shortens the step."""
+        sharded = recipe(sharding="zero3")
+        slow = scenario(llama, sharded, gpus_per_node=8, nodes=2, network_bytes_per_s=5 * GIGA)
+        fast = replace(slow, hardware=replace(slow.hardware, network_bytes_per_s=50 * GIGA))
+        ratio = term(predicted(slow), "collectives").seconds / term(predicted(fast), "collectives").seconds
+        assert ratio == pytest.approx(10)
+
+    def test_an_unnamed_network_grows_with_the_gpus_of_a_node(self, llama: ModelSpec) -> None:
+        """Servers have a network card for every few GPUs,
+        so two nodes of eight exchange four times what two of two do.
+        """
+        rates = [
+            job(scenario(llama, recipe(sharding="zero3"), gpus_per_node=gpus, nodes=2)).rates
+            for gpus in (2, 8)
+        ]
+        assert rates[1].network_bytes_per_s == pytest.approx(4 * rates[0].network_bytes_per_s)
+
+    def test_one_gpu_has_no_collectives(self, llama: ModelSpec) -> None:
+        """A ring of one GPU moves nothing, and the term is left out."""
+        names = [part.name for part in predicted(scenario(llama, recipe(sharding="zero3"))).terms]
+        assert "collectives" not in names
+
+
+def test_fsdp_reduces_in_the_last_micro_step_where_the_loop_says_so() -> None:
+    """Accelerate's loops do, torchtitan's do not."""
+    of_trainer = mistral_job(method="full", sharding="fsdp1", gpus=2, grad_accum=4)
+    once = reduced_bytes(mistral_job(method="full", sharding="fsdp1", gpus=2, grad_accum=1))
+    assert reduced_bytes(of_trainer) == once
+    eager = replace(
+        of_trainer.scenario, stack=replace(of_trainer.scenario.stack, id="eager", fsdp_no_sync=False)
+    )
+    assert reduced_bytes(job(eager)) == 4 * once
+
+
+def test_adapters_that_are_units_of_fsdp1_make_the_host_wait() -> None:
+    """Two units for each of seven matrices in 32 layers, in three passes;
+    with FSDP2 they are part of their layer's.
+    """
+    held = mistral_job(
+        sharding="fsdp1", gpus=2, lora_targets=["all-linear"], method="lora", gradient_checkpointing=True
+    )
+    unit = 3 * HOOKS_PER_UNIT * PRIORS.hook_s
+    assert waiting_hook_seconds(held) == pytest.approx(2 * 7 * 32 * unit)
+    assert hook_seconds(held) == pytest.approx((2 * 7 * 32 + 32) * unit)
+    assert (
+        waiting_hook_seconds(mistral_job(sharding="fsdp", gpus=2, method="lora", stack="hf-trainer@5")) == 0
+    )
+    hooks = term(predicted(held.scenario), "sharding_hooks")
+    assert hooks.seconds - hooks.overlapped_s >= waiting_hook_seconds(held) * (1 - 1e-9)

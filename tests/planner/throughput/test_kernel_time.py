@@ -16,7 +16,11 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.throughput.communication import gathered_bytes
+from planner.program.ops.work import FusedAttention
+from planner.throughput.communication import (
+    gathered_bytes,
+)
+from planner.throughput.kernel_time import mean_keys
 from planner.throughput.step_time import predict_time
 from planner.throughput.terms import pass_seconds
 from planner.throughput.time_inputs import TimedJob, job_of
@@ -182,3 +186,10 @@ def test_products_in_8_bits_run_at_the_rate_of_8_bits() -> None:
     assert in_8 - head == pytest.approx((in_16 - head) / times, rel=0.05)
     layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert gathered_bytes(wide) - gathered_bytes(narrow) == pytest.approx(2 * layers * 7 / 8)
+
+
+def test_window_counts_the_band() -> None:
+    """Five tokens with a window of three meet 1, 2, 3, 3 and 3 keys."""
+    kind = FusedAttention("flash", 1, "band", 3)
+    assert mean_keys(kind, 5) == pytest.approx((1 + 2 + 3 + 3 + 3) / 5)
+    assert mean_keys(kind, 2) == pytest.approx((1 + 2) / 2)

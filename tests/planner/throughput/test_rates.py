@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from planner.catalog.gpus import load_gpu
+from planner.domain.hardware import Hardware, HostSpec
 from planner.domain.prediction import TimePrediction
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -17,10 +18,15 @@ from planner.intake.resolve import resolve
 from planner.program.ops.work import Unpacking
 from planner.throughput.kernel_time import expansion_seconds
 from planner.throughput.offload import cpu_adam_seconds
-from planner.throughput.rates import accumulates_at_half_rate, reached_share
+from planner.throughput.rates import (
+    accumulates_at_half_rate,
+    intra_node_bytes_per_s,
+    peak_flop_per_s,
+    reached_share,
+)
 from planner.throughput.step_time import predict_time
 from planner.throughput.time_inputs import TimedJob, job_of
-from planner.units import GIGA
+from planner.units import GIGA, TERA
 
 PRIORS = Coefficients()
 
@@ -364,3 +370,29 @@ def test_the_host_updates_16_bit_states_faster() -> None:
         job(scenario(FULL, sharding="fsdp", offload="optimizer+params", precision="bf16", stack="torchtune"))
     )
     assert narrow / wide == pytest.approx(14 / 30)
+
+
+def test_geforce_halves_fp32_accumulation() -> None:
+    """int8 runs at four times the 16-bit rate on GeForce, at twice on data-centre cards."""
+    assert accumulates_at_half_rate(load_gpu("rtx4090"))
+    assert accumulates_at_half_rate(load_gpu("rtx3090"))
+    assert not accumulates_at_half_rate(load_gpu("a100-80-sxm"))
+    assert not accumulates_at_half_rate(load_gpu("rtx-a6000"))
+
+
+def test_missing_units_fall_back_to_fp32() -> None:
+    """bf16 on a T4 runs on the fp32 units."""
+    t4 = load_gpu("t4")
+    assert peak_flop_per_s(t4, "bf16") == t4.fp32_flop_per_s
+    assert peak_flop_per_s(t4, "fp16") == 65 * TERA
+
+
+def test_links_by_hand() -> None:
+    """Half of NVLink's two-way sum, one PCIe direction, and NCCL's assumption between sockets."""
+    card, host = load_gpu("a100-80-sxm"), HostSpec("unknown")
+    assert intra_node_bytes_per_s(Hardware(card, 8, 1, host), PRIORS) == pytest.approx(
+        300 * GIGA * PRIORS.nvlink_efficiency
+    )
+    pcie = intra_node_bytes_per_s(Hardware(card, 8, 1, host, link="pcie"), PRIORS)
+    assert pcie == pytest.approx(16 * 1.969 * GIGA * PRIORS.pcie_efficiency)
+    assert intra_node_bytes_per_s(Hardware(card, 8, 1, host, link="qpi"), PRIORS) == 10 * GIGA

@@ -4,15 +4,11 @@ and how unsure it all is.
 
 from __future__ import annotations
 
-from math import exp
-from statistics import fmean, pstdev
+from statistics import pstdev
 
 import numpy as np
 import pytest
 
-from planner.anatomy.natural_lengths import cut_law, longest_sample
-from planner.domain.recipes.recipe import Batch
-from planner.domain.recipes.sample_lengths import Longest
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
@@ -44,12 +40,6 @@ def job(the_scenario: Scenario) -> TimedJob:
     found = job_of(the_scenario, PRIORS)
     assert found is not None
     return found
-
-
-def longest_of(mean: float, cap: int, draws: int, variation: float) -> Longest:
-    """The longest of samples of that mean, none above ``cap``."""
-    batch = Batch(draws, 1, cap, "longest", mean)
-    return longest_sample(batch, draws, variation, drops_long=False)
 
 
 class TestKernelsAndHost:
@@ -88,37 +78,6 @@ class TestKernelsAndHost:
         assert natural is not None
         assert packed is not None
         assert natural.step_s > 1.05 * packed.step_s
-
-
-class TestSpreadOfLengths:
-    """Standard deviation over mean of the longest sample of a batch."""
-
-    def test_one_draw_below_the_cap(self) -> None:
-        """An exponential that starts at 0.25 and is cut at ``t`` has the mean square 2 (1 - (1 + t) e^-t)
-        above its start, and the mean 1 - e^-t.
-        """
-        law = cut_law(Batch(1, 1, 2048, "longest", 1024), 1, 0.8, drops_long=False)
-        mean = 1 - exp(-law.end)
-        square = 2 * (1 - (1 + law.end) * exp(-law.end))
-        assert law.start == pytest.approx(0.25)
-        assert (0.25 + mean) / (0.25 + law.end) == pytest.approx(0.5)
-        spread = (square - mean**2) ** 0.5 / (0.25 + mean)
-        assert longest_of(1024, 2048, 1, 0.8).spread == pytest.approx(spread, rel=2e-3)
-
-    def test_far_below_the_cap(self) -> None:
-        """One draw has the variation of the samples."""
-        assert longest_of(10, 100_000, 1, 0.8).spread == pytest.approx(0.8, rel=5e-3)
-
-    def test_samples_that_fill_the_length_have_none(self) -> None:
-        """All are as long as the cap."""
-        assert longest_of(2048, 2048, 4, 0.8).spread == 0
-
-    @pytest.mark.parametrize(("mean", "cap"), [(1024, 2048), (300, 8192)])
-    def test_the_longest_of_many_varies_less(self, mean: int, cap: int) -> None:
-        """More draws, less spread."""
-        spreads = [float(longest_of(mean, cap, draws, 0.8).spread) for draws in (1, 2, 8, 64)]
-        assert spreads == sorted(spreads, reverse=True)
-        assert fmean(spreads) > 0
 
 
 def test_narrow_heads_are_slower() -> None:

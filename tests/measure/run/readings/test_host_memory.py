@@ -26,3 +26,20 @@ def test_control_group_files_of_both_versions(tmp_path: Path) -> None:
     (old / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (old / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     assert (cgroup_bytes("max", old), cgroup_kills(old)) == (None, 1)
+
+
+def test_kills_are_counted_in_the_group_of_the_process(tmp_path: Path) -> None:
+    """A job of Slurm is in a group below the root, which has no count; version 1 names each controller."""
+    own, root = tmp_path / "own", tmp_path / "root"
+    own.write_text("0::/system.slice/slurmstepd.scope/job_7\n", encoding="utf-8")
+    group = root / "system.slice" / "slurmstepd.scope" / "job_7"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\noom 5\noom_kill 2\n", encoding="ascii")
+    assert cgroup_kills(root, own) == 2
+    own.write_text("9:name=systemd:/a\n8:cpu,memory:/slurm/job_7\n", encoding="utf-8")
+    (root / "memory" / "slurm" / "job_7").mkdir(parents=True)
+    (root / "memory" / "slurm" / "job_7" / "memory.oom_control").write_text(
+        "under_oom 0\noom_kill 3\n", encoding="ascii"
+    )
+    assert cgroup_kills(root, own) == 3
+    assert cgroup_kills(root, tmp_path / "none") is None

@@ -30,4 +30,4 @@ def test_an_optimizer_that_only_tools_make_has_no_name_in_the_trainer() -> None:
 def test_optimizers_of_bitsandbytes_are_issued_tensor_by_tensor() -> None:
     """All of them go through one loop over parameters (bitsandbytes 0.50 optim/optimizer.py step)."""
     issued = {UPDATES[n].operators for n, facts in OPTIMIZER_FACTS.items() if facts.library == "bitsandbytes"}
-    assert issued == {6}
+    assert len(issued) == 1

@@ -1,4 +1,4 @@
-"""What the readers of Gemma 4 and of counted towers say beyond shapes, and what they refuse.
+"""What the reader of Gemma 4 says beyond shapes, and what it refuses.
 Needs no torch.
 """
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from planner.catalog.hf_config import model_from_config
-from planner.catalog.models import model_entry, spec_of
 from planner.domain.model import ModelSpec
 from planner.errors import InputFileError, NotModelledError
 
@@ -97,30 +96,3 @@ def test_a_unified_model_has_its_mask_made_for_text_too() -> None:
 
     assert makes_mask()
     assert not makes_mask(use_bidirectional_attention=None)
-
-
-def test_dense_layers_behind_experts_are_refused() -> None:
-    """GLM-4.7 Flash lists the kind of every layer."""
-    fields = {"model_type": "glm4_moe_lite", **_SMALL, "num_experts_per_tok": 2, "n_routed_experts": 4}
-    with pytest.raises(NotModelledError, match="mlp_layer_types"):
-        model_from_config({**fields, "mlp_layer_types": ["sparse", "dense"] * 3}, "x")
-
-
-@pytest.mark.parametrize(
-    ("name", "sides"), [("image_size", [448, 224]), ("image_size", []), ("downsample_ratio", 0)]
-)
-def test_internvl_refuses_what_it_cannot_count(name: str, sides: object) -> None:
-    """Images with two sides; a share of no patches."""
-    vision = {"model_type": "internvl_vision"} | ({name: sides} if name == "image_size" else {})
-    text = {**_SMALL, "model_type": "qwen2"}
-    outer = {name: sides} if name != "image_size" else {}
-    with pytest.raises(InputFileError):
-        model_from_config(
-            {"model_type": "internvl", "text_config": text, "vision_config": vision, **outer}, "x"
-        )
-
-
-def test_nulls_inside_a_section_are_nulls() -> None:
-    """LLaVA 1.6 says that its decoder has no window, which the decoder's class has else."""
-    spec = spec_of(model_entry("llava-1.6-mistral-7b"))
-    assert spec.windows == ()

@@ -1,0 +1,104 @@
+"""Single changes of a job: which are offered, with which flags, and what they cost."""
+
+from __future__ import annotations
+
+from planner.searching.moves import MAX_LARGER_CARDS, Move, larger_cards, moves
+from planner.searching.variants import with_flags
+from planner.units import GIB
+from tests.planner.searching.jobs import FULL_ON_SMALL, MANY_CARDS, QLORA_ON_MANY, Flags, scenario
+
+
+def flags_of(move: Move) -> str:
+    """The flags of a move as a user types them."""
+    return " ".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in move.flags.items()
+    )
+
+
+def test_a_full_fine_tune_is_offered_the_usual_ways_out() -> None:
+    """A 7B full fine-tune on 24 GiB: loss, checkpointing, micro-batch, optimizers, offload,
+    adapters, length.
+    """
+    offered = {flags_of(move): move.kind for move in moves(scenario(FULL_ON_SMALL))}
+    assert offered == {
+        "--loss liger": "free",
+        "--attention flash2": "free",
+        "--optimizer adamw_torch_fused": "free",
+        "--gradient-checkpointing": "time",
+        "--batch 2 --grad-accum 2": "time",
+        "--batch 1 --grad-accum 4": "time",
+        "--optimizer paged_adamw_32bit": "money",
+        "--sharding zero2 --offload optimizer": "money",
+        "--sharding zero3 --offload optimizer+params": "money",
+        "--optimizer adamw_8bit": "training",
+        "--optimizer paged_adamw_8bit": "training",
+        "--method lora": "training",
+        "--method qlora": "training",
+        "--seq 1024": "training",
+    }
+
+
+def test_several_cards_are_offered_sharding_with_what_it_needs() -> None:
+    """ZeRO turns pure bf16 into mixed; 4-bit weights are divided only with a storage dtype;
+    one card is not offered sharding.
+    """
+    pure = {
+        move.flags["sharding"]: move.flags for move in moves(scenario(MANY_CARDS)) if move.topic == "sharding"
+    }
+    assert pure["zero3"] == {"sharding": "zero3", "precision": "bf16-mixed"}
+    assert pure["fsdp"] == {"sharding": "fsdp"}
+    four_bit = {
+        move.flags["sharding"]: move.flags
+        for move in moves(scenario(QLORA_ON_MANY))
+        if move.topic == "sharding"
+    }
+    assert four_bit["zero3"]["quant-storage"] == "bf16"
+    assert "quant-storage" not in four_bit["zero2"]
+    assert not [move for move in moves(scenario(FULL_ON_SMALL)) if move.topic == "sharding"]
+
+
+def test_fsdp2_comes_with_an_optimizer_that_can_step_it() -> None:
+    """bitsandbytes cannot step DTensors: the move to FSDP2 says Adam with it,
+    and under FSDP2 no 8-bit optimizer is offered.
+    """
+    said = {**FULL_ON_SMALL, "gpus": 4, "sharding": "ddp"}
+    to_fsdp = [
+        move
+        for move in moves(scenario({**said, "optimizer": "adamw_8bit"}))
+        if move.flags.get("sharding") == "fsdp"
+    ]
+    assert to_fsdp
+    assert all(move.flags["optimizer"] == "adamw_torch" for move in to_fsdp)
+    for sharding, offered in (
+        ("fsdp", set()),
+        ("zero3", {"paged_adamw_32bit", "adamw_8bit", "paged_adamw_8bit"}),
+    ):
+        under = moves(scenario({**said, "sharding": sharding, "optimizer": "adamw_torch_fused"}))
+        assert {move.flags["optimizer"] for move in under if move.topic == "optimizer"} == offered
+
+
+def test_larger_cards_hold_the_need_and_differ_in_size() -> None:
+    """Three sizes at most, ascending, each with room for what must be held; the count of GPUs goes along."""
+    cards = larger_cards(scenario(MANY_CARDS), 100 * GIB)
+    sizes = [move.hardware.gpu.visible_memory_bytes or 0 for move in cards if move.hardware]
+    assert 1 <= len(cards) <= MAX_LARGER_CARDS
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] >= 100 * GIB
+    assert all(str(move.flags["gpu"]).endswith(":8") for move in cards)
+    assert larger_cards(scenario(MANY_CARDS), 10_000 * GIB) == ()
+
+
+def test_a_large_evaluation_is_made_as_small_as_the_training() -> None:
+    """It costs nothing; the typed flag gives the same job."""
+    base: Flags = {
+        "model": "qwen2.5-0.5b",
+        "method": "lora",
+        "gpu": "3060",
+        "seq": "2048",
+        "eval_batch": "16",
+    }
+    move = next(move for move in moves(scenario(base)) if move.topic == "evaluation")
+    assert (flags_of(move), move.kind) == ("--eval-batch 1", "free")
+    changed = with_flags(scenario(base), move.flags)
+    assert changed.run == scenario({**base, "eval_batch": "1"}).run
+    assert not [move for move in moves(changed) if move.topic == "evaluation"]

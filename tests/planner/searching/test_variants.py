@@ -1,0 +1,96 @@
+"""A job with other flags is the job that would have been read with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.domain.scenario import Scenario
+from planner.errors import UsageError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from planner.searching.variants import (
+    Flags,
+    refusals,
+    request_of,
+    warnings_about,
+    with_flags,
+    with_rank,
+    with_sizes,
+)
+
+BASE = {"model": "llama-3.2-1b", "method": "lora", "gpu": "4090", "seq": "1024", "batch": "4"}
+
+
+def scenario(**flags: object) -> Scenario:
+    """The job of BASE with these flags."""
+    return resolve(from_flags(BASE | flags))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"batch": "2", "grad-accum": "8"},
+        {"method": "qlora"},
+        {"method": "full"},
+        {"gradient-checkpointing": True},
+        {"optimizer": "adamw_8bit", "lora-rank": "64"},
+        {"seq": "512", "padding": "packed"},
+        {},
+    ],
+)
+def test_flags_that_are_added_are_those_that_are_typed(flags: Flags) -> None:
+    """What nobody gave follows anew: a quantised base has other dtypes, a full fine-tune no adapters."""
+    typed = {name.replace("-", "_"): value for name, value in flags.items()}
+    changed, read = with_flags(scenario(), flags), scenario(**typed)
+    assert changed.recipe == read.recipe
+    assert changed.hardware == read.hardware
+    entries = {each.name: each.value for each in changed.assumptions}
+    assert {each.name: each.value for each in read.assumptions}.items() <= entries.items()
+
+
+def test_a_flag_may_be_taken_away() -> None:
+    """Then it is as if it had never been typed; one that nobody typed can be taken away, too."""
+    asked = scenario(lora_rank="64", modules_to_save="lm_head")
+    assert (
+        with_flags(asked, {"lora-rank": None, "modules-to-save": None, "loss": None}).recipe
+        == scenario().recipe
+    )
+
+
+def test_a_value_that_cannot_be_is_refused() -> None:
+    """With the words of the flag."""
+    with pytest.raises(UsageError, match="batch must be a whole number from 1"):
+        with_flags(scenario(), {"batch": "0"})
+
+
+def test_only_what_was_given_is_in_the_request() -> None:
+    """Defaults of the stack and of the catalog are not."""
+    values = request_of(scenario(lora_rank="4")).values
+    assert {"method", "seq", "batch", "lora_rank"} <= values.keys()
+    assert not {"optimizer", "loss", "attention", "precision", "grad_accum"} & values.keys()
+    assert values["batch"].value == 4
+
+
+def test_sizes_and_ranks_are_replaced_alone() -> None:
+    """All else stays, and a full fine-tune has no rank."""
+    larger = with_sizes(scenario(), 8, 2048, 2000)
+    batch = larger.recipe.batch
+    assert (batch.micro_batch, batch.seq_len, batch.tokens_per_sample) == (8, 2048, 2000)
+    assert with_sizes(larger, 4, 1024, scenario().recipe.batch.tokens_per_sample).recipe == scenario().recipe
+    wider = with_rank(scenario(), 32)
+    assert wider.recipe.adapter is not None
+    assert wider.recipe.adapter.rank == 32
+    full = scenario(method="full")
+    assert with_rank(full, 32) is full
+
+
+def test_rules_are_named_with_what_they_say() -> None:
+    """Offload without an engine is refused, and a job without it is not."""
+    broken = resolve(
+        from_flags(BASE | {"sharding": "none", "offload": "optimizer", "method": "full"}), force=True
+    )
+    found = refusals(broken)
+    assert found.keys() == {"offload-without-engine"}
+    assert found["offload-without-engine"]
+    assert refusals(scenario()) == {}
+    assert not warnings_about(scenario()) & refusals(broken).keys()
