@@ -74,8 +74,7 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
 def _taken_apart(
     torch: Operators, spec: GatedDeltaSpec, products: list[Tensor], parts: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the convolution reads, the gate, beta and the decay,
-    from two products in which the parts of each key lie together.
+    """The convolution's input, gate, beta and decay from two products, where parts of a key lie together.
 
     ``parts`` gets query, key and value, which variables refer to until the convolution has run.  Values of
     several heads for one key are copied when they become heads, those of one head when they become features.
@@ -107,8 +106,7 @@ def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor)
 def _delta_rule(
     torch: Operators, spec: GatedDeltaSpec, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """Chunk by chunk: the products within each, its state, and the output.
-    The wrapper copies views of the convolution.
+    """Chunk by chunk: products within each, its state, and the output.  Views of the convolution are copied.
 
     Saved are query and key, normed, with a number for each of their heads, the copied value, summed decays,
     beta, and the inverse of each chunk.

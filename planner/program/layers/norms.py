@@ -13,18 +13,19 @@ from planner.program.ops.tensors import Tensor, Unit, promoted
 from planner.program.view import LayerView
 
 
-def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
-    """One norm of ``spec`` over ``x``."""
-    if not spec.weight and spec.kind == "rms":
-        return _l2_norm(torch, spec, x)
-    weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
-    if spec.scaling == "operators":
-        return _by_operators(torch, view, spec, x, weight)
-    if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
-        return _layer_norm(torch, view, spec, x, weight)
-    if view.stack.fused_norm:
-        return _fused_rms_norm(torch, x, weight)
-    return _rms_norm(torch, spec, x, weight)
+def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str = "norm") -> Tensor:
+    """The module ``name``: one norm of ``spec`` over ``x``."""
+    with torch.inside(name):
+        if not spec.weight and spec.kind == "rms":
+            return _l2_norm(torch, spec, x)
+        weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+        if spec.scaling == "operators":
+            return _by_operators(torch, view, spec, x, weight)
+        if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
+            return _layer_norm(torch, view, spec, x, weight)
+        if view.stack.fused_norm:
+            return _fused_rms_norm(torch, x, weight)
+        return _rms_norm(torch, spec, x, weight)
 
 
 def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
@@ -33,10 +34,8 @@ def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Te
     hidden = torch.to(x, "fp32")
     if spec.scaling == "centred":
         hidden = _centred(torch, hidden, rows)
-    elif spec.scaling == "one_plus":
-        hidden = torch.mul(hidden, torch.rsqrt(torch.mean_of_rows(torch.square(hidden), rows)))
     else:
-        # A variable of its own there, which lives until the norm returns.
+        # A variable, which lives until the norm returns.
         variance = torch.mean_of_rows(torch.square(hidden), rows)
         hidden = torch.mul(hidden, torch.rsqrt(variance))
     if spec.scaling == "cast":
@@ -108,9 +107,7 @@ def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row;
-    OLMo 1 casts back.
-    """
+    """``nn.LayerNorm``: one kernel that saves its input, in fp32 under autocast; OLMo 1 casts back."""
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     out = torch.like(given, "native_layer_norm")
     dtype, shape = given.dtype, shape_of(given)
@@ -144,12 +141,9 @@ def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         of_x = torch.like(gradient, "rms_norm_backward", shape.dtype, cost=(shape,))
-        return [
-            of_x,
-            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None)
-            if trained
-            else None,
-        ]
+        if not trained:
+            return [of_x, None]
+        return [of_x, torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None)]
 
     shape = shape_of(x)
     return record(torch, out, [x, weight], [x], backward)
