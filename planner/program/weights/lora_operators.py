@@ -3,6 +3,8 @@ or one function that adds to the product in place.
 
 Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit,
 ``gptq.py``, ``awq.py``, ``aqlm.py``.
+Ignored: ReLoRA's merge between steps (axolotl fbe54be6b monkeypatch/relora.py merge_and_save), some copies of
+one matrix when there are neither activations nor gradients.
 """
 
 from __future__ import annotations
