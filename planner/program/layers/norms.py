@@ -72,38 +72,14 @@ def _centred(torch: Operators, hidden: Tensor, rows: float) -> Tensor:
 def _by_operators(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
     """``scale * (x - mean) / sqrt(var + eps) + shift``, one operator after the other.
 
-    Source: rasbt/LLMs-from-scratch ch05 00_orig.py LayerNorm; torch 2.13 derivatives.yaml ``var``, ``div``.
+    Source: rasbt/LLMs-from-scratch ch05 00_orig.py LayerNorm.
+    Ignored: what ``var`` and ``div`` make in backward beside a square and a product.
     """
     shift = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
     mean = torch.mean_of_rows(x, spec.rows_per_token)
-    variance = _variance(torch, x, spec.rows_per_token)
-    quotient = _divided(torch, torch.sub(x, mean), variance)
+    variance = torch.mean_of_rows(torch.square(x), spec.rows_per_token)
+    quotient = torch.mul(torch.sub(x, mean), torch.rsqrt(variance))
     return torch.add(torch.mul(weight, quotient), shift)
-
-
-def _variance(torch: Operators, x: Tensor, rows: float) -> Tensor:
-    """``var``: saves its input; backward takes the mean from it again and multiplies with the gradient."""
-
-    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        _centred_again = torch.like(kept[0], "sub")
-        return [torch.like(kept[0], "mul")]
-
-    return record(torch, torch.new(x.unit, rows, x.dtype, "var", cost=[x]), [x], [x], backward)
-
-
-def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
-    """``x / other`` with one divisor for each row: saves both; the divisor's gradient takes three tensors."""
-    needs_x, needs_other = x.node is not None, other.node is not None
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        of_other = None
-        if needs_other:
-            negative, quotient = torch.like(gradient, "neg"), torch.like(kept[0], "div")
-            of_other = torch.like(gradient, "mul", cost=(quotient,))
-            del negative, quotient
-        return [torch.like(gradient, "div") if needs_x else None, of_other]
-
-    return record(torch, torch.like(x, "div"), [x, other], [x, other], backward)
 
 
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
