@@ -84,17 +84,14 @@ def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
 def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str) -> Regime:
     engine, numerics = recipe.sharding.engine, recipe.numerics
     compute = DTYPE_BYTES[numerics.compute_dtype]
-    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself;
-    # autocast belongs to the native engine.
+    # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
     autocast = engine == "native" and numerics.mixed
     base, outside, norm_weight = _weight_bytes(recipe, stack)
-    # FSDP gathers weights in the compute dtype,
-    # so inside the blocks everything is 16-bit although shards are fp32.
+    # FSDP gathers weights in the compute dtype: inside blocks all is 16-bit although shards are fp32.
     gathers = engine == "fsdp" and numerics.mixed
     seen_outside, seen_norm = (compute, compute) if gathers else (outside, norm_weight)
     if autocast and outside == compute == 2 and numerics.load_dtype != numerics.compute_dtype:
-        # fp16 and bf16 have no common 16-bit type:
-        # the first addition of a product to the stream makes it fp32.
+        # Adding a product to the stream makes that fp32: fp16 and bf16 have no common 16-bit type.
         seen_outside = 4
     norm_out = max(seen_norm, seen_outside) if norm_kind == "rms" else (4 if autocast else seen_outside)
     plain_out = compute if autocast or engine != "native" else base
