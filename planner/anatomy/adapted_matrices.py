@@ -25,28 +25,20 @@ def is_adapted(linear: LinearSpec, targets: tuple[str, ...]) -> bool:
     """
     if linear.kind == "parameter":
         return reaches_experts(linear, targets)
-    if not linear.adaptable:
+    return linear.adaptable and any(_reaches(target, linear) for target in targets)
+
+
+def _reaches(target: str, linear: LinearSpec) -> bool:
+    if target.startswith(TARGET_PARAMETER):
         return False
-    for target in targets:
-        if target.startswith(TARGET_PARAMETER):
-            continue
-        if target == "all-linear":
-            if linear.group != "head":
-                return True
-            continue
-        if target == "attention":
-            if linear.group == "attention":
-                return True
-            continue
-        parent, _, name = target.rpartition(".")
-        if name == linear.name and (not parent or _parent_matches(parent, linear)):
-            return True
-    return False
+    if target in ("all-linear", "attention"):
+        return linear.group != "head" if target == "all-linear" else linear.group == "attention"
+    parent, _, name = target.rpartition(".")
+    return name == linear.name and (not parent or _parent_matches(parent, linear))
 
 
 def is_merged(linear: LinearSpec, targets: tuple[str, ...], stack: Stack) -> bool:
-    """Whether an adapter of experts is added to their weight itself,
-    which PEFT does for tensors that are no module of their own.
+    """Whether PEFT adds an adapter to the weight of experts itself: tensors that are no module.
 
     Unsloth takes such adapters apart again: unsloth_zoo 2026.10.9 temporary_patches/moe_utils.py.
     """
@@ -60,12 +52,8 @@ def _parent_matches(parent: str, linear: LinearSpec) -> bool:
         return "att" in last or last == "mixer"
     if linear.group == "mixer":
         return last in ("mamba", "mixer")
-    return linear.group in ("mlp", "expert", "shared_expert") and last in (
-        "mlp",
-        "feed_forward",
-        "experts",
-        "shared_expert",
-    )
+    feeds_forward = linear.group in ("mlp", "expert", "shared_expert")
+    return feeds_forward and last in ("mlp", "feed_forward", "experts", "shared_expert")
 
 
 @lru_cache(maxsize=4096)

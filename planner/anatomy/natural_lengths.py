@@ -42,7 +42,8 @@ def longest_sample(batch: Batch, draws: Number, variation: float, *, drops_long:
     if batch.lengths is not None:
         return batch.lengths.longest(batch.seq_len, draws)
     mean, cap = mean_tokens(batch), batch.seq_len
-    if _all_alike(mean, cap):
+    # Every sample as long as the cap needs no law; a grid asks one.
+    if isinstance(mean, int | float) and isinstance(cap, int | float) and mean >= cap:
         return Longest(cap, 0.0)
     law = cut_law(batch, draws, variation, drops_long=drops_long)
     longest, spread = law.longest()
@@ -52,19 +53,15 @@ def longest_sample(batch: Batch, draws: Number, variation: float, *, drops_long:
 
 
 def unlike_samples(batch: Batch, *, sorts_lengths: bool) -> Number:
-    """Samples of unlike length in one micro-batch:
-    one where the stack puts samples of like length together.
-    """
+    """Samples of unlike length in one micro-batch: one where the stack sorts them by length."""
     return 1 if sorts_lengths else batch.rows
 
 
 @dataclass(frozen=True, slots=True)
 class CutLaw:
-    """Lengths of samples in units of their spread: they begin at ``start`` and end at ``start + end``,
-    the cap.
+    """Lengths of samples in units of their spread, from ``start`` to ``start + end``, the cap.
 
-    ``samples``: how many of them, of unlike length, make one batch.  ``kept``:
-    share of the law that is drawn from.
+    ``samples``: how many of unlike length make one batch.  ``kept``: share of the law that is drawn from.
     """
 
     start: Number
@@ -118,8 +115,7 @@ def length_law(batch: Batch, draws: Number, variation: float, *, drops_long: boo
 
 
 def cut_law(batch: Batch, draws: Number, variation: float, *, drops_long: bool) -> CutLaw:
-    """The exponential of coefficient of variation ``variation``,
-    cut at the cap so that its mean is that of the samples.
+    """The exponential of this coefficient of variation, cut at the cap, with the mean of the samples.
 
     ``drops_long``: samples above the cap are left out, not cut.
     """
@@ -134,8 +130,7 @@ def cut_law(batch: Batch, draws: Number, variation: float, *, drops_long: bool) 
 def _level_of_cap(mean: Number, start: Number) -> Number:
     """The level t at which the cap cuts lengths whose mean is ``mean`` of the cap.
 
-    It solves ``mean (start + t) = start + 1 - e^-t`` by Newton's method from above,
-    where the difference is concave.
+    It solves ``mean (start + t) = start + 1 - e^-t``, concave, by Newton's method from above.
     """
     level = (start + 1) / mean - start
     for _ in range(_NEWTON_STEPS):
@@ -147,8 +142,7 @@ def _level_of_cap(mean: Number, start: Number) -> Number:
 def _level_of_last(mean: Number, start: Number) -> Number:
     """The same where samples above the cap are left out.
 
-    It solves ``mean (start + t) = start + 1 - t / (e^t - 1)``, whose right side is concave,
-    by Newton's method from above.
+    It solves ``mean (start + t) = start + 1 - t / (e^t - 1)``, concave, by Newton's method from above.
     """
     level = (start + 1) / mean - start
     for _ in range(_NEWTON_STEPS):
@@ -157,8 +151,3 @@ def _level_of_last(mean: Number, start: Number) -> Number:
         slope = mean + left_out / level - left_out / (1 - rest)
         level = maximum(level - (mean * (start + level) - start - 1 + left_out) / slope, _LEAST_LEVEL)
     return level
-
-
-def _all_alike(mean: Number, cap: Number) -> bool:
-    """Whether every sample has the length of the cap, which saves the laws; a grid asks them."""
-    return isinstance(mean, int | float) and isinstance(cap, int | float) and mean >= cap

@@ -42,9 +42,7 @@ class Matrices:
 
 
 def packed_bytes(numerics: Numerics, elements: float) -> float:
-    """Bytes of the packed elements: their bits; of AQLM a code of each code book for each group,
-    in 8 or 16 bits.
-    """
+    """Bytes of packed elements; of AQLM a code of each code book for each group, in 8 or 16 bits."""
     if numerics.quantization == "none":
         return 0
     packing = numerics.packing
@@ -86,9 +84,7 @@ GPTQ).
 
 
 def group_reach_bytes(numerics: Numerics, matrices: Matrices) -> tuple[float, float]:
-    """How far down and up other groups move the bytes of constants: one for each column,
-    or the smallest that is usual.
-    """
+    """How far down and up other groups move the constants: one a column, or the smallest usual."""
     now, *ends = (
         sum(constants_bytes(replace(numerics, packing=replace(numerics.packing, group=group)), matrices))
         for group in (numerics.packing.group, 0, _SMALLEST_GROUP)

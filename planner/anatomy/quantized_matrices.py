@@ -30,8 +30,7 @@ def is_quantizable(linear: LinearSpec, fused_experts: bool) -> bool:
 
 @lru_cache(maxsize=256)
 def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
-    """``model`` as a stack builds it: with a head of its own, with one that is quantised,
-    or with mixers that are not.
+    """``model`` as a stack builds it: with an own head, a quantised one, or mixers that are whole.
 
     A list of modules that are not to be packed stands in for the default one, which has the head.
     Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``); lightning 2.5

@@ -10,9 +10,7 @@ from planner.intake.train_layers import ENDS, End, TrainedParts, trained_parts
 
 
 def parts_of(model: ModelSpec, recipe: Recipe) -> TrainedParts:
-    """The layers and ends whose own weights are trained: all, those that are named,
-    or none beside adapters.
-    """
+    """The layers and ends whose own weights are trained: all, those named, or none beside adapters."""
     if recipe.method != "full":
         return TrainedParts(frozenset(), frozenset())
     if recipe.train_layers:
@@ -32,8 +30,7 @@ def _trained_seeing(model: ModelSpec, recipe: Recipe) -> frozenset[End]:
 
 
 def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool) -> bool:
-    """Whether layer ``number`` is called through checkpointing: layers 0, n, 2n, ...,
-    of which some stacks spare frozen ones.
+    """Whether layer ``number`` is checkpointed: 0, n, 2n, ..., of which some stacks spare frozen ones.
 
     Source: transformers 5.23 modeling_utils.py _set_gradient_checkpointing; llamafactory 0.9.5
     model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func.
@@ -45,8 +42,7 @@ def is_checkpointed(recipe: Recipe, stack: Stack, number: int, *, trained: bool)
 
 
 def is_tower_checkpointed(recipe: Recipe, stack: Stack, *, trained: bool) -> bool:
-    """Whether layers of a vision tower are called through checkpointing; ``trained``:
-    any of their weights or adapters are.
+    """Whether layers of a vision tower are checkpointed; ``trained``: any weight or adapter is.
 
     Source: as :func:`is_checkpointed`; vision layers are ``GradientCheckpointingLayer``, too.
     """

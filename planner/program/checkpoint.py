@@ -10,14 +10,13 @@ distributed/activation_checkpoint.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import ref
 
 from planner.program.ops.autograd import record, run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import ATTENTION, COSTLY, PLAIN, Node, Tensor, Unpack, keep
+from planner.program.ops.tensors import ATTENTION, COSTLY, PLAIN, Node, Tensor, Unpack, keep, replaced
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -113,7 +112,7 @@ class _Frame:
     def run_again(self) -> None:
         """Run the function once more, with gradients and with an autocast region of its own."""
         torch, self.ran = self.torch, True
-        second_run = _replaced(
+        second_run = replaced(
             torch,
             pack=self.keep_again,
             grad_enabled=True,
@@ -138,19 +137,6 @@ class _Frame:
                 stop.__traceback__ = None
 
 
-@contextmanager
-def _replaced(torch: Operators, **values: object) -> Iterator[None]:
-    """Attributes of ``torch`` have other values for a while."""
-    before = {name: getattr(torch, name) for name in values}
-    for name in before:
-        setattr(torch, name, values.pop(name))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(torch, name, value)
-
-
 def _without_memory(x: Tensor) -> Tensor:
     """What is left of ``x`` on the GPU when it lies in host RAM."""
     left = Tensor(None, x.unit, x.count, x.dtype)
@@ -170,7 +156,7 @@ def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing =
     if not torch.grad_enabled:
         return layer(x)
     frame = _Frame(torch, layer, x, how)
-    with _replaced(torch, pack=frame.hold, keeps=frame.outputs.keep if frame.outputs else torch.keeps):
+    with replaced(torch, pack=frame.hold, keeps=frame.outputs.keep if frame.outputs else torch.keeps):
         return layer(x)
 
 
@@ -188,8 +174,8 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Check
         if how.hooked:
             # The gradient that arrives is that of the next layer's input.
             torch.hooked += [entry, gradient.alias()]
-        with _replaced(torch, returned=[]):
-            with _replaced(
+        with replaced(torch, returned=[]):
+            with replaced(
                 torch,
                 grad_enabled=True,
                 autocast_cache={},

@@ -17,13 +17,14 @@ from planner.domain.vision import TowerCode
 from planner.program.head.ends import require_gradient
 from planner.program.head.inputs import MASK, has_mask
 from planner.program.layers.activations import activation
+from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.kernels import MASK_KEYS
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.recorded_part import Shape
 from planner.program.view import LayerView
-from planner.program.vision_parts import SeeingView, convolution, one_norm
+from planner.program.vision_parts import SeeingView, convolution
 from planner.program.weights.matrices import linear
 
 BLOCK_MASK = "mask of images"
@@ -43,7 +44,7 @@ def joined_patches(torch: Operators, seeing: SeeingView) -> Tensor:
             require_gradient(embeds, torch.path)
     torch.shared[UNTIL_RETURN[0]] = embeds.alias()
     rows = torch.cat([embeds])
-    stream = one_norm(torch, view, view.block.norms[0], rows)
+    stream = norm(torch, view, view.block.norms[0], rows)
     del rows
     torch.shared[UNTIL_RETURN[1]] = torch.new(Unit.PATCHES, 2, "int64", "cat")
     turns = 2 * layer.attention.head_dim
@@ -92,7 +93,7 @@ def _merged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     view = seeing.projector
     merging, first, last = view.block.linears
     with torch.inside("multi_modal_projector"):
-        normed = one_norm(torch, view, view.block.norms[0], x)
+        normed = norm(torch, view, view.block.norms[0], x)
         # The merger has a list of the blocks of each image until it returns.
         blocks = _blocks(torch, normed)
         merged = linear(torch, view, merging, torch.contiguous(blocks, "cat"))

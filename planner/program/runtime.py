@@ -31,7 +31,6 @@ from planner.program.recorded_part import (
 )
 from planner.program.request_stream import Instance, RequestStream, instances
 from planner.program.update.optimizer import make_states, optimizer_step
-from planner.program.weights.merge import merge_adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,6 @@ class Runtime:
         self._bound: list[Instance] = []
         # When the model returns again, the loop lets go of these.
         self._returned = array("q")
-        self._steps = 0
 
     def load(self) -> None:
         """Weights and adapters come to the card, and whatever is set up before the first step."""
@@ -243,10 +241,6 @@ class Runtime:
         self.states += optimizer_step(self.stream, self.job, weights, first=not self.states)
         for slot in gradients:
             self.stream.free(slot)
-        self._steps += 1
-        adapter = self.job.recipe.adapter
-        if adapter is not None and adapter.relora and self._steps > 1:
-            merge_adapters(self.stream, self.job, adapter)
 
 
 def gradients_of(made: Iterable[Instance]) -> Iterable[int]:

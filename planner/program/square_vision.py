@@ -10,11 +10,12 @@ from collections.abc import Callable
 from planner.domain.vision import TowerCode
 from planner.program.head.ends import require_gradient
 from planner.program.layers.activations import activation
+from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, part_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
-from planner.program.vision_parts import SeeingView, convolution, merged, one_norm
+from planner.program.vision_parts import SeeingView, convolution, merged
 from planner.program.weights.matrices import autocast, linear, weight_copy
 
 PIXELS = "pixel_values"
@@ -33,7 +34,7 @@ def square_patches(torch: Operators, seeing: SeeingView) -> Tensor:
         stream = _with_class(torch, view, stream)
     stream = torch.add(stream, _positions(torch, seeing))
     for spec in view.block.norms:
-        stream = one_norm(torch, view, spec, stream)
+        stream = norm(torch, view, spec, stream)
     return stream
 
 
@@ -102,7 +103,7 @@ def _shuffled(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     """
     _held = [torch.shared.pop(PIXELS)]
     for spec in seeing.tower.behind:
-        x = one_norm(torch, seeing.entry, spec, x)
+        x = norm(torch, seeing.entry, spec, x)
     torch.shared["last_hidden_state"] = x.alias()
     features = torch.same(_patches_alone(torch, seeing, x), "clone")
     features = torch.same(features, "clone")
@@ -149,7 +150,7 @@ def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
     models/gemma3/modeling_gemma3.py Gemma3MultiModalProjector; torch 2.13 derivatives.yaml ``avg_pool2d``.
     """
     view, share = seeing.projector, seeing.tower.token_share
-    x = one_norm(torch, seeing.entry, seeing.tower.behind[0], x)
+    x = norm(torch, seeing.entry, seeing.tower.behind[0], x)
     torch.shared["last_hidden_state"] = x.alias()
     with torch.inside("multi_modal_projector"):
         by_features = torch.contiguous(x)
@@ -162,8 +163,8 @@ def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
         del by_features
         weight = view.block.linears[0]
         table = torch.parameter(Unit.ONE, weight.weight_count, view.dtypes.base, trained=view.trains_base)
-        normed = autocast(torch, view, one_norm(torch, view, view.block.norms[0], pooled))
-        return torch.mm(normed, weight_copy(torch, view, table), weight.out_features * share, to_unit=x.unit)
+        normed = autocast(torch, view, norm(torch, view, view.block.norms[0], pooled))
+        return torch.mm(normed, weight_copy(torch, view, table), weight.out_features * share)
 
 
 SQUARE_PROJECTORS: dict[TowerCode, Callable[[Operators, SeeingView, Tensor], Tensor]] = {

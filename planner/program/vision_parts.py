@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.domain.model import NormSpec
 from planner.domain.vision import TowerSpec
 from planner.program.layers.activations import activation
 from planner.program.layers.norms import norm
@@ -44,19 +43,11 @@ def convolution(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     )
     bias = None if bias is None else weight_copy(torch, view, bias)
     weight = weight_copy(torch, view, weight)
-    return torch.mm(
-        autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit
-    )
+    return torch.mm(autocast(torch, view, x), weight, spec.out_features * rows_of(spec, x), bias=bias)
 
 
 def merged(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """A norm and the two matrices of a projector."""
     first, last = view.block.linears
-    out = linear(torch, view, first, one_norm(torch, view, view.block.norms[0], x))
+    out = linear(torch, view, first, norm(torch, view, view.block.norms[0], x))
     return linear(torch, view, last, activation(torch, view, out))
-
-
-def one_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
-    """A norm as a module of its own."""
-    with torch.inside("norm"):
-        return norm(torch, view, spec, x)

@@ -53,14 +53,9 @@ class EndsView:
     needs_entry: bool
 
     def trains(self, part: LayerView, name: str) -> bool:
-        """Whether the table or the head of this name is trained: itself,
-        or as a copy in ``modules_to_save``.
-        """
-        adapter = part.recipe.adapter
-        saved = adapter is not None and any(
-            each.rpartition(".")[2] == name for each in adapter.modules_to_save
-        )
-        return part.trains_base or saved
+        """Whether this table or head is trained: itself, or as a copy in ``modules_to_save``."""
+        saved = part.recipe.adapter.modules_to_save if part.recipe.adapter else ()
+        return part.trains_base or any(each.rpartition(".")[2] == name for each in saved)
 
     @property
     def tied(self) -> bool:
@@ -69,28 +64,24 @@ class EndsView:
 
     @property
     def masked(self) -> tuple[LayerView, ...]:
-        """The views that masks are made for.  A window that no layer has is 0 tokens wide, so that SDPA gets
-        its mask, too.
+        """The views that masks are made for; a window that no layer has is 0 tokens wide: SDPA gets a mask.
 
         Source: transformers 5.23 models/qwen2_moe/modeling_qwen2_moe.py Qwen2MoeModel.forward,
         configuration_qwen2_moe.py (``sliding_window``).
         """
         if not self.model.makes_window_mask:
             return self.kinds
-        block = replace(
-            self.kinds[0].block, attention=replace(self.kinds[0].block.attention, window_tokens=0)
-        )
+        block = self.kinds[0].block
+        block = replace(block, attention=replace(block.attention, window_tokens=0))
         return *self.kinds, replace(self.kinds[0], block=block, masked=True)
 
     @property
     def given(self) -> dict[str, Shape]:
         """What the embeddings get from the head."""
+        if not self.tied:
+            return {}
         table, dtype = self.model.token_embedding, self.embed.dtypes.table
-        return (
-            {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)}
-            if self.tied
-            else {}
-        )
+        return {HEAD_GRADIENT: Shape(table.param_count, dtype, False, Unit.ONE, HEAD_GRADIENT)}
 
 
 def embeddings(torch: Operators, ends: EndsView) -> Tensor:
@@ -116,8 +107,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
             rows = torch.same(_lookup(torch, ends, inputs), "mul")
             stream = with_layer_inputs(torch, view, model, stream, rows)
     if model.embedding_norm:
-        with torch.inside("word_embeddings_layernorm"):
-            stream = norm(torch, view, model.final_norms[0], stream)
+        stream = norm(torch, view, model.final_norms[0], stream, "word_embeddings_layernorm")
     make_masks(torch, ends.masked)
     if any(each.block.attention.position == "rope" for each in ends.kinds):
         # Its tables are too small to count; ZeRO-3 fetches what comes next at each module that is entered.
@@ -125,9 +115,8 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
             pass
     if view.recipe.offload == "activations" and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
-        torch.outputs = [
-            torch.like(stream, "staged", cost=None) for _ in range(view.stack.offloaded_inputs_kept)
-        ]
+        n_staged = view.stack.offloaded_inputs_kept
+        torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(n_staged)]
     return dropout(torch, stream) if model.embedding_dropout else stream
 
 
@@ -148,11 +137,9 @@ def _whole_rows(torch: Operators, ends: EndsView, rows: list[Tensor]) -> Tensor:
     if ends.model.parts == 1:
         return rows.pop()
     with torch.inside(ends.model.token_embedding.name):
-        return (
-            scattered(torch, ends.layer, rows.pop())
-            if splits_tokens(ends.layer)
-            else summed(torch, rows.pop())
-        )
+        if splits_tokens(ends.layer):
+            return scattered(torch, ends.layer, rows.pop())
+        return summed(torch, rows.pop())
 
 
 def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
@@ -181,8 +168,7 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
 def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list[Tensor]) -> Tensor:
     """The tied weight, to whose gradient that of the head is added.
 
-    The head's is a view of a product, to which autograd does not add in place,
-    unless a cast, a sum of pieces or DeepSpeed's own linear made it.
+    Not in place to a view of a product: unless a cast, a sum of pieces or DeepSpeed's own linear made it.
     """
     dtypes, recipe = ends.embed.dtypes, ends.layer.recipe
     casts = dtypes.autocast and weight.dtype != dtypes.compute
@@ -198,9 +184,7 @@ def _sum_of_both(torch: Operators, ends: EndsView, weight: Tensor, of_head: list
 
 
 def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
-    """``out.requires_grad_(True)`` in the modules ``path``: it becomes a leaf; the graph refers to it,
-    and it to its gradient.
-    """
+    """``out.requires_grad_(True)`` in the modules ``path``: a leaf; graph and gradient keep it."""
     kept = [out.alias()]
 
     def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -212,8 +196,7 @@ def require_gradient(out: Tensor, path: tuple[int, ...]) -> None:
 
 
 def head(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss, from the stream after the last layer;
-    under autocast accelerate then widens the logits that Transformers returns.
+    """The loss, from the stream after the last layer; under autocast accelerate then widens the logits.
 
     ``passed`` holds the stream, and is emptied.
     """
@@ -238,24 +221,19 @@ def widens(view: LayerView) -> bool:
 
 
 def _bound(torch: Operators, view: LayerView, outputs: list[Tensor]) -> Tensor:
-    """Logits as a variable of the training loop has them; ``outputs`` loses them.
-    Backward frees what their graph has saved.
-    """
+    """Logits as a variable of the training loop has them; backward frees what their graph has saved."""
     found = outputs.pop()
     return (torch.to(found, "fp32") if widens(view) else found).alias()
 
 
 def _keeps_logits(view: LayerView) -> bool:
-    """Whether the training loop refers to the logits during backward,
-    and no kernel writes their gradient over them.
-    """
+    """Whether the training loop refers to logits in backward, which no kernel overwrites."""
     copies = view.stack.loss_backward
     return "log_softmax" in copies and ("compute" in copies or "float" in copies)
 
 
 def own_loss(torch: Operators, ends: EndsView, passed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Last norm, head and loss, and the logits that the model returns.
-    The inner model returns before the head runs.
+    """Last norm, head and loss, and the logits; the inner model returns before the head runs.
 
     ``passed`` holds the stream, and is emptied.
     """
@@ -298,8 +276,7 @@ def last_norm(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
     hidden = passed.pop()
     for spec in model.final_norms[int(model.embedding_norm) :]:
         if spec.on == "hidden":
-            with torch.inside("norm"):
-                hidden = norm(torch, view, spec, hidden)
+            hidden = norm(torch, view, spec, hidden)
     for linear_spec in model.extra_linears:
         if linear_spec.reads not in ("embed", "layer_inputs"):
             hidden = linear(torch, view, linear_spec, hidden)
@@ -335,15 +312,13 @@ def _logits(torch: Operators, ends: EndsView, hidden: Tensor, weight: Tensor) ->
         if view.quantized(spec):
             return base_product(torch, view, spec, x)
         x = entering(torch, view, spec, x)
-        bias = None
+        bias, trained = None, ends.trains(ends.head, spec.name)
         if spec.bias:
-            bias = torch.parameter(
-                Unit.ONE, spec.out_features, weight.dtype, trained=ends.trains(ends.head, spec.name)
-            )
+            bias = torch.parameter(Unit.ONE, spec.out_features, weight.dtype, trained=trained)
             bias = weight_copy(torch, view, bias)
         copy = weight_copy(torch, view, weight)
         times = linear_function(torch, view)
-        out = times(autocast(torch, view, x), copy, spec.out_features, bias=bias, to_unit=x.unit)
+        out = times(autocast(torch, view, x), copy, spec.out_features, bias=bias)
         del x
         if ends.model.parts == 1 or splits_tokens(view):
             return out
@@ -361,19 +336,13 @@ def _normalised(torch: Operators, weight: Tensor) -> Tensor:
     ``linalg_vector_norm`` in tools/autograd/derivatives.yaml.
     """
     torch.pay([weight])
-    out = torch.like(weight, "div")
-
-    def of_norms(gradient: Tensor) -> Tensor:
-        # C++ keeps what an expression makes until it ends.
-        _negative, _quotient, _twice = (torch.like(gradient, op) for op in ("neg", "div", "div"))
-        return torch.like(gradient, "mul")
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        spread = of_norms(gradient)
+        # C++ keeps what an expression makes until it ends; the sum of both parts is made in place.
+        spread = [torch.like(gradient, op) for op in ("neg", "div", "div", "mul")].pop()
         of_weight = torch.like(gradient, "div")
         del spread
         _through_norms = [torch.like(gradient, op) for op in ("div", "mul")]
-        # The sum of both parts is made in place.
         return [of_weight]
 
-    return record(torch, out, [weight], [], backward)
+    return record(torch, torch.like(weight, "div"), [weight], [], backward)

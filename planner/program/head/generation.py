@@ -28,13 +28,10 @@ CACHE = {name: Shape(1, "bf16", False, Unit.CACHED_TOKENS, name) for name in (KE
 
 
 def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values of all tokens so far: what is cached and the ``new`` ones, joined;
-    the cache keeps them.
+    """Keys and values of all tokens so far: the cached and the ``new`` ones joined, which is cached.
 
-    A cache begins as an empty tensor in the dtype of the keys, so that values come to it, too.
-
-    Reading and writing what was cached is timed by :mod:`planner.throughput.generation_time`: it grows from
-    token to token.  ``new`` lives until both are joined, because the caller refers to it, and is emptied.
+    A cache begins empty in the dtype of the keys, so that values come to it, too; reading and writing it is
+    timed by :mod:`planner.throughput.generation_time`.  ``new`` lives until both are joined, and is emptied.
     """
     grown = Unit.CACHED_TOKENS if view.block.attention.window_tokens is None else Unit.WINDOW_TOKENS
     dtype = promoted(new[0].dtype, new[1].dtype)
@@ -53,8 +50,7 @@ def cached(torch: Operators, view: LayerView, new: list[Tensor]) -> tuple[Tensor
 
 
 def sampled(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The next token of each sequence: logits of the last position, widened, copied,
-    and turned to probabilities.
+    """The next token of each sequence: the last logits, widened, copied, and made probabilities.
 
     ``passed`` holds the stream, and is emptied.
     """

@@ -11,22 +11,20 @@ from planner.program.ops.tensors import Tensor
 from planner.program.view import LayerView
 from planner.program.weights.matrices import linear
 
+Heads = tuple[Tensor, Tensor, Tensor, list[Tensor]]
+"""Query, key and value as the kernel gets them, and what else variables refer to until attention returns."""
+
 
 def by_heads(torch: Operators, x: Tensor, n_heads: int) -> Tensor:
-    """``view(...).transpose(1, 2)``: the gradient is copied where it lies head by head,
-    because the product reads rows.
-    """
+    """``view(...).transpose(1, 2)``: the gradient is copied where it lies head by head."""
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [torch.like(gradient, "clone") if gradient.head_by_head and n_heads > 1 else gradient]
 
-    out = x.alias()
-    return record(torch, out, [x], [], backward)
+    return record(torch, x.alias(), [x], [], backward)
 
 
-def fused_projection(
-    torch: Operators, view: LayerView, x: Tensor
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def fused_projection(torch: Operators, view: LayerView, x: Tensor) -> Heads:
     """Query, key and value out of one product, in the way of the modelling code.
 
     Source: models/{gpt2,mpt,gpt_neox,phi3,bloom,falcon}.  Gradients of slices are zeros as large as the
@@ -36,26 +34,21 @@ def fused_projection(
     counts = (spec.q_width, spec.k_width, spec.v_width)
     whole = linear(torch, view, view.linears("attn_in")[0], x)
     if spec.fused_parts == "split":
-        parts = [
-            head_norm(torch, view, index, part) for index, part in enumerate(split(torch, whole, counts))
-        ]
+        parts = [head_norm(torch, view, index, x) for index, x in enumerate(split(torch, whole, counts))]
         query, key, value = (by_heads(torch, part, spec.n_heads) for part in parts)
         return query, key, value, []
     if spec.fused_parts == "split_heads":
-        query, key, value = split(torch, by_heads(torch, whole, spec.n_heads), counts, laid_by_heads=True)
-        return query, key, value, [whole]
-    if spec.fused_parts == "unbound":
-        query, key, value = split(torch, _moved(torch, whole), counts)
-        return query, key, value, [whole]
-    if spec.fused_parts == "indexed":
-        query, key, value = _indexed(torch, view, whole)
-        return query, key, value, [whole]
-    query, key, value = (torch.part(whole, count, by_heads=False) for count in counts)
+        parts = split(torch, by_heads(torch, whole, spec.n_heads), counts, laid_by_heads=True)
+    elif spec.fused_parts == "unbound":
+        parts = split(torch, torch.moved(whole), counts)
+    elif spec.fused_parts == "indexed":
+        parts = _indexed(torch, view, whole)
+    else:
+        parts = [torch.part(whole, count, by_heads=False) for count in counts]
     if spec.fused_parts == "slices":
         numbers = (spec.n_heads, spec.n_kv_heads, spec.n_kv_heads)
-        query, key, value = (
-            by_heads(torch, part, n) for part, n in zip((query, key, value), numbers, strict=True)
-        )
+        parts = [by_heads(torch, part, n) for part, n in zip(parts, numbers, strict=True)]
+    query, key, value = parts
     return query, key, value, [whole]
 
 
@@ -81,42 +74,24 @@ def split(
     return [record(torch, part_of(whole, count), [whole], [], keep) for count in counts]
 
 
-def _moved(torch: Operators, x: Tensor) -> Tensor:
-    """``permute``: a view, whose gradient is copied because the product reads rows."""
-    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
-
-
-def _indexed(torch: Operators, view: LayerView, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Falcon with shared keys: ``[-2]`` and ``[-1]`` copy them;
-    with several of them all three are copied for all heads.
+def _indexed(torch: Operators, view: LayerView, whole: Tensor) -> list[Tensor]:
+    """Falcon with shared keys: ``[-2]`` and ``[-1]`` copy them; several are copied for all heads, as queries.
 
     Source: models/falcon/modeling_falcon.py ``_split_heads``.
     """
     spec = view.block.attention
     query = torch.part(whole, spec.q_width, by_heads=False)
-    key, value = _taken(torch, whole, spec.k_width), _taken(torch, whole, spec.v_width)
+    key, value = torch.index(whole, spec.k_width), torch.index(whole, spec.v_width)
     if spec.sdpa_input != "expanded":
-        return query, key, value
+        return [query, key, value]
     copied = torch.contiguous(query), _copied(torch, key, spec.q_width)
-    return *copied, _copied(torch, value, spec.out_width)
-
-
-def _taken(torch: Operators, x: Tensor, count: float) -> Tensor:
-    """``x[..., [i], :]``, a copy; its gradient is written into a copy of zeros."""
-    unit, whole, dtype = x.unit, x.count, x.dtype
-
-    def backward(*_: object) -> list[Tensor | None]:
-        _zeros = torch.new(unit, whole, dtype, "new_zeros")
-        return [torch.new(unit, whole, dtype, "index_put")]
-
-    return record(torch, torch.new(unit, count, dtype, "index", cost=[part_of(x, count)]), [x], [], backward)
+    return [*copied, _copied(torch, value, spec.out_width)]
 
 
 def _copied(torch: Operators, x: Tensor, count: float) -> Tensor:
     """Shared heads copied for all queries; their gradients are summed."""
-    return record(
-        torch, torch.new(x.unit, count, x.dtype, "clone", cost=[x]), [x], [], lambda _, gradient: [gradient]
-    )
+    out = torch.new(x.unit, count, x.dtype, "clone", cost=[x])
+    return record(torch, out, [x], [], lambda _, gradient: [gradient])
 
 
 def head_norm(torch: Operators, view: LayerView, index: int, x: Tensor) -> Tensor:
@@ -124,5 +99,4 @@ def head_norm(torch: Operators, view: LayerView, index: int, x: Tensor) -> Tenso
     specs = [each for each in view.block.norms if each.on == "heads"]
     if index >= len(specs):
         return x
-    with torch.inside(("q_norm", "k_norm", "v_norm")[index]):
-        return norm(torch, view, specs[index], x)
+    return norm(torch, view, specs[index], x, ("q_norm", "k_norm", "v_norm")[index])

@@ -23,13 +23,13 @@ def names_for(view: LayerView) -> dict[str, str]:
         return {}
     # Eager attention always adds a mask.
     needs_mask = view.recipe.attention == "eager" or has_mask(view)
-    names = {MASK: f"{MASK}{_kind(view)}"} if needs_mask else {}
+    names = {MASK: f"{MASK} of windows" if _has_window(view) else MASK} if needs_mask else {}
     return names | ({BIAS: BIAS} if view.block.attention.position_bias else {})
 
 
 def make_masks(torch: Operators, views: Sequence[LayerView]) -> None:
     """Make every mask, for layers without a window first."""
-    for view in _full_first(views):
+    for view in sorted(views, key=lambda each: (not each.block.attends, _has_window(each))):
         name = names_for(view).get(MASK)
         if name is not None and name not in torch.shared:
             torch.shared[name] = _mask(torch, view)
@@ -38,14 +38,8 @@ def make_masks(torch: Operators, views: Sequence[LayerView]) -> None:
             torch.shared[BIAS] = torch.new(Unit.LENGTH_PAIRS, attention.n_heads, "fp32", "mul")
 
 
-def _full_first(views: Sequence[LayerView]) -> list[LayerView]:
-    return sorted(
-        views, key=lambda view: (not view.block.attends, view.block.attention.window_tokens is not None)
-    )
-
-
-def _kind(view: LayerView) -> str:
-    return "" if view.block.attention.window_tokens is None else " of windows"
+def _has_window(view: LayerView) -> bool:
+    return view.block.attention.window_tokens is not None
 
 
 def has_mask(view: LayerView) -> bool:
@@ -54,13 +48,11 @@ def has_mask(view: LayerView) -> bool:
 
 
 def _mask(torch: Operators, view: LayerView) -> Tensor:
-    """Comparisons of positions joined by ``and``, then with the padding;
-    eager attention turns it into numbers to add.
-    """
+    """Comparisons of positions joined, then with the padding; eager attention makes numbers of it."""
     if view.recipe.attention == "sdpa" and view.stack.sdpa_mask == "given":
         # masking_utils.py _preprocess_mask_arguments leaves a mask of four dimensions as it comes.
         return torch.new(Unit.PAIRS, 1, view.recipe.numerics.compute_dtype, "to")
-    in_window = view.block.attention.window_tokens is not None
+    in_window = _has_window(view)
     for op in ["gt", "le"] if in_window else ["le"]:
         comparison = torch.new(Unit.LENGTH_PAIRS, 1, "bool", op)
         mask = torch.new(Unit.LENGTH_PAIRS, 1, "bool", "bitwise_and")

@@ -19,9 +19,7 @@ from planner.program.view import LayerView
 
 
 def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: Role) -> Tensor:
-    """The log-probability of each token of both sequences.  ``logits`` holds what the model returned,
-    and is emptied.
-    """
+    """The log-probability of each token of both sequences; ``logits``, the model's, is emptied."""
     wide = torch.to(logits[0], "fp32")
     held = [logits.pop().alias(), wide.alias()] if role == "policy" else []
     logits.clear()

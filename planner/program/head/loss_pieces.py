@@ -39,17 +39,14 @@ def piece_tokens(job: Job) -> Number:
 
 
 def completion_tokens(job: Job) -> Number:
-    """Tokens of a sequence that were generated, whose log-probabilities are taken;
-    the prompt has one token at least.
-    """
+    """Tokens of a sequence that were generated; the prompt has one token at least."""
     if job.recipe.rollout is None:
         return 0
     return maximum(minimum(job.recipe.rollout.completion_tokens, job.recipe.batch.seq_len - 1), 1)
 
 
 def _by_free_memory(job: Job, tokens: Number) -> Number:
-    """Tokens / n, where n is 1 or the least multiple of four at which 16 bytes a logit are within what the
-    loss allows itself.
+    """Tokens / n, where n is 1 or the least multiple of 4 at which 16 bytes a logit are within a budget.
 
     That is half of what is free when the forward ends, at most 4 GiB, less the gradient of the head's input.
     Ignored: the context and what the forward holds, which matter on a card that is nearly full.
@@ -65,9 +62,7 @@ def _by_free_memory(job: Job, tokens: Number) -> Number:
 
 
 def _planned_bytes(job: Job) -> Number:
-    """Half of what weights and adapters leave free, at most 4 GiB.  Source:
-    unsloth_zoo 2026.10.9 tiled_mlp.py:78-94.
-    """
+    """Half of what weights and adapters leave free, at most 4 GiB (unsloth_zoo 2026.10.9 tiled_mlp.py:78)."""
     visible = job.hardware.gpu.visible_memory_bytes
     if visible is None:
         return _MOST_PLANNED_BYTES

@@ -32,8 +32,7 @@ def full_loss(
 ) -> tuple[Tensor, Tensor]:
     """``cross_entropy`` of all logits, and the logits that the model returns.
 
-    ``passed`` holds the logits, and is emptied.  ``upcast``: they are cast to fp32 first, beside the 16-bit
-    ones or (Transformers before 4.46) in their place.
+    ``passed`` holds them, and is emptied.  ``upcast``: to fp32, beside these or (before 4.46) in their place.
     """
     copies = view.stack.loss_forward
     logits = passed.pop()
@@ -53,11 +52,8 @@ def full_loss(
 
 def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """The model's loss beside that of the trainer: a log-softmax, or a kernel that saves the logits."""
-    return (
-        cross_entropy(torch, view, logits)
-        if "log_softmax" in view.stack.loss_forward
-        else _in_place(torch, logits)
-    )
+    widens = "log_softmax" in view.stack.loss_forward
+    return cross_entropy(torch, view, logits) if widens else _in_place(torch, logits)
 
 
 def shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
@@ -87,37 +83,36 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
     liger-kernel 0.8.5 ops/cross_entropy.py cross_entropy_backward, where there is a loss for each token.
     """
     loss = torch.new(Unit.TOKENS, 1, "fp32", "cross_entropy", cost=[logits])
-    return record(
-        torch, loss, [logits], [logits], lambda kept, _: [torch.like(kept[0], "cross_entropy_backward")]
-    )
+
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
+        return [torch.like(kept[0], "cross_entropy_backward")]
+
+    return record(torch, loss, [logits], [logits], backward)
 
 
 def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
-    """The log-softmax is saved; the gradient of the loss is as large as the logits.
-    Autocast widens what the loss reads.
-    """
+    """Saves the log-softmax, which autocast widens; the gradient of the loss is as large."""
     scores = torch.kernel(logits, "log_softmax", saves="output")
     if view.dtypes.autocast:
         scores = torch.to(scores, "fp32")
-    unit, count, dtype = scores.unit, scores.count, scores.dtype
+    shape = Tensor(None, scores.unit, scores.count, scores.dtype)
     loss = torch.new(Unit.TOKENS, 1, "fp32", "nll_loss")
-    return record(
-        torch, loss, [scores], [scores], lambda *_: [torch.new(unit, count, dtype, "nll_loss_backward")]
-    )
+
+    def backward(*_: object) -> list[Tensor | None]:
+        return [torch.new(shape.unit, shape.count, shape.dtype, "nll_loss_backward")]
+
+    return record(torch, loss, [scores], [scores], backward)
 
 
 def cuts_logits(stack: Stack) -> bool:
-    """Whether the head and a loss ``hf`` run in pieces,
-    of which all logits and log-softmaxes stay until backward.
-    """
+    """Whether head and loss ``hf`` run in pieces, whose logits and log-softmaxes stay until backward."""
     return "log_softmax" in stack.loss_forward and "nll_grad" not in stack.loss_backward
 
 
 def loss_of_pieces(
     torch: Operators, view: LayerView, logits_of: Callable[[Tensor], Tensor], hidden: Tensor, *, upcast: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """The logits of every piece, then the loss of one after the other; ``upcast``:
-    each is cast to fp32 for that.
+    """The logits of every piece, then the loss of one after the other, cast to fp32 (``upcast``).
 
     Source: torchtune 0.6.1 modules/transformer.py chunked_output, modules/loss/ce_chunked_output_loss.py;
     litgpt 0.5.13 utils.py chunked_cross_entropy, whose pieces have 128 tokens; lightning 2.5
@@ -149,33 +144,22 @@ def piecewise_loss(
 
 
 def _rows(torch: Operators, hidden: Tensor) -> Tensor:
-    """Rows of ``hidden``: a view, whose gradient is filled into zeros as large as ``hidden``."""
-    unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
-    rows = hidden.alias()
-    rows.unit, rows.is_view, rows.node = Unit.PIECE_TOKENS, True, None
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.new(unit, count, dtype, "slice_backward", cost=[gradient, gradient])]
-
-    return record(torch, rows, [hidden], [], backward)
+    return torch.part(hidden, hidden.count, by_heads=False, unit=Unit.PIECE_TOKENS)
 
 
 def _piece(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, rows: Tensor) -> Tensor:
     copy = weight_copy(torch, view, weight)
-    logits = torch.mm(autocast(torch, view, rows), copy, spec.out_features, to_unit=Unit.PIECE_TOKENS)
+    logits = torch.mm(autocast(torch, view, rows), copy, spec.out_features)
     return cross_entropy(torch, view, torch.to(logits, "fp32"))
 
 
 def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor) -> Tensor:
-    """Liger's fused head and loss: gradients are made in the forward pass, piece by piece,
-    the logits in one buffer.
+    """Liger's fused head and loss: forward makes the gradients piece by piece, the logits in one buffer.
 
     Source: Liger-Kernel (commit 00eba634 of 2026) ops/fused_linear_cross_entropy.py.
     """
     of_hidden = torch.like(hidden, "zeros_like", cost=None)
-    of_weight = (
-        torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
-    )
+    of_weight = _zeros_like(torch, weight)
     compute = view.dtypes.compute
     pay_pieces(torch, view, spec, hidden, weight)
     if hidden.dtype == weight.dtype == compute:
@@ -185,25 +169,29 @@ def _liger(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, 
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])
 
 
+def _zeros_like(torch: Operators, weight: Tensor) -> Tensor | None:
+    """What the gradient of a trained weight is summed in."""
+    if weight.node is None:
+        return None
+    return torch.new(weight.unit, weight.count, weight.dtype, "zeros_like")
+
+
 def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor:
-    """Where autocast casts the operands: logits of their own,
-    and a copy of the weight for each of two products.
+    """Where autocast casts the operands: logits of their own, and the weight's copy for each of two products.
 
     Its cache does not know the weight in the first one, which is transposed.
     """
+    compute = view.dtypes.compute
     with torch.counted_as("weight_casts"):
-        _transposed = torch.new(
-            weight.unit, weight.count, view.dtypes.compute, "to", "autocast_copies", cost=[weight]
-        )
-    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
+        _transposed = torch.new(weight.unit, weight.count, compute, "to", "autocast_copies", cost=[weight])
+    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "mm", cost=None)
     del _transposed
     _copy = weight_copy(torch, view, weight)
-    return torch.new(Unit.PIECE_TOKENS, spec.in_features, view.dtypes.compute, "mm", cost=None)
+    return torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
 
 
 def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor) -> None:
-    """All pieces of a head whose logits are written, read,
-    overwritten by their gradient and read by one or two products.
+    """All pieces: logits are written, read, overwritten by their gradient and read by one or two products.
 
     Ignored: what is read once for each piece, the weight and its gradient.
     """
@@ -226,8 +214,7 @@ def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor 
     saved = [each for each in gradients if each is not None]
     del gradients
 
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        del gradient
+    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
         return [kept.pop(0) if there else None for there in has]
 
     return record(torch, loss, inputs, saved, backward)
@@ -236,18 +223,12 @@ def _made_before(torch: Operators, inputs: list[Tensor], gradients: list[Tensor 
 def _differentiated(
     torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Compiled pieces, each differentiated when it was computed: one tensor of logits,
-    which its gradient is written into.
+    """Compiled pieces, each differentiated when it was computed, its gradient over its logits; all are alike.
 
-    All pieces are alike, so that one stands for all.
-    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``torch.func.grad_and_value``,
-    ``torch.compile``).
+    Source: unsloth_zoo 2026.10.9 fused_losses/cross_entropy_loss.py:381-550 (``grad_and_value``).
     """
     of_hidden = torch.new(hidden.unit, hidden.count, view.dtypes.compute, "empty_like", cost=None)
-    of_weight = (
-        torch.new(weight.unit, weight.count, weight.dtype, "zeros_like") if weight.node is not None else None
-    )
+    of_weight = _zeros_like(torch, weight)
     pay_pieces(torch, view, spec, hidden, weight)
-    logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
-    del logits
+    torch.new(Unit.PIECE_TOKENS, spec.out_features, view.dtypes.compute, "mm", cost=None)
     return _made_before(torch, [hidden, weight], [of_hidden, of_weight])

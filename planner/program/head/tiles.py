@@ -49,21 +49,17 @@ def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
     part = torch.part(hidden, hidden.count)
     unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
     out = torch.new(picked, count, dtype, "index", cost=[Tensor(None, picked, count, dtype)])
-    return record(
-        torch,
-        out,
-        [part],
-        [],
-        lambda _, each: [torch.new(unit, count, dtype, "index_put", cost=[each, each])],
-    )
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, dtype, "index_put", cost=[gradient, gradient])]
+
+    return record(torch, out, [part], [], backward)
 
 
 def _run_tiles(
     torch: Operators, view: LayerView, spec: LinearSpec, rows: Tensor, weight: Tensor
 ) -> list[Tensor]:
-    """One buffer for all tiles, and the operands of one of them in the compute dtype;
-    what a function holds until it ends.
-    """
+    """One buffer for all tiles, and the operands of one in the compute dtype, until the function ends."""
     compute = view.dtypes.compute
     made = [torch.new(Unit.PIECE_TOKENS, TILE_WORDS, compute, "empty", cost=None)]
     if rows.dtype != compute:
@@ -77,9 +73,7 @@ def _run_tiles(
 def _through_tiles(
     torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor, kept: list[Tensor], _: Tensor
 ) -> list[Tensor | None]:
-    """Gradients are summed in fp32 and then cast;
-    the words of a tile are cast while those before it are there.
-    """
+    """Gradients are summed in fp32 and then cast; words of a tile are cast beside those before it."""
     rows = kept[0]
     pay_pieces(torch, view, spec, rows, weight)
     of_rows = torch.like(rows, "zeros", "fp32")

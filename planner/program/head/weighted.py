@@ -67,9 +67,7 @@ def _weighted(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
 
 
 def _compared(torch: Operators, ends: EndsView, passed: list[Tensor]) -> Tensor:
-    """The loss of each token and how far its logits are from the second model's;
-    the model's own loss, which nobody uses, is there until then.
-    """
+    """Each token's loss and the distance from the second model's logits, beside the model's unused loss."""
     view = ends.layer
     own, outputs = own_loss(torch, ends, passed)
     torch.enter(FORWARD_OUT)

@@ -6,11 +6,16 @@ Source: transformers 5.23 activations.py, models/{bloom,gpt_oss}/modeling_*.py; 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+from planner.domain.model import LinearSpec
 from planner.program.layers.xielu import xielu
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
 from planner.program.view import LayerView
+from planner.program.weights.matrices import linear
 
 
 def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -18,9 +23,9 @@ def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     name = view.block.mlp.activation
     with torch.inside("act_fn"):
         if name == "gelu_new" and not view.stack.one_gelu_kernel:
-            return _gelu_new(torch, view, x)
+            return _by_tanh(torch, x, partial(_cubic, view))
         if name == "gelu_fast":
-            return torch.mul(torch.same(x, "mul"), torch.shifted(torch.tanh(_inner(torch, x))))
+            return _by_tanh(torch, x, _inner)
         if name == "quick_gelu":
             return torch.mul(x, torch.kernel(torch.same(x, "mul"), "sigmoid", saves="output"))
         if name == "bloom_gelu":
@@ -30,6 +35,12 @@ def activation(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if name == "xielu":
             return xielu(torch, view, x)
         return torch.kernel(x, name, saves="output" if name == "relu" else "input")
+
+
+def gated(torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec], x: Tensor) -> Tensor:
+    """``act(gate(x)) * up(x)``."""
+    gate, up = matrices
+    return torch.mul(activation(torch, view, linear(torch, view, gate, x)), linear(torch, view, up, x))
 
 
 def fused_gate(torch: Operators, gate: Tensor, up: Tensor) -> Tensor:
@@ -54,39 +65,35 @@ def clamped_gate(torch: Operators, gate_up: Tensor) -> Tensor:
     return torch.mul(torch.shifted(up), glu)
 
 
-def _clamp(torch: Operators, x: Tensor, limits: int) -> Tensor:
-    """``clamp``: backward compares the input with its limits, and takes the gradient where it lies within."""
+def _clamp(torch: Operators, x: Tensor, limits: int, *, in_place: bool = False) -> Tensor:
+    """``clamp``: backward compares the input with its limits, and takes the gradient where it lies within.
 
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _within = [torch.like(kept[0], "le", "bool") for _ in range(limits)]
+    ``in_place``: a copy of the input is saved, and the result takes its place.
+    """
+    kept = torch.like(x, "clone") if in_place else x
+
+    def backward(saved: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        _within = [torch.like(saved[0], "le", "bool") for _ in range(limits)]
         return [torch.like(gradient, "where")]
 
-    return record(torch, torch.like(x, "clamp"), [x], [x], backward)
+    return record(torch, x.alias() if in_place else torch.like(x, "clamp"), [x], [kept], backward)
 
 
 def clamped(torch: Operators, x: Tensor) -> Tensor:
-    """``clamp_`` between two limits: a copy of the input is saved, and the result takes its place."""
-    kept = torch.like(x, "clone")
-
-    def backward(saved: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        _within = [torch.like(saved[0], "ge", "bool") for _ in range(2)]
-        return [torch.like(gradient, "where")]
-
-    return record(torch, x.alias(), [x], [kept], backward)
+    """``clamp_`` between two limits."""
+    return _clamp(torch, x, 2, in_place=True)
 
 
-def _gelu_new(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))``."""
+def _by_tanh(torch: Operators, x: Tensor, inner: Callable[[Operators, Tensor], Tensor]) -> Tensor:
+    """``0.5 * x * (1 + tanh(inner(x)))``."""
     return torch.mul(
-        torch.same(x, "mul"),
-        torch.shifted(
-            torch.tanh(torch.same(torch.add(x, torch.same(_cube(torch, view, x), "mul")), "mul")),
-        ),
+        torch.same(x, "mul"), torch.shifted(torch.kernel(inner(torch, x), "tanh", saves="output"))
     )
 
 
-def _cube(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    return _squared(torch, view, x)
+def _cubic(view: LayerView, torch: Operators, x: Tensor) -> Tensor:
+    """``c * (x + 0.044715 * x ** 3)``."""
+    return torch.same(torch.add(x, torch.same(_squared(torch, view, x), "mul")), "mul")
 
 
 def _squared(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -101,7 +108,7 @@ def _inner(torch: Operators, x: Tensor) -> Tensor:
 def _bloom_gelu(torch: Operators, x: Tensor) -> Tensor:
     """A function with a backward pass of its own, which saves its input and works everything out again."""
     with torch.no_grad():
-        out = torch.mul(torch.same(x, "mul"), torch.shifted(torch.tanh(_inner(torch, x))))
+        out = _by_tanh(torch, x, _inner)
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [torch.mul(_bloom_slope(torch, kept[0]), gradient)]
@@ -111,13 +118,9 @@ def _bloom_gelu(torch: Operators, x: Tensor) -> Tensor:
 
 def _bloom_slope(torch: Operators, x: Tensor) -> Tensor:
     """``0.5 * x * ((1 - tanh ** 2) * (a + b * x * x)) + 0.5 * (1 + tanh)``."""
-    tanh = torch.tanh(_inner(torch, x))
-    return torch.add(
-        torch.mul(
-            torch.same(x, "mul"),
-            torch.mul(
-                torch.shifted(torch.mul(tanh, tanh)), torch.shifted(torch.mul(torch.same(x, "mul"), x))
-            ),
-        ),
-        torch.same(torch.shifted(tanh), "mul"),
+    tanh = torch.kernel(_inner(torch, x), "tanh", saves="output")
+    slope = torch.mul(
+        torch.same(x, "mul"),
+        torch.mul(torch.shifted(torch.mul(tanh, tanh)), torch.shifted(torch.mul(torch.same(x, "mul"), x))),
     )
+    return torch.add(slope, torch.same(torch.shifted(tanh), "mul"))

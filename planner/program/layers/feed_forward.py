@@ -7,24 +7,20 @@ transformers/swiglu.py.
 from __future__ import annotations
 
 from planner.domain.model import LinearGroup, LinearSpec
-from planner.program.layers.activations import activation, fused_gate
+from planner.program.layers.activations import activation, fused_gate, gated
 from planner.program.layers.mixture.dispatched import dispatched
 from planner.program.layers.mixture.every_expert import every_expert
 from planner.program.layers.mixture.experts import experts, router
 from planner.program.ops.collectives import gathered
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor
+from planner.program.ops.tensors import Tensor, replaced
 from planner.program.view import LayerView
 from planner.program.weights.fused_adapters import fused_feed_forward, is_fused
 from planner.program.weights.matrices import dropout, linear
 
 
 def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "mlp") -> Tensor:
-    """The matrices of one ``group`` around their activation.
-
-    Products are one expression, as in the modelling code: each value goes when the next one exists,
-    unless it is saved.
-    """
+    """The matrices of one ``group`` around their activation, in expressions of the modelling code."""
     inputs = [spec for spec in view.linears("mlp_in") if spec.group == group]
     down = next(spec for spec in view.linears("mlp_mid") if spec.group == group)
     if not view.block.mlp.gated:
@@ -42,24 +38,15 @@ def dense(torch: Operators, view: LayerView, x: Tensor, group: LinearGroup = "ml
     if view.stack.fused_mlp and all(view.adapted(spec) and is_fused(view, spec) for spec in (*inputs, down)):
         return fused_feed_forward(torch, view, (*inputs, down), x)
     if view.stack.fused_mlp:
-        gated = fused_gate(torch, linear(torch, view, inputs[0], x), linear(torch, view, inputs[1], x))
-        return linear(torch, view, down, gated)
-    return linear(
-        torch,
-        view,
-        down,
-        torch.mul(
-            activation(torch, view, linear(torch, view, inputs[0], x)), linear(torch, view, inputs[1], x)
-        ),
-    )
+        middle = fused_gate(torch, linear(torch, view, inputs[0], x), linear(torch, view, inputs[1], x))
+        return linear(torch, view, down, middle)
+    return linear(torch, view, down, gated(torch, view, (inputs[0], inputs[1]), x))
 
 
 def _scaled(
     torch: Operators, view: LayerView, matrices: tuple[LinearSpec, LinearSpec, LinearSpec], x: Tensor
 ) -> Tensor:
-    """``down(up(x) * act(gate(x) * number)) * number``.  Source:
-    transformers 5.23 models/falcon_h1 FalconH1MLP.
-    """
+    """``down(up(x) * act(gate(x) * number)) * number``: transformers 5.23 models/falcon_h1 FalconH1MLP."""
     gate, up, down = matrices
     middle = torch.mul(
         linear(torch, view, up, x), activation(torch, view, torch.same(linear(torch, view, gate, x), "mul"))
@@ -82,42 +69,37 @@ def inline_feed_forward(torch: Operators, view: LayerView, passed: list[Tensor])
     ``passed`` holds the output of the norm, and is emptied.
     Source: transformers 5.23 models/opt/modeling_opt.py OPTDecoderLayer.forward.
     """
-    before, torch.flat = torch.flat, True
-    with torch.inside("mlp"):
+    with replaced(torch, flat=True), torch.inside("mlp"):
         passed.append(linear(torch, view, view.linears("mlp_in")[0], passed.pop()))
         passed.append(activation(torch, view, passed.pop()))
-        out = linear(torch, view, view.linears("mlp_mid")[0], passed.pop())
-    torch.flat = before
-    return out
+        return linear(torch, view, view.linears("mlp_mid")[0], passed.pop())
 
 
 def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """Routed experts, and the shared one: with a gate of its own it runs before them, else behind.
 
-    Source: transformers 5.23 models/qwen2_moe, models/deepseek_v3, the ``forward`` of their sparse blocks;
-    :mod:`planner.program.layers.mixture.dispatched` says that of torchtitan.
+    Source: transformers 5.23 models/{qwen2_moe,deepseek_v3}, the ``forward`` of their sparse blocks.
     """
+
+    def shared(rows: Tensor) -> Tensor:
+        return dense(torch, view, rows, "shared_expert")
+
+    mlp = view.block.mlp
     if view.stack.mixture_code == "torchtitan-2025":
-        return dispatched(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
-    if view.block.mlp.router == "every":
-        return every_expert(torch, view, x, lambda rows: dense(torch, view, rows, "shared_expert"))
-    gates = [
-        spec
-        for spec in view.linears("mlp_in")
-        if spec.group == "router" and view.block.mlp.router != "module"
-    ]
-    if not view.block.mlp.shared_width:
+        return dispatched(torch, view, x, shared)
+    if mlp.router == "every":
+        return every_expert(torch, view, x, shared)
+    if not mlp.shared_width:
         return experts(torch, view, x, router(torch, view, x))
-    if view.block.mlp.shared_first:
-        shared = dense(torch, view, x, "shared_expert")
-        weights = router(torch, view, x)
-        return torch.add(experts(torch, view, x, weights), shared)
-    if not gates:
+    gates = [each for each in view.linears("mlp_in") if each.group == "router" and mlp.router != "module"]
+    if not (gates or mlp.shared_first):
         weights = router(torch, view, x)
         out = experts(torch, view, torch.reshaped(x), weights)
-        return torch.add(out, dense(torch, view, x, "shared_expert"))
-    shared = dense(torch, view, x, "shared_expert")
+        return torch.add(out, shared(x))
+    beside = shared(x)
     out = experts(torch, view, x, router(torch, view, x))
-    gate = torch.kernel(linear(torch, view, gates[0], torch.rows(x)), "sigmoid", saves="output")
-    shared = torch.mul(gate, shared)
-    return torch.add(out, shared)
+    if not mlp.shared_first:
+        rows = torch.reshaped(x, is_view=False)
+        gate = torch.kernel(linear(torch, view, gates[0], rows), "sigmoid", saves="output")
+        beside = torch.mul(gate, beside)
+    return torch.add(out, beside)

@@ -17,7 +17,6 @@ from planner.program.layers.layer_inputs import add_layer_input, of_whole_layer
 from planner.program.layers.mixers import mixer
 from planner.program.layers.mixture.beside_dense import beside_dense
 from planner.program.layers.norms import norm
-from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
@@ -51,9 +50,9 @@ def _in_turn(
     normed: Tensor | None = None
     for number, part in enumerate(_parts_of(view.block)):
         until, inline = view.block.keeps_normed[number], view.block.inline_mlp and part is feed_forward
-        residual = x = torch.viewed(x) if inline else x
+        residual = x = torch.reshaped(x, is_view=True) if inline else x
         if before:
-            x = _wrapped(torch, view, partial(_one_norm, before[number]), x)
+            x = _normed(torch, view, before[number], x)
         if until == "layer":
             kept.append(x)
         normed, passed = None if until == "part" else x, [x]
@@ -62,13 +61,16 @@ def _in_turn(
             passed.append(inline_feed_forward(torch, trained, passed))
         else:
             passed.append(_wrapped(torch, trained if part is feed_forward else view, part, passed.pop()))
-        passed.append(_with_experts(torch, view, part, passed.pop(), residual))
+        if part is feed_forward and view.block.mlp.router == "beside":
+            passed.append(beside_dense(torch, view, passed.pop(), residual, _norms_of(view)[4:]))
         x = _branch(torch, view, number, passed, kept)
         x = torch.add(residual, torch.same(x, "mul") if view.block.scales_branches else x)
         torch.summed.clear()
         if until == "sum":
             normed = None
-        x = _behind_sum(torch, view, number, torch.viewed(x) if inline else x)
+        x = torch.reshaped(x, is_view=True) if inline else x
+        if view.block.norms_sums:
+            x = _normed(torch, view, _norms_around(view)[1][number], x)
     del normed
     width = view.block.layer_inputs_width
     return add_layer_input(torch, view, _norms_of(view)[4], x, kept) if width else x
@@ -84,41 +86,20 @@ def _branch(
     if view.block.dropouts and not view.block.drops_inside:
         x = dropout(torch, x)
     if behind and not view.block.norms_sums:
-        x = _wrapped(torch, view, partial(_one_norm, behind[number]), x)
-    return _weighed(torch, view, x, kept)
-
-
-def _behind_sum(torch: Operators, view: LayerView, number: int, x: Tensor) -> Tensor:
-    """The stream after a sum, which some layers normalise."""
-    if not view.block.norms_sums:
-        return x
-    return _wrapped(torch, view, partial(_one_norm, _norms_around(view)[1][number]), x)
+        x = _normed(torch, view, behind[number], x)
+    if view.block.weighs_branches:
+        # A variable refers to the product with a vector: transformers 5.23 models/internvl.
+        count = view.block.extra_params / 2
+        vector = torch.parameter(Unit.ONE, count, view.dtypes.base, trained=view.trains_base)
+        x = torch.mul(vector, x)
+        kept.append(x)
+    return x
 
 
 def _norms_around(view: LayerView) -> tuple[list[NormSpec], list[NormSpec]]:
     """The norms before both parts, and those behind them."""
     norms = _norms_of(view)
     return ([], norms) if view.block.reads_stream else (norms[:2], norms[2:])
-
-
-def _weighed(torch: Operators, view: LayerView, x: Tensor, kept: list[Tensor]) -> Tensor:
-    """A branch times a vector, where there is one; a variable refers to the product.
-
-    Source: transformers 5.23 models/internvl/modeling_internvl.py InternVLVisionLayer.
-    """
-    if not view.block.weighs_branches:
-        return x
-    count = view.block.extra_params / 2
-    vector = torch.parameter(Unit.ONE, count, view.dtypes.base, trained=view.trains_base)
-    kept.append(torch.mul(vector, x))
-    return kept[-1]
-
-
-def _with_experts(torch: Operators, view: LayerView, part: Part, x: Tensor, stream: Tensor) -> Tensor:
-    """The output of a dense part, with that of the experts beside it, if there are some."""
-    if part is not feed_forward or view.block.mlp.router != "beside":
-        return x
-    return beside_dense(torch, view, x, stream, _norms_of(view)[4:])
 
 
 def _parts_of(block: BlockSpec) -> list[Part]:
@@ -141,8 +122,8 @@ def _both(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     return torch.add(mixed, attended)
 
 
-def _one_norm(spec: NormSpec, torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    return _norm(torch, view, spec, x)
+def _normed(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
+    return _wrapped(torch, view, lambda torch, view, x: norm(torch, view, spec, x), x)
 
 
 def _wrapped(torch: Operators, view: LayerView, part: Part, x: Tensor) -> Tensor:
@@ -162,12 +143,12 @@ def _parallel(torch: Operators, view: LayerView, trained: LayerView, x: Tensor) 
     """Both parts read the layer's input, through one norm or one each, and are summed at the end."""
     norms = _norms_of(view)
     if len(norms) > 1 and not view.block.norms_first:
-        attended = attention(torch, view, _norm(torch, view, norms[0], x))
-        fed = feed_forward(torch, trained, _norm(torch, view, norms[1], x))
+        attended = attention(torch, view, norm(torch, view, norms[0], x))
+        fed = feed_forward(torch, trained, norm(torch, view, norms[1], x))
         return _sum(torch, view, x, attended, fed)
-    first = second = _norm(torch, view, norms[0], x)
+    first = second = norm(torch, view, norms[0], x)
     if view.block.norms_first:
-        second = _norm(torch, view, norms[1], x)
+        second = norm(torch, view, norms[1], x)
     attended = attention(torch, view, first)
     fed = feed_forward(torch, trained, second)
     return _sum(torch, view, x, attended, fed)
@@ -178,14 +159,8 @@ def _sum(torch: Operators, view: LayerView, x: Tensor, attended: Tensor, fed: Te
     if view.block.branch_sum == "stream":
         return torch.add(torch.add(x, attended), fed)
     if view.block.branch_sum == "in_place":
-        fed = record(torch, fed.alias(), [fed, attended], [], lambda _, gradient: [gradient, gradient])
-        return torch.add(x, fed)
+        return torch.add(x, torch.add_in_place(fed, attended))
     return torch.add(torch.add(attended, fed), x)
-
-
-def _norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
-    with torch.inside("norm"):
-        return norm(torch, view, spec, x)
 
 
 def _norms_of(view: LayerView) -> list[NormSpec]:

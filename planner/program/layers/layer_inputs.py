@@ -26,8 +26,7 @@ def with_layer_inputs(
     """
     spec = next(each for each in model.extra_linears if each.reads == "layer_inputs")
     made = torch.same(linear(torch, view, spec, stream), "mul")
-    with torch.inside("norm"):
-        made = norm(torch, view, next(each for each in model.final_norms if each.on == "layer_inputs"), made)
+    made = norm(torch, view, next(each for each in model.final_norms if each.on == "layer_inputs"), made)
     made = torch.same(torch.add(made, rows), "mul")
     torch.shared["per_layer_inputs"] = made
     count, dtype = made.count, made.dtype
@@ -56,8 +55,7 @@ def add_layer_input(
 ) -> Tensor:
     """``x + norm(up(act(down(x)) * input))``, scaled in place.
 
-    Backward: the gradient of the input as zeros of all layers' with its own filled in,
-    and the sum of those before, which are ``held``.
+    Backward: the input's gradient in zeros of all layers', and the sum of those before, which are ``held``.
     """
     down, up = (view.linears(reads)[0] for reads in ("layer_gate", "layer_mid"))
     width, whole = down.out_features, view.block.layer_inputs_width
@@ -72,7 +70,5 @@ def add_layer_input(
     if x.node is not None and torch.grad_enabled:
         given.node = Node("per_layer_input", LEAF_ORDER, of_input)
     out = torch.mul(activation(torch, view, linear(torch, view, down, x)), given)
-    out = linear(torch, view, up, out)
-    with torch.inside("norm"):
-        out = norm(torch, view, spec, out)
+    out = norm(torch, view, spec, linear(torch, view, up, out))
     return torch.add(x, out)

@@ -74,8 +74,7 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
 def _taken_apart(
     torch: Operators, spec: GatedDeltaSpec, products: list[Tensor], parts: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the convolution reads, the gate, beta and the decay,
-    from two products in which the parts of each key lie together.
+    """The convolution's input, gate, beta and decay from two products, where parts of a key lie together.
 
     ``parts`` gets query, key and value, which variables refer to until the convolution has run.  Values of
     several heads for one key are copied when they become heads, those of one head when they become features.
@@ -107,13 +106,12 @@ def _decay(torch: Operators, view: LayerView, spec: GatedDeltaSpec, raw: Tensor)
 def _delta_rule(
     torch: Operators, spec: GatedDeltaSpec, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor
 ) -> Tensor:
-    """Chunk by chunk: the products within each, its state, and the output.
-    The wrapper copies views of the convolution.
+    """Chunk by chunk: products within each, its state, and the output.  Views of the convolution are copied.
 
     Saved are query and key, normed, with a number for each of their heads, the copied value, summed decays,
     beta, and the inverse of each chunk.
     """
-    copies = [torch.new(each.unit, each.count, each.dtype, "clone", cost=[each]) for each in heads]
+    copies = [torch.like(each, "clone") for each in heads]
     value, dtype, macs = copies[2], copies[2].dtype, spec.macs_per_token
     normed: list[Tensor] = []
     for copy in copies[:2]:
@@ -131,9 +129,8 @@ def _delta_rule(
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         made = _gradients(torch, spec, kept[4], gradient)
         torch.spend(Product(dtype), Unit.TOKENS, 3 * macs)
-        of_query = torch.like(kept[0], "l2norm_backward")
-        made[0] = of_query
-        made[1] = torch.like(kept[2], "l2norm_backward")
+        for number in (0, 1):
+            made[number] = torch.like(kept[2 * number], "l2norm_backward")
         return made
 
     return record(torch, out, [*heads, decay, beta], [*normed, value, sums, beta, inverse], backward)
@@ -151,28 +148,19 @@ def _gradients(
     torch: Operators, spec: GatedDeltaSpec, value: Tensor, gradient: Tensor
 ) -> list[Tensor | None]:
     """Gradients of normed query and key, value, decay and beta; the chunks are computed again."""
-    dtype, per_head = value.dtype, spec.value_heads * spec.key_dim
     chunks = _of_chunks(torch, spec, value)
     of_value = torch.like(gradient, "empty")
     _of_states = torch.like(chunks[2], "empty")
     of_value = torch.like(of_value, "empty")
-    of_query, of_key = (torch.new(Unit.TOKENS, per_head, dtype, "empty") for _ in range(2))
-    of_decay = torch.new(Unit.TOKENS, spec.value_heads, "fp32", "empty")
-    _of_keys = torch.like(chunks[0], "empty")
-    shared = spec.key_heads != spec.value_heads
-    if shared:
-        of_query = torch.new(Unit.TOKENS, spec.k_width, dtype, "sum")
-        of_key = torch.new(Unit.TOKENS, spec.k_width, dtype, "sum")
-    of_decay = torch.like(of_decay, "sum")
-    more_of_key = torch.new(Unit.TOKENS, per_head, dtype, "empty")
-    new_of_value = torch.like(value, "empty")
-    _more_of_decay = torch.like(of_decay, "empty")
-    of_beta = torch.new(Unit.TOKENS, spec.value_heads, dtype, "empty")
-    if shared:
-        more_of_key = torch.new(Unit.TOKENS, spec.k_width, dtype, "sum")
-    of_value = new_of_value
-    of_decay = torch.like(of_decay, "cumsum")
-    del more_of_key
+    # One for each head of values; of keys that several of them share, their sum.
+    of_query, of_key, _of_keys = (torch.like(chunks[0], "empty") for _ in range(3))
+    if spec.key_heads != spec.value_heads:
+        shape = Tensor(None, Unit.TOKENS, spec.k_width, value.dtype)
+        of_query, of_key = torch.like(shape, "sum"), torch.like(shape, "sum")
+    of_decay = torch.new(Unit.TOKENS, spec.value_heads, "fp32", "cumsum")
+    _more_of_key = torch.like(chunks[0], "empty")
+    of_value = torch.like(value, "empty")
+    of_beta = torch.new(Unit.TOKENS, spec.value_heads, value.dtype, "empty")
     return [of_query, of_key, of_value, of_decay, of_beta]
 
 

@@ -13,18 +13,19 @@ from planner.program.ops.tensors import Tensor, Unit, promoted
 from planner.program.view import LayerView
 
 
-def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) -> Tensor:
-    """One norm of ``spec`` over ``x``."""
-    if not spec.weight and spec.kind == "rms":
-        return _l2_norm(torch, spec, x)
-    weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
-    if spec.scaling == "operators":
-        return _by_operators(torch, view, spec, x, weight)
-    if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
-        return _layer_norm(torch, view, spec, x, weight)
-    if view.stack.fused_norm:
-        return _fused_rms_norm(torch, x, weight)
-    return _rms_norm(torch, spec, x, weight)
+def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str = "norm") -> Tensor:
+    """The module ``name``: one norm of ``spec`` over ``x``."""
+    with torch.inside(name):
+        if not spec.weight and spec.kind == "rms":
+            return _l2_norm(torch, spec, x)
+        weight = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
+        if spec.scaling == "operators":
+            return _by_operators(torch, view, spec, x, weight)
+        if spec.kind == "layer" and spec.scaling in ("cast", "narrowed"):
+            return _layer_norm(torch, view, spec, x, weight)
+        if view.stack.fused_norm:
+            return _fused_rms_norm(torch, x, weight)
+        return _rms_norm(torch, spec, x, weight)
 
 
 def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
@@ -33,10 +34,8 @@ def _rms_norm(torch: Operators, spec: NormSpec, x: Tensor, weight: Tensor) -> Te
     hidden = torch.to(x, "fp32")
     if spec.scaling == "centred":
         hidden = _centred(torch, hidden, rows)
-    elif spec.scaling == "one_plus":
-        hidden = torch.mul(hidden, torch.rsqrt(torch.mean_of_rows(torch.square(hidden), rows)))
     else:
-        # A variable of its own there, which lives until the norm returns.
+        # A variable, which lives until the norm returns.
         variance = torch.mean_of_rows(torch.square(hidden), rows)
         hidden = torch.mul(hidden, torch.rsqrt(variance))
     if spec.scaling == "cast":
@@ -73,44 +72,18 @@ def _centred(torch: Operators, hidden: Tensor, rows: float) -> Tensor:
 def _by_operators(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
     """``scale * (x - mean) / sqrt(var + eps) + shift``, one operator after the other.
 
-    Source: rasbt/LLMs-from-scratch ch05 00_orig.py LayerNorm; torch 2.13 derivatives.yaml ``var``, ``div``.
+    Source: rasbt/LLMs-from-scratch ch05 00_orig.py LayerNorm.
+    Ignored: what ``var`` and ``div`` make in backward beside a square and a product.
     """
     shift = torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
     mean = torch.mean_of_rows(x, spec.rows_per_token)
-    variance = _variance(torch, x, spec.rows_per_token)
-    quotient = _divided(torch, torch.sub(x, mean), variance)
+    variance = torch.mean_of_rows(torch.square(x), spec.rows_per_token)
+    quotient = torch.mul(torch.sub(x, mean), torch.rsqrt(variance))
     return torch.add(torch.mul(weight, quotient), shift)
 
 
-def _variance(torch: Operators, x: Tensor, rows: float) -> Tensor:
-    """``var``: saves its input; backward takes the mean from it again and multiplies with the gradient."""
-
-    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        _centred_again = torch.like(kept[0], "sub")
-        return [torch.like(kept[0], "mul")]
-
-    return record(torch, torch.new(x.unit, rows, x.dtype, "var", cost=[x]), [x], [x], backward)
-
-
-def _divided(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
-    """``x / other`` with one divisor for each row: saves both; the divisor's gradient takes three tensors."""
-    needs_x, needs_other = x.node is not None, other.node is not None
-
-    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        of_other = None
-        if needs_other:
-            negative, quotient = torch.like(gradient, "neg"), torch.like(kept[0], "div")
-            of_other = torch.like(gradient, "mul", cost=(quotient,))
-            del negative, quotient
-        return [torch.like(gradient, "div") if needs_x else None, of_other]
-
-    return record(torch, torch.like(x, "div"), [x, other], [x, other], backward)
-
-
 def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``nn.LayerNorm``: one kernel that saves its input (fp32 under autocast) and two numbers a row;
-    OLMo 1 casts back.
-    """
+    """``nn.LayerNorm``: one kernel that saves its input, in fp32 under autocast; OLMo 1 casts back."""
     given = torch.to(x, "fp32") if view.dtypes.autocast or spec.scaling == "narrowed" else x
     out = torch.like(given, "native_layer_norm")
     dtype, shape = given.dtype, shape_of(given)
@@ -144,12 +117,9 @@ def _fused_rms_norm(torch: Operators, x: Tensor, weight: Tensor) -> Tensor:
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         of_x = torch.like(gradient, "rms_norm_backward", shape.dtype, cost=(shape,))
-        return [
-            of_x,
-            torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None)
-            if trained
-            else None,
-        ]
+        if not trained:
+            return [of_x, None]
+        return [of_x, torch.new(Unit.ONE, weight.count, weight.dtype, "rms_norm_backward", cost=None)]
 
     shape = shape_of(x)
     return record(torch, out, [x, weight], [x], backward)

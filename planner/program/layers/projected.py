@@ -11,11 +11,11 @@ Ignored: one number for each row; a new random matrix every 200 steps, which tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from planner.program.ops.tensors import ELEMENT_BYTES, Unit
 from planner.program.parameters import Weight
-from planner.program.update.step_kernels import Make, States
+from planner.program.update.step_kernels import Make, States, like
 
 APOLLO = ("apollo_adamw", "apollo_adamw_layerwise")
 
@@ -26,9 +26,7 @@ def is_projected(weight: Weight) -> bool:
 
 
 def projection_elements(weight: Weight, rank: int) -> tuple[float, float]:
-    """Elements of the random matrix, and of the projected gradient:
-    the shorter side of the parameter is what gets narrower.
-    """
+    """Elements of the random matrix and of the projected gradient: the shorter side gets narrower."""
     rows, columns = (count for _, count in weight.shape)
     return rank * min(rows, columns), rank * max(rows, columns)
 
@@ -39,34 +37,26 @@ def apollo(make: Make, states: States, trained: Sequence[Weight], rank: int, *, 
     gradient = root = update = scaled = None
     for each in order:
         projected = is_projected(each)
-
-        def new(op: str, weight: Weight = each) -> Any:
-            return make(weight.unit, weight.unit_bytes, weight.name, op)
-
-        def narrow(op: str, weight: Weight = each) -> Any:
-            elements = projection_elements(weight, rank)[1] if is_projected(weight) else weight.count
-            return make(Unit.ONE, ELEMENT_BYTES[weight.dtype] * elements, weight.name, op)
-
+        matrix, low = projection_elements(each, rank) if projected else (0, each.count)
+        narrow = partial(make, Unit.ONE, ELEMENT_BYTES[each.dtype] * low, each.name)
         gradient = None  # ``grad = p.grad``
         if projected and first:
-            _make_projection(make, each, projection_elements(each, rank)[0])
+            _make_projection(make, each, matrix)
         if projected:
             gradient = narrow("matmul")
         states(each)
         root = narrow("sqrt")
         update = narrow("div")
         if projected:
-            scaled = new("mul")
+            scaled = like(make, each, "mul")
             if not first:
-                scaled = new("div")
+                scaled = like(make, each, "div")
             update = scaled
     del gradient, root, update, scaled
 
 
 def _make_projection(make: Make, weight: Weight, elements: float) -> None:
-    """Random numbers beside a copy of the gradient, both in fp32; what they are divided to is the state,
-    or cast to it.
-    """
+    """Random numbers beside a copy of the gradient, both in fp32; what they are divided to is the state."""
     copy = make(weight.unit, 4 * weight.count, weight.name, "float") if weight.dtype != "fp32" else None
     numbers = make(Unit.ONE, 4 * elements, weight.name, "randn")
     quotient = make(Unit.ONE, 4 * elements, weight.name, "div") if weight.dtype != "fp32" else None

@@ -15,37 +15,28 @@ from planner.program.view import LayerView
 def rotated(
     torch: Operators, view: LayerView, query: Tensor, key: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Query and key with their positions,
-    and what else the variables of the code refer to until attention returns.
-    """
+    """Query and key with their positions, and what else variables refer to until attention returns."""
     spec = view.block.attention
     if not (spec.joined_rotary or spec.rotary_width):
         return *turned(torch, view, query, key), []
+    by_heads = spec.joined_rotary
     query_parts, key_parts = _cut(torch, view, query), _cut(torch, view, key)
     if spec.rotary_join == "inline":
         table = _table(torch, view)
-        query = _joined(
-            torch, _turned(torch, query_parts[0], table), query_parts[1], by_heads=spec.joined_rotary
-        )
-        return (
-            query,
-            _joined(torch, _turned(torch, key_parts[0], table), key_parts[1], by_heads=spec.joined_rotary),
-            [],
-        )
+        query = torch.cat([_turned(torch, query_parts[0], table), query_parts[1]], by_heads=by_heads)
+        return query, torch.cat([_turned(torch, key_parts[0], table), key_parts[1]], by_heads=by_heads), []
     turned_query, turned_key = turned(torch, view, query_parts[0], key_parts[0])
-    joined_query = _joined(torch, turned_query, query_parts[1], by_heads=spec.joined_rotary)
+    joined_query = torch.cat([turned_query, query_parts[1]], by_heads=by_heads)
     if spec.rotary_join == "forward":
-        joined_key = _joined(torch, turned_key, key_parts[1], by_heads=spec.joined_rotary)
+        joined_key = torch.cat([turned_key, key_parts[1]], by_heads=by_heads)
         return joined_query, joined_key, [turned_query, turned_key, query_parts[1], key_parts[1]]
     # The variable of the turned part becomes that of the joined one.
     del turned_query
-    return joined_query, _joined(torch, turned_key, key_parts[1], by_heads=spec.joined_rotary), []
+    return joined_query, torch.cat([turned_key, key_parts[1]], by_heads=by_heads), []
 
 
 def _table(torch: Operators, view: LayerView) -> Tensor:
-    """Cosines or sines, mostly in the dtype of the embeddings: the model's own, which are too small to count,
-    or made in each layer by repeating them for both of each pair.
-    """
+    """Cosines or sines, mostly in the embeddings' dtype: too small to count, or repeated in each layer."""
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
     if spec.rotary_form == "repeated_pairs":
@@ -105,7 +96,7 @@ def _crossed(torch: Operators, query: Tensor, key: Tensor, table: Tensor) -> tup
     for first, second in halves:
         one = torch.sub(torch.mul(first, table), torch.mul(second, table))
         other = torch.add(torch.mul(second, table), torch.mul(first, table))
-        made.append(_joined(torch, one, other, by_heads=True))
+        made.append(torch.cat([one, other], by_heads=True))
         del one, other
     return made[0], made[1]
 
@@ -131,10 +122,3 @@ def _cut(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor]:
     # A slice of all features is the tensor itself: torch/csrc/autograd/python_variable_indexing.cpp.
     first = x if count == x.count else torch.part(x, count)
     return first, torch.part(x, x.count - count)
-
-
-def _joined(torch: Operators, turned_part: Tensor, rest: Tensor, *, by_heads: bool) -> Tensor:
-    """``cat`` of the two parts, which lays out head by head what has heads before tokens."""
-    out = torch.cat([turned_part, rest])
-    out.head_by_head = by_heads
-    return out

@@ -40,15 +40,13 @@ def mamba1(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Te
         middle = linear(torch, view, view.linears("mixer_mid")[0], values)
         steps, into, out_of = split(torch, middle, (spec.rank, spec.state, spec.state))
         del middle
-        steps, into, out_of = (_normed(torch, view, each) for each in (steps, into, out_of))
+        steps, into, out_of = (
+            norm(torch, view, NormSpec("rms", int(each.count), on="mixer"), each)
+            for each in (steps, into, out_of)
+        )
         steps = _steps(torch, view, spec, steps)
         out = _scan(torch, view, (values, steps, gate), (into, out_of), decay)
         return linear(torch, view, outer, out)
-
-
-def _normed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    with torch.inside("norm"):
-        return norm(torch, view, NormSpec("rms", int(x.count), on="mixer"), x)
 
 
 def _decay(torch: Operators, view: LayerView, spec: Mamba1Spec) -> Tensor:
@@ -58,9 +56,7 @@ def _decay(torch: Operators, view: LayerView, spec: Mamba1Spec) -> Tensor:
 
 
 def _steps(torch: Operators, view: LayerView, spec: Mamba1Spec, x: Tensor) -> Tensor:
-    """``dt_proj`` without its bias: the weight itself, or the module where it is packed,
-    whose bias is subtracted again.
-    """
+    """``dt_proj`` without its bias: the weight, or the packed module, whose bias is subtracted again."""
     matrix = view.linears("mixer_step")[0]
     if view.quantized(matrix):
         return torch.contiguous(linear(torch, view, matrix, x), "sub")
@@ -84,9 +80,7 @@ def _scan(
     narrow: tuple[Tensor, Tensor],
     decay: Tensor,
 ) -> Tensor:
-    """The kernel: copies in which positions lie together, the output before and behind the gate,
-    a state for each block.
-    """
+    """The kernel: copies with positions together, the output before and behind the gate, states of blocks."""
     values, steps, gate = wide
     into, out_of = narrow
     if any(each.dtype != values.dtype for each in (steps, into, out_of, gate)):

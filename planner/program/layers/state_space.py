@@ -13,8 +13,6 @@ first step; between the kernels all but states: scores of positions, numbers of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from planner.domain.mixers import Mamba2Spec
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast
@@ -42,15 +40,8 @@ def mamba2(torch: Operators, view: LayerView, spec: Mamba2Spec, x: Tensor) -> Te
         return _scan(torch, view, spec, joined)
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
+def _weights(torch: Operators, view: LayerView, spec: Mamba2Spec) -> tuple[list[Tensor], list[Tensor]]:
     """Weights that the kernel takes: those before the output projection, and this with its bias."""
-
-    others: list[Tensor]
-    out: list[Tensor]
-
-
-def _weights(torch: Operators, view: LayerView, spec: Mamba2Spec) -> _Weights:
     base, trained, matrix = view.dtypes.base, view.trains_base, view.linears("mixer_out")[0]
 
     def weight(count: float, owner: str, dtype: Dtype = base) -> Tensor:
@@ -63,14 +54,12 @@ def _weights(torch: Operators, view: LayerView, spec: Mamba2Spec) -> _Weights:
     others += [weight(spec.heads, ""), rate, weight(spec.heads, "")]
     others += [weight(spec.width, "norm", view.dtypes.norm)] if spec.normed else []
     out = [weight(matrix.weight_count, matrix.name)]
-    return _Weights(others, out + ([weight(matrix.bias_count, matrix.name)] if matrix.bias else []))
+    return others, out + ([weight(matrix.bias_count, matrix.name)] if matrix.bias else [])
 
 
 def _scan(torch: Operators, view: LayerView, spec: Mamba2Spec, joined: Tensor) -> Tensor:
-    """The kernel: saved are the product, the scan's output,
-    and a cast copy of the output projection under autocast.
-    """
-    weights = _weights(torch, view, spec)
+    """The kernel: saves the product, the scan's output, and the output projection's cast copy."""
+    others, of_out = _weights(torch, view, spec)
     convolved = _convolved(torch, spec, joined)
     out, scanned, _kept = _scanned(torch, spec, convolved)
     rows = []
@@ -78,8 +67,8 @@ def _scan(torch: Operators, view: LayerView, spec: Mamba2Spec, joined: Tensor) -
         out = torch.like(scanned, "layer_norm_gated")
         rows = [torch.new(Unit.TOKENS, spec.groups, "fp32", "layer_norm_gated", cost=None)]
     out = autocast(torch, view, out)
-    matrices = [autocast(torch, view, each) for each in weights.out]
-    shapes = [(each.count, each.dtype) for each in (*weights.others, *matrices)]
+    matrices = [autocast(torch, view, each) for each in of_out]
+    shapes = [(each.count, each.dtype) for each in (*others, *matrices)]
     width = view.linears("mixer_out")[0].out_features
     costs = Costs(out, matrices[0], (Unit.TOKENS, width))
     out = torch.new(Unit.TOKENS, width, matrices[0].dtype, "mm", cost=costs.forward)
@@ -87,21 +76,16 @@ def _scan(torch: Operators, view: LayerView, spec: Mamba2Spec, joined: Tensor) -
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return _gradients(torch, spec, (kept[0], kept[1]), gradient, (shapes, costs))
 
-    return record(
-        torch, out, [joined, *weights.others, *weights.out], [joined, scanned, *rows, *matrices], backward
-    )
+    return record(torch, out, [joined, *others, *of_out], [joined, scanned, *rows, *matrices], backward)
 
 
 def _states(torch: Operators, spec: Mamba2Spec, dtype: Dtype) -> Tensor:
     """The state of each head before each chunk."""
-    count = spec.width * spec.state / spec.chunk
-    return torch.new(Unit.TOKENS, count, dtype, "empty", cost=[Tensor(None, Unit.TOKENS, count, dtype)])
+    return torch.like(Tensor(None, Unit.TOKENS, spec.width * spec.state / spec.chunk, dtype), "empty")
 
 
 def _scanned(torch: Operators, spec: Mamba2Spec, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, that before the gate where the kernel has one, and the states,
-    which are passed from chunk to chunk.
-    """
+    """The output, that before the gate where the kernel has one, and the states."""
     torch.spend("launches", Unit.ONE, _SMALL_FORWARD)
     states = _states(torch, spec, "fp32")
     states = _states(torch, spec, x.dtype)
@@ -113,8 +97,7 @@ def _scanned(torch: Operators, spec: Mamba2Spec, x: Tensor) -> tuple[Tensor, Ten
 
 
 def _convolved(torch: Operators, spec: Mamba2Spec, joined: Tensor) -> Tensor:
-    parts = Tensor(None, Unit.TOKENS, spec.conv_width, joined.dtype)
-    return torch.new(Unit.TOKENS, spec.conv_width, joined.dtype, "causal_conv1d", cost=[parts])
+    return torch.like(Tensor(None, Unit.TOKENS, spec.conv_width, joined.dtype), "causal_conv1d")
 
 
 def _gradients(
@@ -124,10 +107,9 @@ def _gradients(
     gradient: Tensor,
     of_weights: tuple[list[tuple[float, Dtype]], Costs],
 ) -> list[Tensor | None]:
-    """Gradients of the product and of all weights; ``of_weights``: elements and dtypes of these,
-    and what the output projection costs.
+    """Gradients of the product and of weights, of sizes that are given; the scan runs again.
 
-    The scan runs again, and each of its products has two gradients.
+    Each of its products has two gradients.
     """
     (joined, scanned), (shapes, costs) = kept, of_weights
     torch.spend(Product(scanned.dtype), Unit.TOKENS, 3 * spec.macs_per_token)

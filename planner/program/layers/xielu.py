@@ -29,9 +29,7 @@ def _number(torch: Operators, view: LayerView) -> Tensor:
 
 
 def _minimum(torch: Operators, x: Tensor) -> Tensor:
-    """``minimum`` with a number: backward halves the gradient where both are equal,
-    and takes it where ``x`` is not larger.
-    """
+    """``minimum`` with a number: backward halves the gradient of equals, and takes that of smaller ones."""
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         _half = torch.like(gradient, "div")

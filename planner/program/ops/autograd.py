@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from planner.program.ops.tensors import Backward, Node, Tape, Tensor, Unpack
+from planner.program.ops.tensors import Backward, Node, Tape, Tensor, Unit, Unpack
 
 LEAF_ORDER = sys.maxsize
 """Leaves run as soon as their gradient is there."""
@@ -31,11 +31,9 @@ def record(
     backward: Backward,
     context: Sequence[Tensor] = (),
 ) -> Tensor:
-    """``out`` with the node that sends its gradient back to ``inputs``;
-    without one where none of them needs it.
+    """``out`` with the node that sends its gradient back to ``inputs``, if one of them needs it.
 
-    ``saved`` are tensors, or what :func:`save` made of them; ``context``: what a custom function keeps as
-    attributes of its context.
+    ``saved``: tensors, or what :func:`save` made of them; ``context``: what a function's context keeps.
     """
     if _is_needed(tape, inputs):
         node = Node(tape.module, tape.n_nodes, backward, tape.manner)
@@ -53,10 +51,16 @@ def record(
 def save(tape: Tape, inputs: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor | Unpack]:
     """Inputs that an operator saves before it runs, so that a layer that runs again may end there.
 
-    Source: torch 2.13 ``tools/autograd/gen_variable_type.py``: a node gets its inputs before,
-    its outputs after the call.
+    Source: torch 2.13 ``tools/autograd/gen_variable_type.py``: a node gets its outputs after the call.
     """
     return [tape.pack(each) for each in saved] if _is_needed(tape, inputs) else []
+
+
+def save_for(tape: Tape, x: Tensor, other: Tensor, *more: Tensor) -> list[Tensor | Unpack]:
+    """Each of two factors where the other one needs a gradient."""
+    nothing = Tensor(None, Unit.ONE, 1, x.dtype)
+    kept = [each if beside.node is not None else nothing for each, beside in ((x, other), (other, x))]
+    return save(tape, [x, other, *more], kept)
 
 
 def _is_needed(tape: Tape, inputs: Sequence[Tensor]) -> bool:
@@ -64,9 +68,7 @@ def _is_needed(tape: Tape, inputs: Sequence[Tensor]) -> bool:
 
 
 def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
-    """Run every node below ``root``, from the last to the first.  ``gradients`` holds that of ``root``,
-    and is emptied.
-    """
+    """Run every node below ``root``, last to first; ``gradients`` holds that of ``root``, and is emptied."""
     waiting = _dependencies(root)
     buffers: dict[Node, Tensor] = {root: gradients.pop()}
     ready = [(-root.order, 0, root)]
@@ -100,9 +102,7 @@ def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
 
 
 def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | None]:
-    """What a node returns, each in shape and dtype of the input that it belongs to;
-    lets go of what it saved.
-    """
+    """What a node returns, each in shape and dtype of its input; lets go of what it saved."""
     assert node.backward is not None
     gradient = buffers.pop(node)
     results = node.backward([unpack() for unpack in node.saved], gradient)

@@ -6,12 +6,13 @@ Source: torch 2.13 ``aten/src/ATen/autocast_mode.cpp`` cached_cast.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from planner.anatomy.packing import packed_bytes
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Costs, Operators
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
 Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
@@ -19,11 +20,7 @@ Base = Callable[[Operators, LayerView, LinearSpec, Tensor], Tensor]
 
 
 def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``x`` as a matrix product sees it: autocast casts it to the compute dtype.
-
-    What it makes of an fp32 leaf that requires a gradient it keeps: of weights, and of a layer's input that
-    was made to require one.
-    """
+    """``x`` as a product sees it: autocast casts it, and keeps what it makes of trained fp32 leaves."""
     if not view.dtypes.autocast:
         return x
     if x.dtype != "fp32" or x.node is None or x.node is not torch.leaf:
@@ -34,11 +31,7 @@ def autocast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
-    """A weight as a product sees it.
-    Autocast keeps its copies of trained fp32 weights until its region ends.
-
-    Source: torch 2.13 aten/src/ATen/autocast_mode.cpp cached_cast.
-    """
+    """A weight as a product sees it; copies of trained fp32 ones stay until autocast's region ends."""
     dtype, before = view.dtypes.compute, weight.dtype
     if not view.dtypes.autocast or before == dtype:
         return weight
@@ -55,24 +48,28 @@ def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
 def linear_function(torch: Operators, view: LayerView) -> Callable[..., Tensor]:
     """``torch.nn.functional.linear``, in whose place DeepSpeed puts a function of its own under ZeRO-3.
 
-    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _enable_mem_efficient_linear, for a model
-    that is made inside of ``zero.Init`` and for one that is divided later.
+    Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _enable_mem_efficient_linear.
     Ignored: linears outside of matrices, adapters, routers and the head.
     """
-    return torch.product if view.recipe.sharding.is_zero3 else torch.mm
+    return partial(torch.mm, by_deepspeed=True) if view.recipe.sharding.is_zero3 else torch.mm
 
 
 def costs_of(spec: LinearSpec, x: Tensor) -> Costs:
     """What the products of ``x`` with a whole matrix of ``spec`` cost."""
-    rows = rows_of(spec, x)
-    return Costs(
-        x, Tensor(None, Unit.ONE, spec.weight_count, x.dtype), (x.unit, rows * spec.out_features), spec.copies
-    )
+    weight = Tensor(None, Unit.ONE, spec.weight_count, x.dtype)
+    return Costs(x, weight, (x.unit, rows_of(spec, x) * spec.out_features), spec.copies)
 
 
 def packed(view: LayerView, elements: float) -> Tensor:
     """A quantised weight as it is stored, without what scales it."""
     return Tensor(None, Unit.ONE, packed_bytes(view.recipe.numerics, elements), "int8")
+
+
+def unpacked(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
+    """A weight that one kernel unpacks for a product."""
+    count = spec.in_features * spec.out_features
+    with torch.counted_as("dequantization"):
+        return torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)])
 
 
 def rows_of(spec: LinearSpec, x: Tensor) -> float:

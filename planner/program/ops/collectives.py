@@ -26,8 +26,7 @@ SENT_KEYS, ALL_TO_ALL = "copy of a head for all_gather", "all_to_all"
 
 
 def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``x`` as a matrix reads it whose outputs are divided: each GPU makes a part of its gradient,
-    and the parts are summed.
+    """``x`` as a matrix with divided outputs reads it: the GPUs' parts of its gradient are summed.
 
     Where the stream is divided over tokens, ``x`` was gathered before, by :func:`gathered`.
     """
@@ -35,9 +34,7 @@ def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 
 def leaving(torch: Operators, view: LayerView, spec: LinearSpec, out: Tensor) -> Tensor:
-    """The sum of what all GPUs return of a matrix whose inputs are divided: whole,
-    or this GPU's part of the tokens.
-    """
+    """The sum of what all GPUs return of a matrix with divided inputs: whole, or this GPU's tokens of it."""
     if spec.divided != "inputs":
         return out
     return scattered(torch, view, out) if splits_tokens(view) else summed(torch, out)
@@ -55,15 +52,15 @@ def summed(torch: Operators, x: Tensor) -> Tensor:
 
 def with_summed_gradient(torch: Operators, x: Tensor) -> Tensor:
     """``x``, the parts of whose gradient are summed."""
-    return record(
-        torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, ALL_REDUCE, cost=None)]
-    )
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(gradient, ALL_REDUCE, cost=None)]
+
+    return record(torch, x.alias(), [x], [], backward)
 
 
 def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """The tokens of all GPUs where the stream is divided over them;
-    each GPU gets the sum of the gradient of its own.
-    """
+    """All tokens where GPUs divide the stream over them; each gets the sum of the gradient of its own."""
     if not splits_tokens(view):
         return x
     return _gathered_tokens(torch, view, x, view.recipe.parallel.tensor, (ALL_GATHER, REDUCE_SCATTER))
@@ -98,29 +95,19 @@ def scattered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [_gather(torch, count, gradient, ALL_GATHER)]
 
-    return record(
-        torch,
-        _scatter(torch, view, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER),
-        [x],
-        [],
-        backward,
-    )
+    own = _scatter(torch, view, x, count / view.recipe.parallel.tensor, REDUCE_SCATTER)
+    return record(torch, own, [x], [], backward)
 
 
 def gathered_features(torch: Operators, part: list[Tensor], parts: int) -> Tensor:
-    """The features of all GPUs for every token; of the gradient each copies its own.
-
-    ``part`` holds this GPU's, and is emptied.
-    """
+    """The features of all GPUs for every token, from this GPU's in ``part``, which is emptied."""
     x = part.pop()
-    unit, count = x.unit, x.count
+    own = Tensor(None, x.unit, x.count, x.dtype)
 
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [
-            torch.new(unit, count, gradient.dtype, "clone", cost=[Tensor(None, unit, count, gradient.dtype)])
-        ]
+    def backward(*_: object) -> list[Tensor | None]:
+        return [torch.like(own, "clone")]
 
-    return record(torch, _gather(torch, count * parts, x, ALL_GATHER), [x], [], backward)
+    return record(torch, _gather(torch, x.count * parts, x, ALL_GATHER), [x], [], backward)
 
 
 def _gather(torch: Operators, count: float, x: Tensor, op: str) -> Tensor:
@@ -132,9 +119,7 @@ def _gather(torch: Operators, count: float, x: Tensor, op: str) -> Tensor:
 
 
 def _scatter(torch: Operators, view: LayerView, whole: Tensor, count: float, op: str) -> Tensor:
-    """The part of a sum that is this GPU's;
-    of several samples it is sent from a copy in the order of GPUs.
-    """
+    """This GPU's part of a sum; of several samples it is sent from a copy in the order of GPUs."""
     ordered = None if view.single else torch.like(whole, "clone")
     out = torch.new(whole.unit, count, whole.dtype, op, cost=None)
     del ordered

@@ -13,9 +13,7 @@ from planner.program.view import LayerView
 def convolved(
     torch: Operators, view: LayerView, x: Tensor, kernel: int, owner: str, *, bias: bool = False
 ) -> Tensor:
-    """A convolution of each feature over ``kernel`` positions, its activation included,
-    in one kernel that saves its input.
-    """
+    """A convolution of each feature over ``kernel`` positions and its activation; saves its input."""
     dtype, width = view.dtypes.base, x.count
     sizes = [width * kernel, width] if bias else [width * kernel]
     weights = [

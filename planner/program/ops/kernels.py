@@ -14,7 +14,7 @@ from typing import Literal
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.program.head.inputs import MASK, has_mask
 from planner.program.ops.autograd import record
-from planner.program.ops.operators import Operators
+from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import FusedAttention, Multiplies, Product
 from planner.program.view import LayerView
@@ -38,11 +38,15 @@ Source: FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2.
 
 def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What attention's kernel returns, rows of all heads together."""
-    masked = has_mask(view)
-    if view.recipe.attention == "sdpa" and view.block.attention.sdpa_input == "grouped":
-        key, value = _for_all_heads(torch, view, key, value, masked=masked)
+    masked, spec = has_mask(view), view.block.attention
+    times = spec.n_heads // spec.n_kv_heads
+    grouped = view.recipe.attention == "sdpa" and spec.sdpa_input == "grouped" and times > 1
+    if grouped and _repeats(view, masked=masked):
+        repeat = spread if spec.n_kv_heads == 1 else repeat_kv
+        key, value = repeat(torch, key, times), repeat(torch, value, times)
     out = _attend(torch, view, query, key, value, masked=masked)
-    return _merged(torch, out)
+    # ``transpose(1, 2).contiguous()``: a copy where heads followed one another.
+    return torch.contiguous(out, by_heads=False) if out.head_by_head else out
 
 
 def split_pieces(torch: Operators, x: Tensor) -> Tensor:
@@ -50,11 +54,7 @@ def split_pieces(torch: Operators, x: Tensor) -> Tensor:
 
     Source: transformers 5.23 models/qwen2_5_vl/modeling_qwen2_5_vl.py Qwen2_5_VLVisionAttention.forward.
     """
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.like(gradient, "cat")]
-
-    return record(torch, x.alias(), [x], [], backward)
+    return record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "cat")])
 
 
 def _attend(
@@ -78,19 +78,13 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
     spec = view.block.attention
     if ATTENTION_FACTS[view.recipe.attention].is_flash:
         return "flash"
-    same_width = spec.head_dim == spec.value_head_dim
-    one_for_all = spec.sdpa_input == "broadcast" and spec.n_kv_heads != spec.n_heads
-    if (
-        query.dtype != "fp32"
-        and same_width
-        and spec.head_dim <= _FLASH_WIDEST
-        and not (masked or one_for_all)
-    ):
+    is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
+    one_for_all = spec.sdpa_input == "broadcast" and is_shared
+    flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= _FLASH_WIDEST
+    if flash_fits and not (is_wide or masked or one_for_all):
         return "flash"
-    multiple = _WIDTH_MULTIPLE if query.dtype != "fp32" else _WIDTH_MULTIPLE // 2
-    grouped = (
-        spec.sdpa_input == "grouped" and spec.n_kv_heads != spec.n_heads and not _repeats(view, masked=masked)
-    )
+    multiple = _WIDTH_MULTIPLE // 2 if is_wide else _WIDTH_MULTIPLE
+    grouped = spec.sdpa_input == "grouped" and is_shared and not _repeats(view, masked=masked)
     if one_for_all or grouped or spec.head_dim % multiple or spec.value_head_dim % multiple:
         return "math"
     return "efficient"
@@ -99,39 +93,24 @@ def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
 def _repeats(view: LayerView, *, masked: bool) -> bool:
     """``use_gqa_in_sdpa``: a kernel takes fewer key heads where there is no mask and heads have one width.
 
-    Transformers 4 and some loops copy heads always.  Source: transformers 4.37 models/llama/modeling_llama.py
-    LlamaSdpaAttention.forward.
+    Source: transformers 5.23; 4.37 models/llama/modeling_llama.py LlamaSdpaAttention.forward copies always.
     """
-    spec = view.block.attention
-    return (
-        view.stack.copies_kv_heads
-        or view.stack.model_code == "transformers-4"
-        or masked
-        or spec.head_dim != spec.value_head_dim
-        or spec.head_dim > _FLASH_WIDEST
-    )
+    spec, stack = view.block.attention, view.stack
+    always = masked or stack.copies_kv_heads or stack.model_code == "transformers-4"
+    return always or spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
 
 
-def _for_all_heads(
-    torch: Operators, view: LayerView, key: Tensor, value: Tensor, *, masked: bool
-) -> tuple[Tensor, Tensor]:
-    heads, shared = view.block.attention.n_heads, view.block.attention.n_kv_heads
-    if heads == shared or not _repeats(view, masked=masked):
-        return key, value
-    repeat = spread if shared == 1 else repeat_kv
-    repeated = repeat(torch, key, heads // shared)
-    return repeated, repeat(torch, value, heads // shared)
-
-
-def repeat_kv(torch: Operators, x: Tensor, times: int) -> Tensor:
-    """Each head of keys or values copied ``times`` times; the gradients of the copies are summed."""
+def repeat_kv(torch: Operators, x: Tensor, times: int, *, by_heads: bool = True) -> Tensor:
+    """Each head of keys or values copied ``times`` times; the gradients of the copies are summed,
+    ``by_heads`` or as they lie.
+    """
     out = torch.new(x.unit, x.count * times, x.dtype, "clone", cost=[x])
     out.head_by_head = True
     unit, count = x.unit, x.count
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         summed = torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])
-        summed.head_by_head = True
+        summed.head_by_head = by_heads or gradient.head_by_head
         return [summed]
 
     return record(torch, out, [x], [], backward)
@@ -139,25 +118,19 @@ def repeat_kv(torch: Operators, x: Tensor, times: int) -> Tensor:
 
 def spread(torch: Operators, x: Tensor, times: int) -> Tensor:
     """One head seen as many, which takes no copy; the gradients of all are summed."""
-    out = x.alias()
-    unit, count = x.unit, x.count
+    out, unit, count = x.alias(), x.unit, x.count
     out.count = count * times
-    return record(
-        torch,
-        out,
-        [x],
-        [],
-        lambda _, gradient: [torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])],
-    )
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])]
+
+    return record(torch, out, [x], [], backward)
 
 
 def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
-    """The mask as the kernel reads it: an additive one in the query's dtype.
+    """The mask as the kernel reads it: additive, in the query's dtype, made anew in each layer.
 
-    It is made anew from a boolean one in each layer.
-
-    Source: ``convert_boolean_attn_mask``, ``pad_bias``; a mask in the dtype of the embeddings is cast by
-    autocast alone.
+    Source: ``convert_boolean_attn_mask``, ``pad_bias``; a mask in the embeddings' dtype is cast by autocast.
     """
     if view.stack.sdpa_mask == "given":
         return torch.shared.get(MASK)
@@ -173,8 +146,7 @@ def _bias(torch: Operators, view: LayerView, query: Tensor) -> Tensor | None:
 def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """FlashAttention: saves query, key, value, output and one fp32 number for each row and head.
 
-    Its output lies as the query does, its gradients as their inputs do.
-    Widths of heads are padded to multiples of 8.  Backward: see :func:`_flash_gradients`.
+    Its output and gradients lie as its inputs do.  Widths of heads are padded to multiples of 8.
     """
     spec = view.block.attention
     padded = -(-spec.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
@@ -185,7 +157,7 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     _call_by_pieces(torch, view)
     out = torch.like(query, "flash_attention", cost=fused_cost(view, "flash", PRODUCTS))
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", "flash_attention", cost=None)
-    shapes = [_shape(each) for each in (query, key, value)]
+    shapes = [shape_of(each) for each in (query, key, value)]
 
     def backward(*_: object) -> list[Tensor | None]:
         return _flash_gradients(torch, view, shapes, padded)
@@ -200,43 +172,33 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
 def _flash_gradients(
     torch: Operators, view: LayerView, shapes: list[Tensor], width: int
 ) -> list[Tensor | None]:
-    """``mha_bwd``: row sums, an accumulator of the query's gradient,
-    key and value gradients of all heads, and results.
-    """
+    """``mha_bwd``: row sums, the query's gradient in fp32, those of all heads of keys and values, results."""
     spec, op = view.block.attention, "flash_attention_backward"
     _call_by_pieces(torch, view)
     torch.pay(fused_cost(view, "flash", BACKWARD_PRODUCTS))
     unit, rows = _rows_at_once(view)
     _work = flash_workspace(torch, width, (unit, rows * spec.n_heads), op)
     if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
-        n_keys = view.recipe.parallel.context
-        _work += [
-            torch.new(Unit.TOKENS, n_keys * spec.n_heads * width, shapes[0].dtype, op, cost=None)
-            for _ in range(2)
-        ]
+        n_keys = view.recipe.parallel.context * spec.n_heads * width
+        _work += [torch.new(Unit.TOKENS, n_keys, shapes[0].dtype, op, cost=None) for _ in range(2)]
     return [torch.like(shape, op, cost=None) for shape in shapes]
 
 
 def flash_workspace(torch: Operators, width: int, rows: tuple[Unit, float], op: str) -> list[Tensor]:
-    """Row sums and an accumulator of the query's gradient in fp32, of ``rows`` of single heads.
+    """Row sums and the query's gradient in fp32, of ``rows`` of heads of features rounded to 32 or 256.
 
-    The accumulator's heads are rounded to 32 features, above 192 to 256.  Ignored:
-    rows rounded to 128 of each sample.
+    Ignored: rows rounded to 128 of each sample.
     """
     rounded = -(-width // 32) * 32 if width <= 192 else _FLASH_WIDEST
     return [torch.new(rows[0], rows[1] * count, "fp32", op, cost=None) for count in (1, rounded)]
 
 
 def _call_by_pieces(torch: Operators, view: LayerView) -> None:
-    """Launches beyond the first, where the code calls the kernel piece by piece.  Ignored:
-    several images of one sample.
-    """
+    """Launches beyond the first, where the kernel is called by pieces; images of a sample count as one."""
     spec = view.block.attention
     if view.recipe.attention == "sdpa" and spec.pieces != "none":
-        unit, each = (Unit.ROWS, 1.0)
-        if spec.pieces != "image" and spec.window_tokens:
-            unit, each = Unit.TOKENS, 1 / spec.window_tokens
-        torch.spend("launches", unit, each)
+        of_window = spec.pieces != "image" and spec.window_tokens
+        torch.spend("launches", *((Unit.TOKENS, 1 / of_window) if of_window else (Unit.ROWS, 1.0)))
 
 
 def _rows_at_once(view: LayerView) -> tuple[Unit, float]:
@@ -264,24 +226,21 @@ def _padded(torch: Operators, x: Tensor, count: float) -> Tensor:
 def _efficient(
     torch: Operators, view: LayerView, inputs: tuple[Tensor, Tensor, Tensor], bias: Tensor | None
 ) -> Tensor:
-    """The memory-efficient kernel: saves its inputs, the mask,
-    the output and one fp32 number for each row and head.
+    """The memory-efficient kernel: saves inputs, mask, output and one fp32 number for each row and head.
 
-    Backward: row sums, and an fp32 accumulator of the query's gradient in tiles,
-    each with a lock of 16 bytes.
+    Backward: row sums, and the query's gradient in fp32 tiles, each with a lock of 16 bytes.
     Source: cuda/mem_eff_attention/kernel_backward.h ``workspace_elements_gq``, ``GradQTempStorage``.
     """
     spec, op = view.block.attention, "efficient_attention"
     pairs: Pairs = "triangle" if bias is None else "square"
-    out = torch.new(
-        Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=fused_cost(view, "efficient", PRODUCTS, pairs)
-    )
+    cost = fused_cost(view, "efficient", PRODUCTS, pairs)
+    out = torch.new(Unit.TOKENS, spec.out_width, inputs[0].dtype, op, cost=cost)
     statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", op, cost=None)
     width = spec.head_dim
     rows = 64 if width <= 64 or width > 128 else 128
     columns = next((columns for columns in _TILE_COLUMNS if width <= columns), 64)
     tiled = -(-width // columns) * (columns + 4 / rows)
-    shapes = [_shape(each, together=True) for each in inputs]
+    shapes = [Tensor(None, each.unit, each.count, each.dtype) for each in inputs]
 
     def backward(*_: object) -> list[Tensor | None]:
         torch.pay(fused_cost(view, "efficient", BACKWARD_PRODUCTS, pairs))
@@ -309,39 +268,19 @@ def fused_cost(
     return Multiplies(kind, Unit.PAIRS, products * spec.n_heads * width)
 
 
-def _shape(x: Tensor, *, together: bool = False) -> Tensor:
-    """Size and layout alone; ``together``: rows of all heads lie together."""
-    shape = Tensor(None, x.unit, x.count, x.dtype)
-    shape.head_by_head = x.head_by_head and not together
-    return shape
-
-
-def _merged(torch: Operators, out: Tensor) -> Tensor:
-    """``transpose(1, 2).contiguous()``: a copy where heads followed one another."""
-    if not out.head_by_head:
-        return out
-    out = torch.contiguous(out)
-    out.head_by_head = False
-    return out
-
-
 def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention by single operators in fp32, with the heads of keys and values broadcast.
 
-    Of one sample no head is copied for a product.  The probabilities are cast to be returned,
-    though nobody reads them.
+    Of one sample no head is copied for a product.  Probabilities are cast to be returned.
     Source: attention.cpp ``_scaled_dot_product_attention_math``.
     """
     spec, given = view.block.attention, query.dtype
     times = spec.n_heads // spec.n_kv_heads
     query, key, value = (torch.to(each, "fp32") for each in (query, key, value))
     scaled_query, scaled_key = torch.same(query, "mul"), torch.same(key, "mul")
-    scores = _product(
-        torch,
-        (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times)),
-        Unit.PAIRS,
-        spec.n_heads,
-    )
+    factors = (_batched(torch, view, scaled_query), _broadcast(torch, view, scaled_key, times))
+    scores = _product(torch, factors, Unit.PAIRS, spec.n_heads)
+    del factors
     del scaled_key
     if view.masked:
         scores = torch.contiguous(scores, "add")
@@ -355,7 +294,7 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
 
 def _product(torch: Operators, factors: tuple[Tensor, Tensor], unit: Unit, count: float) -> Tensor:
     """``bmm``: both factors are saved; the second one's gradient is made first."""
-    shapes = [_shape(each) for each in factors]
+    shapes = [shape_of(each) for each in factors]
     out = Tensor(None, unit, count, factors[0].dtype)
     macs = count if shapes[0].unit is Unit.PAIRS else shapes[0].count
 
@@ -366,22 +305,15 @@ def _product(torch: Operators, factors: tuple[Tensor, Tensor], unit: Unit, count
         second = torch.like(shapes[1], "bmm", cost=cost(out, shapes[0]))
         return [torch.like(shapes[0], "bmm", cost=cost(out, shapes[1])), second]
 
-    return record(
-        torch, torch.new(unit, count, out.dtype, "bmm", cost=cost(*shapes)), factors, factors, backward
-    )
+    made = torch.new(unit, count, out.dtype, "bmm", cost=cost(*shapes))
+    return record(torch, made, factors, factors, backward)
 
 
 def _batched(torch: Operators, view: LayerView, x: Tensor, *, forward: bool = True) -> Tensor:
-    """``x`` as a batch of heads: copied in forward, or its gradient in backward,
-    unless there is one sample.
-    """
+    """``x`` as a batch of heads: copied ``forward``, else its gradient, unless there is one sample."""
     if view.single:
         return x
-    out = torch.like(x, "clone") if forward else x.alias()
-    out.node = None
-    return record(
-        torch, out, [x], [], lambda _, gradient: [gradient if forward else torch.like(gradient, "clone")]
-    )
+    return torch.contiguous(x) if forward else torch.moved(x)
 
 
 def _broadcast(torch: Operators, view: LayerView, x: Tensor, times: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.program.ops.autograd import LEAF_ORDER, record, save
+from planner.program.ops.autograd import LEAF_ORDER, record, save, save_for
 from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Node, Parameter, Tape, Tensor, Unit, promoted
 from planner.program.ops.work import Multiplies, Product, is_aligned
 
@@ -53,8 +53,7 @@ class Operators(Tape):
         self.passing: list[Tensor] = []
 
     def parameter(self, unit: Unit, count: float, dtype: Dtype, *, trained: bool, owner: str = "") -> Tensor:
-        """A weight, whose memory belongs to the model; ``trained``:
-        its gradient stays after the backward pass.
+        """A weight, whose memory is the model's; ``trained``: its gradient stays after the backward pass.
 
         ``owner``: the module inside the running one that has it.
         """
@@ -74,35 +73,25 @@ class Operators(Tape):
         """``x.to(dtype)``: ``x`` itself where it has that dtype."""
         if x.dtype == dtype:
             return x
-        before = x.dtype
-        return record(
-            self, self.like(x, "to", dtype), [x], [], lambda _, gradient: [self.like(gradient, "to", before)]
-        )
+        out, before = self.like(x, "to", dtype), x.dtype
+        return record(self, out, [x], [], lambda _, gradient: [self.like(gradient, "to", before)])
 
-    def same(self, x: Tensor, op: str, *, dtype: Dtype | None = None) -> Tensor:
-        """An operator that saves nothing, and whose gradient is a new tensor (``neg``,
-        a product with a number).
-        """
-        out = self.like(x, op, dtype)
-        return record(self, out, [x], [], lambda _, gradient: [self.like(gradient, op)])
+    def same(self, x: Tensor, op: str) -> Tensor:
+        """An operator that saves nothing, and whose gradient is a new tensor (``neg``)."""
+        return record(self, self.like(x, op), [x], [], lambda _, gradient: [self.like(gradient, op)])
 
     def kernel(self, x: Tensor, op: str, *, saves: str = "input", dtype: Dtype | None = None) -> Tensor:
-        """An operator of one input that saves its ``input`` or its ``output`` (``silu``,
-        ``tanh``, ``sigmoid``).
-        """
+        """An operator of one input that saves its ``input`` or its ``output`` (``silu``, ``tanh``)."""
         saved = save(self, [x], [x]) if saves == "input" else []
         out = self.like(x, op, dtype)
-        return record(
-            self,
-            out,
-            [x],
-            saved or [out],
-            lambda kept, each: [self.like(kept[0], f"{op}_backward", cost=(each,))],
-        )
+
+        def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            return [self.like(kept[0], f"{op}_backward", cost=(gradient,))]
+
+        return record(self, out, [x], saved or [out], backward)
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """``softmax``, which saves its output;
-        on CUDA its backward multiplies gradient and output into a tensor of its own.
+        """``softmax``, which saves its output; its backward multiplies both into a tensor of its own.
 
         Source: torch 2.13 ATen/native/cuda/SoftMax.cu softmax_backward_cuda_out.
         """
@@ -115,24 +104,22 @@ class Operators(Tape):
 
         return record(self, out, [x], [out], backward)
 
-    def mul(self, x: Tensor, other: Tensor, op: str = "mul") -> Tensor:
+    def mul(self, x: Tensor, other: Tensor) -> Tensor:
         """``x * other``, each of which is saved where the other one needs a gradient."""
-        kept = [
-            each if beside.node is not None else _nothing(each) for each, beside in ((x, other), (other, x))
-        ]
-        saved = save(self, [x, other], kept)
-        del kept
+        saved = save_for(self, x, other)
         large, small = (x, other) if _larger(x, other) else (other, x)
-        out = self.like(large, op, promoted(x.dtype, other.dtype), cost=(small,))
+        out = self.like(large, "mul", promoted(x.dtype, other.dtype), cost=(small,))
         needs = x.node is not None, other.node is not None
         shapes = shape_of(x), shape_of(other)
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            def times(factor: Tensor) -> Tensor:
-                return self.like(gradient, op, promoted(gradient.dtype, factor.dtype), cost=(factor,))
-
-            of_other = times(shapes[0]) if needs[1] else None
-            return [times(shapes[1]) if needs[0] else None, of_other]
+            made: list[Tensor | None] = [None, None]
+            for number in (1, 0):
+                factor = shapes[1 - number]
+                if needs[number]:
+                    dtype = promoted(gradient.dtype, factor.dtype)
+                    made[number] = self.like(gradient, "mul", dtype, cost=(factor,))
+            return made
 
         return record(self, out, [x, other], saved, backward)
 
@@ -152,35 +139,25 @@ class Operators(Tape):
 
         return record(self, out, [x, other], [], backward)
 
-    def tanh(self, x: Tensor) -> Tensor:
-        """``tanh``, which saves its output."""
-        return self.kernel(x, "tanh", saves="output")
-
     def shifted(self, x: Tensor) -> Tensor:
         """``x`` plus a number: the gradient is passed on."""
         return self.contiguous(x, "add")
 
     def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``x.chunk(2)``: two views, whose gradients are joined when both are there.
-
-        Nodes run in the reverse order of the forward pass,
-        so the second half's gradient comes right before the first one's.
-        """
+        """``x.chunk(2)``: two views, whose gradients are joined; that of the second one comes first."""
         came: list[Tensor] = []
+        unit, count = x.unit, x.count
 
         def of_second(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
             came.append(gradient)
             return [None]
 
         def of_first(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            joined = self.new(
-                gradient.unit, 2 * gradient.count, gradient.dtype, "cat", cost=[*came, gradient]
-            )
-            came.clear()
+            joined = self.new(unit, count, gradient.dtype, "cat", cost=[came.pop(), gradient])
             return [joined]
 
-        first = record(self, part_of(x, x.count / 2), [x], [], of_first)
-        return first, record(self, part_of(x, x.count / 2), [x], [], of_second)
+        first = record(self, part_of(x, count / 2), [x], [], of_first)
+        return first, record(self, part_of(x, count / 2), [x], [], of_second)
 
     def square(self, x: Tensor) -> Tensor:
         """``x.pow(2)``, whose gradient is ``gradient * (2 * x.pow(1))``."""
@@ -211,9 +188,10 @@ class Operators(Tape):
         out = self.new(unit, rows, dtype, "mean", cost=[x])
         return record(self, out, [x], [], lambda *_: [self.new(unit, count, dtype, "div")])
 
-    def cat(self, parts: Sequence[Tensor], op: str = "cat") -> Tensor:
-        """Parts joined, whose gradients are views of the whole one."""
-        out = self.new(parts[0].unit, sum(part.count for part in parts), parts[0].dtype, op, cost=parts)
+    def cat(self, parts: Sequence[Tensor], *, by_heads: bool = False) -> Tensor:
+        """Parts joined, ``by_heads`` or in rows, whose gradients are views of the whole one."""
+        out = self.new(parts[0].unit, sum(part.count for part in parts), parts[0].dtype, "cat", cost=parts)
+        out.head_by_head = by_heads
         counts = [part.count for part in parts]
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -221,129 +199,115 @@ class Operators(Tape):
 
         return record(self, out, parts, [], backward)
 
-    def part(self, x: Tensor, count: float, *, by_heads: bool = True) -> Tensor:
-        """A slice of ``x``: a view,
-        whose gradient is a tensor of zeros as large as ``x`` with the part filled in.
+    def part(self, x: Tensor, count: float, *, by_heads: bool = True, unit: Unit | None = None) -> Tensor:
+        """A slice of ``x``, counted in ``unit`` if not as ``x``: a view, whose gradient is copied into zeros.
 
-        ``by_heads``: ``x`` has a dimension of heads before that of tokens,
-        in whose order the zeros are laid out.
+        ``by_heads``: zeros are laid out by heads, a dimension of ``x`` before that of tokens.
         """
-        unit, whole = x.unit, x.count
+        whole, n_whole = x.unit, x.count
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
             # Zeros all over, then the part copied.
-            zeros = self.new(unit, whole, gradient.dtype, "slice_backward", cost=[gradient, gradient])
+            zeros = self.new(whole, n_whole, gradient.dtype, "slice_backward", cost=[gradient, gradient])
             zeros.head_by_head = by_heads
             return [zeros]
 
-        return record(self, part_of(x, count), [x], [], backward)
+        return record(self, part_of(x, count, unit), [x], [], backward)
 
-    def contiguous(self, x: Tensor, op: str = "clone") -> Tensor:
-        """A copy in another layout; the gradient is passed on."""
-        return record(self, self.like(x, op), [x], [], lambda _, gradient: [gradient])
+    def index(self, x: Tensor, count: float, unit: Unit | None = None) -> Tensor:
+        """``x[rows]``, a copy, counted in ``unit`` if not as ``x``;
+        its gradient is added, row by row, to zeros in the shape of ``x``.
+        """
+        whole = shape_of(x)
+        rows = Tensor(None, x.unit if unit is None else unit, count, x.dtype)
+        saved = save(self, [x], [row_numbers()])
 
-    def rows(self, x: Tensor) -> Tensor:
-        """``x`` where it has two dimensions already: the gradient that a product makes of it is no view."""
+        def backward(*_: object) -> list[Tensor | None]:
+            _zeros = self.new(whole.unit, whole.count, whole.dtype, "new_zeros")
+            return [self.new(whole.unit, whole.count, whole.dtype, "index_put", cost=[rows, rows])]
 
-        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            plain = gradient.alias()
-            plain.is_view = False
-            return [plain]
+        out = self.new(rows.unit, count, x.dtype, "index", cost=[rows])
+        return record(self, out, [x], saved, backward)
 
-        return record(self, x.alias(), [x], [], backward)
+    def chosen(self, x: Tensor, count: float, *, ops: Sequence[str] = ("new_zeros", "scatter")) -> Tensor:
+        """The largest of each row, too few to count as memory; ``ops`` make the gradient, each a tensor."""
+        whole = shape_of(x)
 
-    def viewed(self, x: Tensor) -> Tensor:
-        """``x.view(...)`` in another number of dimensions: its gradient is a view, to which none is added in
-        place.
+        def backward(*_: object) -> list[Tensor | None]:
+            made: list[Tensor | None] = [self.new(whole.unit, whole.count, whole.dtype, op) for op in ops]
+            return made[-1:]
+
+        return record(self, Tensor(None, x.unit, count, x.dtype), [x], [row_numbers()], backward)
+
+    def add_in_place(self, x: Tensor, other: Tensor) -> Tensor:
+        """``x.add_(other)``: the gradient of both is that of the sum."""
+        self.pay([x, other], [x])
+        return record(self, x.alias(), [x, other], [], lambda _, gradient: [gradient, gradient])
+
+    def contiguous(self, x: Tensor, op: str = "clone", *, by_heads: bool | None = None) -> Tensor:
+        """A copy in another layout, ``by_heads`` if said; the gradient is passed on."""
+        out = self.like(x, op)
+        out.head_by_head = x.head_by_head if by_heads is None else by_heads
+        return record(self, out, [x], [], lambda _, gradient: [gradient])
+
+    def moved(self, x: Tensor) -> Tensor:
+        """``x`` with dimensions in another order: a view, whose gradient is copied into the first one."""
+        return record(self, x.alias(), [x], [], lambda _, gradient: [self.like(gradient, "clone")])
+
+    def reshaped(self, x: Tensor, *, is_view: bool | None = None) -> Tensor:
+        """The same memory in another shape, with a node of its own in which gradients of it are summed.
+
+        ``is_view``: whether its gradient is a view, to which none is added in place; ``None``: as it comes.
         """
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            view = gradient.alias()
-            view.is_view = True
-            return [view]
+            same = gradient.alias()
+            same.is_view = gradient.is_view if is_view is None else is_view
+            return [same]
 
         return record(self, x.alias(), [x], [], backward)
-
-    def reshaped(self, x: Tensor) -> Tensor:
-        """The same memory in another shape, with a node of its own in which gradients of it are summed."""
-        return record(self, x.alias(), [x], [], lambda _, gradient: [gradient])
 
     def mm(
         self,
         x: Tensor,
         weight: Tensor,
-        out_count: float,
+        out: float | tuple[Unit, float],
         *,
         bias: Tensor | None = None,
-        to_unit: Unit = Unit.TOKENS,
         copies: float = 1,
+        by_deepspeed: bool = False,
     ) -> Tensor:
-        """``x @ weight`` (and a bias).  ``x`` is saved for the weight's gradient,
-        the weight for that of ``x``.
+        """``x @ weight`` (and a bias).  Each factor is saved for the gradient of the other one.
 
+        ``out``: elements of the result, counted as ``x`` if no unit is said.
         ``copies``: matrices that lie in ``weight``, each of which gets its part of the rows.
         The weight's gradient is made first, but after that of ``x`` where a bias makes it an ``addmm``.
-        """
-        op = "mm" if bias is None else "addmm"
-        inputs = [x, weight] if bias is None else [x, weight, bias]
-        kept = [x if weight.node is not None else _nothing(x), weight if x.node is not None else _nothing(x)]
-        saved = save(self, inputs, kept)
-        del kept
-        unit, count, dtype = x.unit, x.count, x.dtype
-        costs = Costs(x, weight, (to_unit, out_count), copies)
-        out = self.new(to_unit, out_count, dtype, op, cost=costs.forward)
-        needs_x, needs_weight, has_bias = x.node is not None, weight.node is not None, bias is not None
-        weight_unit, weight_count, is_view = weight.unit, weight.count, not self.flat
-
-        def of_x() -> Tensor | None:
-            if not needs_x:
-                return None
-            # The product sees rows; its gradient is a view of them in the shape of x.
-            gradient = self.new(unit, count, dtype, op, cost=costs.of_x)
-            gradient.is_view = is_view
-            return gradient
-
-        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            first = of_x() if has_bias else None
-            of_weight = (
-                self.new(weight_unit, weight_count, dtype, op, cost=costs.of_weight) if needs_weight else None
-            )
-            if of_weight is not None:
-                # The product is transposed, which is a view, to which later gradients are not added in place.
-                of_weight.is_view = not has_bias
-            return [first, of_weight, gradient] if has_bias else [of_x(), of_weight]
-
-        return record(self, out, inputs, saved, backward)
-
-    def product(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        out_count: float,
-        *,
-        bias: Tensor | None = None,
-        to_unit: Unit = Unit.TOKENS,
-        copies: float = 1,
-    ) -> Tensor:
-        """The same as a ``torch.autograd.Function`` of DeepSpeed.  It saves ``x`` and the weight, trained or
-        not, when it has run, and makes the gradient of ``x`` first.  Neither gradient is a view.
-
+        ``by_deepspeed``: a function that saves both, trained or not, when it has run, and makes the gradient
+        of ``x`` first.  Neither gradient is a view.
         Source: DeepSpeed 0.19.8 runtime/zero/linear.py LinearFunctionForZeroStage3; 0.12.6 the same.
         """
+        op = "matmul" if by_deepspeed else "mm" if bias is None else "addmm"
         inputs = [x, weight] if bias is None else [x, weight, bias]
-        costs = Costs(x, weight, (to_unit, out_count), copies)
-        out = self.new(to_unit, out_count, x.dtype, "matmul", cost=costs.forward)
-        shapes = [(each.unit, each.count) if each.node is not None else None for each in (x, weight)]
-        of_both, has_bias = (costs.of_x, costs.of_weight), bias is not None
+        saved = [x, weight] if by_deepspeed else save_for(self, x, weight, *inputs[2:])
+        size = out if isinstance(out, tuple) else (x.unit, out)
+        costs = Costs(x, weight, size, copies)
+        made = self.new(*size, x.dtype, op, cost=costs.forward)
+        n_inputs, x_first = len(inputs), by_deepspeed or bias is not None
+        # A product sees rows, which are viewed in the shape of x, and gives the weight's gradient transposed:
+        # views, to which later gradients are not added in place.
+        views = (not by_deepspeed and not self.flat, not x_first)
+        shapes = [shape_of(each) if each.node is not None else None for each in (x, weight)]
 
         def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-            made = [
-                None if shape is None else self.new(*shape, gradient.dtype, "matmul", cost=cost)
-                for shape, cost in zip(shapes, of_both, strict=True)
-            ]
-            return [*made, gradient] if has_bias else [*made]
+            found: list[Tensor | None] = [None, None, gradient]
+            for number in (0, 1) if x_first else (1, 0):
+                shape, cost = shapes[number], (costs.of_x, costs.of_weight)[number]
+                if shape is not None:
+                    one = found[number] = self.new(shape.unit, shape.count, gradient.dtype, op, cost=cost)
+                    one.is_view = views[number]
+            return found[:n_inputs]
 
-        return record(self, out, inputs, [x, weight], backward)
+        return record(self, made, inputs, saved, backward)
 
     def in_place(self, x: Tensor, op: str) -> Tensor:
         """``x`` changed in place by an operator that saves nothing, and whose gradient is a new tensor."""
@@ -366,29 +330,24 @@ class Operators(Tape):
         first one then.  ``inner``: the dimension that is summed over, where neither operand nor result is
         scores.
         """
-        kept = [x if other.node is not None else _nothing(x), other if x.node is not None else _nothing(x)]
-        saved = save(self, [x, other], kept)
-        del kept
+        saved = save_for(self, x, other)
         macs = to_count * inner or (x.count if to_unit is Unit.PAIRS else to_count)
         of_scores = Unit.PAIRS if Unit.PAIRS in (x.unit, to_unit) else to_unit
         three = shape_of(x), shape_of(other), Tensor(None, to_unit, to_count, x.dtype)
 
         def cost(*operands: int) -> Multiplies:
-            return Multiplies(
-                Product(three[0].dtype), of_scores, macs, [three[number] for number in operands]
-            )
+            reads = [three[number] for number in operands]
+            return Multiplies(Product(three[0].dtype), of_scores, macs, reads)
 
         out = self.new(to_unit, to_count, x.dtype, "bmm", cost=cost(0, 1))
         out.head_by_head = True
-        shapes = [
-            (each.unit, each.count, each.dtype) if each.node is not None else None for each in (x, other)
-        ]
+        needs = x.node is not None, other.node is not None
 
         def gradient_of(number: int) -> Tensor | None:
-            shape = shapes[number]
-            if shape is None:
+            if not needs[number]:
                 return None
-            made = self.new(*shape, "bmm_backward", cost=cost(1 - number, 2))
+            shape = three[number]
+            made = self.new(shape.unit, shape.count, shape.dtype, "bmm_backward", cost=cost(1 - number, 2))
             # That of keys is transposed, so that the features of all heads are one dimension.
             made.head_by_head = not (number == 1 and to_unit is Unit.PAIRS)
             return self.like(made, "mul") if scaled else made
@@ -401,61 +360,41 @@ class Operators(Tape):
         return record(self, out, [x, other], saved, backward)
 
 
-def _nothing(like: Tensor) -> Tensor:
-    """In place of a tensor that an operator does not save."""
-    return Tensor(None, Unit.ONE, 1, like.dtype)
+def row_numbers() -> Tensor:
+    """Numbers of rows: too small to count, but a checkpointed layer runs again when they are asked for."""
+    return Tensor(None, Unit.TOKENS, 1, "int64")
 
 
 def shape_of(x: Tensor) -> Tensor:
-    """Size and dtype alone, which keep no memory."""
-    return Tensor(None, x.unit, x.count, x.dtype)
+    """Size, dtype and layout alone, which keep no memory."""
+    return Tensor(None, x.unit, x.count, x.dtype, head_by_head=x.head_by_head)
 
 
 class Costs:
     """What a product with a stored matrix costs, forward and in either gradient: all three multiply as often.
 
-    A matrix of a few ranks is done with each number that it reads so soon that reading is what takes time.
-    Others are read while the product runs.  ``copies``: matrices that lie in one tensor, among which the rows
-    are divided.
+    Reading takes time beside a matrix of a few ranks alone; others are read while the product runs.
+    ``copies``: matrices that lie in one tensor, among which the rows are divided.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, out: tuple[Unit, float], copies: float = 1) -> None:
-        self.x, self.weight, self.out = shape_of(x), shape_of(weight), Tensor(None, *out, x.dtype)
+        x, weight, result = shape_of(x), shape_of(weight), Tensor(None, *out, x.dtype)
         ranked = [unit for unit in (out[0], x.unit, weight.unit) if unit in (Unit.RANK, Unit.RANK_TOKENS)]
         rows = (x.count * out[1] * copies / weight.count) ** 0.5
-        self.narrow, self.unit, self.macs = bool(ranked), (*ranked, x.unit)[0], rows * weight.count / copies
-        aligned = is_aligned(self.out.count / rows * ELEMENT_BYTES[x.dtype])
-        self.kind = (
-            Product(x.dtype)
-            if ranked
-            else Product(x.dtype, (x.unit, rows / copies), aligned or x.dtype == "fp32")
-        )
+        aligned = x.dtype == "fp32" or is_aligned(out[1] / rows * ELEMENT_BYTES[x.dtype])
+        kind = Product(x.dtype) if ranked else Product(x.dtype, (x.unit, rows / copies), aligned)
 
-    def reading(self, *operands: Tensor) -> Multiplies:
-        """The product of two of the three."""
-        return Multiplies(self.kind, self.unit, self.macs, operands if self.narrow else ())
+        def reading(*operands: Tensor) -> Multiplies:
+            unit, macs = (*ranked, x.unit)[0], rows * weight.count / copies
+            return Multiplies(kind, unit, macs, operands if ranked else ())
 
-    @property
-    def forward(self) -> Multiplies:
-        """``x @ weight``."""
-        return self.reading(self.x, self.weight)
-
-    @property
-    def of_x(self) -> Multiplies:
-        """The gradient of ``x``."""
-        return self.reading(self.out, self.weight)
-
-    @property
-    def of_weight(self) -> Multiplies:
-        """The gradient of the matrix."""
-        return self.reading(self.x, self.out)
+        self.forward, self.of_x = reading(x, weight), reading(result, weight)
+        self.of_weight = reading(x, result)
 
 
-def part_of(x: Tensor, count: float) -> Tensor:
-    """A view of ``count`` elements of ``x``, without gradient history."""
-    part = Tensor(x.storage, x.unit, count, x.dtype)
-    part.is_view, part.head_by_head = True, x.head_by_head
-    return part
+def part_of(x: Tensor, count: float, unit: Unit | None = None) -> Tensor:
+    """A view of ``count`` elements of ``x`` for each of ``unit``, without gradient history."""
+    return Tensor(x.storage, x.unit if unit is None else unit, count, x.dtype, None, True, x.head_by_head)
 
 
 def _larger(x: Tensor, other: Tensor) -> bool:

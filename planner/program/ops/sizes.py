@@ -18,18 +18,14 @@ FILLED_ROWS = 8
 
 
 def unit_values(job: Job) -> dict[Unit, Number]:
-    """The number of each unit in one micro-batch of ``job``, and in one that is evaluated:
-    as many samples, if none are said.
-    """
+    """The number of each unit in one micro-batch, and in one that is evaluated (as large, if not said)."""
     trained, n_samples = _units_of(job), job.scenario.run.eval_micro_batch
-    evaluated = trained if n_samples is None else _units_of(_with_batch(job, n_samples))
+    evaluated = trained
+    if n_samples is not None:
+        recipe = replace(job.recipe, batch=replace(job.recipe.batch, micro_batch=n_samples))
+        evaluated = _units_of(replace(job, scenario=replace(job.scenario, recipe=recipe)))
     evaluated = {EVALUATED[unit]: value for unit, value in evaluated.items() if unit in EVALUATED}
     return trained | evaluated | _generated_units(job)
-
-
-def _with_batch(job: Job, n_samples: int) -> Job:
-    recipe = replace(job.recipe, batch=replace(job.recipe.batch, micro_batch=n_samples))
-    return replace(job, scenario=replace(job.scenario, recipe=recipe))
 
 
 def _units_of(job: Job) -> dict[Unit, Number]:
@@ -46,9 +42,7 @@ def _units_of(job: Job) -> dict[Unit, Number]:
 
 
 def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Number) -> dict[Unit, Number]:
-    """Units of a micro-batch of ``tokens`` in samples of ``length``, with so many ``pairs`` of query and key;
-    pixels are those of one micro-batch.
-    """
+    """Units of a micro-batch of ``tokens`` in samples of ``length``, with so many ``pairs``."""
     recipe = scenario.recipe
     rank, rows, images = recipe.adapter.rank if recipe.adapter else 0, recipe.batch.rows, recipe.batch.images
     n_images: Number = rows * images.per_sample if images else 0
@@ -96,10 +90,8 @@ def _expert_rows(scenario: Scenario, tokens: Number) -> dict[Unit, Number]:
 def _generated_units(job: Job) -> dict[Unit, Number]:
     """Sizes of the batch that is generated at once; the last token of a sequence is never cached."""
     batch, completion = job.recipe.batch, completion_tokens(job)
-    rows, rank = (
-        batch.rows * job.recipe.generation_micro_steps,
-        job.recipe.adapter.rank if job.recipe.adapter else 0,
-    )
+    rows = batch.rows * job.recipe.generation_micro_steps
+    rank = job.recipe.adapter.rank if job.recipe.adapter else 0
     prompt, cached = batch.seq_len - completion, batch.seq_len - 1
     windows = [group.block.attention.window_tokens for group in job.model.groups]
     window = max((each for each in windows if each is not None), default=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
@@ -17,17 +17,8 @@ from planner.domain.term import TermName
 from planner.program.ops.work import Cost, Direction, FusedAttention, Key, Kind, Manner, Multiplies, Share
 
 Dtype = Literal["fp32", "bf16", "fp16", "int64", "int32", "int16", "int8", "fp8", "bool"]
-ELEMENT_BYTES: dict[str, int] = {
-    "fp32": 4,
-    "bf16": 2,
-    "fp16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "fp8": 1,
-    "bool": 1,
-}
+_BY_SIZE = {1: ("int8", "fp8", "bool"), 2: ("bf16", "fp16", "int16"), 4: ("fp32", "int32"), 8: ("int64",)}
+ELEMENT_BYTES: dict[str, int] = {dtype: size for size, dtypes in _BY_SIZE.items() for dtype in dtypes}
 
 
 class Unit(IntEnum):
@@ -169,6 +160,7 @@ class Storage:
         self.tape.events.append(~self.slot)
 
 
+@dataclass(slots=True, eq=False)
 class Tensor:
     """``count`` elements for each of ``unit``; ``node`` sends its gradient on, if it has one.
 
@@ -176,22 +168,17 @@ class Tensor:
     together, one head following the other.  ``storage`` is ``None`` for what is not counted.
     """
 
-    __slots__ = ("count", "dtype", "head_by_head", "is_view", "node", "storage", "unit")
-
-    def __init__(self, storage: Storage | None, unit: Unit, count: float, dtype: Dtype) -> None:
-        self.storage = storage
-        self.unit = unit
-        self.count = count
-        self.dtype = dtype
-        self.node: Node | None = None
-        self.is_view = False
-        self.head_by_head = False
+    storage: Storage | None
+    unit: Unit
+    count: float
+    dtype: Dtype
+    node: Node | None = None
+    is_view: bool = False
+    head_by_head: bool = False
 
     def alias(self) -> Tensor:
         """The same memory without gradient history."""
-        same = Tensor(self.storage, self.unit, self.count, self.dtype)
-        same.is_view, same.head_by_head = self.is_view, self.head_by_head
-        return same
+        return Tensor(self.storage, self.unit, self.count, self.dtype, None, self.is_view, self.head_by_head)
 
 
 PLAIN = Manner()
@@ -200,6 +187,7 @@ Backward = Callable[[list[Tensor], Tensor], "list[Tensor | None]"]
 Unpack = Callable[[], Tensor]
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """One operator of the backward pass; a leaf (without ``backward``) keeps the gradient of a parameter.
 
@@ -210,30 +198,16 @@ class Node:
     ``manner``: how its kernels run.
     """
 
-    __slots__ = (
-        "backward",
-        "context",
-        "grad",
-        "inputs",
-        "manner",
-        "name",
-        "order",
-        "parameter",
-        "path",
-        "saved",
-    )
-
-    def __init__(self, name: str, order: int, backward: Backward | None, manner: Manner = PLAIN) -> None:
-        self.name = name
-        self.order = order
-        self.backward = backward
-        self.inputs: list[tuple[Node, Unit, float, Dtype] | None] = []
-        self.saved: list[Unpack] = []
-        self.context: list[Tensor] = []
-        self.grad: Tensor | None = None
-        self.path: tuple[int, ...] = ()
-        self.parameter: int | None = None
-        self.manner = manner
+    name: str
+    order: int
+    backward: Backward | None
+    manner: Manner = PLAIN
+    inputs: list[tuple[Node, Unit, float, Dtype] | None] = field(default_factory=list)
+    saved: list[Unpack] = field(default_factory=list)
+    context: list[Tensor] = field(default_factory=list)
+    grad: Tensor | None = None
+    path: tuple[int, ...] = ()
+    parameter: int | None = None
 
 
 Moment = Literal["before_forward", "after_forward", "before_backward", "after_backward", "gradient"]
@@ -252,9 +226,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight that the code asked for: ``count`` elements for each of ``unit``; ``module``:
-    number of its module.
-    """
+    """A weight that the code asked for: ``count`` elements for each of ``unit``, of a numbered module."""
 
     unit: Unit
     count: float
@@ -274,19 +246,15 @@ COSTLY = frozenset({"mm", "addmm", "bmm", EXCHANGED_ROWS}) | ATTENTION
 
 
 class Tape:
-    """The record of one run: ``events`` hold the number of an allocation when it is made,
-    and its complement when freed.
+    """The record of one run: ``events`` of a stage hold an allocation's number, its complement when freed.
 
-    ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``events`` is
-    the list of the current stage, of which :meth:`enter` changes to another.
+    ``units``, ``unit_bytes``, ``terms`` and ``ops`` describe each allocation by its number.  ``pack``: what
+    becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators, or has kept them.
 
-    ``pack``: what becomes of a tensor that is saved; ``keeps``: makes outputs of ``COSTLY`` operators,
-    or has kept them.
-
-    The rest is for engines.  ``marks`` are moments, with the stage of each and how many events of it are
-    before.  ``modules`` are the paths of names that modules were entered by, the whole part first.
-    ``path`` are the numbers of the modules that run now, ``path_back`` of those whose backward runs,
-    ``passed`` of those that have sent a gradient on.
+    For engines: ``marks`` are moments, with the stage of each and how many events of it are before.
+    ``modules`` are the paths of names that modules were entered by, the whole part first.  ``path`` are the
+    numbers of the modules that run now, ``path_back`` of those whose backward runs, ``passed`` of those that
+    have sent a gradient on.
     """
 
     def __init__(self) -> None:
@@ -327,8 +295,7 @@ class Tape:
     ) -> Tensor:
         """A tensor in memory of its own, which the operator ``op`` writes, and what that costs beside.
 
-        One number for each token (a statistic of a norm) is not counted as memory:
-        it is below 0.1 % of what a layer keeps.
+        One number for each token is no memory: below 0.1 % of what a layer keeps.
         """
         if self.keeps and op in COSTLY and self.grad_enabled:
             return self.keeps(op, lambda: self._new(unit, count, dtype, (op, term), cost))
@@ -352,9 +319,7 @@ class Tape:
         return tensor
 
     def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
-        """Count one kernel: what it multiplies, and the bytes that it reads and writes;
-        attention's are in its own rate.
-        """
+        """Count one kernel: what it multiplies, reads and writes; attention has a rate of its own."""
         self.spend("launches", Unit.ONE, self.manner.calls)
         if self.manner.waits and self.direction != "backward":
             self.spend("waits", Unit.ONE, self.manner.calls)
@@ -375,23 +340,16 @@ class Tape:
             counts[each.unit] = counts.get(each.unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]
 
     def spend(self, kind: Kind, unit: Unit, amount: float, share: Share | None = None) -> None:
-        """Count so much of one kind of work for each of ``unit``; ``share``: of the step's time,
-        where it is not that of the manner in which kernels run.
-        """
+        """Count so much work for each of ``unit``, in a ``share`` of the time; default: the manner's."""
         counts = self._counts(kind, share or self.manner.share)
         counts[unit] = counts.get(unit, 0.0) + amount
 
     def _counts(self, kind: Kind, share: Share) -> dict[Unit, float]:
         return self.work.setdefault((self.direction, share, kind), {})
 
-    @contextmanager
-    def in_manner(self, manner: Manner) -> Iterator[None]:
+    def in_manner(self, manner: Manner) -> AbstractContextManager[None]:
         """Kernels that are called here, and those of their backward, run in a manner of their own."""
-        before, self.manner = self.manner, manner
-        try:
-            yield
-        finally:
-            self.manner = before
+        return replaced(self, manner=manner)
 
     def counted_as(self, share: Share) -> AbstractContextManager[None]:
         """Kernels that are called here belong to one part of the step's time."""
@@ -399,9 +357,7 @@ class Tape:
         return self.in_manner(Manner(share, self.manner.calls, self.manner.waits))
 
     def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None, *, cost: Cost = ()) -> Tensor:
-        """A new tensor of the shape and layout of ``tensor``, which is read for it,
-        as are others that ``cost`` names.
-        """
+        """A new tensor of the shape and layout of ``tensor``, which is read for it, as is ``cost``."""
         paid = (tensor, *cost) if isinstance(cost, tuple) else cost
         new = self.new(tensor.unit, tensor.count, dtype or tensor.dtype, op, cost=paid)
         new.head_by_head = tensor.head_by_head
@@ -449,20 +405,26 @@ class Tape:
             self.mark("before_backward", number)
         self.path_back = path
 
-    @contextmanager
-    def no_grad(self) -> Iterator[None]:
+    def no_grad(self) -> AbstractContextManager[None]:
         """Run operators that keep nothing for a backward pass."""
-        before, self.grad_enabled = self.grad_enabled, False
-        try:
-            yield
-        finally:
-            self.grad_enabled = before
+        return replaced(self, grad_enabled=False)
+
+
+@contextmanager
+def replaced(torch: Tape, **values: object) -> Iterator[None]:
+    """Attributes of ``torch`` have other values for a while."""
+    before = {name: getattr(torch, name) for name in values}
+    for name in before:
+        setattr(torch, name, values.pop(name))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(torch, name, value)
 
 
 def promoted(one: Dtype, other: Dtype) -> Dtype:
-    """The dtype of a result of both: fp16 and bf16 have no common 16-bit type.  Source:
-    torch 2.13 c10/core/ScalarType.h.
-    """
+    """The dtype of a result of both (torch 2.13 c10/core/ScalarType.h): fp16 and bf16 make fp32."""
     return one if one == other else "fp32"
 
 

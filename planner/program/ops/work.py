@@ -62,8 +62,7 @@ Work = Mapping[Key, Mapping["Unit", float]]
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How operators run: to which part of the time they belong, how often each is called,
-    and whether the host waits for them.
+    """How operators run: their part of the time, how often each is called, and whether the host waits.
 
     ``waits``: before each call of a forward pass the GPU must have done the one before.
     """
@@ -75,9 +74,7 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class Multiplies:
-    """One product or call of attention: ``macs`` for each of ``unit``; ``reads``:
-    operands that are not read while it runs.
-    """
+    """One product or attention: ``macs`` for each of ``unit``; ``reads``: operands not read while it runs."""
 
     kind: Product | FusedAttention
     unit: Unit
@@ -90,9 +87,7 @@ Cost = Sequence["Tensor"] | Multiplies | None
 
 
 def in_units(work: Work, units: Mapping[Unit, Unit]) -> Work:
-    """The same with other units in place of those named, as a vision tower has it:
-    its attention sees pieces.
-    """
+    """The same with other units in place of those named; a vision tower's attention sees pieces."""
     made: dict[Key, dict[Unit, float]] = {}
     for (direction, share, known), counts in work.items():
         kind = known

@@ -8,7 +8,7 @@ so do fp16's ``GradScaler.unscale_`` and weight decay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
@@ -18,15 +18,14 @@ from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 from planner.program.update.states import BLOCK, is_in_blocks, states_of, sums_of
-from planner.program.update.step_kernels import Make, States, adam_mini, like, muon, muon_of_parts
+from planner.program.update.step_kernels import Make, States, adam_mini, like, muon
 
 Step = Callable[[Make, States, Sequence[Weight]], None]
 """One step over parameters, of which it makes the states before it needs them."""
 
 
 def optimizer_step(stream: RequestStream, job: Job, trained: Sequence[Weight], *, first: bool) -> list[int]:
-    """One step over ``trained``; gives the slots of the states that it made,
-    which is all of them in the ``first`` step.
+    """One step over ``trained``; gives the slots of the states that it made: all, in the ``first`` step.
 
     The Trainer makes two groups of parameters, and each is stepped after the other: matrices and tables, then
     biases and norms.  LLaMA-Factory makes some optimizers in the place of the Trainer's, without groups.
@@ -37,13 +36,8 @@ def optimizer_step(stream: RequestStream, job: Job, trained: Sequence[Weight], *
         if first:
             states.extend(make_states(stream, job, weight))
 
-    alone = _without_groups(job, first=first)
-    if alone is not None:
-        alone(partial(Temporary, stream), made, trained)
-        return states
-    for decays in (True, False):
-        group = [each for each in trained if each.decays == decays]
-        _of_group(job)(partial(Temporary, stream), made, group)
+    for step, group in _steps_of(job, trained, first=first):
+        step(partial(Temporary, stream), made, group)
     return states
 
 
@@ -57,19 +51,21 @@ def make_states(stream: RequestStream, job: Job, weight: Weight) -> list[int]:
     ]
 
 
-def _without_groups(job: Job, *, first: bool) -> Step | None:
+def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[tuple[Step, Sequence[Weight]]]:
+    """The steps of an optimizer, and what each is over: two groups, or all."""
     optimizer, rank = job.recipe.optimizer, job.recipe.optimizer_rank
     if rank and optimizer in APOLLO:
-        return partial(apollo, rank=rank, first=first)
-    if optimizer == "muon" and job.recipe.sharding.dtensors:
-        return partial(muon_of_parts, n_parts=int(job.recipe.shards(job.hardware)))
-    return {"adam_mini": adam_mini, "muon": muon}.get(optimizer)
-
-
-def _of_group(job: Job) -> Step:
-    if job.recipe.optimizer == "adafactor":
-        return _adafactor
-    return partial(_torchao if OPTIMIZER_FACTS[job.recipe.optimizer].library == "torchao" else _together, job)
+        yield partial(apollo, rank=rank, first=first), trained
+    elif optimizer == "muon":
+        n_parts = int(job.recipe.shards(job.hardware)) if job.recipe.sharding.dtensors else 1
+        yield partial(muon, n_parts=n_parts), trained
+    elif optimizer == "adam_mini":
+        yield adam_mini, trained
+    else:
+        blocks = OPTIMIZER_FACTS[optimizer].library == "torchao"
+        step = _adafactor if optimizer == "adafactor" else partial(_torchao if blocks else _together, job)
+        for decays in (True, False):
+            yield step, [each for each in trained if each.decays == decays]
 
 
 class Temporary:
@@ -94,19 +90,17 @@ def _together(job: Job, make: Make, states: States, group: Sequence[Weight]) -> 
     for each in group:
         states(each)
     if job.model.parts > 1 and job.stack.model_parallel == "features" and job.recipe.method == "full":
-        tables = [each for each in group if each.name == job.model.token_embedding.name]
-        _copies = [like(make, each, "clone") for each in tables]
+        table = job.model.token_embedding.name
+        _copies = [like(make, each, "clone") for each in group if each.name == table]
         del _copies
     if job.recipe.optimizer in ("adamw_torch", "rmsprop", "badam"):
         _foreach_roots(make, group, n_copies=job.stack.foreach_step_copies)
 
 
 def _foreach_roots(make: Make, group: Sequence[Weight], n_copies: int) -> None:
-    """One dtype after the other: the root of every second moment at once;
-    before torch 2.1 one more copy to add epsilon.
+    """By dtype: all roots of second moments at once; before torch 2.1 a copy more to add epsilon.
 
-    The dtype that appears last comes first: the groups are in a ``std::unordered_map``,
-    to which libstdc++ adds at the front.
+    The dtype that appears last comes first: ``std::unordered_map`` of libstdc++ adds at the front.
     Source: torch 2.13 and 2.0 optim/adam.py _multi_tensor_adam, rmsprop.py _multi_tensor_rmsprop,
     ATen/native/ForeachUtils.h.
     """
@@ -120,15 +114,12 @@ def _foreach_roots(make: Make, group: Sequence[Weight], n_copies: int) -> None:
 
 
 def _torchao(job: Job, make: Make, states: States, group: Sequence[Weight]) -> None:
-    """One parameter after the other, by a compiled step:
-    new moments in fp32 and their scales are buffers between its kernels.
+    """One parameter after the other, compiled: new moments in fp32 and their scales are buffers.
 
     In 4 bits the codes are, too, as int64 before two of them are packed into a byte.
     Source: torchao 0.17 optim/adam.py single_param_adam, quant_utils.py; buffers as torch 2.13's Inductor
-    writes them for an H100 (``empty_strided_cuda`` in the generated ``call``), the same for matrices, tables
-    and tensors of experts.
-    Ignored: copies that Triton makes while it chooses a kernel, in the first step;
-    what other versions of torch fuse.
+    writes them for an H100 (``empty_strided_cuda`` in the generated ``call``).
+    Ignored: copies while Triton chooses a kernel, in the first step; what other versions of torch fuse.
     """
     bits = OPTIMIZER_FACTS[job.recipe.optimizer].bits
     for each in group:
@@ -145,11 +136,9 @@ def _pair(make: Make, weight: Weight, element_bytes: float, op: str) -> list[obj
 
 
 def _adafactor(make: Make, states: States, group: Sequence[Weight]) -> None:
-    """One parameter after the other, in fp32.
-    Variables of the loop keep what they refer to until they are bound again.
+    """One parameter after the other, in fp32; variables live until they are bound again.
 
-    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment,
-    as the Trainer asks for it).
+    Source: transformers 5.23 optimization.py Adafactor.step (without a first moment, as the Trainer asks).
     """
     gradient = data = update = None
     for each in group:
@@ -160,10 +149,8 @@ def _adafactor(make: Make, states: States, group: Sequence[Weight]) -> None:
         data = None
         data = new("float") if each.dtype != "fp32" else None
         square = new("pow")
-        total = new("add")
+        update = new("add")
         del square
-        update = total
-        del total
         update = _approximated(make, each) if len(each.shape) > 1 else new("rsqrt")
         _negative = new("neg")
         del _negative
@@ -171,9 +158,7 @@ def _adafactor(make: Make, states: States, group: Sequence[Weight]) -> None:
 
 
 def _approximated(make: Make, weight: Weight) -> object:
-    """``_approx_sq_grad``: means of rows and columns, and their product;
-    the caller keeps the squares until it returns.
-    """
+    """``_approx_sq_grad``: means of rows and columns, and their product, beside the squares."""
     rows, columns = sums_of(weight)
     for size in (rows, columns):
         _mean = make(*size, weight.name, "mean")

@@ -95,16 +95,12 @@ def _projected(job: Job, weight: Weight) -> list[State]:
 
 
 def is_in_blocks(job: Job, weight: Weight) -> bool:
-    """Whether torchao keeps the states of a parameter in codes: it has 4,096 elements or more,
-    in whole blocks.
-    """
+    """Whether torchao keeps a parameter's states in codes: 4,096 elements or more, in whole blocks."""
     return n_elements(job, weight) >= _MIN_8BIT_ELEMENTS and n_elements(job, weight) % BLOCK == 0
 
 
 def sums_of(weight: Weight) -> list[tuple[Unit, float]]:
-    """Adafactor's fp32 sums of the rows and of the columns of a matrix;
-    as large as the parameter where that is a vector.
-    """
+    """Adafactor's fp32 sums of a matrix's rows and columns; of a vector as large as itself."""
     if len(weight.shape) == 1:
         return [(weight.unit, 4 * weight.count)]
     *outer, row, column = weight.shape

@@ -45,45 +45,30 @@ def adam_mini(make: Make, states: States, trained: Sequence[Weight]) -> None:
 
 
 def is_orthogonalized(weight: Weight) -> bool:
-    """Whether Muon orthogonalises the update of a parameter:
-    matrices that are neither a table nor the head.
-    """
+    """Whether Muon orthogonalises a parameter's update: matrices but for tables and the head."""
     return weight.kind == "matrix" and len(weight.shape) == 2 and not weight.name.startswith("head")
 
 
-def muon(make: Make, states: States, trained: Sequence[Weight]) -> None:
-    """Matrices first; what they are not is stepped by an Adam of separate operators,
-    beside the last matrix's update.
-    """
-    gradient = update = None
-    for each in trained:
-        if is_orthogonalized(each):
-            gradient = None  # ``g = p.grad``
-            states(each)
-            gradient = like(make, each, "add")
-            update = _orthogonalized(make, each)
-    del gradient  # ``g = p.grad`` of the first that Adam steps.
-    _stepped_by_adam(make, states, trained)
-    del update
+def muon(make: Make, states: States, trained: Sequence[Weight], n_parts: int = 1) -> None:
+    """Matrices first; an Adam of separate operators steps the rest, beside the last matrix's update.
 
-
-def muon_of_parts(make: Make, states: States, trained: Sequence[Weight], n_parts: int) -> None:
-    """Of rows that ``n_parts`` GPUs divide: each gathers the whole gradient,
-    and gets its part of the update from the first.
+    Of rows that ``n_parts`` GPUs divide, each gathers the gradient, and gets its part of the update.
     """
     gradient = gathered = update = part = None
-    for each in trained:
-        if not is_orthogonalized(each):
-            continue
-        (unit, rows), columns = each.shape
-        whole = replace(each, shape=((unit, rows * n_parts), columns))
+    for each in filter(is_orthogonalized, trained):
+        gradient = None  # ``g = p.grad``
         states(each)
-        gradient = like(make, each, "add")
-        gathered = make(each.unit, whole.unit_bytes, each.name, "all_gather")
+        gradient, whole = like(make, each, "add"), each
+        if n_parts > 1:
+            (unit, rows), columns = each.shape
+            whole = replace(each, shape=((unit, rows * n_parts), columns))
+            gathered = like(make, whole, "all_gather")
         update = _orthogonalized(make, whole)
-        part = make(each.unit, 2 * each.count, each.name, "scatter")
+        if n_parts > 1:
+            part = make(each.unit, 2 * each.count, each.name, "scatter")
+    del gradient  # ``g = p.grad`` of the first that Adam steps.
     _stepped_by_adam(make, states, trained)
-    del gradient, gathered, update, part
+    del gathered, update, part
 
 
 def _stepped_by_adam(make: Make, states: States, trained: Sequence[Weight]) -> None:

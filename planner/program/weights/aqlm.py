@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import costs_of, packed, rows_of
+from planner.program.ops.casts import costs_of, rows_of, unpacked
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
 
 
 def linear_aqlm(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """A function that keeps its input: product, scales in place, and a copy;
-    in backward the scaled gradient times the weight.
-    """
+    """A function that keeps its input: product, scales in place, a copy; backward scales the gradient."""
     in_count, stored, costs = x.count, view.recipe.numerics.load_dtype, costs_of(spec, x)
     if spec.bias:
         torch.parameter(Unit.ONE, spec.out_features, stored, trained=False)
@@ -41,15 +39,13 @@ def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     seen = view.product_dtype(x.dtype)
     _weight = None if seen == view.recipe.numerics.load_dtype else _decoded(torch, view, spec, seen)
     _input = x if x.dtype == seen else torch.like(x, "to", seen)
-    return torch.new(
-        x.unit, spec.out_features * rows_of(spec, x), seen, "linear", cost=costs_of(spec, _input).forward
-    )
+    count = spec.out_features * rows_of(spec, x)
+    return torch.new(x.unit, count, seen, "linear", cost=costs_of(spec, _input).forward)
 
 
 def _decoded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """The weight from its codes, and its scales in place."""
-    count = spec.in_features * spec.out_features
+    weight = unpacked(torch, view, spec, dtype)
     with torch.counted_as("dequantization"):
-        weight = torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)])
         torch.pay([weight], [weight])
     return weight

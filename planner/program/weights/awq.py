@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import costs_of, packed, rows_of
+from planner.program.ops.casts import costs_of, rows_of, unpacked
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit, promoted
 from planner.program.view import LayerView
@@ -32,7 +32,7 @@ def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         with torch.counted_as("dequantization"):
-            weight = _as(torch, _dequantized(torch, view, spec, half), gradient.dtype)
+            weight = torch.to(unpacked(torch, view, spec, half), gradient.dtype)
             _repeated = torch.new(
                 Unit.ROWS, weight.count, gradient.dtype, "repeat", "dequantization", cost=[weight]
             )
@@ -54,19 +54,8 @@ def _multiplied(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     """Autocast casts both factors where it computes in another dtype."""
     seen = view.product_dtype(x.dtype)
     with torch.counted_as("dequantization"):
-        weight = _dequantized(torch, view, spec, x.dtype)
-        _weight = _as(torch, weight, seen)
-    seen_input = _as(torch, x, seen)
-    return torch.new(
-        x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=costs_of(spec, seen_input).forward
-    )
-
-
-def _dequantized(torch: Operators, view: LayerView, spec: LinearSpec, half: Dtype) -> Tensor:
-    count = spec.in_features * spec.out_features
-    return torch.new(Unit.ONE, count, half, "dequantize", "dequantization", cost=[packed(view, count)])
-
-
-def _as(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:
-    """``x.to(dtype)`` where nothing is recorded."""
-    return x if x.dtype == dtype else torch.like(x, "to", dtype)
+        weight = unpacked(torch, view, spec, x.dtype)
+        _weight = torch.to(weight, seen)
+    seen_input = x if x.dtype == seen else torch.like(x, "to", seen)
+    count = spec.out_features * rows_of(spec, x)
+    return torch.new(x.unit, count, seen, "mm", cost=costs_of(spec, seen_input).forward)

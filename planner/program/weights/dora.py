@@ -30,11 +30,7 @@ def with_dora(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, re
 def _branch(
     torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, base_result: Tensor | None
 ) -> Tensor:
-    """What is added to the base's result.
-
-    The variables ``lora_weight``, ``weight`` and ``weight_norm`` live until the function returns, as
-    ``x_eye`` does before peft 0.19.
-    """
+    """What is added to the base's result; variables live until then, as ``x_eye`` does before peft 0.19."""
     pair = factors(torch, view, spec)
     magnitude = torch.parameter(
         Unit.ONE, spec.out_features, view.dtypes.adapter, trained=True, owner="lora_magnitude_vector"
@@ -45,7 +41,9 @@ def _branch(
     if not keeps:
         del x_eye
         lora_weight = torch.to(lora_weight, x.dtype)
-    weight = torch.to(_base_weight(torch, view, spec), x.dtype)
+    # The base's own weight, or a copy of a quantised one in the dtype that was quantised.
+    own = Tensor(None, Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base)
+    weight = torch.to(loaded(torch, view, spec) if view.quantized(spec) else own, x.dtype)
     weight_norm = _norm_of_sum(torch, view, weight, (lora_weight.dtype, spec.out_features))
     scale = torch.reshaped(_divided(torch, magnitude, weight_norm))
     lora_result = _through_both(torch, view, spec, pair, x, rows_of(spec, x))
@@ -62,43 +60,22 @@ def _through_both(
     torch: Operators, view: LayerView, spec: LinearSpec, pair: tuple[Tensor, Tensor], x: Tensor, rows: float
 ) -> Tensor:
     """``B(A(x))``, of ``x`` with so many rows for each of its unit."""
-    middle_unit = Unit.RANK if x.unit is Unit.ONE else Unit.RANK_TOKENS
-    middle = [times(torch, view, pair[0], x, (middle_unit, rows))]
+    units = (Unit.RANK, Unit.ONE) if x.unit is Unit.ONE else (Unit.RANK_TOKENS, Unit.TOKENS)
+    middle = [times(torch, view, pair[0], x, (units[0], rows))]
     del x
-    return times(
-        torch,
-        view,
-        pair[1],
-        middle.pop(),
-        (Unit.ONE if middle_unit is Unit.RANK else Unit.TOKENS, rows * spec.out_features),
-    )
-
-
-def _base_weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
-    """The base's own weight, or a copy of a quantised one in the dtype that was quantised."""
-    if view.quantized(spec):
-        return loaded(torch, view, spec)
-    return Tensor(None, Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base)
+    return times(torch, view, pair[1], middle.pop(), (units[1], rows * spec.out_features))
 
 
 def _norm_of_sum(torch: Operators, view: LayerView, weight: Tensor, other: tuple[Dtype, int]) -> Tensor:
-    """``norm(weight + scaling * lora_weight, dim=1)`` of two detached tensors; autocast returns fp32,
-    which is cast back.
+    """``norm(weight + scaling * lora_weight, dim=1)`` of two detached tensors, which autocast makes in fp32.
 
     ``other``: the dtype of ``lora_weight``, and how many rows both have.
     """
-    scaled = torch.new(
-        Unit.ONE, weight.count, other[0], "mul", cost=[Tensor(None, Unit.ONE, weight.count, other[0])]
-    )
+    scaled = torch.like(Tensor(None, Unit.ONE, weight.count, other[0]), "mul")
     total = torch.new(Unit.ONE, weight.count, weight.dtype, "add", cost=[weight, scaled])
     del scaled
-    norm = torch.new(
-        Unit.ONE,
-        other[1],
-        "fp32" if view.dtypes.autocast else weight.dtype,
-        "linalg_vector_norm",
-        cost=[total],
-    )
+    dtype = "fp32" if view.dtypes.autocast else weight.dtype
+    norm = torch.new(Unit.ONE, other[1], dtype, "linalg_vector_norm", cost=[total])
     norm = torch.to(norm, weight.dtype)
     del total
     return norm
@@ -111,10 +88,8 @@ def _divided(torch: Operators, magnitude: Tensor, norm: Tensor) -> Tensor:
 
 
 def _base_again(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor) -> Tensor:
-    """``F.linear(x, weight)``: autocast casts both,
-    and the copy of the weight is saved for the gradient of ``x``.
-    """
+    """``F.linear(x, weight)``: autocast casts both, and the weight's copy is saved."""
     if view.dtypes.autocast and weight.dtype != view.dtypes.compute:
         weight = torch.like(weight, "to", view.dtypes.compute)
     times = linear_function(torch, view)
-    return times(autocast(torch, view, x), weight, rows_of(spec, x) * spec.out_features, to_unit=x.unit)
+    return times(autocast(torch, view, x), weight, rows_of(spec, x) * spec.out_features)

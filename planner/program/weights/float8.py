@@ -107,9 +107,7 @@ def _cast_weight(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
 
 
 def _cast(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``hp_tensor_to_float8_dynamic``: the largest of all or of each row, then scaled, clamped and cast;
-    compiled, two kernels that read ``x``.
-    """
+    """``hp_tensor_to_float8_dynamic``: the largest, then scaled, clamped and cast; compiled, two kernels."""
     x = shape_of(x)
     if _compiled(view):
         torch.pay([x])

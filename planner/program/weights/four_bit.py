@@ -24,18 +24,15 @@ def linear_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
     """The input and the bias in the compute dtype, the product, and its result in the dtype of the input."""
     given = x.dtype
     compute = "fp16" if view.stack.linear4bit_dtype == "fp16" else view.recipe.numerics.compute_dtype
-    x = torch.to(x, compute)
-    bias = (
-        torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False) if spec.bias else None
-    )
-    bias = None if bias is None else torch.to(bias, compute)
+    x, _bias = torch.to(x, compute), None
+    if spec.bias:
+        _bias = torch.parameter(Unit.ONE, spec.out_features, view.dtypes.base, trained=False)
+        _bias = torch.to(_bias, compute)
     return torch.to(product_4bit(torch, view, spec, x), given)
 
 
 def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``MatMul4Bit``: saves nothing, and expands the weight again in backward;
-    older ones keep their input all the same.
-    """
+    """``MatMul4Bit``: expands the weight again in backward; older ones keep their input for nothing."""
     out = _product(torch, view, spec, x)
     in_count, costs = x.count, costs_of(spec, x)
 
@@ -48,15 +45,12 @@ def product_4bit(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
 
 def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     _weight = expanded(torch, view, spec, x.dtype)
-    op = "addmm" if spec.bias else "mm"
-    return torch.new(
-        x.unit, spec.out_features * rows_of(spec, x), x.dtype, op, cost=costs_of(spec, x).forward
-    )
+    op, count = "addmm" if spec.bias else "mm", spec.out_features * rows_of(spec, x)
+    return torch.new(x.unit, count, x.dtype, op, cost=costs_of(spec, x).forward)
 
 
 def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
-    """A weight for a product of forward: straight into ``dtype``,
-    or into a buffer that stays where the stack has one.
+    """A weight for a forward product: straight into ``dtype``, or into the stack's buffer, which stays.
 
     Doubly quantised scales are widened, and the offset is added into another tensor.  Versions that keep
     their input expand as in backward.
@@ -75,9 +69,7 @@ def expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) 
 
 
 def dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
-    """``dequantize_4bit(...).to(dtype)``: a weight in the dtype that was quantised,
-    and then cast where that is another.
-    """
+    """``dequantize_4bit(...).to(dtype)``: a weight in the dtype that was quantised, then cast."""
     weight = loaded(torch, view, spec)
     with torch.counted_as("dequantization"):
         return torch.to(weight, dtype)

@@ -62,9 +62,7 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     """
     x = autocast(torch, view, x)
     adapters = [factors(torch, view, spec) for spec in specs]
-    gate, up = (
-        _forward(torch, view, spec, x, pair) for spec, pair in zip(specs[:2], adapters[:2], strict=True)
-    )
+    gate, up = (_forward(torch, view, specs[index], x, adapters[index]) for index in (0, 1))
     out = _forward(torch, view, specs[2], torch.like(gate, "swiglu", cost=(up,)), adapters[2])
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
@@ -76,7 +74,9 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
         for spec in specs[:2]:
             _weight = _backward_weight(torch, view, spec, seen.dtype)
             del _weight
-            _add_gradient(torch, view, spec, seen)
+            rows = Tensor(None, seen.unit, spec.in_features, seen.dtype)
+            torch.pay(costs_of(spec, rows).of_x, [rows])
+            _add_to_gradient(torch, view, spec, seen, rows)
         return [seen, *of_factors]
 
     return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
@@ -87,7 +87,9 @@ def _forward(
 ) -> Tensor:
     out = _base_product(torch, view, spec, x)
     with torch.counted_as("adapters"):
-        middle = _first_product(torch, view, x, adapter[0].count)
+        _first = _copy(torch, view, adapter[0].count)
+        middle = _narrow(torch, x, adapter[0].count)
+        del _first
         _second = _copy(torch, view, adapter[1].count)
         _add_adapter(torch, view, out, spec.out_features)
         del middle
@@ -105,44 +107,25 @@ def _add_adapter(torch: Operators, view: LayerView, out: Tensor, width: float) -
 
 
 def _base_product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    _weight = (
-        expanded(torch, view, spec, x.dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
-    )
+    expand = expanded if view.quantized(spec) else _plain_weight
+    _weight = expand(torch, view, spec, x.dtype)
     return torch.new(x.unit, spec.out_features, x.dtype, "mm", cost=costs_of(spec, x).forward)
 
 
-def _first_product(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
-    _first = _copy(torch, view, count)
-    return _narrow(torch, x, count)
+def _cost(x: Tensor, width: float) -> Multiplies:
+    """Rows of so many features, in the unit of ``x``, times a matrix of the adapter."""
+    rows = Tensor(None, x.unit, width, x.dtype)
+    return Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows])
 
 
 def _narrow(torch: Operators, x: Tensor, width: float) -> Tensor:
-    """A product of rows of so many features, in the unit of ``x``, with a matrix of the adapter."""
-    rows = Tensor(None, x.unit, width, x.dtype)
-    return torch.new(
-        Unit.RANK_TOKENS, 1, x.dtype, "mm", cost=Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows])
-    )
+    return torch.new(Unit.RANK_TOKENS, 1, x.dtype, "mm", cost=_cost(x, width))
 
 
 def _of_factors(torch: Operators, specs: Sequence[LinearSpec], x: Tensor) -> list[Tensor | None]:
-    """The gradients of both matrices of each adapter: products of the input,
-    and of the gradient of the output.
-    """
-    made: list[Tensor | None] = []
-    for width in (each for spec in specs for each in (spec.in_features, spec.out_features)):
-        rows = Tensor(None, x.unit, width, x.dtype)
-        cost = Multiplies(Product(x.dtype), Unit.RANK_TOKENS, width, [rows])
-        made.append(torch.new(Unit.RANK, width, x.dtype, "addmm", cost=cost))
-    return made
-
-
-def _add_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> None:
-    """The gradient through a matrix and its adapter, both added in place to that of the input."""
-    rows = Tensor(None, x.unit, spec.in_features, x.dtype)
-    torch.pay(costs_of(spec, rows).of_x, [rows])
-    with torch.counted_as("adapters"):
-        _product = _narrow(torch, x, spec.out_features)
-        _add_adapter(torch, view, rows, spec.in_features)
+    """The gradients of both matrices of each adapter: products of the input and of the output's gradient."""
+    widths = [each for spec in specs for each in (spec.in_features, spec.out_features)]
+    return [torch.new(Unit.RANK, width, x.dtype, "addmm", cost=_cost(x, width)) for width in widths]
 
 
 def _copy(torch: Operators, view: LayerView, count: float) -> Tensor | None:
@@ -155,10 +138,14 @@ def _copy(torch: Operators, view: LayerView, count: float) -> Tensor | None:
 def _of_input(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """The gradient of the input, to which that through the adapter is added in place."""
     out = _base_gradient(torch, view, spec, x)
+    _add_to_gradient(torch, view, spec, x, out)
+    return out
+
+
+def _add_to_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, out: Tensor) -> None:
     with torch.counted_as("adapters"):
         _product = _narrow(torch, x, spec.out_features)
         _add_adapter(torch, view, out, spec.in_features)
-    return out
 
 
 def _base_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -169,9 +156,9 @@ def _base_gradient(torch: Operators, view: LayerView, spec: LinearSpec, x: Tenso
 
 def _backward_weight(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """The weight of a product of backward, which is expanded beside the buffer."""
-    return dequantized(torch, view, spec, dtype) if view.quantized(spec) else _plain_weight(torch, view, spec)
+    return (dequantized if view.quantized(spec) else _plain_weight)(torch, view, spec, dtype)
 
 
-def _plain_weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+def _plain_weight(torch: Operators, view: LayerView, spec: LinearSpec, _: Dtype) -> Tensor:
     weight = torch.parameter(Unit.ONE, spec.in_features * spec.out_features, view.dtypes.base, trained=False)
     return weight_copy(torch, view, weight)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import autocast, costs_of, packed, rows_of, weight_copy
+from planner.program.ops.casts import autocast, costs_of, packed, rows_of, unpacked, weight_copy
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.view import LayerView
@@ -36,12 +36,10 @@ def linear_gptq(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
 
 
 def _by_operators(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``matmul(x, weights)`` of an unpacked weight, its result in the dtype of the weight,
-    and the bias added to it.
-    """
+    """``matmul(x, weights)`` of an unpacked weight, its result in the weight's dtype, and the bias."""
     with torch.counted_as("dequantization"):
-        unpacked = _unpacked(torch, view, spec)
-        weights = _scaled(torch, unpacked)
+        narrow = _shifted(torch, view, spec)
+        weights = _scaled(torch, narrow)
     out = _matmul(torch, view, spec, x, weights)
     return _biased(torch, spec, torch.to(out, weights.dtype))
 
@@ -52,7 +50,7 @@ def _biased(torch: Operators, spec: LinearSpec, out: Tensor) -> Tensor:
     return torch.add(out, torch.parameter(Unit.ONE, spec.out_features, _STORED, trained=False))
 
 
-def _unpacked(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
+def _shifted(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """Every element shifted out of an int32, narrowed, and masked."""
     narrow: Dtype = "int16" if view.recipe.numerics.quantization == "gptq-int8" else "int8"
     count = spec.in_features * spec.out_features
@@ -64,22 +62,19 @@ def _unpacked(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     return torch.like(weight, "bitwise_and")
 
 
-def _scaled(torch: Operators, unpacked: Tensor) -> Tensor:
+def _scaled(torch: Operators, weight: Tensor) -> Tensor:
     """``scales[groups] * (weight - zeros[groups])``."""
-    scales = torch.like(unpacked, "index", _STORED)
-    shifted = _less_zeros(torch, unpacked)
+    scales = torch.like(weight, "index", _STORED)
+    zeros = torch.like(weight, "index")
+    shifted = torch.like(weight, "sub", cost=(zeros,))
+    del zeros
     return torch.like(shifted, "mul", _STORED, cost=(scales,))
-
-
-def _less_zeros(torch: Operators, unpacked: Tensor) -> Tensor:
-    zeros = torch.like(unpacked, "index")
-    return torch.like(unpacked, "sub", cost=(zeros,))
 
 
 def _matmul(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weights: Tensor) -> Tensor:
     weights = weight_copy(torch, view, weights)
     x = autocast(torch, view, x)
-    return torch.mm(x, weights, spec.out_features * rows_of(spec, x), to_unit=x.unit)
+    return torch.mm(x, weights, spec.out_features * rows_of(spec, x))
 
 
 def _by_one_kernel(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -92,24 +87,17 @@ def _by_one_kernel(torch: Operators, view: LayerView, spec: LinearSpec, x: Tenso
 
 def _dequantized(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """The weight unpacked by one kernel, and cast."""
+    weight = unpacked(torch, view, spec, _STORED)
     with torch.counted_as("dequantization"):
-        return torch.to(_by_kernel(torch, view, spec, _STORED), dtype)
-
-
-def _by_kernel(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
-    count = spec.in_features * spec.out_features
-    return torch.new(Unit.ONE, count, dtype, "dequantize", "dequantization", cost=[packed(view, count)])
+        return torch.to(weight, dtype)
 
 
 def _unpacked_twice(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``QuantLinearFunction``, whose context keeps nothing but what is stored:
-    the weight in the dtype of what it multiplies.
-    """
+    """``QuantLinearFunction``, which keeps nothing: the weight in the dtype of what it multiplies."""
     in_count, costs = x.count, costs_of(spec, x)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        with torch.counted_as("dequantization"):
-            _weight = _by_kernel(torch, view, spec, gradient.dtype)
+        _weight = unpacked(torch, view, spec, gradient.dtype)
         return [torch.new(gradient.unit, in_count, gradient.dtype, "mm", cost=costs.of_x)]
 
     return record(torch, _first_product(torch, view, spec, x), [x], [], backward)

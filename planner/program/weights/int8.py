@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
-from planner.program.ops.casts import autocast, costs_of, rows_of
+from planner.program.ops.casts import autocast, costs_of, rows_of, unpacked
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Manner, Multiplies
@@ -41,7 +41,7 @@ def linear_int8(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) 
         if by_columns:
             # Quantised both ways, which nothing reads where the weight is frozen.
             _unread = _quantized_both_ways(torch, gradient)
-        _weight = _expanded(torch, spec, given)
+        _weight = _expanded(torch, view, spec, given)
         _seen = torch.to(gradient, given)
         of_x = torch.new(gradient.unit, in_count, given, "mm", cost=costs.of_x)
         of_x.is_view = True
@@ -54,18 +54,10 @@ def _columns(spec: LinearSpec) -> int:
     return -(-spec.in_features // _OUTLIER_SHARE)
 
 
-def _expanded(torch: Operators, spec: LinearSpec, dtype: Dtype) -> Tensor:
+def _expanded(torch: Operators, view: LayerView, spec: LinearSpec, dtype: Dtype) -> Tensor:
     """The weight in ``dtype``, times ``SCB * (1 / 127)``: one fp32 number for each output feature."""
-    count = spec.in_features * spec.out_features
+    weight = unpacked(torch, view, spec, dtype)
     with torch.counted_as("dequantization"):
-        weight = torch.new(
-            Unit.ONE,
-            count,
-            dtype,
-            "dequantize",
-            "dequantization",
-            cost=[Tensor(None, Unit.ONE, count, "int8")],
-        )
         _scales = torch.new(Unit.ONE, spec.out_features, "fp32", "mul")
         torch.pay([weight], [weight])
     return weight
@@ -115,9 +107,8 @@ def _outlier_weights(torch: Operators, spec: LinearSpec, x: Tensor) -> tuple[Ten
 def _int8_product(torch: Operators, spec: LinearSpec, x: Tensor, rows: Tensor) -> Tensor:
     """``int8_scaled_mm``: an int32 product, scaled into fp16, then cast to the dtype of the input."""
     del rows
-    product = torch.new(
-        x.unit, spec.out_features * rows_of(spec, x), "int32", "int8_linear_matmul", cost=_int8_cost(spec, x)
-    )
+    count, cost = spec.out_features * rows_of(spec, x), _int8_cost(spec, x)
+    product = torch.new(x.unit, count, "int32", "int8_linear_matmul", cost=cost)
     half = torch.like(product, "int8_mm_dequant", "fp16")
     return torch.to(half, x.dtype)
 
@@ -134,19 +125,16 @@ def _forward_by_columns(
 ) -> tuple[Tensor, list[Tensor]]:
     """Versions that quantise by columns too, and keep that; they add the part of the outliers in place.
 
-    Ignored: the outlier weights (``state.subB``) stay until the next forward,
-    and are counted with the weights.
+    Ignored: outlier weights (``state.subB``) stay until the next forward: counted with the weights.
     """
     rows, columns = _quantized_both_ways(torch, x)
     _weights = _outlier_weights(torch, spec, x)
     outliers = _outliers(torch, spec, x)
     _moved = torch.like(rows, "transform")
-    product = torch.new(
-        x.unit, spec.out_features * rows_of(spec, x), "int32", "igemmlt", cost=_int8_cost(spec, x)
-    )
+    count, seen = spec.out_features * rows_of(spec, x), view.product_dtype(x.dtype)
+    product = torch.new(x.unit, count, "int32", "igemmlt", cost=_int8_cost(spec, x))
     out = torch.to(torch.like(product, "mm_dequant", "fp16"), x.dtype)
-    seen = view.product_dtype(x.dtype)
-    added = torch.new(x.unit, spec.out_features * rows_of(spec, x), seen, "mm", cost=[outliers])
+    added = torch.new(x.unit, count, seen, "mm", cost=[outliers])
     torch.pay([out, added], [out])
     del added
     return torch.like(out, "clone"), [columns, outliers]

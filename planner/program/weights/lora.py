@@ -15,11 +15,12 @@ from planner.program.view import LayerView
 
 def factors(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
     """The matrices ``A``, from the input to the rank, and ``B``, from the rank to the output."""
-    dtype = view.dtypes.adapter
-    down = torch.parameter(Unit.RANK, spec.copies * spec.in_features, dtype, trained=True, owner="lora_A")
-    return down, torch.parameter(
-        Unit.RANK, spec.copies * spec.out_features, dtype, trained=True, owner="lora_B"
-    )
+
+    def matrix(width: int, owner: str) -> Tensor:
+        count, dtype = spec.copies * width, view.dtypes.adapter
+        return torch.parameter(Unit.RANK, count, dtype, trained=True, owner=owner)
+
+    return matrix(spec.in_features, "lora_A"), matrix(spec.out_features, "lora_B")
 
 
 def times(torch: Operators, view: LayerView, weight: Tensor, x: Tensor, out: tuple[Unit, float]) -> Tensor:
@@ -27,7 +28,7 @@ def times(torch: Operators, view: LayerView, weight: Tensor, x: Tensor, out: tup
     with torch.inside("lora_A" if out[0] in (Unit.RANK_TOKENS, Unit.RANK) else "lora_B", torch.module):
         weight = weight_copy(torch, view, weight)
         # The input is an argument of the module, alive until the product is there.
-        return linear_function(torch, view)(autocast(torch, view, x), weight, out[1], to_unit=out[0])
+        return linear_function(torch, view)(autocast(torch, view, x), weight, out)
 
 
 def dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -45,10 +46,8 @@ def dropout(torch: Operators, x: Tensor) -> Tensor:
     mask = torch.like(x, "dropout", "bool", cost=None)
     torch.spend("bytes", mask.unit, mask.count)
     dtype = x.dtype
-    return record(
-        torch,
-        out,
-        [x],
-        [mask],
-        lambda kept, each: [torch.like(each, "dropout_backward", dtype, cost=(kept[0],))],
-    )
+
+    def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(gradient, "dropout_backward", dtype, cost=(kept[0],))]
+
+    return record(torch, out, [x], [mask], backward)

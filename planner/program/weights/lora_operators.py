@@ -3,6 +3,8 @@ or one function that adds to the product in place.
 
 Source: peft 0.21 ``tuners/lora/layer.py`` Linear.forward, ``bnb.py`` Linear8bitLt and Linear4bit,
 ``gptq.py``, ``awq.py``, ``aqlm.py``.
+Ignored: ReLoRA's merge between steps (axolotl fbe54be6b monkeypatch/relora.py merge_and_save), some copies of
+one matrix when there are neither activations nor gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from planner.domain.recipes.recipe import BITSANDBYTES
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import Base, rows_of
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.dora import with_dora
 from planner.program.weights.lora import dropped, factors, times
@@ -54,16 +56,10 @@ def _with_branch(
         return result if leaves_casts and not converts else torch.to(result, given)
     if view.stack.adapter_kernels == "compiled":
         return _scaled_sum(torch, result, _branch(torch, view, spec, x))
-    output_dtype = given if converts else None
-    branch = _scaled(torch, _branch(torch, view, spec, x), output_dtype)
-    result = _added_in_place(torch, result, branch) if quantization == "aqlm" else torch.add(result, branch)
+    branch = torch.same(_branch(torch, view, spec, x), "mul")
+    branch = torch.to(branch, given) if converts else branch
+    result = (torch.add_in_place if quantization == "aqlm" else torch.add)(result, branch)
     return result if leaves_casts else torch.to(result, given)
-
-
-def _added_in_place(torch: Operators, result: Tensor, branch: Tensor) -> Tensor:
-    """``result += branch``, in the memory and the dtype of ``result``."""
-    torch.pay([result, branch], [result])
-    return record(torch, result.alias(), [result, branch], [], lambda _, gradient: [gradient, gradient])
 
 
 def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
@@ -72,12 +68,6 @@ def _branch(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> T
     rows, unit = rows_of(spec, x), x.unit
     middle = [times(torch, view, down, dropped(torch, view, x), (Unit.RANK_TOKENS, rows))]
     return times(torch, view, up, middle.pop(), (unit, rows * spec.out_features))
-
-
-def _scaled(torch: Operators, output: Tensor, dtype: Dtype | None) -> Tensor:
-    """``(output * scaling).to(dtype)``."""
-    output = torch.same(output, "mul")
-    return output if dtype is None else torch.to(output, dtype)
 
 
 def _scaled_sum(torch: Operators, result: Tensor, output: Tensor) -> Tensor:

@@ -75,9 +75,7 @@ _PRODUCTS: Mapping[Quantization, Callable[[Operators, LayerView, LinearSpec, Ten
 
 
 def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
-    """``nn.Linear`` casts bias, weight and input; ``Conv1D``, an ``addmm(bias, x, weight)``,
-    the bias last.
-    """
+    """``nn.Linear`` casts bias, weight and input; ``Conv1D`` (``addmm``) casts the bias last."""
     dtype, trained = view.dtypes.base, view.trains_base
     weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained)
     bias = torch.parameter(Unit.ONE, spec.bias_count, dtype, trained=trained) if spec.bias else None
@@ -88,6 +86,4 @@ def _plain(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Te
     if bias is not None and spec.kind == "conv1d":
         bias = weight_copy(torch, view, bias)
     times = torch.mm if spec.kind == "conv1d" else linear_function(torch, view)
-    return times(
-        x, weight, spec.out_features * rows_of(spec, x), bias=bias, to_unit=x.unit, copies=spec.copies
-    )
+    return times(x, weight, spec.out_features * rows_of(spec, x), bias=bias, copies=spec.copies)

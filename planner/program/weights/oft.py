@@ -13,7 +13,7 @@ from planner.anatomy.adapted_matrices import oft_block_size
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import Base, autocast
-from planner.program.ops.operators import Operators
+from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 
@@ -57,26 +57,21 @@ def _rotated(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
         x = torch.to(x, weight.dtype)
         rotation = _cayley(torch, view, _skew(torch, weight, spec.in_features * size), size)
         # A view, whose gradient comes block by block and is laid out in rows again.
-        rows = record(torch, x.alias(), [x], [], lambda _, gradient: [torch.like(gradient, "clone")])
-        blocks = _product(torch, view, rows, rotation, size)
+        blocks = _product(torch, view, torch.moved(x), rotation, size)
         return torch.to(torch.contiguous(blocks), required)
 
 
 def _skew(torch: Operators, weight: Tensor, count: float) -> Tensor:
     """The weight written into the upper triangles of zeros, less the transpose."""
-    count_of_weight, dtype = weight.count, weight.dtype
-    zeros = torch.new(Unit.ONE, count, dtype, "zeros")
-    matrix = record(
-        torch, zeros, [weight], [], lambda *_: [torch.new(Unit.ONE, count_of_weight, dtype, "index")]
-    )
+    shape = shape_of(weight)
+    zeros = torch.new(Unit.ONE, count, shape.dtype, "zeros")
+    matrix = record(torch, zeros, [weight], [], lambda *_: [torch.like(shape, "index")])
     torch.pay([weight], [weight])
     return torch.sub(matrix, torch.reshaped(matrix))
 
 
 def _cayley(torch: Operators, view: LayerView, skew: Tensor, size: int) -> Tensor:
-    """``I + 2 Q + 2 Q^2 + 2 Q^3 + Q^4``, summed in place;
-    the variable of the square lives until the function returns.
-    """
+    """``I + 2 Q + 2 Q^2 + 2 Q^3 + Q^4``, summed in place; the square lives until the function returns."""
     eye = torch.new(Unit.ONE, size * size, skew.dtype, "eye")
     total = torch.new(Unit.ONE, skew.count, skew.dtype, "repeat")
     del eye
@@ -90,9 +85,7 @@ def _cayley(torch: Operators, view: LayerView, skew: Tensor, size: int) -> Tenso
 
 
 def _product(torch: Operators, view: LayerView, one: Tensor, other: Tensor, size: int) -> Tensor:
-    """A batched product of blocks of ``size``, whose operands autocast casts each by itself,
-    the last first.
-    """
+    """A batched product of blocks of ``size``, whose operands autocast casts, the last first."""
     cast = autocast(torch, view, other)
     return torch.bmm(autocast(torch, view, one), cast, one.unit, one.count, inner=size)
 

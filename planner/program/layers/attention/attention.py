@@ -6,9 +6,11 @@ integrations/sdpa_attention.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.program.head.generation import cached
-from planner.program.head.heads import by_heads, fused_projection, head_norm, split
+from planner.program.head.heads import Heads, by_heads, fused_projection, head_norm, split
 from planner.program.layers.activations import clamped
 from planner.program.layers.attention.eager import eager
 from planner.program.layers.attention.exchanged_heads import by_exchanged_heads, by_exchanged_parts
@@ -62,10 +64,8 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return dropout(torch, out) if view.block.dropouts and view.block.drops_inside else out
 
 
-def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Query, key and value as the kernel gets them,
-    and what else variables refer to until attention returns.
-    """
+def heads(torch: Operators, view: LayerView, x: Tensor) -> Heads:
+    """Query, key and value with their positions."""
     if view.linears("attn_latent_kv"):
         return latent_heads(torch, view, x)
     query, key, value, held = projections(torch, view, x)
@@ -84,10 +84,8 @@ def heads(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor,
     return query, key, value, held
 
 
-def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Query, key and value with their norms, and what a variable refers to: the fused product,
-    or the gate of the output.
-    """
+def projections(torch: Operators, view: LayerView, x: Tensor) -> Heads:
+    """Query, key and value with their norms; a variable refers to the fused product or the output's gate."""
     if view.block.attention.fused_qkv:
         return fused_projection(torch, view, x)
     spec = view.block.attention
@@ -98,10 +96,8 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
     gates: list[Tensor] = []
     for index, matrix in enumerate(view.linears("attn_in")):
         made.append(linear(torch, view, matrix, x))
-        if spec.scales_query and not index:
-            made[0] = torch.same(made[0], "mul")
-        if spec.scales_key and index == 1:
-            made[1] = torch.same(made[1], "mul")
+        if (spec.scales_query, spec.scales_key, False)[index]:
+            made[index] = torch.same(made[index], "mul")
         if whole:
             made[index] = head_norm(torch, view, index, made[index])
         if spec.output_gate and not index:
@@ -109,19 +105,13 @@ def projections(torch: Operators, view: LayerView, x: Tensor) -> tuple[Tensor, T
         elif not spec.heads_last:
             made[index] = by_heads(torch, made[index], numbers[index])
         if spec.key_is_value and index == 1:
-            made.append(_same_product(made[1]))
+            # The same tensor under another name.
+            made.append(replace(made[1]))
         if not (whole or late):
             made[index] = head_norm(torch, view, index, made[index])
     _add_missing(torch, view, made)
     query, key, value = _as_heads(torch, view, made)
     return query, key, value, gates
-
-
-def _same_product(x: Tensor) -> Tensor:
-    """``x`` under another name."""
-    out = x.alias()
-    out.node = x.node
-    return out
 
 
 def _add_missing(torch: Operators, view: LayerView, made: list[Tensor]) -> None:
@@ -141,9 +131,7 @@ def _cut_off_gate(torch: Operators, made: list[Tensor]) -> Tensor:
 
 
 def _as_heads(torch: Operators, view: LayerView, made: list[Tensor]) -> list[Tensor]:
-    """What is done to the products when all three are there, in ``made`` itself:
-    the caller must not keep what they were.
-    """
+    """What is done to the products when all three are there, in ``made`` itself, which alone keeps them."""
     spec = view.block.attention
     if spec.clips_products:
         for index in range(3):

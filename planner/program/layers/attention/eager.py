@@ -8,7 +8,8 @@ have none; torch 2.13 ``ATen/native/LinearAlgebra.cpp`` (``matmul``) and ``SoftM
 from __future__ import annotations
 
 from planner.program.ops.autograd import record
-from planner.program.ops.operators import Operators
+from planner.program.ops.kernels import repeat_kv
+from planner.program.ops.operators import Operators, part_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit, promoted
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
@@ -20,11 +21,7 @@ and what variables of its class refer to until that has run.
 
 
 def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """Attention as the model's own code writes it.
-
-    It returns its probabilities too, which a variable of the layer refers to:
-    they go into ``torch.returned``.
-    """
+    """Attention as the model's own code writes it; its probabilities go into ``torch.returned``, too."""
     spec = view.block.attention
     written = {"fp32": _gptj, "fp32_biased": _mpt, "compute": _llama, "fp32_softmax": _llama}[
         spec.eager_scores
@@ -39,8 +36,7 @@ def eager(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
 
 
 def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """Most models.  A soft cap (Gemma 2) divides, takes ``tanh`` and multiplies; a softmax without a stated
-    dtype (GPT-2) is run in fp32 by autocast.
+    """Most models; a soft cap divides, takes ``tanh`` and multiplies; autocast makes an unstated dtype fp32.
 
     Source: models/{llama,gemma2,gpt2}/modeling_*.py eager_attention_forward.
     """
@@ -67,8 +63,7 @@ def _llama(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
 
 
 def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """A learned score for each head, the sink, joins those of the keys;
-    the largest score is subtracted from all.
+    """A learned score for each head, the sink, joins those of the keys; the largest is subtracted from all.
 
     Source: models/gpt_oss/modeling_gpt_oss.py eager_attention_forward.
     """
@@ -79,30 +74,25 @@ def _gpt_oss(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     joined = _joined(torch, scores, sinks)
     joined = torch.sub(joined, _largest(torch, joined))
     probabilities = torch.softmax(joined)
-    kept = _without_sink(torch, probabilities)
+    kept = torch.part(probabilities, scores.count, by_heads=False, unit=Unit.PAIRS)
     scores = torch.to(_dropped(torch, view, kept), values.dtype)
     return _rows(torch, view, _heads(torch, view, scores, values)), []
 
 
 def _gptj(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
-    """Source: models/gptj/modeling_gptj.py GPTJAttention.forward."""
-    return _rows(torch, view, _gptj_heads(torch, view, query, key, value)), []
-
-
-def _gptj_heads(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Query and key are cast to fp32, which autocast undoes in the product.
 
-    Source: models/gptj/modeling_gptj.py GPTJAttention._attn.
+    Source: models/gptj/modeling_gptj.py GPTJAttention.forward, _attn.
     """
-    query = torch.to(query, "fp32")
-    key = torch.to(key, "fp32")
-    scores = product(torch, view, query, key)
-    scores = torch.same(scores, "div")
+    query, key = torch.to(query, "fp32"), torch.to(key, "fp32")
+    scores = torch.same(product(torch, view, query, key), "div")
     scores = torch.add(scores, _mask(view))
     scores = softmax(torch, scores, _unstated(view, scores))
     scores = torch.to(scores, value.dtype)
     scores = _dropped(torch, view, scores)
-    return _heads(torch, view, scores, value)
+    heads = [_heads(torch, view, scores, value)]
+    del query, key, scores
+    return _rows(torch, view, heads.pop()), []
 
 
 def _mpt(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Written:
@@ -126,7 +116,10 @@ def _bloom(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     query = batches(torch, view, query)
     key = batches(torch, view, key)
     value = batches(torch, view, value)
-    raw = product(torch, view, query, key, bias=_position_bias(view))
+    # A number for each key and head, in the dtype that a norm over the embeddings makes.
+    dtype = "fp32" if view.dtypes.autocast else view.dtypes.table
+    bias = Tensor(None, Unit.TOKENS, view.block.attention.n_heads, dtype)
+    raw = product(torch, view, query, key, bias=bias)
     masked = torch.add(raw, _mask(view))
     weights = torch.to(softmax(torch, masked, "fp32"), query.dtype)
     weights = _dropped(torch, view, weights)
@@ -157,8 +150,7 @@ def _falcon_alibi(torch: Operators, view: LayerView, query: Tensor, key: Tensor,
 
 
 def softmax(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:
-    """``softmax(x, dtype=dtype)``: a copy in that dtype first, but fp16 is read as it is,
-    and gets an fp16 gradient.
+    """``softmax(x, dtype=dtype)``: a copy in that dtype first, but fp16 is read, and gets fp16 gradients.
 
     Source: torch 2.13 ATen/native/SoftMax.cpp softmax (``half_to_float``), cuda/SoftMax.cu host_softmax.
     """
@@ -167,26 +159,14 @@ def softmax(torch: Operators, x: Tensor, dtype: Dtype) -> Tensor:
 
 
 def repeated(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``repeat_kv``: a copy of keys or values for all heads; a single head is seen as many without a copy.
-
-    Its gradient is summed over the heads that share one.
-    """
+    """``repeat_kv``: a copy of keys or values for all heads; a single head is seen as many without a copy."""
     spec = view.block.attention
     shared = spec.n_heads // spec.n_kv_heads
     if shared == 1:
         return x
     if spec.n_kv_heads == 1:
         return _broadcast(torch, x, shared * x.count)
-    out = torch.new(x.unit, shared * x.count, x.dtype, "clone", cost=[x])
-    out.head_by_head = True
-    unit, count = x.unit, x.count
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        total = torch.new(unit, count, gradient.dtype, "sum", cost=[gradient])
-        total.head_by_head = gradient.head_by_head
-        return [total]
-
-    return record(torch, out, [x], [], backward)
+    return repeat_kv(torch, x, shared, by_heads=False)
 
 
 def _broadcast(torch: Operators, x: Tensor, count: float) -> Tensor:
@@ -199,21 +179,16 @@ def _broadcast(torch: Operators, x: Tensor, count: float) -> Tensor:
 
 
 def batches(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """``reshape`` to one batch of matrices: a copy of heads whose rows lie together,
-    unless there is one sample or head.
-    """
+    """``reshape`` to one batch of matrices: a copy of heads whose rows lie together."""
     if _is_batch(view) or x.head_by_head or x.unit is Unit.PAIRS:
         return x
-    out = torch.contiguous(x)
-    out.head_by_head = True
-    return out
+    return torch.contiguous(x, by_heads=True)
 
 
 def product(
     torch: Operators, view: LayerView, left: Tensor, right: Tensor, *, bias: Tensor | None = None
 ) -> Tensor:
-    """``matmul`` of queries and keys, or of probabilities and values; ``bias``: ``baddbmm`` adds it,
-    with factors.
+    """``matmul`` of queries and keys, or of probabilities and values; ``bias``: ``baddbmm`` adds it.
 
     Casts live until it is done.  Keys or values of one head are seen as many.
     """
@@ -239,29 +214,18 @@ def _is_batch(view: LayerView) -> bool:
 
 
 def _unbatched(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """Batches seen as samples and heads,
-    whose gradient is copied back to batches unless there is one sample.
-    """
-    out = x.alias()
+    """Batches seen as samples and heads; their gradient is copied back unless there is one sample."""
     single = _is_batch(view)
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         return [gradient if single or gradient.head_by_head else torch.like(gradient, "clone")]
 
-    return record(torch, out, [x], [], backward)
+    return record(torch, x.alias(), [x], [], backward)
 
 
 def _mask(view: LayerView) -> Tensor:
     """The mask, which all layers share, in the dtype of the embeddings."""
     return Tensor(None, Unit.PAIRS, 1, view.dtypes.table)
-
-
-def _position_bias(view: LayerView) -> Tensor:
-    """ALiBi: a number for each key and head,
-    in the dtype of the stream that a norm over the embeddings begins.
-    """
-    dtype = "fp32" if view.dtypes.autocast else view.dtypes.table
-    return Tensor(None, Unit.TOKENS, view.block.attention.n_heads, dtype)
 
 
 def _unstated(view: LayerView, x: Tensor) -> Dtype:
@@ -282,11 +246,7 @@ def _heads(torch: Operators, view: LayerView, weights: Tensor, value: Tensor) ->
 
 def _rows(torch: Operators, view: LayerView, heads: Tensor) -> Tensor:
     """``transpose(1, 2).contiguous()``: a copy in which the heads of a row lie together."""
-    if view.block.attention.n_heads == 1:
-        return heads
-    out = torch.contiguous(heads)
-    out.head_by_head = False
-    return out
+    return heads if view.block.attention.n_heads == 1 else torch.contiguous(heads, by_heads=False)
 
 
 def _joined(torch: Operators, scores: Tensor, sinks: Tensor) -> Tensor:
@@ -295,15 +255,13 @@ def _joined(torch: Operators, scores: Tensor, sinks: Tensor) -> Tensor:
     out = torch.new(Unit.SINK_PAIRS, heads, promoted(scores.dtype, sinks.dtype), "cat", cost=[scores])
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [_seen_as(gradient, Unit.PAIRS), _seen_as(gradient, Unit.TOKENS)]
+        return [part_of(gradient, heads, unit) for unit in (Unit.PAIRS, Unit.TOKENS)]
 
     return record(torch, out, [scores, sinks], [], backward)
 
 
 def _largest(torch: Operators, x: Tensor) -> Tensor:
-    """``x.max(dim=-1, keepdim=True).values``: saves where the largest stood,
-    and writes its gradient into a copy of zeros.
-    """
+    """``x.max(dim=-1, keepdim=True).values``: saves where it stood, and puts its gradient into zeros."""
     unit, heads, dtype = x.unit, x.count, x.dtype
     out = torch.new(Unit.TOKENS, heads, dtype, "max", cost=[x])
     places = torch.new(Unit.TOKENS, heads, "int64", "max", cost=None)
@@ -314,20 +272,3 @@ def _largest(torch: Operators, x: Tensor) -> Tensor:
         return [torch.new(unit, heads, dtype, "scatter")]
 
     return record(torch, out, [x], [places], backward)
-
-
-def _without_sink(torch: Operators, x: Tensor) -> Tensor:
-    """``x[..., :-1]``: a view, whose gradient is copied into zeros."""
-    unit, heads, dtype = x.unit, x.count, x.dtype
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.new(unit, heads, dtype, "slice_backward", cost=[gradient, gradient])]
-
-    return record(torch, _seen_as(x, Unit.PAIRS), [x], [], backward)
-
-
-def _seen_as(x: Tensor, unit: Unit) -> Tensor:
-    """A part of each row of ``x``: a view without gradient history."""
-    part = Tensor(x.storage, unit, x.count, x.dtype)
-    part.is_view = True
-    return part

@@ -31,13 +31,14 @@ def by_exchanged_heads(
     spec, parts = view.block.attention, view.recipe.parallel.context
     copies = max(parts // spec.n_kv_heads, 1)
     queries, keys = spec.n_heads // parts, spec.n_kv_heads * copies // parts
-    whole = [
-        _whole_sequence(torch, query, queries),
-        *(_whole_sequence(torch, _copied(torch, each, copies), keys) for each in (key, value)),
+    whole = [_whole_sequence(torch, query, queries)]
+    whole += [
+        _whole_sequence(torch, repeat_kv(torch, each, copies) if copies > 1 else each, keys)
+        for each in (key, value)
     ]
     for index, n_heads in enumerate((queries, keys, keys)):
         if n_heads > 1:
-            whole[index] = _heads_first(torch, whole[index])
+            whole[index] = torch.contiguous(whole[index], by_heads=True)
     out = fused_attention(torch, _one_of_many(view, keys * parts), *whole)
     received = _all_to_all(torch, out)
     del out
@@ -51,10 +52,6 @@ def by_exchanged_parts(
     query, key, value = (_exchanged(torch, view, each, to_heads=True) for each in (query, key, value))
     out = fused_attention(torch, _one_of_many(view, view.block.attention.n_kv_heads), query, key, value)
     return _exchanged(torch, view, out, to_heads=False)
-
-
-def _copied(torch: Operators, x: Tensor, copies: int) -> Tensor:
-    return repeat_kv(torch, x, copies) if copies > 1 else x
 
 
 def _one_of_many(view: LayerView, n_kv_heads: int) -> LayerView:
@@ -76,16 +73,8 @@ def _whole_sequence(torch: Operators, x: Tensor, n_heads: int) -> Tensor:
     return _all_to_all(torch, sent, is_ordered=n_heads == 1)
 
 
-def _heads_first(torch: Operators, x: Tensor) -> Tensor:
-    out = torch.contiguous(x)
-    out.head_by_head = True
-    return out
-
-
 def _all_to_all(torch: Operators, x: Tensor, *, is_ordered: bool = False) -> Tensor:
-    """What arrives from all GPUs; the gradient goes back the same way, from a copy in order
-    unless it ``is_ordered`` as it comes.
-    """
+    """What arrives from all GPUs; the gradient goes back from a copy in order, unless it ``is_ordered``."""
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         ordered = gradient if is_ordered else torch.like(gradient, "clone")
@@ -97,8 +86,7 @@ def _all_to_all(torch: Operators, x: Tensor, *, is_ordered: bool = False) -> Ten
 
 
 def _exchanged(torch: Operators, view: LayerView, x: Tensor, *, to_heads: bool) -> Tensor:
-    """All tokens of this GPU's heads for its own tokens of all heads, or back;
-    the gradient goes the other way.
+    """All tokens of this GPU's heads for its own tokens of all heads, or back, as the gradient goes.
 
     Source: hiyouga/LLaMA-Factory ff6d4d12e src/llamafactory/v1/plugins/model_plugins/parallelization/
     seq_comm.py SeqAllToAll4D, ulysses.py UlyssesAttention.

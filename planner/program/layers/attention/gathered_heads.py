@@ -16,7 +16,7 @@ from dataclasses import replace
 from planner.program.ops.autograd import record
 from planner.program.ops.collectives import SCATTERED_KEYS, SENT_KEYS
 from planner.program.ops.kernels import BACKWARD_PRODUCTS, PRODUCTS, flash_workspace, fused_cost
-from planner.program.ops.operators import Operators
+from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.ops.work import Multiplies
 from planner.program.view import LayerView
@@ -34,7 +34,7 @@ def by_gathered_heads(torch: Operators, view: LayerView, query: Tensor, key: Ten
     value, key, query = (autocast(torch, view, each) for each in (value, key, query))
     kept = [_in_rows(torch, each) for each in (key, value)]
     out, statistics = _forward(torch, view, query)
-    shapes = [_shape(each) for each in (query, *kept)]
+    shapes = [shape_of(each) for each in (query, *kept)]
 
     def backward(*_: object) -> list[Tensor | None]:
         return _backward(torch, view, shapes)
@@ -53,11 +53,8 @@ def _forward(torch: Operators, view: LayerView, query: Tensor) -> tuple[Tensor, 
     for head in range(spec.n_kv_heads):
         if head < spec.n_kv_heads - 1:
             sending = _sent(torch, view, query, "clone")
-        outs.append(
-            torch.new(
-                Unit.TOKENS, together * spec.head_dim, query.dtype, op, cost=_cost(view, together, PRODUCTS)
-            )
-        )
+        cost = _cost(view, together, PRODUCTS)
+        outs.append(torch.new(Unit.TOKENS, together * spec.head_dim, query.dtype, op, cost=cost))
         sums.append(torch.new(Unit.TOKENS, together, "fp32", op, cost=None))
     del sending
     joined = torch.new(Unit.TOKENS, spec.n_heads * spec.head_dim, query.dtype, "cat", cost=outs)
@@ -105,12 +102,6 @@ def _in_rows(torch: Operators, x: Tensor) -> Tensor:
     rows = torch.like(x, "clone")
     rows.head_by_head = False
     return rows
-
-
-def _shape(x: Tensor) -> Tensor:
-    shape = Tensor(None, x.unit, x.count, x.dtype)
-    shape.head_by_head = x.head_by_head
-    return shape
 
 
 def _cost(view: LayerView, heads: int, products: int) -> Multiplies:

@@ -13,15 +13,14 @@ space of the sort by which CUDA adds rows up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation
-from planner.program.layers.mixture.experts import rows_by_expert
 from planner.program.ops.autograd import record, save
-from planner.program.ops.operators import Operators, part_of
-from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit
+from planner.program.ops.operators import Operators, part_of, row_numbers
+from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit, replaced
 from planner.program.view import LayerView
 
 Shared = Callable[[Tensor], Tensor]
@@ -29,18 +28,17 @@ _SIGMOID = ("sigmoid", "sigmoid_fp32", "sigmoid_input")
 
 
 def dispatched(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
-    """``MoE.forward``, whose variables keep what they refer to until it returns; ``shared``:
-    the experts that all tokens go to, where there are some.
-    """
+    """``MoE.forward``, whose variables live until it returns; ``shared``: the experts of all tokens."""
     x = torch.reshaped(x)
-    with _of_rows(torch):
+    # Products see rows alone, as the batch and its positions are one dimension.
+    with replaced(torch, flat=True):
         return _mixed(torch, view, x, shared)
 
 
 def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
     hidden, n_chosen, dtype = x.count, view.block.mlp.top_k, x.dtype
     weights = _router(torch, view, x)
-    routed = rows_by_expert(torch, x, n_chosen * hidden)
+    routed = torch.index(x, n_chosen * hidden)
     returned = _experts(torch, view, routed)
     beside = shared(x) if view.block.mlp.shared_width else None
     unsorted = _placed(torch, returned, Tensor(None, x.unit, n_chosen * hidden, returned.dtype), "zeros")
@@ -63,17 +61,7 @@ def _router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         else:
             scores = torch.softmax(torch.to(scores, "fp32"))
         _biased = torch.like(scores, "add")
-        return _gathered(torch, mlp.top_k, scores)
-
-
-def _gathered(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
-    """``gather``: its gradient is added to zeros over all experts."""
-    unit, count, dtype = scores.unit, scores.count, scores.dtype
-
-    def backward(*_: object) -> list[Tensor | None]:
-        return [torch.new(unit, count, dtype, "new_zeros")]
-
-    return record(torch, Tensor(None, unit, top_k, dtype), [scores], [], backward)
+        return torch.chosen(scores, mlp.top_k, ops=("new_zeros",))
 
 
 def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -89,7 +77,8 @@ def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         placed = _placed(torch, out, size, "new_empty")
         if not divided:
             del out
-        sent = _without_last_row(torch, placed, x)
+        # Without the last row, of zeros.
+        sent = torch.part(placed, x.count, by_heads=False, unit=x.unit)
         del placed
         return _exchanged(torch, sent) if divided else sent
 
@@ -100,14 +89,12 @@ def _by_expert(torch: Operators, x: Tensor, hidden: float, *, divided: bool) -> 
     unit, count, dtype = x.unit, x.count, x.dtype
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        same = Tensor(gradient.storage, unit, count, dtype)
-        same.is_view = True
-        return [same]
+        return [part_of(gradient, count, unit)]
 
     zeros = torch.new(Unit.ONE, hidden, dtype, "new_zeros")
     joined = torch.new(Unit.ARRIVED_ROWS, hidden, dtype, "cat", cost=[x])
     del zeros
-    return rows_by_expert(torch, record(torch, joined, [arrived], [], backward), hidden, Unit.EXPERT_ROWS)
+    return torch.index(record(torch, joined, [arrived], [], backward), hidden, Unit.EXPERT_ROWS)
 
 
 def _computed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
@@ -124,7 +111,7 @@ def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
     x = torch.to(x, "bf16")
     weight = torch.to(_weight(torch, view, spec), "bf16")
     with _made_again(torch):
-        return torch.mm(x, weight, spec.out_features, to_unit=x.unit, copies=spec.copies)
+        return torch.mm(x, weight, spec.out_features, copies=spec.copies)
 
 
 def _weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
@@ -136,7 +123,7 @@ def _placed(torch: Operators, x: Tensor, size: Tensor, op: str) -> Tensor:
     unit, count, dtype = x.unit, x.count, x.dtype
     whole = torch.new(size.unit, size.count, size.dtype, op)
     torch.pay([x], [x])
-    saved = save(torch, [x], [Tensor(None, Unit.TOKENS, 1, "int64")])
+    saved = save(torch, [x], [row_numbers()])
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         rows = Tensor(None, unit, count, dtype)
@@ -145,49 +132,19 @@ def _placed(torch: Operators, x: Tensor, size: Tensor, op: str) -> Tensor:
     return record(torch, whole, [x], saved, backward)
 
 
-def _without_last_row(torch: Operators, x: Tensor, like: Tensor) -> Tensor:
-    """All rows but the one of zeros: a view, whose gradient lies in zeros of the whole size."""
-    unit, count = x.unit, x.count
-    part = part_of(x, count)
-    part.unit, part.count = like.unit, like.count
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.new(unit, count, gradient.dtype, "slice_backward", cost=[gradient, gradient])]
-
-    return record(torch, part, [x], [], backward)
-
-
 def _exchanged(torch: Operators, x: Tensor) -> Tensor:
     """Rows that other GPUs sent, as many as this one sends; so do their gradients."""
-    return record(
-        torch,
-        torch.like(x, EXCHANGED_ROWS, cost=None),
-        [x],
-        [],
-        lambda _, gradient: [torch.like(gradient, EXCHANGED_ROWS, cost=None)],
-    )
+
+    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        return [torch.like(gradient, EXCHANGED_ROWS, cost=None)]
+
+    return record(torch, torch.like(x, EXCHANGED_ROWS, cost=None), [x], [], backward)
 
 
-@contextmanager
-def _of_rows(torch: Operators) -> Iterator[None]:
-    """Products see rows alone, as the batch and its positions are one dimension."""
-    before, torch.flat = torch.flat, True
-    try:
-        yield
-    finally:
-        torch.flat = before
-
-
-@contextmanager
-def _made_again(torch: Operators) -> Iterator[None]:
-    """Products that a selective checkpoint neither keeps nor counts: its list has ``mm`` alone, and not that
-    of routers.
+def _made_again(torch: Operators) -> AbstractContextManager[None]:
+    """Products that a selective checkpoint neither keeps nor counts: all but ``mm``, and those of routers.
 
     Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py (``_op_sac_save_list``),
     config/job_config.py (``per_op_sac_force_recompute_mm_shapes_by_fqns``).
     """
-    before, torch.keeps = torch.keeps, None
-    try:
-        yield
-    finally:
-        torch.keeps = before
+    return replaced(torch, keeps=None)

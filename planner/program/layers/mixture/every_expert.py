@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation
-from planner.program.layers.mixture.experts import chosen
+from planner.program.layers.mixture.experts import expert_spec, sum_of_experts
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, linear, weight_copy
 
@@ -27,22 +27,14 @@ def every_expert(torch: Operators, view: LayerView, x: Tensor, shared: Callable[
     with torch.inside("experts"):
         routed = _experts(torch, view, copies)
     out = shared(x)
-    return _added_in_place(torch, out, _sum_of_experts(torch, view, routed, x.count))
-
-
-def _added_in_place(torch: Operators, x: Tensor, other: Tensor) -> Tensor:
-    """``x.add_(other)``; the gradient is cast for ``other``."""
-    dtype = other.dtype
-    return record(
-        torch, x.alias(), [x, other], [], lambda _, gradient: [gradient, torch.like(gradient, "to", dtype)]
-    )
+    return torch.add_in_place(out, sum_of_experts(torch, view, routed, x.count))
 
 
 def _scores(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """The sigmoid in fp32 of the chosen logits, which lie in a tensor full of minus infinity."""
     spec = next(each for each in view.linears("mlp_in") if each.group == "router")
     logits = linear(torch, view, spec, x)
-    best = chosen(torch, view.block.mlp.top_k, logits)
+    best = torch.chosen(logits, view.block.mlp.top_k)
     unit, dtype = best.unit, logits.dtype
     filled = torch.like(logits, "full_like")
 
@@ -69,10 +61,7 @@ def _scaled_copies(torch: Operators, view: LayerView, x: Tensor, scores: Tensor)
 
 def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """Batched products, one for each expert."""
-    first, second = (
-        next(spec for spec in view.linears(reads) if spec.group == "expert")
-        for reads in ("mlp_in", "mlp_mid")
-    )
+    first, second = (expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
     gate, up = torch.halves(_product(torch, view, x, first))
     out = torch.mul(up, activation(torch, view, gate))
     return _product(torch, view, out, second)
@@ -82,15 +71,3 @@ def _product(torch: Operators, view: LayerView, x: Tensor, spec: LinearSpec) -> 
     weight = torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
     copy = weight_copy(torch, view, weight)
     return torch.mm(autocast(torch, view, x), copy, spec.copies * spec.out_features, copies=spec.copies)
-
-
-def _sum_of_experts(torch: Operators, view: LayerView, x: Tensor, width: float) -> Tensor:
-    unit, before = x.unit, x.count
-    dtype: Dtype = "fp32" if view.dtypes.autocast else x.dtype
-    given = x.dtype
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        del gradient
-        return [torch.new(unit, before, given, "clone")]
-
-    return record(torch, torch.new(unit, width, dtype, "sum", cost=[x]), [x], [], backward)

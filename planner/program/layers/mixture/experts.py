@@ -13,9 +13,9 @@ from dataclasses import replace
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation, clamped_gate
 from planner.program.layers.mixture.experts_in_turn import in_turn
-from planner.program.ops.autograd import record, save
+from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
-from planner.program.ops.operators import Operators
+from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Manner
 from planner.program.view import LayerView
@@ -43,31 +43,28 @@ def router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         seen = torch.to(weight, "fp32") if mlp.router in _FP32_ROUTERS else weight
         if mlp.router == "fp32_cast":
             scores = torch.softmax(torch.mm(x, seen, mlp.n_experts))
-            return torch.to(chosen(torch, mlp.top_k, scores), given)
+            return torch.to(torch.chosen(scores, mlp.top_k), given)
         copy = weight_copy(torch, view, seen)
         logits = linear_function(torch, view)(autocast(torch, view, x), copy, mlp.n_experts)
         dtype = logits.dtype
         if mlp.router == "chosen":
-            return chosen(torch, mlp.top_k, logits)
-        if mlp.router in ("sigmoid", "sigmoid_input"):
-            return chosen(torch, mlp.top_k, torch.kernel(logits, "sigmoid", saves="output"))
-        if mlp.router == "sigmoid_fp32":
-            return chosen(torch, mlp.top_k, torch.kernel(torch.to(logits, "fp32"), "sigmoid", saves="output"))
+            return torch.chosen(logits, mlp.top_k)
+        if mlp.router in ("sigmoid", "sigmoid_input", "sigmoid_fp32"):
+            wide = torch.to(logits, "fp32") if mlp.router == "sigmoid_fp32" else logits
+            return torch.chosen(torch.kernel(wide, "sigmoid", saves="output"), mlp.top_k)
         scores = torch.softmax(torch.to(logits, "fp32"))
-        best = chosen(torch, mlp.top_k, scores)
+        best = torch.chosen(scores, mlp.top_k)
         return torch.to(best, dtype) if mlp.router == "softmax" else best
 
 
 def _by_module(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """The router as an ``nn.Linear`` that is made in fp32, and its input cast to that,
-    unless it is quantised.
-    """
+    """The router as an ``nn.Linear`` in fp32, to which its input is cast, unless it is quantised."""
     spec = next(each for each in view.linears("mlp_in") if each.group == "router")
-    x = torch.rows(x)
+    x = torch.reshaped(x, is_view=False)
     if not view.quantized(spec):
         x = torch.to(x, "fp32")
     logits = linear(torch, view, spec, x)
-    scores = chosen(torch, view.block.mlp.top_k, torch.softmax(torch.to(logits, "fp32")))
+    scores = torch.chosen(torch.softmax(torch.to(logits, "fp32")), view.block.mlp.top_k)
     return torch.to(scores, logits.dtype)
 
 
@@ -78,30 +75,18 @@ def _delta(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) 
     down = torch.parameter(Unit.RANK, spec.in_features, view.dtypes.adapter, trained=True)
     up = torch.parameter(Unit.RANK, spec.out_features, view.dtypes.adapter, trained=True)
     copy = weight_copy(torch, view, down)
-    delta = torch.mm(weight_copy(torch, view, up), copy, weight.count, to_unit=Unit.ONE)
+    delta = torch.mm(weight_copy(torch, view, up), copy, (Unit.ONE, weight.count))
     delta = torch.to(torch.same(delta, "mul"), weight.dtype)
     torch.like(weight, "add")
     return delta
 
 
-def chosen(torch: Operators, top_k: int, scores: Tensor) -> Tensor:
-    """``topk``: its gradient is a tensor of zeros over all experts with the chosen ones filled in."""
-    unit, count, dtype = scores.unit, scores.count, scores.dtype
-    best = Tensor(None, unit, top_k, dtype)
-
-    def backward(*_: object) -> list[Tensor | None]:
-        _zeros = torch.new(unit, count, dtype, "new_zeros")
-        return [torch.new(unit, count, dtype, "scatter")]
-
-    return record(torch, best, [scores], [_indices()], backward)
-
-
 def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
     """What the chosen experts return for each token, weighted and summed."""
     with torch.inside("experts"):
-        if _is_separate(view):
+        gate_up, down = (expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
+        if gate_up.kind == "linear":
             return in_turn(torch, view, x, weights)
-        gate_up, down = (_expert_spec(view, reads) for reads in ("mlp_in", "mlp_mid"))
         # The wrapper of the second tensor is the outer one.
         down_factors = _factors(torch, view, down)
         up_factors = _factors(torch, view, gate_up)
@@ -112,21 +97,17 @@ def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
 def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
     """Experts that are modules of their own: which rows are an expert's is asked of the GPU before each.
 
-    Source: transformers 4.36 to 4.48 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward
-    (``torch.where``), and the same loop in qwen2_moe and deepseek; ATen/native/cuda/Nonzero.cu copies the
-    number of rows to the host.
+    Source: transformers 4.36 to 4.48 models/mixtral/modeling_mixtral.py MixtralSparseMoeBlock.forward, as
+    qwen2_moe and deepseek (``torch.where``); ATen/native/cuda/Nonzero.cu copies the count to the host.
     """
     return torch.manner if view.stack.fused_experts else replace(torch.manner, calls=spec.copies, waits=True)
-
-
-def _is_separate(view: LayerView) -> bool:
-    return any(spec.group == "expert" and spec.kind == "linear" for spec in view.linears("mlp_in"))
 
 
 Factors = tuple[Tensor, Tensor] | None
 
 
-def _expert_spec(view: LayerView, reads: str) -> LinearSpec:
+def expert_spec(view: LayerView, reads: str) -> LinearSpec:
+    """The first matrix of the experts that reads one tensor."""
     return next(spec for spec in view.linears(reads) if spec.group == "expert")
 
 
@@ -139,20 +120,19 @@ def _grouped(
 ) -> Tensor:
     """Each token once for each of its experts, by expert; products, gate, and the sum over these experts."""
     hidden, rows = x.count, view.block.mlp.top_k
-    selected = rows_by_expert(torch, x, rows * hidden)
+    selected = torch.index(x, rows * hidden)
     (gate_up, up_factors), (down, down_factors) = specs
     biases = _biases(torch, view, gate_up)
     first = _weight(torch, view, gate_up, up_factors)
     out = _product(torch, view, gate_up, selected, first, biases)
-    out = (
-        clamped_gate(torch, out) if view.block.mlp.activation == "clamped_swiglu" else _gate(torch, view, out)
-    )
+    clamps = view.block.mlp.activation == "clamped_swiglu"
+    out = clamped_gate(torch, out) if clamps else _gate(torch, view, out)
     biases = _biases(torch, view, down)
     second = _weight(torch, view, down, down_factors)
     out = _product(torch, view, down, out, second, biases)
     weighted = torch.mul(out, weights)
-    weighted = rows_by_expert(torch, weighted, rows * hidden)
-    return torch.to(_sum_of_rows(torch, view, weighted, hidden), x.dtype)
+    weighted = torch.index(weighted, rows * hidden)
+    return torch.to(sum_of_experts(torch, view, weighted, hidden), x.dtype)
 
 
 def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
@@ -160,37 +140,12 @@ def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
     return torch.mul(activation(torch, view, gate), up)
 
 
-def rows_by_expert(torch: Operators, x: Tensor, count: float, to_unit: Unit | None = None) -> Tensor:
-    """``x[rows]``: its gradient is added, row by row, to zeros in the shape of ``x``.
-
-    ``to_unit``: what the rows are counted in; that of ``x``, if not said.
-    """
-    unit, before, dtype = x.unit, x.count, x.dtype
-    made = unit if to_unit is None else to_unit
-    saved = save(torch, [x], [_indices()])
-
-    def backward(*_: object) -> list[Tensor | None]:
-        _zeros = torch.new(unit, before, dtype, "new_zeros")
-        return [torch.new(unit, before, dtype, "index_put", cost=[rows, rows])]
-
-    rows = Tensor(None, made, count, dtype)
-    return record(torch, torch.new(made, count, dtype, "index", cost=[rows]), [x], saved, backward)
-
-
-def _indices() -> Tensor:
-    """Numbers of rows: too small to count, but a checkpointed layer runs again when they are asked for."""
-    return Tensor(None, Unit.TOKENS, 1, "int64")
-
-
-def _sum_of_rows(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
+def sum_of_experts(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
     """The rows of each token summed, in fp32 under autocast; the gradient is repeated for each row."""
     dtype: Dtype = "fp32" if view.dtypes.autocast else x.dtype
-    unit, before, given = x.unit, x.count, x.dtype
-
-    def backward(*_: object) -> list[Tensor | None]:
-        return [torch.new(unit, before, given, "clone")]
-
-    return record(torch, torch.new(unit, count, dtype, "sum", cost=[x]), [x], [], backward)
+    rows = shape_of(x)
+    out = torch.new(x.unit, count, dtype, "sum", cost=[x])
+    return record(torch, out, [x], [], lambda *_: [torch.new(rows.unit, rows.count, rows.dtype, "clone")])
 
 
 def _product(
@@ -207,19 +162,13 @@ def _product(
         out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features, copies=spec.copies)
     if view.adapted(spec) and not view.merged(spec):
         down, up = _adapter(torch, view, spec)
-        middle = torch.mm(
-            torch.to(x, down.dtype),
-            down,
-            rows * spec.rank_factor,
-            to_unit=Unit.RANK_TOKENS,
-            copies=spec.copies,
-        )
-        branch = torch.mm(middle, up, rows * spec.out_features, to_unit=Unit.TOKENS, copies=spec.copies)
+        x, n_ranks = torch.to(x, down.dtype), rows * spec.rank_factor
+        middle = torch.mm(x, down, (Unit.RANK_TOKENS, n_ranks), copies=spec.copies)
+        del x
+        branch = torch.mm(middle, up, (Unit.TOKENS, rows * spec.out_features), copies=spec.copies)
         del middle
         out = torch.add(out, torch.same(branch, "mul"))
-    if biases is None:
-        return out
-    return record(torch, out.alias(), [out, biases], [], lambda _, gradient: [gradient, gradient])
+    return out if biases is None else torch.add_in_place(out, biases)
 
 
 def _adapter(torch: Operators, view: LayerView, spec: LinearSpec) -> tuple[Tensor, Tensor]:
@@ -233,15 +182,8 @@ def _biases(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor | Non
     """The bias of each row's expert, copied for each row."""
     if not spec.bias:
         return None
-    count, dtype = spec.bias_count, view.dtypes.base
-    bias = torch.parameter(Unit.ONE, count, dtype, trained=view.trains_base)
-
-    def backward(*_: object) -> list[Tensor | None]:
-        _zeros = torch.new(Unit.ONE, count, dtype, "new_zeros")
-        return [torch.new(Unit.ONE, count, dtype, "index_put")]
-
-    rows = torch.new(Unit.TOKENS, view.block.mlp.top_k * spec.out_features, dtype, "index")
-    return record(torch, rows, [bias], [_indices()], backward)
+    bias = torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=view.trains_base)
+    return torch.index(bias, view.block.mlp.top_k * spec.out_features, Unit.TOKENS)
 
 
 def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
@@ -249,8 +191,7 @@ def _factors(torch: Operators, view: LayerView, spec: LinearSpec) -> Factors:
     if not view.merged(spec):
         return None
     down, up = _adapter(torch, view, spec)
-    by_expert = record(torch, up.alias(), [up], [], lambda _, gradient: [torch.like(gradient, "clone")])
-    factors = torch.to(by_expert, view.dtypes.base), torch.to(down, view.dtypes.base)
+    factors = torch.to(torch.moved(up), view.dtypes.base), torch.to(down, view.dtypes.base)
     torch.new(Unit.ONE, spec.weight_count, view.dtypes.base, "baddbmm")
     return factors
 
@@ -266,11 +207,7 @@ def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factor
     merged = torch.new(Unit.ONE, spec.weight_count, dtype, "baddbmm")
     counts = [factor.count for factor in factors]
 
-    def scaled(count: float) -> Tensor:
-        product = torch.new(Unit.RANK, count, dtype, "bmm")
-        return torch.like(product, "mul")
-
     def backward(*_: object) -> list[Tensor | None]:
-        return [scaled(counts[0]), scaled(counts[1])]
+        return [torch.like(torch.new(Unit.RANK, count, dtype, "bmm"), "mul") for count in counts]
 
     return record(torch, merged, factors, factors, backward)

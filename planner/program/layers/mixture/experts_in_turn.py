@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.model import LinearSpec
-from planner.program.layers.activations import activation
+from planner.program.layers.activations import gated
 from planner.program.ops.autograd import record, save
-from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor, Unit
+from planner.program.ops.operators import Operators, row_numbers
+from planner.program.ops.tensors import Tensor
 from planner.program.view import LayerView
 from planner.program.weights.matrices import linear
 
@@ -37,7 +37,7 @@ def in_turn(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
     with torch.in_manner(replace(torch.manner, calls=n_experts // n_turns, waits=True)):
         for _ in range(n_turns):
             state = _chosen_rows(torch, x, top_k / n_turns)
-            added = _run(torch, view, expert, state)
+            added = linear(torch, view, expert[2], gated(torch, view, expert[:2], state))
             added = torch.mul(added, _chosen_rows(torch, weights, 1 / n_turns))
             added = torch.to(added, out.dtype)
             out = _index_add(torch, out, added)
@@ -50,16 +50,9 @@ def _group(view: LayerView) -> tuple[Expert, int, int]:
     down = next(spec for spec in view.linears("mlp_mid") if spec.group == "expert")
     n_experts = down.copies
     n_turns = next(turns for turns in range(_MOST_TURNS, 0, -1) if n_experts % turns == 0)
-    gate, up, down = (
-        replace(spec, copies=n_experts // n_turns, active_copies=1) for spec in (gate, up, down)
-    )
+    n_together = n_experts // n_turns
+    gate, up, down = (replace(spec, copies=n_together, active_copies=1) for spec in (gate, up, down))
     return (gate, up, down), n_experts, n_turns
-
-
-def _run(torch: Operators, view: LayerView, expert: Expert, x: Tensor) -> Tensor:
-    gate, up, down = expert
-    inner = torch.mul(activation(torch, view, linear(torch, view, gate, x)), linear(torch, view, up, x))
-    return linear(torch, view, down, inner)
 
 
 def _chosen_rows(torch: Operators, x: Tensor, share: float) -> Tensor:
@@ -76,19 +69,17 @@ def _chosen_rows(torch: Operators, x: Tensor, share: float) -> Tensor:
         return [zeros]
 
     rows = Tensor(None, unit, share * whole, dtype)
-    return record(
-        torch, torch.new(unit, share * whole, dtype, "index", cost=[rows]), [x], [_rows()], backward
-    )
+    out = torch.new(unit, rows.count, dtype, "index", cost=[rows])
+    return record(torch, out, [x], [row_numbers()], backward)
 
 
 def _index_add(torch: Operators, out: Tensor, added: Tensor) -> Tensor:
-    """``out.index_add_(0, rows, added)``: the gradient of what is added is that of its rows.
+    """``out.index_add_(0, rows, added)``, of which ``added`` is saved for its shape alone.
 
-    What is added is saved for its shape alone.
     Source: torch 2.13 tools/autograd/derivatives.yaml index_add (``expand_as(source)``).
     """
     unit, count, dtype = added.unit, added.count, added.dtype
-    saved = save(torch, [out, added], [_rows(), added])
+    saved = save(torch, [out, added], [row_numbers(), added])
     torch.pay([added, added], [added])
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -96,8 +87,3 @@ def _index_add(torch: Operators, out: Tensor, added: Tensor) -> Tensor:
         return [gradient, torch.new(unit, count, dtype, "index_select", cost=[rows])]
 
     return record(torch, out.alias(), [out, added], saved, backward)
-
-
-def _rows() -> Tensor:
-    """Numbers of rows: too small to count, but a checkpointed layer runs again when they are asked for."""
-    return Tensor(None, Unit.TOKENS, 1, "int64")

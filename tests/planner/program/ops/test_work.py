@@ -48,7 +48,7 @@ def test_a_narrow_matrix_reads_its_input() -> None:
     """LoRA's first matrix: 64 multiplications for each rank and token, and the input is read."""
     torch = Operators()
     with torch.counted_as("adapters"):
-        torch.mm(tensor(torch, 64), tensor(torch, 64, Unit.RANK), 1, to_unit=Unit.RANK_TOKENS)
+        torch.mm(tensor(torch, 64), tensor(torch, 64, Unit.RANK), (Unit.RANK_TOKENS, 1))
     assert torch.work["forward", "adapters", Product("bf16")] == {Unit.RANK_TOKENS: 64}
     assert torch.work["forward", "adapters", "bytes"] == {
         Unit.TOKENS: 128,
