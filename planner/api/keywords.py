@@ -54,7 +54,6 @@ class AlikeFlags(TypedDict, total=False):
     freeze: Names
     dora: bool
     oft_block_size: int | str
-    relora: bool
     optimizer_rank: int | str
     gradient_checkpointing: bool
     checkpoint_reentrant: bool

@@ -139,7 +139,6 @@ class RunRecord:
     task: Task | None = None
     train_layers: tuple[str, ...] = ()
     dora: bool | None = None
-    relora: bool | None = None
     oft_block_size: int | None = None
     optimizer_rank: int | None = None
     fp8: Fp8 | None = None

@@ -373,7 +373,6 @@ def _resolve_adapter(
         modules_to_save=modules,
         dtype=ledger.choose("adapter_dtype", dtype, dtype_origin, note),
         dora=ledger.is_given("dora") and bool(ledger.choose("dora", False, "assumed")),
-        relora=ledger.is_given("relora") and bool(ledger.choose("relora", False, "assumed")),
         oft_block_size=block_size,
     )
 

@@ -147,8 +147,9 @@ AXOLOTL_HARMLESS = _names(
     fp8_enable_fsdp_float8_all_gather pose_split_on_token_ids pose_max_context_len pose_num_chunks
     flex_attn_compile_kwargs eaft_alpha eaft_k tiled_mlp_num_shards tiled_mlp_use_original_mlp
     fp32_norm_classes model_quantization_config_kwargs peft_layers_pattern relora_prune_ratio
-    relora_prune_method relora_cpu_offload relora_warmup_steps relora_anneal_steps dion_lr dion_momentum
-    dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap qgalore_scale
+    relora relora_steps relora_prune_method relora_cpu_offload relora_warmup_steps relora_anneal_steps
+    dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_rank qgalore_update_proj_gap
+    qgalore_scale
     qgalore_proj_type qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold
     qgalore_gamma_proj eval_table_max_new_tokens gptq_groupsize gptq_model_v1 gptq_disable_exllama
     image_resize_algorithm role_boundaries capabilities env_capabilities qgalore_queue_size

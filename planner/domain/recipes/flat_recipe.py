@@ -48,7 +48,6 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
         "lora_targets": "targets",
         "modules_to_save": "modules_to_save",
         "dora": "dora",
-        "relora": "relora",
         "oft_block_size": "oft_block_size",
     },
 }

@@ -101,9 +101,8 @@ class Adapter:
 
     ``targets`` is ``("all-linear",)``, ``("attention",)`` or module names.  ``modules_to_save`` are trained
     whole; PEFT keeps the frozen original beside the trainable copy.  ``dora``: rows of base and adapter
-    together are scaled by a trained magnitude.  ``relora``: now and then they are merged into the base and
-    begin again.  ``oft_block_size``: other than 0, there are no such matrices (rank 0) but OFT's rotations,
-    which turn so many neighbouring inputs of a matrix at a time.
+    together are scaled by a trained magnitude.  ``oft_block_size``: other than 0, there are no such matrices
+    (rank 0) but OFT's rotations, which turn so many neighbouring inputs of a matrix at a time.
     """
 
     rank: Number
@@ -112,7 +111,6 @@ class Adapter:
     modules_to_save: tuple[str, ...]
     dtype: Dtype
     dora: bool
-    relora: bool = False
     oft_block_size: int = 0
 
 

@@ -230,7 +230,6 @@ _FIELDS = (
         "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)",
         65_536,
     ),
-    RequestField("relora", "flag", "Merge the adapters into the base now and then and begin again (ReLoRA)"),
     _one_of("optimizer", "Optimizer, by its name in Hugging Face", OPTIMIZERS),
     _count("optimizer_rank", "Rows to which APOLLO projects gradients", 65_536),
     _one_of("precision", "Dtype of the computation; -mixed keeps fp32 masters or uses autocast", PRECISIONS),

@@ -8,7 +8,7 @@ from planner.domain.recipes.recipe import PREPACKED, TARGET_PARAMETER
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.rules.rules_recipe import adapted_expert_bytes, adapts_head
 
-_OF_LORA = ("lora_rank", "lora_dropout", "dora", "relora")
+_OF_LORA = ("lora_rank", "lora_dropout", "dora")
 _ROTATED = ("none", "nf4", "fp4", "int8", "gptq-int4", "awq-int4")
 
 
@@ -70,15 +70,6 @@ ADAPTER_RULES = (
         "DoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds everything; "
         "use --method lora or qlora, and --sharding ddp or none",
         lambda case: _has_dora(case) and _dora_is_elsewhere(case),
-    ),
-    Rule(
-        "relora-elsewhere",
-        "not-modelled",
-        "ReLoRA is modelled over unquantised and 4-bit matrices of layers, where every GPU holds "
-        "everything; use --sharding ddp or none, without --dora",
-        lambda case: (
-            case.adapter is not None and case.adapter.relora and (_has_dora(case) or _dora_is_elsewhere(case))
-        ),
     ),
     Rule(
         "oft-unread",

@@ -19,7 +19,6 @@ _LORA_FIELDS = (
     "lora_dropout",
     "adapter_dtype",
     "dora",
-    "relora",
     "oft_block_size",
 )
 # Optimizers that were read for whole matrices.

@@ -76,7 +76,6 @@ def test_every_choice_of_the_recipe_is_an_assumption_once() -> None:
         "image_size",
         "freeze",
         "dora",
-        "relora",
         "oft_block_size",
         "optimizer_rank",
         "versions",

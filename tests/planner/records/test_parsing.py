@@ -59,7 +59,6 @@ FULL = RunRecord(
     lora_targets=("c_attn", "c_proj"),
     train_layers=("last:8", "norm"),
     dora=True,
-    relora=True,
     oft_block_size=32,
     optimizer_rank=128,
     fp8="rowwise",

@@ -318,20 +318,9 @@ def _read_method(keys: Keys, reading: Reading, *, of_2023: bool) -> None:
     if keys.flag("peft_use_dora"):
         reading.say("dora", True, keys.where("peft_use_dora"))
     _read_targets(keys, reading)
-    _read_relora(keys, reading)
     if keys.flag("peft_autocast_adapter_dtype") is False:
         where = keys.where("peft_autocast_adapter_dtype")
         reading.remark(where, "adapters are counted in fp32: say --adapter-dtype for the dtype of the base")
-
-
-def _read_relora(keys: Keys, reading: Reading) -> None:
-    """``relora_steps``, later ``relora``;
-    counted as merged on the card where ``relora_cpu_offload`` has it done in host RAM.
-    """
-    for name in ("relora", "relora_steps"):
-        if keys.get(name):
-            reading.say("relora", True, keys.where(name))
-            return
 
 
 def _read_targets(keys: Keys, reading: Reading) -> None:

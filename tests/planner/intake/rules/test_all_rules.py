@@ -161,10 +161,6 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         },
     ),
     "oft-with-lora-options": ({"oft_block_size": 32, "lora_rank": 8}, {"oft_block_size": 32}),
-    "relora-elsewhere": (
-        {"relora": True, "method": "lora", "gpus": 2, "sharding": "fsdp"},
-        {"relora": True, "method": "lora", "gpus": 2, "sharding": "ddp"},
-    ),
     "optimizer-of-whole-matrices": (
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "zero2"},
         {"method": "full", "optimizer": "muon", "gpus": 2, "sharding": "ddp"},
