@@ -157,13 +157,14 @@ def names_other_modules(name: str, index: CatalogIndex) -> bool:
 
 
 def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
-    """Models known under ``name``, whoever the owner; a name without a number says too little."""
+    """Models known under ``name``, whoever the owner, of which those that an owner converted are no copy;
+    a name without a number says too little.
+    """
     folded = fold_name(name)
     if not re.search(r"\d", folded):
         return ()
-    return tuple(
-        {model_id: None for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded}
-    )
+    owned = (each for each in index.aliases.items() if not each[0].startswith(tuple(_CONVERTED)))
+    return tuple({model_id: None for alias, model_id in owned if alias.rpartition("/")[2] == folded})
 
 
 def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:

@@ -108,6 +108,8 @@ def test_every_architecture_in_the_table_has_a_reader() -> None:
     ("google/medgemma-27b-it", "gemma-3-27b"),
     ("OpenGVLab/InternVL3_5-8B", "internvl3.5-8b"),
     ("unsloth/Ministral-3-3B-Instruct-2512", "ministral-3-3b"),
+    ("unsloth/Phi-4", "phi-4-unsloth"),
+    ("microsoft/phi-4", "phi-4"),
 ])  # fmt: skip
 def test_names_in_any_spelling(name: str, model_id: str) -> None:
     """Ids, aliases and Hub ids are found whatever their case and separators."""

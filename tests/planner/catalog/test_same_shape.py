@@ -44,6 +44,8 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("unsloth/Ministral-3-8B-Instruct-2512-BF16", "ministral-3-8b", "bf16"),
     ("someone/Ministral-3-8B-Base-2512-stories", "ministral-3-8b", "bf16"),
     ("unsloth/DeepSeek-R1-BF16", "deepseek-v3", "bf16"),
+    ("someone/phi-4", "phi-4", "bf16"),
+    ("unsloth/phi-4-bnb-4bit", "phi-4-unsloth", "bf16"),
     ("unsloth/Ministral-3-3B-Instruct-2512-bnb-4bit", "ministral-3-3b", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
