@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import takewhile
-from operator import eq
+from operator import eq, itemgetter
 
 from planner.catalog.index import CatalogIndex
 from planner.catalog.location import data_dir
@@ -22,7 +22,7 @@ from planner.files.structured import read_toml
 _MAX_NAME_CHARS = 200
 _MOST = 3
 _LETTERS, _ALIKE = re.compile(r"[a-z]*"), 0.75
-_TYPING_ERROR = 0.85
+_TYPING_ERROR, _FAR = 0.85, 0.4
 
 
 def unknown_model(name: str, index: CatalogIndex, sizes: Iterable[str] = ()) -> UnknownNameError:
@@ -71,7 +71,8 @@ def _sorted(name: str, names: Iterable[str], index: CatalogIndex) -> list[str]:
         begun = len(list(takewhile(bool, map(eq, words, other))))
         return -(common & Counter(other)).total(), -begun, -likeness(bare)
 
-    return sorted((each for each in names if of_family(_family(each)) >= _ALIKE), key=rank)
+    alike = ((rank(each), each) for each in names if of_family(_family(each)) >= _ALIKE)
+    return [each for key, each in sorted(alike, key=itemgetter(0)) if key < (0, 0, -_FAR)]
 
 
 def _likeness_to(name: str) -> Callable[[str], float]:
