@@ -79,6 +79,13 @@ def name_pattern(name: str) -> re.Pattern[str]:
     return re.compile(r"[^a-z0-9]*".join(letters) + ends, re.IGNORECASE)
 
 
+def _nearest(name: str, known: Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
+    meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
+    begin = sorted(filter(name_pattern(name).match, meant), key=lambda known: (len(known), known))
+    near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
+    return tuple(dict.fromkeys(meant[known] for known in (*begin, *near)))
+
+
 class PlannerError(Exception):
     """Base of all expected failures: one sentence, no traceback."""
 
@@ -95,17 +102,20 @@ class UnknownNameError(UsageError):
     """A name that no catalog or enumeration knows.
 
     ``kind`` says what was looked up ("model", "GPU"), ``known`` what could have been meant: names, or
-    spellings in lower case with the name that each stands for.
+    spellings in lower case with the name that each stands for.  ``ordered``: the nearest come first already.
     """
 
     def __init__(
-        self, kind: str, name: str, known: Iterable[str] | Mapping[str, str], hint: str = ""
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str] | Mapping[str, str],
+        hint: str = "",
+        *,
+        ordered: bool = False,
     ) -> None:
         self.kind, self.name = kind, name
-        meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
-        begin = sorted(filter(name_pattern(name).match, meant), key=lambda known: (len(known), known))
-        near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=0.4)
-        self.nearest = tuple(dict.fromkeys(meant[known] for known in (*begin, *near)))[:_MAX_NEAREST]
+        self.nearest = (tuple(known) if ordered else _nearest(name, known))[:_MAX_NEAREST]
         advice = f"; nearest: {', '.join(self.nearest)}" if self.nearest else ""
         super().__init__(f"unknown {kind} '{name}'{advice}{f' ({hint})' if hint else ''}")
 

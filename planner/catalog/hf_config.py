@@ -85,7 +85,8 @@ def parse_config(raw: bytes, where: str) -> Mapping[str, Any]:
     """
     if len(raw) > MAX_CONFIG_BYTES:
         raise InputFileError(where, f"larger than {MAX_CONFIG_BYTES // MIB} MiB, which no model config is")
-    data = json_value(where, decoded(where, raw))
+    # Transformers writes the upper end of Mamba's time_step_limit so.
+    data = json_value(where, decoded(where, raw), infinity=True)
     if not isinstance(data, dict):
         raise InputFileError(where, "must hold one JSON object")
     return data

@@ -35,6 +35,10 @@ class UnreadConfigError(UsageError):
     """A model that may be on the Hub, but whose config could not be read here."""
 
 
+class NotOnHubError(UsageError):
+    """The Hub answered that it has no such config."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     """What came of a look-up: the status of a refusal, or why there was no answer at all."""
@@ -62,7 +66,8 @@ def fetch_config(hub_id: str) -> Mapping[str, Any]:
 
     Raises:
         UnreadConfigError: no network, offline by switch, or no access.
-        UsageError: no such model, or an answer that is no config.
+        NotOnHubError: no such model, or no answer but a refusal.
+        InputFileError: an answer that is no config.
     """
     if switch := offline_switch():
         known = "is neither in the catalog nor in the Hugging Face cache"
@@ -70,7 +75,7 @@ def fetch_config(hub_id: str) -> Mapping[str, Any]:
     hub, url = endpoint(), config_url(hub_id)
     found = _look_up(hub, url)
     if isinstance(found, _Failure):
-        kind = UnreadConfigError if found.status in _UNREAD else UsageError
+        kind = UnreadConfigError if found.status in _UNREAD else NotOnHubError
         raise kind(_sentence(hub_id, hub, found))
     return parse_config(found, url)
 

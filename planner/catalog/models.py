@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,8 +29,6 @@ from planner.files.structured import read_toml
 NonEmpty = Annotated[str, Field(min_length=1)]
 CatalogOrigin = Literal["published-exact", "published-bytes", "meta-device", "published-rounded"]
 _SIZES_FILE, _STORED_FILE = "models/sizes.toml", "models/stored.toml"
-_MAX_NAME_CHARS = 200
-_LETTERS, _ALIKE = re.compile(r"[a-z]*"), 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +185,7 @@ def model_entry(name: str) -> ModelEntry:
     index = _index()
     entry_id = index.find(name)
     if entry_id is None:
-        raise _unknown(name, index.ids)
+        raise _unknown(name, index)
     return _read_entry(entry_id)
 
 
@@ -234,7 +230,7 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
 
     if is_hub_id(name):
         return _from_stored(name) or _from_hub(name, reader)
-    raise _unknown(name, (*index.ids, *sizes))
+    raise _unknown(name, index, sizes)
 
 
 def entry_named_in(hub_id: str) -> ModelEntry | None:
@@ -273,21 +269,10 @@ def spec_of(entry: ModelEntry) -> ModelSpec:
     )
 
 
-def _unknown(name: str, known: Iterable[str]) -> UnknownNameError:
-    """Says the nearest of ``known`` whose family is spelled as that of ``name``, or nearly so."""
-    family = _family(name[:_MAX_NAME_CHARS])
-    alike = [each for each in known if SequenceMatcher(None, family, _family(each)).ratio() >= _ALIKE]
-    way_out = "give a Hub id (owner/name) or the path of a config.json"
-    error = UnknownNameError("model", name[:_MAX_NAME_CHARS], alike, f"or {way_out}")
-    if error.nearest:
-        return error
-    return UnknownNameError("model", name[:_MAX_NAME_CHARS], (), f"no known name is near it: {way_out}")
+def _unknown(name: str, index: CatalogIndex, sizes: Iterable[str] = ()) -> UnknownNameError:
+    from planner.catalog.nearest import unknown_model
 
-
-def _family(name: str) -> str:
-    """The letters that ``name`` begins with: of a bare size none."""
-    found = _LETTERS.match(name.lower())
-    return found[0] if found else ""
+    return unknown_model(name, index, sizes)
 
 
 def _index() -> CatalogIndex:
@@ -371,7 +356,7 @@ def _stored_entry(hub_id: str) -> StoredEntry | None:
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
-    from planner.catalog.hub import UnreadConfigError, config_url, fetch_config
+    from planner.catalog.hub import NotOnHubError, UnreadConfigError, config_url, fetch_config
     from planner.catalog.hub_settings import cached_config, endpoint
 
     file = cached_config(hub_id)
@@ -387,13 +372,20 @@ def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
         except UnreadConfigError as error:
             if (resolved := _from_name(hub_id)) is not None:
                 return resolved
-            if (plain := _packed_alike(hub_id)) is None:
-                raise
-            raise UnreadConfigError(
-                f"{error}; or give {plain}, which keeps none of its layers whole"
-            ) from None
+            raise UnreadConfigError(f"{error}{_way_out_of(hub_id)}") from None
+        except NotOnHubError as error:
+            raise NotOnHubError(f"{error}{_way_out_of(hub_id)}") from None
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _way_out_of(hub_id: str) -> str:
+    """What else could be given than a Hub id that could not be read."""
+    from planner.catalog.nearest import way_out_of
+
+    if (plain := _packed_alike(hub_id)) is not None:
+        return f"; or give {plain}, which keeps none of its layers whole"
+    return way_out_of(hub_id, _index())
 
 
 def _packed_alike(hub_id: str) -> str | None:

@@ -9,8 +9,9 @@ not taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from planner.catalog.index import CatalogIndex, fold_name
@@ -36,18 +37,20 @@ _STORED: dict[str, Literal["fp32", "bf16", "fp16"]] = {
     "fp16": "fp16",
     "float16": "fp16",
 }
+_IN_DTYPE = re.compile(rf"[-_.](?:{'|'.join(_STORED)})$", re.IGNORECASE)
 # Sees or hears; has another head; is an adapter; has other layers, experts or attention; is a toy,
 # or not for torch.
 _OTHER_MODULES = frozenset({
     *("vl", "vlm", "vision", "llava", "omni", "audio", "speech", "voice", "video", "image", "ocr", "clip",
-    "mm", "multimodal"),
-    *("reward", "rm", "prm", "orm", "critic", "classifier", "classification"),
-    *("embed", "embedding", "embeddings", "reranker", "retriever"),
+    "mm", "multimodal", "v", "siglip", "asr", "tts"),
+    *("bunny", "cambrian", "cogvlm", "idefics", "mantis", "mplug", "owl", "ovis", "ultravox", "vila"),
+    *("rm", "orm", "critic", "classifier", "classification"),
+    *("retriever", "bge", "e5", "gme", "gte", "llm2vec"),
     *("lora", "qlora", "dora", "peft", "adapter", "adapters", "delta", "diff"),
     *("moe", "clown", "frankenmerge", "passthrough", "stacked", "upscaled", "expanded", "pro", "solar"),
     *("pruned", "prune", "sparse", "sheared", "shortened", "minitron", "slim", "layer"),
     *("layers", "depth", "width", "mamba", "hybrid", "linear", "rwkv"),
-    *("h", "draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
+    *("h", "deep", "draft", "eagle", "eagle3", "medusa", "mla", "hydra", "speculator", "mtp"),
     *("tiny", "micro", "random", "dummy", "test", "debug", "mlx", "onnx", "openvino", "coreml", "llamafied",
     "llamafy"),
 })  # fmt: skip
@@ -57,6 +60,8 @@ _RELEASED_IN_FP8 = re.compile(r"(?:ministral-3|devstral-small-2)-\d+b-instruct-2
 # Owners who publish a family with the modules of another one:
 # https://huggingface.co/unsloth/Phi-3-mini-4k-instruct is a Mistral.
 _CONVERTED = frozenset({"unsloth/phi"})
+# Has another head: rewardmodel, prm800k, embeddings, reranker.
+_OTHER_HEADS = ("reward", "prm", "embed", "rerank")
 # Training for a language often enlarges the vocabulary; so do these makers and further training from scratch.
 _OTHER_VOCABULARY = frozenset({
     *("vocab", "vocabulary", "extended", "tokenizer", "multilingual", "pretrain", "pretrained", "cpt", "unit",
@@ -125,28 +130,41 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
     """The models of ``index`` that ``hub_id`` may be a copy or a fine-tune of, as far as the id says;
     often none.
 
-    A copy has the name of a known id under another owner.  Any other id must hold the words of a catalog id:
-    family, version and size, of which the first two stand together.
+    A copy has the name of a known id under another owner, or that name and its dtype.  Any other id must hold
+    the words of a catalog id: family, version and size, of which the first two stand together.
     """
+    if (known := index.find(hub_id)) is not None:
+        return Kin((known,), None)
     owner, _, name = hub_id.partition("/")
-    words = _words(name, _families(index.ids))
+    words = words_of(index)(name)
     stored = {_STORED[word] for word in words if word in _STORED}
     converted = any(f"{owner.lower()}/{word}" in _CONVERTED for word in words)
     packed = QUANTISED.search(name) or QUANTISED.search(owner) or _RELEASED_IN_FP8.fullmatch(name)
     if packed or converted or len(stored) > 1:
         return Kin((), None)
-    found = _copied(name, index) or _fine_tuned(words, index.ids)
+    found = _copied(_IN_DTYPE.sub("", name), index) or _fine_tuned(words, index.ids)
     return Kin(found, stored.pop() if stored else None)
 
 
+def words_of(index: CatalogIndex) -> Callable[[str], tuple[str, ...]]:
+    """What splits a name into words: ``Llama-3_1-8B`` into ``llama``, ``3.1`` and ``8b``."""
+    return partial(_words, families=_families(index.ids))
+
+
+def names_other_modules(name: str, index: CatalogIndex) -> bool:
+    """Whether a word of ``name`` says that a model sees, hears or has another head than a known one."""
+    return any(word in _OTHER_MODULES or word.startswith(_OTHER_HEADS) for word in words_of(index)(name))
+
+
 def _copied(name: str, index: CatalogIndex) -> tuple[str, ...]:
-    """Models known under ``name``, whoever the owner; a name without a number says too little."""
+    """Models known under ``name``, whoever the owner, of which those that an owner converted are no copy;
+    a name without a number says too little.
+    """
     folded = fold_name(name)
     if not re.search(r"\d", folded):
         return ()
-    return tuple(
-        {model_id: None for alias, model_id in index.aliases.items() if alias.rpartition("/")[2] == folded}
-    )
+    owned = (each for each in index.aliases.items() if not each[0].startswith(tuple(_CONVERTED)))
+    return tuple({model_id: None for alias, model_id in owned if alias.rpartition("/")[2] == folded})
 
 
 def _fine_tuned(words: Sequence[str], ids: Sequence[str]) -> tuple[str, ...]:
@@ -203,7 +221,7 @@ def _changes(word: str, families: frozenset[str]) -> bool:
     """Whether ``word`` beside the name of a base says that shapes are not the base's."""
     if _SIZE.fullmatch(word) or word in families | _OTHER_MODULES | _OTHER_VOCABULARY:
         return True
-    return word.startswith(_LANGUAGES)
+    return word.startswith((*_OTHER_HEADS, *_LANGUAGES))
 
 
 def _without(words: Sequence[str], base: Sequence[str]) -> list[str] | None:

@@ -13,6 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +70,17 @@ def csv_cells(line: str) -> list[str]:
     return [cell.strip() for cell in next(csv.reader([line]), [""])] or [""]
 
 
-def json_value(path: str | Path, text: str) -> Any:
-    """The value that ``text`` of the file ``path`` holds.
+def json_value(path: str | Path, text: str, *, infinity: bool = False) -> Any:
+    """The value that ``text`` of the file ``path`` holds; ``infinity`` as for :func:`parse_json`.
 
     Raises:
         InputFileError: as :func:`parse_json`.
     """
-    return _of(path, "JSON", parse_json, text)
+    return _of(path, "JSON", partial(parse_json, infinity=infinity), text)
 
 
-def parse_json(text: str) -> Any:
-    """A JSON value.
+def parse_json(text: str, *, infinity: bool = False) -> Any:
+    """A JSON value, which with ``infinity`` may hold ``Infinity`` as Python writes it.
 
     Raises:
         MalformedError: not JSON, nested too deeply, a name given twice,
@@ -89,7 +90,10 @@ def parse_json(text: str) -> Any:
         _refuse_extremes(_JSON_STRING.sub(" ", text))
     try:
         return json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_infinity if infinity else _refuse_constant,
+            parse_float=_finite,
         )
     except json.JSONDecodeError as error:
         raise MalformedError(
@@ -204,6 +208,10 @@ def _twice_at(text: str) -> int:
 
 def _refuse_constant(name: str) -> float:
     raise MalformedError(f"'{name}' is not a number")
+
+
+def _infinity(name: str) -> float:
+    return math.inf if name == "Infinity" else _refuse_constant(name)
 
 
 def _finite(text: str) -> float:

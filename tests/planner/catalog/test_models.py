@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,10 @@ def test_every_architecture_in_the_table_has_a_reader() -> None:
     ("NousResearch/Hermes-4.3-36B", "seed-oss-36b"),
     ("meta-llama/Llama-Guard-3-1B", "llama-3.2-1b"),
     ("google/medgemma-27b-it", "gemma-3-27b"),
+    ("OpenGVLab/InternVL3_5-8B", "internvl3.5-8b"),
+    ("unsloth/Ministral-3-3B-Instruct-2512", "ministral-3-3b"),
+    ("unsloth/Phi-4", "phi-4-unsloth"),
+    ("microsoft/phi-4", "phi-4"),
 ])  # fmt: skip
 def test_names_in_any_spelling(name: str, model_id: str) -> None:
     """Ids, aliases and Hub ids are found whatever their case and separators."""
@@ -137,6 +142,10 @@ def test_lookup_reads_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         ("qwen2.5-14", "qwen2.5-14b"),
         ("gema-2-9b", "gemma-2-9b"),
         ("llama3", "llama-3-8b"),
+        ("qwen3-7b", "qwen3-8b"),
+        ("Qwen3-8B-Instruct", "qwen3-8b"),
+        ("deepseek-r1-distill-8b", "DeepSeek-R1-Distill-Llama-8B"),
+        ("zephyr-7b", "zephyr-7b-beta"),
     ],
 )
 def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
@@ -145,6 +154,37 @@ def test_unknown_names_say_the_nearest(name: str, nearest: str) -> None:
         load_model(name)
     assert any(candidate.startswith(nearest) for candidate in caught.value.nearest)
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(("hub_id", "said"), [
+    ("Qwen/Qwen3-7B", "Qwen/Qwen3-8B"),
+    ("mistralai/Mistral-7B-Instruct-v3", "mistralai/Mistral-7B-Instruct-v0.3"),
+    ("openai/gpt-oss-20", "openai/gpt-oss-20b"),
+    ("Qwen/Qwen3-8B-FP8", "or give Qwen/Qwen3-8B, the model that was packed"),
+    ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "or give unsloth/Qwen3-8B-bnb-4bit"),
+])  # fmt: skip
+def test_unread_hub_ids_say_what_could_be_given(
+    hub_id: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A typing error in a Hub id is met with the nearest known ids,
+    a packed checkpoint with the model behind it.
+    """
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        load_model(hub_id)
+
+
+@pytest.mark.parametrize("hub_id", ["Qwen/Qwen3-ASR-0.6B", "someone/quokka-7b", "Qwen/Qwen2.5-Math-PRM-7B"])
+def test_other_models_are_no_typing_errors(
+    hub_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No known model is offered for one that hears or has another head, or has no known family."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UsageError) as caught:
+        load_model(hub_id)
+    assert "nearest" not in str(caught.value)
 
 
 def test_only_names_of_the_same_family_are_suggested() -> None:
@@ -239,6 +279,13 @@ def test_local_folder_comes_before_the_catalog(tmp_path: Path, monkeypatch: pyte
     _config_file(tmp_path / "llama-2-7b", TINY)
     resolved = load_model("llama-2-7b")
     assert (resolved.how, resolved.spec.param_count) == ("file", TINY_PARAMS)
+
+
+def test_a_bound_that_is_infinite_is_read(tmp_path: Path) -> None:
+    """Transformers writes Infinity into the config.json of models with Mamba layers."""
+    file = _config_file(tmp_path, TINY | {"time_step_limit": [0.0, float("inf")]})
+    assert "Infinity" in file.read_text(encoding="utf-8")
+    assert load_model(str(file)).spec.param_count == TINY_PARAMS
 
 
 def test_unmodelled_architecture_has_no_verdict(tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("someone/stories-llama-7b", "llama-7b", "fp16"),
     ("unsloth/Ministral-3-8B-Instruct-2512-BF16", "ministral-3-8b", "bf16"),
     ("someone/Ministral-3-8B-Base-2512-stories", "ministral-3-8b", "bf16"),
+    ("unsloth/DeepSeek-R1-BF16", "deepseek-v3", "bf16"),
+    ("someone/phi-4", "phi-4", "bf16"),
+    ("unsloth/phi-4-bnb-4bit", "phi-4-unsloth", "bf16"),
+    ("unsloth/Ministral-3-3B-Instruct-2512-bnb-4bit", "ministral-3-3b", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
     """Owner, suffixes and spelling do not matter; the note names id and base."""
@@ -63,7 +67,7 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("someone/Llama-3-8B-GPTQ-Int3", "some-quants/Llama-3.1-8B-AWQ", "someone/Llama-8B-AWQ"),
     # Released in FP8, which the id does not say.
     *("mistralai/Ministral-3-8B-Instruct-2512", "mistralai/Ministral-3-3B-Instruct-2512"),
-    *("mistralai/Devstral-Small-2-24B-Instruct-2512", "unsloth/Ministral-3-14B-Instruct-2512"),
+    *("mistralai/Devstral-Small-2-24B-Instruct-2512", "someone/Ministral-3-14B-Instruct-2512"),
     # A maker's own name before a family without its version.
     *("open-r1/OpenR1-Qwen-7B", "someone/R1-Distill-Qwen-72B-stories", "someone/stories-qwen-14b"),
     # Another size, or a second one.
@@ -79,6 +83,11 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     # Other modules, or another vocabulary.
     *("Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Embedding-8B", "models/llama3-8b-pro", "someone/llama-2-7b-lora"),
     *("unsloth/Phi-3-mini-4k-instruct", "ibm-granite/granite-4.0-h-350m"),
+    *("Qwen/Qwen3-ASR-0.6B", "Qwen/Qwen3-TTS-12Hz-1.7B-Base", "AIDC-AI/Ovis1.6-Llama3.2-3B",
+    "MAGAer13/mplug-owl2-llama2-7b", "fixie-ai/ultravox-v0_5-llama-3_1-8b"),
+    *("Alibaba-NLP/gte-Qwen2-7B-instruct", "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct",
+    "Ray2333/GRM_Llama3.1_8B_rewardmodel-ft", "Qwen/Qwen2.5-Math-7B-PRM800K"),
+    *("tiiuae/Falcon-H1-1.5B-Deep-Base", "BAAI/Bunny-Llama-3-8B-V"),
     *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
     "someone/llama-3-8b-reward"),
 ])  # fmt: skip
