@@ -127,7 +127,9 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder
         def enter(stage: Stage) -> None:
             recorder.enter_stage(stage, number)
 
-        return preference_loss(Passes(model, reference, recipe, scenario.stack.pair_logps, enter), inputs)
+        stack = scenario.stack
+        passes = Passes(model, reference, recipe, stack.pair_logps, stack.chosen_likelihood, enter)
+        return preference_loss(passes, inputs)
 
     return losses
 

@@ -73,7 +73,6 @@ PairLogps = Literal[
     "whole",
     "whole_twice",
     "whole_with_loss",
-    "whole_and_chosen",
     "whole_let_go",
     "unshifted",
     "compiled",
@@ -304,14 +303,17 @@ class Stack:
     """How log-probabilities of pairs are taken.  ``whole``: of all logits at once, which are held until
     the loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose
     likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss of its own,
-    which goes when it returns (not for KTO).  ``whole_and_chosen``: in ORPO and SimPO the cross-entropy
-    of a copy of the chosen sequences' logits comes first.  ``whole_let_go``: not held; ``unshifted``: and
-    not even cut by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
+    which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even cut
+    by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
     kernel, which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
     states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
     ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
     its length each.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no
     such trainer.
+    """
+    chosen_likelihood: bool
+    """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
+    are held until the loss is there.
     """
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the

@@ -31,8 +31,7 @@ from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
 _ENTROPY_ROWS = 128
-_WITHOUT_CHOSEN = ("whole", "whole_twice", "whole_with_loss")
-_WHOLE = (*_WITHOUT_CHOSEN, "whole_and_chosen")
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 _SHIFTED = ("shifted_rows", "fused_rows")
 
@@ -67,9 +66,8 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     if recipe.task == "kto" and kernel not in _SHIFTED:
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
         return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
-    if recipe.task in ("orpo", "simpo") and kernel not in _WITHOUT_CHOSEN:
-        of_chosen = _odds_whole if kernel == "whole_and_chosen" else _odds_rows
-        return of_chosen(torch, ends.layer, logits)
+    if recipe.task in ("orpo", "simpo"):
+        return _odds(torch, ends.layer, logits)
     if kernel in _WHOLE:
         return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if kernel in _SHIFTED:
@@ -211,29 +209,22 @@ def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
     return out
 
 
-def _odds_rows(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
-    """The cross-entropy of the chosen half, then log-probabilities of all;
-    the logits are held until the loss is there.
-    """
-    likelihood = _chosen_likelihood(torch, view, logits[0])
-    out = _sum(torch, [likelihood, _rows(torch, torch.part(logits[0], logits[0].count))])
-    torch.held = [logits.pop().alias()]
-    torch.enter(FORWARD_LOSS)
-    torch.held.clear()
-    return out
-
-
-def _odds_whole(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
-    """The cross-entropy of the chosen half, then the log-softmax of all at once;
+def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
+    """The cross-entropy of the chosen half where the trainer adds it, then log-probabilities of all;
     the logits are held until the loss is there.
 
     Source: trl 0.9.6, 0.12.2 and 0.14.0 trainer/orpo_trainer.py, cpo_trainer.py concatenated_forward,
     get_batch_logps.
     """
-    likelihood = _chosen_likelihood(torch, view, logits[0])
-    out = _sum(torch, [likelihood, _log_softmax(torch, logits[0])])
+    parts = [_chosen_likelihood(torch, view, logits[0])] if view.stack.chosen_likelihood else []
+    if view.stack.pair_logps in _WHOLE:
+        parts.append(_log_softmax(torch, logits[0]))
+    else:
+        parts.append(_rows(torch, torch.part(logits[0], logits[0].count)))
+    out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
+    torch.held = [logits.pop().alias()]
     torch.enter(FORWARD_LOSS)
-    logits.clear()
+    torch.held.clear()
     return out
 
 

@@ -55,9 +55,16 @@ KERNELS: dict[str, dict[str, Any]] = {
     "whole_and_chosen": {
         "stack": "llama-factory",
         "checkpoint_reentrant": False,
-        "switches": ("pair_logps=whole_and_chosen",),
+        "switches": ("pair_logps=whole", "chosen_likelihood=true"),
+    },
+    "rows_alone": {
+        "stack": "trl",
+        "switches": ("pair_logps=rows", "chosen_likelihood=false"),
+        "versions": ("trl==1.14.0",),
     },
 }
+# What those add is of ORPO and SimPO alone.
+PLAIN = tuple(name for name in KERNELS if name not in ("whole_and_chosen", "rows_alone"))
 # Pairs in one row, by a loop of its own that casts nothing.
 JOINED = {"joined": {"stack": "llama-factory-v1", "precision": "bf16"}}
 # Losses of the trainer that weigh each token.
@@ -72,11 +79,12 @@ LET_GO = {
     "unshifted": {"stack": "open-instruct"},
 }
 TASKS = [
-    *(("dpo", kernel) for kernel in KERNELS),
-    *(("kto", kernel) for kernel in KERNELS),
+    *(("dpo", kernel) for kernel in PLAIN),
+    *(("kto", kernel) for kernel in PLAIN),
     *(("orpo", kernel) for kernel in ("tiles", "rows", "whole", "whole_and_chosen")),
     ("simpo", "whole"),
     ("simpo", "whole_and_chosen"),
+    ("simpo", "rows_alone"),
     pytest.param("orpo", "whole_with_loss", marks=pytest.mark.slow),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),

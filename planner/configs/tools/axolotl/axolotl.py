@@ -12,7 +12,7 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import axolotl_task, read_precomputed
+from planner.configs.shared.preference_tasks import axolotl_task, read_chosen_likelihood, read_precomputed
 from planner.configs.shared.trainer_arguments import (
     OPTIMIZERS,
     ends_by_steps,
@@ -219,6 +219,7 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         names = ("rl", "reward_model", "process_reward_model")
         reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, adapters=keys.has("adapter"))
+        read_chosen_likelihood(keys, reading)
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(
             "model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled"
