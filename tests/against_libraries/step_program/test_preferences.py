@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from matrix.models import small_fields, text_fields
+from streams import both
 
 from tests.extras import import_or_skip
 
@@ -126,6 +127,25 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
     method = "full" if kernel == "divergence" else "lora"
     assert_same_peak(scenario_of(task, kernel, tmp_path, method=method))
+
+
+@pytest.mark.parametrize(
+    ("task", "kernel"),
+    [
+        ("orpo", "rows"),
+        ("kto", "shifted_rows"),
+        pytest.param("orpo", "whole_and_chosen", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_that_are_alone_are_cut_without_a_copy(task: str, kernel: str, tmp_path: Path) -> None:
+    """The chosen sequence of one pair, or one sample; two are copied."""
+    for batch in (1, 2):
+        scenario = scenario_of(task, kernel, tmp_path, batch=batch)
+        program, trace = (
+            [each for each in side if "clone" in each.op and each.n_bytes > 512 * WORDS]
+            for side in both(scenario, ("loss_2",))
+        )
+        assert (len(program), len(trace)) == (batch - 1, batch - 1)
 
 
 @pytest.mark.parametrize(
