@@ -57,6 +57,7 @@ RotaryModel = Literal[
     "starcoder2",
     "olmo",
 ]
+MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 TowerStates = Literal["all", "read"]
@@ -408,6 +409,8 @@ class Stack:
     """
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
+    causal_masks: tuple[MaskedModel, ...]
+    """Architectures each of whose layers keeps a mask of all pairs of positions on the card."""
 
     # Batches and the cache
     sorts_lengths: bool
