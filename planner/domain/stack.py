@@ -389,6 +389,8 @@ class Stack:
     """What a CLIP tower returns besides its last state: what ``all`` layers read, or what the projector has
     ``read``.
     """
+    has_fsdp1: bool
+    """Its own code, or what it runs through, has the first FSDP, too."""
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
     fsdp2_units: Fsdp2Units

@@ -66,7 +66,8 @@ class LayerView:
     ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a
     micro-batch is one sample, so that heads are batches of products without a copy; ``single_chosen``: one
     pair.  ``trains_base``: whether the layer's own weights are trained; ``trains_mlp_only``: of those, only
-    the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of rotary positions.
+    the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of
+    rotary positions.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """

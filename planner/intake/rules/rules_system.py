@@ -209,6 +209,13 @@ SYSTEM_RULES = (
         lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
     ),
     Rule(
+        "fsdp1-not-in-stack",
+        "refuse",
+        "This stack has FSDP2 alone: say --sharding fsdp, or hsdp",
+        lambda case: case.recipe.sharding.is_fsdp1 and not case.stack.has_fsdp1,
+        lambda case: f"{case.recipe.sharding}, {case.stack.id}",
+    ),
+    Rule(
         "fsdp-units-elsewhere",
         "not-modelled",
         "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "

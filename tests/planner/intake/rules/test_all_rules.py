@@ -336,6 +336,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp", "offload": "params"},
         {"sharding": "fsdp", "offload": "optimizer+params"},
     ),
+    "fsdp1-not-in-stack": (
+        {"sharding": "fsdp1", "gpus": 2, "stack": "llama-factory-v1"},
+        {"sharding": "fsdp", "gpus": 2, "stack": "llama-factory-v1"},
+    ),
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
