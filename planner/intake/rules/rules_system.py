@@ -13,6 +13,7 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    runs_transformers_4,
     stops_on_cpu,
     widest_head,
 )
@@ -249,6 +250,14 @@ SYSTEM_RULES = (
         "shard by fsdp1 or ZeRO",
         lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "adamw-hf-gone",
+        "refuse",
+        "Transformers has no AdamW of its own since 4.50: say adamw_torch, or --stack hf-trainer@4 "
+        f"[{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.optimizer == "adamw_hf" and not runs_transformers_4(case.stack),
+        lambda case: f"the stack here is {case.stack.id}",
     ),
     Rule(
         "slow-optimizer-offloaded",

@@ -67,8 +67,8 @@ def _without_groups(job: Job, *, first: bool) -> Step | None:
 
 
 def _of_group(job: Job) -> Step:
-    if job.recipe.optimizer == "adafactor":
-        return _adafactor
+    if job.recipe.optimizer in ("adafactor", "adamw_hf"):
+        return _adafactor if job.recipe.optimizer == "adafactor" else _one_by_one
     return partial(_torchao if OPTIMIZER_FACTS[job.recipe.optimizer].library == "torchao" else _together, job)
 
 
@@ -117,6 +117,19 @@ def _foreach_roots(make: Make, group: Sequence[Weight], n_copies: int) -> None:
         if n_copies > 1:
             sums = [like(make, each, "_foreach_add") for each in same]
     del roots, sums
+
+
+def _one_by_one(make: Make, states: States, group: Sequence[Weight]) -> None:
+    """One parameter after the other: the root of its second moment, beside the one before it, to which the
+    loop's variable refers until then.
+
+    Source: transformers 4.36.2, 4.44.2 and 4.49.0 optimization.py AdamW.step.
+    """
+    root = None
+    for each in group:
+        states(each)
+        root = like(make, each, "sqrt")
+    del root
 
 
 def _torchao(job: Job, make: Make, states: States, group: Sequence[Weight]) -> None:

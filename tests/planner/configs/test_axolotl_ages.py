@@ -129,3 +129,21 @@ def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
 ) -> None:
     """bnb_4bit_quant_storage came in 2024-03 (pull request 1378)."""
     assert read(tmp_path, QLORA + "huggyllama/llama-7b\n" + text).request.get("quant_storage") == storage
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        (LORA + "local_rank:\n", "adamw_hf"),
+        (LORA + "wandb_run_id:\n", "adamw_hf"),
+        (LORA + "local_rank:\noptimizer: adamw_torch\n", "adamw_torch"),
+        (LORA + "optimizer: adamw_hf\n", "adamw_hf"),
+        (LORA, None),
+    ],
+)
+def test_the_optimizer_where_a_file_names_none(tmp_path: Path, text: str, optimizer: str | None) -> None:
+    """Up to 0.7 that of Transformers, whose name alone tells the age; newer stacks have a default."""
+    config = read(tmp_path, text)
+    assert config.request.get("optimizer") == optimizer
+    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
+    assert (stack.id == "axolotl") is (optimizer is None)

@@ -187,7 +187,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_padding(keys, reading)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
-    _read_optimizer(keys, reading)
+    _read_optimizer(keys, reading, old=old)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old)
     if of_2023:
@@ -461,9 +461,14 @@ def _unsaid_manner(keys: Keys, *, old: bool) -> tuple[bool, str]:
     return True, "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
 
 
-def _read_optimizer(keys: Keys, reading: Reading) -> None:
+def _read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
     if keys.text("optimizer") is not None:
         say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
+    elif old and not keys.has("fsdp_version"):  # a key since 0.9
+        place = "core/trainer_builder.py: adamw_hf where nothing is said; 0.8.0 takes adamw_torch_fused"
+        reading.default(
+            "optimizer", "adamw_hf", f"axolotl 501b4d137 (2023-11) to 0.7.0 {place}, which needs less"
+        )
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:

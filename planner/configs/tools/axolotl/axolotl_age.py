@@ -35,6 +35,8 @@ _OLD_KEYS = (
 def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     """Whether a file is of 0.8 or before, and whether it is of 2023; its stack is entered then."""
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    if old is None and keys.get("optimizer") == "adamw_hf":  # Transformers dropped it in 4.50.
+        old = "optimizer"
     of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None)
     if any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None

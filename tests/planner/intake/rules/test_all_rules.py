@@ -352,6 +352,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
     ),
+    "adamw-hf-gone": (
+        {"optimizer": "adamw_hf", "stack": "hf-trainer@5"},
+        {"optimizer": "adamw_hf", "stack": "hf-trainer@4"},
+    ),
     "slow-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "adafactor"},
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "adamw_torch"},
