@@ -232,6 +232,8 @@ class Stack:
     compute dtype; or none.
     ``given``: each batch, padded or not, brings one in the compute dtype.
     """
+    masks_packed: bool
+    """A packed batch brings a mask, too, which torch's fused attention gets as it gets that of padding."""
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
     model_parallel: ModelParallel

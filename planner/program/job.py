@@ -156,8 +156,8 @@ class Job:
         return equal if isinstance(equal, bool) else bool(equal.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
-        """Whether SDPA gets a mask of an unpadded batch: the code always makes one, it comes with the batch,
-        or the sequence reaches the block's window.
+        """Whether SDPA gets a mask of an unpadded batch: the code always makes one, it comes with the batch
+        (packed or not), or the sequence reaches the block's window.
 
         ``is_causal`` cannot say a window.  In a grid: whether it does in any of its scenarios,
         as for padding.
@@ -166,6 +166,9 @@ class Job:
         (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py create_masks_for_vision_model.
         """
         window, vision = block.attention.window_tokens, self.model.vision
+        packed = self.recipe.batch.padding == "packed" and self.stack.masks_packed
+        if packed and self.recipe.attention == "sdpa" and self.stack.sdpa_mask != "none":
+            return True
         if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
             return self.recipe.attention == "sdpa" and self.stack.sdpa_mask == "given"
         if vision is not None and vision.code == "gemma3" and self.recipe.batch.images is not None:

@@ -14,15 +14,13 @@ from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.preference_tasks import axolotl_task, read_chosen_likelihood, read_precomputed
 from planner.configs.shared.trainer_arguments import (
-    OPTIMIZERS,
     ends_by_steps,
     read_batches,
     read_distribution,
     read_files,
     remark_on_tf32,
-    say_optimizer,
 )
-from planner.configs.tools.axolotl.axolotl_age import read_age
+from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
@@ -121,9 +119,6 @@ _UNMODELLED = {
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
-# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
-# in 4 bits with a scale for 128 elements in place of 256.
-_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
 _REMARKS = {
     "torch_compile": "compilation is not counted: memory and time are those without it",
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
@@ -184,10 +179,10 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
-    _read_padding(keys, reading)
+    _read_padding(keys, reading, old=old)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
-    _read_optimizer(keys, reading, old=old)
+    read_optimizer(keys, reading, old=old)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old)
     if of_2023:
@@ -377,11 +372,14 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
     reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
 
 
-def _read_padding(keys: Keys, reading: Reading) -> None:
+def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
     packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
     _read_old_packing(keys, reading)
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
+        if old and not (keys.flag("flash_attention") or keys.get("pretraining_dataset")):
+            # axolotl 0.8.0 utils/collators/batching.py V2BatchSamplerDataCollatorForSeq2Seq.
+            reading.switch("masks_packed", True, keys.where("sample_packing"))
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
@@ -459,16 +457,6 @@ def _unsaid_manner(keys: Keys, *, old: bool) -> tuple[bool, str]:
         place = "core/builders/base.py _configure_gradient_checkpointing: use_reentrant False"
         return False, f"axolotl 0.18 and 0.19.0 {place}; with rl so since 2024-08 (core/trainer_builder.py)"
     return True, "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
-
-
-def _read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
-    if keys.text("optimizer") is not None:
-        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
-    elif old and not keys.has("fsdp_version"):  # a key since 0.9
-        place = "core/trainer_builder.py: adamw_hf where nothing is said; 0.8.0 takes adamw_torch_fused"
-        reading.default(
-            "optimizer", "adamw_hf", f"axolotl 501b4d137 (2023-11) to 0.7.0 {place}, which needs less"
-        )
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:
