@@ -28,7 +28,7 @@ from planner.domain.recipes.recipe import Recipe
 from planner.domain.stack import PairLogps
 
 _ENTROPY_ROWS = 128
-_WHOLE = ("whole", "whole_twice", "whole_with_loss", "whole_and_chosen")
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 
 Inputs = dict[str, torch.Tensor]
@@ -40,6 +40,7 @@ class Passes:
     """The models of a job and how it takes log-probabilities.
 
     ``reference``: a second model; without one the adapters are switched off.
+    ``likelihood``: ORPO and SimPO add the cross-entropy of the chosen sequences.
     ``enter`` is told when passes begin.
     """
 
@@ -47,6 +48,7 @@ class Passes:
     reference: Any
     recipe: Recipe
     kernel: PairLogps
+    likelihood: bool
     enter: Callable[[Stage], None]
 
     @contextmanager
@@ -125,18 +127,26 @@ def preference_loss(passes: Passes, inputs: Inputs) -> torch.Tensor:
     if passes.kernel in _LET_GO:
         return _let_go(passes, inputs)
     if task in ("orpo", "simpo"):
-        return (_odds_whole if passes.kernel in _WHOLE else _odds_rows)(passes, inputs)
+        return _odds(passes, inputs)
     return _LOSSES[passes.kernel](passes, inputs)
 
 
-def _odds_rows(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """ORPO, and SimPO with TRL's own weight of the chosen sequences' loss: their cross-entropy,
-    then log-probabilities.
+def _odds(passes: Passes, inputs: Inputs) -> torch.Tensor:
+    """ORPO and SimPO of TRL: a cross-entropy of the chosen sequences first, unless SimPO gives it no weight.
+    LLaMA-Factory takes their likelihood from the same log-probabilities.
     """
-    logits = passes.model(**_without_labels(inputs), use_cache=False).logits
-    likelihood = _chosen_likelihood(logits, inputs)
-    logps = selective_log_softmax(logits[:, :-1, :], inputs["input_ids"][:, 1:]).sum(-1)
-    return likelihood - nn.functional.logsigmoid(torch.sub(*logps.float().chunk(2))).mean()
+    logits = passes.model(**_given(passes, inputs), use_cache=False).logits
+    if passes.kernel in _WHOLE:
+        logits = logits.to(torch.float32)
+    likelihood = _chosen_likelihood(logits, inputs) if passes.likelihood else torch.zeros(())
+    if passes.kernel in _WHOLE:
+        logps = _logps_of_all(logits, inputs["input_ids"])
+    else:
+        logps = selective_log_softmax(logits[:, :-1, :], inputs["input_ids"][:, 1:]).sum(-1)
+    loss = likelihood - nn.functional.logsigmoid(torch.sub(*logps.float().chunk(2))).mean()
+    for half in logits.detach().chunk(2, dim=0):
+        half.mean()
+    return loss
 
 
 def _chosen_likelihood(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -145,20 +155,6 @@ def _chosen_likelihood(logits: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     chosen = logits[:n_chosen][..., :-1, :].contiguous()
     targets = inputs["input_ids"][:n_chosen, 1:].contiguous()
     return nn.functional.cross_entropy(chosen.view(-1, chosen.shape[-1]), targets.view(-1))
-
-
-def _odds_whole(passes: Passes, inputs: Inputs) -> torch.Tensor:
-    """ORPO and SimPO of LLaMA-Factory, whose likelihood is that of the same log-probabilities;
-    TRL up to 0.14 takes a cross-entropy first.
-    """
-    logits = passes.model(**_given(passes, inputs), use_cache=False).logits.to(torch.float32)
-    chosen = passes.kernel == "whole_and_chosen"
-    likelihood = _chosen_likelihood(logits, inputs) if chosen else torch.zeros(())
-    logps = _logps_of_all(logits, inputs["input_ids"])
-    loss = likelihood - nn.functional.logsigmoid(torch.sub(*logps.chunk(2))).mean()
-    for half in logits.chunk(2, dim=0):
-        half.mean()
-    return loss
 
 
 def _kto_tiles(passes: Passes, inputs: Inputs) -> torch.Tensor:
@@ -470,7 +466,6 @@ _KTO_LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "whole": _kto_whole,
     "whole_twice": _kto_twice,
     "whole_with_loss": _kto_whole,
-    "whole_and_chosen": _kto_whole,
 }
 _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "tiles": _tiles,
@@ -480,5 +475,4 @@ _LOSSES: dict[str, Callable[[Passes, Inputs], torch.Tensor]] = {
     "whole": _whole,
     "whole_twice": _whole,
     "whole_with_loss": _whole,
-    "whole_and_chosen": _whole,
 }

@@ -61,7 +61,7 @@ class Inputs:
         recipe, stack = scenario.recipe, scenario.stack
         rows, length = int(recipe.batch.rows), int(recipe.batch.seq_len)
         self.shape = (1, rows * length) if stack.joins_rows(recipe) else (rows, length)
-        self.sample_tokens = -(-length // 2) if stack.masks_samples(recipe) else None
+        self.sample_tokens = -(-length // 2) if stack.places_samples and stack.masks_samples(recipe) else None
         self.vocabulary = vocabulary
         self.scaler = scaler
 
@@ -132,7 +132,9 @@ def losses_of(model: Any, reference: Any, scenario: Scenario, recorder: Recorder
         def enter(stage: Stage) -> None:
             recorder.enter_stage(stage, number)
 
-        return preference_loss(Passes(model, reference, recipe, scenario.stack.pair_logps, enter), inputs)
+        stack = scenario.stack
+        passes = Passes(model, reference, recipe, stack.pair_logps, stack.chosen_likelihood, enter)
+        return preference_loss(passes, inputs)
 
     return losses
 

@@ -301,7 +301,8 @@ class ModelSpec:
     ``wide_logits``: the model casts them to fp32.  ``masks_first``: masks are made before the rows of
     positions are looked up (OPT); ``makes_window_mask``: one of windows is made though no layer may have a
     window (Qwen2-MoE).  ``value_head``: beside the head of words one of a single
-    number, which alone is trained for. ``vision``: the tower of a model that sees.  ``text_class``: the class
+    number, which alone is trained for. ``vision``: the tower of a model that sees, ``decoder``:
+    the architecture of its other part.  ``text_class``: the class
     by which Transformers loads such a checkpoint without its tower, where it has one.  ``loads_whole``:
     AutoModelForCausalLM takes the class with the tower all the same.  ``stored``: how the checkpoint holds
     its matrices where a quantiser packed them.  ``parts``: over how many GPUs its matrices are divided, of
@@ -337,6 +338,7 @@ class ModelSpec:
     makes_window_mask: bool = False
     value_head: bool = False
     vision: TowerSpec | None = None
+    decoder: str = ""
     text_class: str = ""
     loads_whole: bool = False
     omits: str = ""

@@ -38,7 +38,7 @@ AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
 FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 SdpaMask = Literal["bool", "stream", "none", "given"]
-PackedMask = Literal["none", "rows", "one_row"]
+PackedMask = Literal["none", "collated", "rows", "one_row"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
@@ -59,6 +59,7 @@ RotaryModel = Literal[
     "starcoder2",
     "olmo",
 ]
+MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
 RotaryRows = Literal["positions", "grown"]
 TowerUnits = Literal["as_listed", "layers", "in_root"]
 TowerStates = Literal["all", "read"]
@@ -75,7 +76,6 @@ PairLogps = Literal[
     "whole",
     "whole_twice",
     "whole_with_loss",
-    "whole_and_chosen",
     "whole_let_go",
     "unshifted",
     "compiled",
@@ -236,7 +236,8 @@ class Stack:
     """
     packed_mask: PackedMask
     """What eager attention and torch's fused attention see of packed samples: whole rows without a
-    mask, a mask of the samples of each row, or ``one_row`` of all rows end to end with such a mask.
+    mask, a mask of the samples of each row (the collator's, or made from positions that begin anew), or
+    ``one_row`` of all rows end to end with such a mask.
     """
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
@@ -310,14 +311,17 @@ class Stack:
     """How log-probabilities of pairs are taken.  ``whole``: of all logits at once, which are held until
     the loss is there.  ``whole_twice``: then once more of the chosen sequences or good samples, whose
     likelihood is added.  ``whole_with_loss``: the model gets labels, too, and takes a loss of its own,
-    which goes when it returns (not for KTO).  ``whole_and_chosen``: in ORPO and SimPO the cross-entropy
-    of a copy of the chosen sequences' logits comes first.  ``whole_let_go``: not held; ``unshifted``: and
-    not even cut by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
+    which goes when it returns (not for KTO).  ``whole_let_go``: not held; ``unshifted``: and not even cut
+    by one position.  ``compiled``: the log-softmax and what is picked of it are one compiled
     kernel, which saves the logits.  ``rows``: row by row of the batch.  ``rows_and_hidden``: the hidden
     states of all layers are returned as well.  ``shifted_rows``: logits are cut by one position first;
     ``fused_rows``: and copied for a kernel.  ``joined``: both sequences of a pair are one row, of half
     its length each.  ``tiles``: of tiles of the head's product, without logits.  ``none``: it has no
     such trainer.
+    """
+    chosen_likelihood: bool
+    """In ORPO and SimPO the cross-entropy of the chosen sequences' logits comes first, where those of all
+    are held until the loss is there.
     """
     completion_logps: CompletionLogps
     """How log-probabilities of completions are taken.  ``divided``: of logits that are divided by the
@@ -392,6 +396,8 @@ class Stack:
     """What a CLIP tower returns besides its last state: what ``all`` layers read, or what the projector has
     ``read``.
     """
+    has_fsdp1: bool
+    """Its own code, or what it runs through, has the first FSDP, too."""
     fsdp1_wraps_adapters: bool
     """Adapters are units of FSDP1 by themselves; else they lie in one flat parameter with frozen weights."""
     fsdp2_units: Fsdp2Units
@@ -412,6 +418,8 @@ class Stack:
     """
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
+    causal_masks: tuple[MaskedModel, ...]
+    """Architectures each of whose layers keeps a mask of all pairs of positions on the card."""
 
     # Batches and the cache
     sorts_lengths: bool
@@ -465,8 +473,14 @@ class Stack:
         Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
         anew and the batch brings no mask; since 4.53.  Ignored: a row that one sample fills has none.
         """
-        packed = recipe.batch.padding == "packed" and self.packed_mask != "none"
-        return packed and recipe.attention != "flash2" and self.sdpa_mask == "bool"
+        if recipe.batch.padding != "packed" or recipe.attention == "flash2":
+            return False
+        return self.packed_mask == "collated" or self.places_samples
+
+    @property
+    def places_samples(self) -> bool:
+        """Whether packed batches come with positions, of which a mask is made."""
+        return self.packed_mask in ("rows", "one_row") and self.sdpa_mask == "bool"
 
     def joins_rows(self, recipe: Recipe) -> bool:
         """Whether that mask is over all rows of a micro-batch, which lie in one."""

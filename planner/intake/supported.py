@@ -36,6 +36,11 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
+def runs_transformers_4(stack: Stack) -> bool:
+    """Whether a stack runs some Transformers 4."""
+    return dict(stack.versions).get("transformers", "").startswith("4.")
+
+
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:
     """Whether the optimizer fails on the weights that this sharding hands it: FSDP2's are DTensors."""
     return sharding.dtensors and not OPTIMIZER_FACTS[optimizer].takes_dtensors

@@ -146,8 +146,16 @@ class Job:
         if self.stack.joins_rows(self.recipe):
             return True
         joined = self.recipe.batch.is_paired and self.stack.pair_logps == "joined"
-        one: Any = self.recipe.batch.rows == (2 if joined else 1)
-        return one if isinstance(one, bool) else bool(one.all())
+        return self._has_rows(2 if joined else 1)
+
+    @property
+    def single_chosen(self) -> bool:
+        """Whether the chosen sequences of a micro-batch are one row; in a grid: in all of it."""
+        return self.recipe.batch.is_paired and self._has_rows(2)
+
+    def _has_rows(self, wanted: int) -> bool:
+        equal: Any = self.recipe.batch.rows == wanted
+        return equal if isinstance(equal, bool) else bool(equal.all())
 
     def needs_mask(self, block: BlockSpec) -> bool:
         """Whether SDPA gets a mask of an unpadded batch: the code always makes one, it comes with the batch,

@@ -138,7 +138,7 @@ def asides_of(job: Job) -> tuple[tuple[list[Part], ...], tuple[list[Part], ...]]
         evaluation_of(job, "divergence"),
         parts_of(reference_job(job), "none", role="divergence"),
     )
-    if job.stack.pair_logps in ("whole", "whole_with_loss", "whole_and_chosen"):
+    if job.stack.pair_logps in ("whole", "whole_with_loss"):
         return (), (of_policy, reference, of_reference)
     return (of_policy,), (of_reference, reference)
 

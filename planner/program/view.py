@@ -64,9 +64,10 @@ class LayerView:
     """One kind of layer under one job.
 
     ``masked``: SDPA gets a mask, because of padding or of a window that the sequence reaches.  ``single``: a
-    micro-batch is one sample, so that heads are batches of products without a copy.  ``trains_base``: whether
-    the layer's own weights are trained; ``trains_mlp_only``: of those, only the matrices of the feed-forward
-    part.  ``embedded``: dtype of embeddings, and with them of tables of rotary positions.
+    micro-batch is one sample, so that heads are batches of products without a copy; ``single_chosen``: one
+    pair.  ``trains_base``: whether the layer's own weights are trained; ``trains_mlp_only``: of those, only
+    the matrices of the feed-forward part.  ``embedded``: dtype of embeddings, and with them of tables of
+    rotary positions.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
@@ -78,6 +79,7 @@ class LayerView:
     has_quantized: bool
     masked: bool
     single: bool
+    single_chosen: bool
     trains_base: bool
     embedded: Dtype
     trains_mlp_only: bool = False
@@ -149,6 +151,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         job.regime.quantized,
         job.recipe.batch.is_padded or job.stack.masks_samples(job.recipe) or job.needs_mask(block),
         job.single,
+        job.single_chosen,
         trained,
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,

@@ -201,14 +201,17 @@ def _attention(scenario: Scenario) -> Iterator[Move]:
         yield Move("attention", "free", "FlashAttention 2", {"attention": "flash2"})
 
 
+_ADAMW_OF_32_BITS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+
+
 def _optimizer(scenario: Scenario) -> Iterator[Move]:
     current = scenario.recipe.optimizer
     options: list[tuple[Optimizer, LeverKind, str]] = []
-    if current == "adamw_torch":
+    if current in ("adamw_torch", "adamw_hf"):
         options.append(("adamw_torch_fused", "free", "fused AdamW"))
-    if current in ("adamw_torch", "adamw_torch_fused"):
+    if current in _ADAMW_OF_32_BITS:
         options.append(("paged_adamw_32bit", "money", "optimizer states paged to host RAM"))
-    if current in ("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit", "lion"):
+    if current in (*_ADAMW_OF_32_BITS, "paged_adamw_32bit", "lion"):
         options.append(("adamw_8bit", "training", "optimizer states in 8 bits"))
     if current != "paged_adamw_8bit":
         options.append(("paged_adamw_8bit", "training", "optimizer states in 8 bits, paged"))

@@ -155,17 +155,19 @@ class Update(NamedTuple):
 
 # Bytes.  adamw_torch (foreach): decay 2, lerp
 # 3, scale 2, addcmul 4, root 2, divide 2, add 2, addcdiv 4 accesses of 4 bytes; fused: read p g m v, write p
-# m v.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
+# m v.  adamw_hf, one operator after the other: decay and add 5, decay and addcmul 6, root 2, add 2, addcdiv
+# 4.  adam_mini: square 2, mean 1, decay 2, lerp 3, scale 2, learning rate 2, negative 2, add 3.  muon:
 # momentum 5, nesterov 3, decay 2, add 3, beside its products.  torchao in two kernels: read p g m v, write
 # both moments; read them and p g m v, write p m v, in 4 bits with the codes as int64.  rmsprop: scale 2,
 # addcmul 4, root 2, add 2, addcdiv 4.  badam: as adamw_torch, and 12 for copies of gradients and weights
 # between 16 bits and fp32.  apollo: project 1, scale 2, norm 1, limit 2, factor 2, add 3, for matrices, which
 # are most.
-# Operators: bitsandbytes updates tensors one by one (about six calls each; a compiled step of torchao: its
-# buffers and kernels).
+# Operators: bitsandbytes and adamw_hf update tensors one by one (about six calls each; a compiled step of
+# torchao: its buffers and kernels).
 UPDATES: Mapping[Optimizer, Update] = {
     "adamw_torch": Update(84),
     "adamw_torch_fused": Update(28),
+    "adamw_hf": Update(76, 7),
     "adamw_8bit": Update(16, 6),
     "adamw_torch_8bit": Update(38, 8),
     "adamw_torch_4bit": Update(62, 11),

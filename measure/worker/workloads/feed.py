@@ -19,7 +19,8 @@ class Collator:
 
     def __init__(self, scenario: Scenario, vocabulary: int, seed: int) -> None:
         recipe, stack = scenario.recipe, scenario.stack
-        self._joins, self._has_positions = stack.joins_rows(recipe), stack.masks_samples(recipe)
+        self._joins = stack.joins_rows(recipe)
+        self._has_positions = stack.places_samples and stack.masks_samples(recipe)
         self._vocabulary = vocabulary
         self._generator = torch.Generator().manual_seed(seed)
 

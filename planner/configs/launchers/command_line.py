@@ -325,7 +325,8 @@ def _torchrun(path: Path, words: list[str]) -> Started:
     start = words.index("-m") + 2 if _PYTHON.fullmatch(Path(words[0]).name) else 1
     options, rest = _options(path, words[start:], TORCHRUN_SWITCHES)
     per_node, nodes = options.get("nproc_per_node", "1"), str(options.get("nnodes", "1")).rpartition(":")[2]
-    return Started(words, rest[0], _arguments(path, rest[1:]), processes(per_node, nodes))
+    launch = processes(per_node, nodes, ranks=True)
+    return Started(words, rest[0], _arguments(path, rest[1:]), launch)
 
 
 def _deepspeed(path: Path, words: list[str]) -> Started:
@@ -337,9 +338,8 @@ def _deepspeed(path: Path, words: list[str]) -> Started:
         per_node = (
             str(len(hosts[0].partition(":")[2].split(","))) if len(hosts) == 1 and ":" in hosts[0] else None
         )
-    return Started(
-        words, rest[0], _arguments(path, rest[1:]), processes(per_node, options.get("num_nodes", "1"))
-    )
+    launch = processes(per_node, options.get("num_nodes", "1"), ranks=True)
+    return Started(words, rest[0], _arguments(path, rest[1:]), launch)
 
 
 def _python(path: Path, words: list[str]) -> Started:

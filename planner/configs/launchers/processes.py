@@ -107,14 +107,16 @@ def _visible(path: Path, variables: Mapping[str, str]) -> str | None:
     return str(number)
 
 
-def processes(per_node: Any, nodes: Any) -> dict[str, Any]:
-    """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide."""
+def processes(per_node: Any, nodes: Any, *, ranks: bool = False) -> dict[str, Any]:
+    """A launch of so many processes on each node; where a number is not one, the GPUs of the job decide.
+    ``ranks``: the launcher says them to a single process, too.
+    """
     table: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
     if str(nodes).isdecimal() and int(nodes) > 1:
         table["num_machines"] = int(nodes)
     if str(per_node or "").isdecimal():
         table["num_processes"] = int(str(per_node)) * table.get("num_machines", 1)
-        if table["num_processes"] == 1:
+        if table["num_processes"] == 1 and not ranks:
             table["distributed_type"] = "NO"
     elif per_node not in (None, "gpu", "auto"):
         table["num_processes"] = str(per_node)

@@ -159,11 +159,29 @@ def read_likelihood(keys: Keys, reading: Reading, stage: str) -> None:
         InputFileError: a weight that is no number.
     """
     for name in ("dpo_ftx", "kto_ftx"):
-        weight = keys.get(name)
-        if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
-            raise keys.wrong(name, "a number", weight)
+        weight = _weight(keys, name)
         if name.startswith(stage) and weight is not None and weight > _LEAST_WEIGHT:
             reading.switch("pair_logps", "whole_twice", keys.where(name))
+
+
+def read_chosen_likelihood(keys: Keys, reading: Reading) -> None:
+    """``cpo_alpha``: SimPO's weight of the chosen sequences' cross-entropy, which is not taken where it is 0.
+
+    Source: trl 0.9.6, 0.12.2 and 1.16.0 cpo_trainer.py concatenated_forward; axolotl 0.5.2
+    core/trainer_builder.py and 0.19.0 core/builders/rl.py hand it on for SimPO alone.
+
+    Raises:
+        InputFileError: a weight that is no number.
+    """
+    if _weight(keys, "cpo_alpha") == 0 and reading.value("task") in (None, "simpo"):
+        reading.switch("chosen_likelihood", False, keys.where("cpo_alpha"))
+
+
+def _weight(keys: Keys, name: str) -> float | None:
+    weight = keys.get(name)
+    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
+        raise keys.wrong(name, "a number", weight)
+    return weight
 
 
 def axolotl_task(keys: Keys) -> Task | None:

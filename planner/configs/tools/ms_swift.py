@@ -81,13 +81,13 @@ def read_ms_swift(keys: Keys, reading: Reading, beside: Beside) -> None:
     _read_dtypes(keys, reading)
     _read_lengths(keys, reading)
     _read_images(keys, reading)
-    read_processes(keys, reading, beside)
+    ranks = read_processes(keys, reading, beside)
     _read_sizes(keys, reading)
     read_trainer(keys, reading)
     if reading.least_batch is not None:
         reading.said.pop("grad_accum", None)
     _read_evaluation(keys, reading)
-    read_engine(keys, reading, beside)
+    read_engine(keys, reading, beside, ranks=ranks)
     _remark(keys, reading)
     # Of data they say whether anything is evaluated; the engine's table counts beside ``fsdp`` alone.
     keys.skip(("val_dataset", "cached_val_dataset", "bnb_4bit_compute_dtype", "fsdp_config"))

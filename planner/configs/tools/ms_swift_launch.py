@@ -34,9 +34,10 @@ _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
 
 
-def read_processes(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Processes and machines, where no launcher beside the arguments says them.  A file without them is taken
-    as started with a process for each GPU of the job, a command as it stands.
+def read_processes(keys: Keys, reading: Reading, beside: Beside) -> bool:
+    """Processes and machines, where no launcher beside the arguments says them; whether a launcher gives each
+    process its rank.  A file without them is taken as started with a process for each GPU of the job, a
+    command as it stands.
 
     Raises:
         UsageError: GPUs that the processes cannot share alike.
@@ -49,30 +50,33 @@ def read_processes(keys: Keys, reading: Reading, beside: Beside) -> None:
     visible = _visible(env)
     if per_node is None and nodes is None:
         if beside.accelerate is not None:
-            _leave_to_launcher(env, reading, beside.accelerate, visible)
-            return
+            return _leave_to_launcher(env, reading, beside.accelerate, visible)
         if visible is not None and visible > 1:
             raise env.not_modelled(_VISIBLE, _SPREADS)
         if keys.path.suffix in _FILES:
             text = "counted as started with NPROC_PER_NODE, a process for each GPU"
             reading.remark(str(keys.path), text)
             env.skip(env.left_over_here())
-            return
+            return False
         _start_alone(reading, str(keys.path), "ms-swift 4.6.0 swift/cli/main.py: no NPROC_PER_NODE")
     else:
         _say_processes(env, reading, (per_node or 1, nodes or 1), visible)
     env.skip(env.left_over_here())
+    return reading.alone is None
 
 
-def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> None:
+def _leave_to_launcher(env: Keys, reading: Reading, launch: Path, visible: int | None) -> bool:
     """The launch is read after the trainer's arguments; one without a kind of distribution starts one process
-    (accelerate 1.15.0 commands/launch.py simple_launcher).
+    without a rank (accelerate 1.15.0 commands/launch.py simple_launcher).
     """
     if visible is not None:
         reading.remark(env.where(_VISIBLE), "each process of the launcher is counted as seeing one GPU")
-    if str(read_document(launch).table.get("distributed_type") or "NO").upper() == "NO":
+    table = read_document(launch).table
+    has_ranks = str(table.get("distributed_type") or "NO").upper() != "NO"
+    if not has_ranks or table.get("num_processes") == 1:
         _start_alone(reading, str(launch), "its launcher starts one process")
     env.skip(env.left_over_here())
+    return has_ranks
 
 
 def _start_alone(reading: Reading, where: str, why: str) -> None:
@@ -135,9 +139,9 @@ def say_largest_image(reading: Reading, pixels: int, where: str) -> None:
     reading.default("image_size", f"{side}x{side}", f"{where}; larger images are made as small as this")
 
 
-def read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
-    """Enter DeepSpeed or FSDP; under neither, processes that were started by ``torchrun`` checkpoint in the
-    way that is not reentrant, be there one of them.
+def read_engine(keys: Keys, reading: Reading, beside: Beside, *, ranks: bool) -> None:
+    """Enter DeepSpeed or FSDP; under neither, processes that have ranks checkpoint in the way that is not
+    reentrant, be there one of them.
 
     Raises:
         UsageError: a file or a value that cannot be used.
@@ -152,7 +156,7 @@ def read_engine(keys: Keys, reading: Reading, beside: Beside) -> None:
     else:
         read_given_launch(reading, beside)
         finish_deepspeed(Keys.of(preset), reading)
-    if reading.sharding.engine == "native" and "gpus" in reading.said and reading.alone is None:
+    if reading.sharding.engine == "native" and "gpus" in reading.said and ranks:
         place = "ms-swift 4.6.0 swift/trainers/mixin.py _fix_gradient_checkpointing: under torchrun"
         reading.default("checkpoint_reentrant", False, place)
         if reading.value("gpus") * (reading.value("nodes") or 1) > 1:

@@ -19,7 +19,7 @@ from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import DTYPES, read_dtype
 from planner.configs.shared.preference_tasks import TRL_HARMLESS as PREFERENCE_HARMLESS
-from planner.configs.shared.preference_tasks import read_precomputed, trl_task
+from planner.configs.shared.preference_tasks import read_chosen_likelihood, read_precomputed, trl_task
 from planner.configs.shared.rollouts import read_rollout
 from planner.configs.shared.stock import stock_launch_file
 from planner.configs.shared.trainer_arguments import (
@@ -134,8 +134,9 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
         if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
             raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
     if keys.has("dataset_mixer"):
-        held = "whole_let_go" if reading.value("task") == "dpo" else "whole_and_chosen"
+        held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))
+    read_chosen_likelihood(keys, reading)
     # trl 0.15.2 trainer/dpo_config.py and those to 0.26.
     for name in ("use_logits_to_keep", "use_num_logits_to_keep"):
         if keys.flag(name):

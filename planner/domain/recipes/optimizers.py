@@ -9,6 +9,7 @@ from typing import Literal, get_args
 Optimizer = Literal[
     "adamw_torch",
     "adamw_torch_fused",
+    "adamw_hf",
     "adamw_8bit",
     "adamw_torch_8bit",
     "adamw_torch_4bit",
@@ -36,8 +37,8 @@ class OptimizerFacts:
     ``on_host``: who steps it where an engine has its states in host RAM: a kernel of DeepSpeed, the library
     itself, or nobody that was read.  ``bits``: of an element of its states, where these are large.
     ``paged``: large states are managed memory.  ``state_elements``: elements of each of its state tensors for
-    one of the parameter, where the library is torch or bitsandbytes.  ``gathers``: it may step FSDP2's
-    DTensors whole, which a rule asks of the stack.
+    one of the parameter, for AdamW and where the library is torch or bitsandbytes.  ``gathers``: it may step
+    FSDP2's DTensors whole, which a rule asks of the stack.
     """
 
     library: Literal["torch", "torchao", "bitsandbytes", "transformers", "tool"]
@@ -69,12 +70,14 @@ def _of_tool() -> OptimizerFacts:
     return OptimizerFacts("tool", (), "unread")
 
 
-# Names: transformers 5.23.0 training_args.py OptimizerNames.  On the host: accelerate 1.15.0
-# utils/deepspeed.py:29-94 (Lion becomes DeepSpeedCPULion); bitsandbytes steps there only since 0.50, in
-# 8 bits (backends/cpu/ops.py), which is not modelled; torchao's step was read as compiled for a GPU.
+# Names: transformers 5.23.0 training_args.py OptimizerNames; adamw_hf up to 4.49.0.  On the host: accelerate
+# 1.15.0 utils/deepspeed.py:29-94 (Lion becomes DeepSpeedCPULion, what is unknown Adam); bitsandbytes steps
+# there only since 0.50, in 8 bits (backends/cpu/ops.py), which is not modelled; torchao's step was read as
+# compiled for a GPU.
 OPTIMIZER_FACTS: Mapping[Optimizer, OptimizerFacts] = {
     "adamw_torch": OptimizerFacts("torch", ("adamw_torch",), "deepspeed"),
     "adamw_torch_fused": OptimizerFacts("torch", ("adamw_torch_fused",), "deepspeed"),
+    "adamw_hf": OptimizerFacts("transformers", ("adamw_hf",), "deepspeed"),
     "adamw_8bit": OptimizerFacts("bitsandbytes", ("adamw_bnb_8bit", "adamw_8bit"), "unread", bits=8),
     "adamw_torch_8bit": OptimizerFacts("torchao", ("adamw_torch_8bit",), "unread", bits=8),
     "adamw_torch_4bit": OptimizerFacts("torchao", ("adamw_torch_4bit",), "unread", bits=4),

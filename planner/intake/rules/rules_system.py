@@ -13,6 +13,7 @@ from planner.intake.supported import (
     has_sinks,
     lacks_bf16,
     lacks_flash2,
+    runs_transformers_4,
     stops_on_cpu,
     widest_head,
 )
@@ -209,6 +210,13 @@ SYSTEM_RULES = (
         lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
     ),
     Rule(
+        "fsdp1-not-in-stack",
+        "refuse",
+        "This stack has FSDP2 alone: say --sharding fsdp, or hsdp",
+        lambda case: case.recipe.sharding.is_fsdp1 and not case.stack.has_fsdp1,
+        lambda case: f"{case.recipe.sharding}, {case.stack.id}",
+    ),
+    Rule(
         "fsdp-units-elsewhere",
         "not-modelled",
         "Units of FSDP inside of layers are modelled for mixtures of experts under FSDP1, without reentrant "
@@ -242,6 +250,14 @@ SYSTEM_RULES = (
         "shard by fsdp1 or ZeRO",
         lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
+    ),
+    Rule(
+        "adamw-hf-gone",
+        "refuse",
+        "Transformers has no AdamW of its own since 4.50: say adamw_torch, or --stack hf-trainer@4 "
+        f"[{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.optimizer == "adamw_hf" and not runs_transformers_4(case.stack),
+        lambda case: f"the stack here is {case.stack.id}",
     ),
     Rule(
         "slow-optimizer-offloaded",

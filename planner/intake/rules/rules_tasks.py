@@ -14,7 +14,6 @@ _READ: dict[str, frozenset[Task]] = {
     "whole": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "whole_twice": frozenset({"dpo", "kto"}),
     "whole_with_loss": frozenset({"dpo", "kto", "orpo", "simpo"}),
-    "whole_and_chosen": frozenset({"dpo", "kto", "orpo", "simpo"}),
     "whole_let_go": frozenset({"dpo", "simpo"}),
     "unshifted": frozenset({"dpo", "simpo"}),
     "compiled": frozenset({"dpo", "simpo"}),

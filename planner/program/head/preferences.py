@@ -31,8 +31,7 @@ from planner.program.view import LayerView
 from planner.program.weights.matrices import autocast, dropout
 
 _ENTROPY_ROWS = 128
-_WITHOUT_CHOSEN = ("whole", "whole_twice", "whole_with_loss")
-_WHOLE = (*_WITHOUT_CHOSEN, "whole_and_chosen")
+_WHOLE = ("whole", "whole_twice", "whole_with_loss")
 _LET_GO = ("whole_let_go", "unshifted", "compiled")
 _SHIFTED = ("shifted_rows", "fused_rows")
 
@@ -67,14 +66,12 @@ def preference_head(torch: Operators, ends: EndsView, passed: list[Tensor], role
     if recipe.task == "kto" and kernel not in _SHIFTED:
         of_whole = _kto_twice if kernel == "whole_twice" else _kto_whole
         return (of_whole if kernel in _WHOLE else _kto_rows)(torch, logits, role)
-    if recipe.task in ("orpo", "simpo") and kernel not in _WITHOUT_CHOSEN:
-        of_chosen = _odds_whole if kernel == "whole_and_chosen" else _odds_rows
-        return of_chosen(torch, ends.layer, logits)
+    if recipe.task in ("orpo", "simpo"):
+        return _odds(torch, ends.layer, logits)
     if kernel in _WHOLE:
         return _whole(torch, logits, role, again=kernel == "whole_twice" and recipe.task == "dpo")
     if kernel in _SHIFTED:
-        parts = 1 if recipe.task == "kto" else 2
-        return _shifted_rows(torch, logits, role, parts=parts, fused=kernel == "fused_rows")
+        return _shifted_rows(torch, ends.layer, logits, role)
     return _plain_rows(torch, logits)
 
 
@@ -169,12 +166,12 @@ def _completion_rows(torch: Operators, ends: EndsView, passed: list[Tensor], rol
         del logits[0]
     out = _rows(torch, logits[-1])
     if role == "policy" and view.stack.completion_logps != "without_entropy":
-        _entropy(torch, logits[-1], copies=in_place)
+        _entropy(torch, logits[-1], copies=in_place and not view.single)
     return out
 
 
 def _entropy(torch: Operators, logits: Tensor, *, copies: bool) -> None:
-    """Piece by piece, of a copy where the logits are a part of others."""
+    """Piece by piece, of a copy where the logits are parts of several rows."""
     _flat = torch.like(logits, "clone") if copies else None
     # All pieces: log-softmax, exponential, their product and its sum.
     for reads, writes in ((1, 1), (1, 1), (2, 1), (1, 0)):
@@ -211,38 +208,31 @@ def _plain_rows(torch: Operators, logits: list[Tensor]) -> Tensor:
     return out
 
 
-def _odds_rows(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
-    """The cross-entropy of the chosen half, then log-probabilities of all;
+def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
+    """The cross-entropy of the chosen half where the trainer adds it, then log-probabilities of all;
     the logits are held until the loss is there.
+
+    Source: trl 0.9.6, 0.12.2 and 0.14.0 trainer/orpo_trainer.py, cpo_trainer.py concatenated_forward,
+    get_batch_logps.
     """
-    likelihood = _chosen_likelihood(torch, view, logits[0])
-    out = _sum(torch, [likelihood, _rows(torch, torch.part(logits[0], logits[0].count))])
+    parts = [_chosen_likelihood(torch, view, logits[0])] if view.stack.chosen_likelihood else []
+    if view.stack.pair_logps in _WHOLE:
+        parts.append(_log_softmax(torch, logits[0]))
+    else:
+        parts.append(_rows(torch, torch.part(logits[0], logits[0].count)))
+    out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
     torch.held = [logits.pop().alias()]
     torch.enter(FORWARD_LOSS)
     torch.held.clear()
     return out
 
 
-def _odds_whole(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
-    """The cross-entropy of the chosen half, then the log-softmax of all at once;
-    the logits are held until the loss is there.
-
-    Source: trl 0.9.6, 0.12.2 and 0.14.0 trainer/orpo_trainer.py, cpo_trainer.py concatenated_forward,
-    get_batch_logps.
-    """
-    likelihood = _chosen_likelihood(torch, view, logits[0])
-    out = _sum(torch, [likelihood, _log_softmax(torch, logits[0])])
-    torch.enter(FORWARD_LOSS)
-    logits.clear()
-    return out
-
-
 def _chosen_likelihood(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
-    """The cross-entropy of a copy of the chosen half, cut by one position."""
+    """The cross-entropy of a copy of the chosen half, cut by one position; a single row needs no copy."""
     chosen = torch.part(logits, logits.count / 2)
-    copy = [torch.contiguous(torch.part(chosen, chosen.count))]
+    part = torch.part(chosen, chosen.count)
     del chosen
-    return cross_entropy(torch, view, copy.pop())
+    return cross_entropy(torch, view, part if view.single_chosen else torch.contiguous(part))
 
 
 def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
@@ -403,44 +393,38 @@ def _completions(torch: Operators, logits: Tensor, share: int) -> None:
     _copy = torch.like(part, "index")
 
 
-def _shifted_rows(torch: Operators, logits: list[Tensor], role: Role, *, parts: int, fused: bool) -> Tensor:
-    """Both passes hold their logits until the metrics are there, for which those of the policy are copied.
+def _shifted_rows(torch: Operators, view: LayerView, logits: list[Tensor], role: Role) -> Tensor:
+    """Both passes hold their logits until the metrics are there, for which those of the policy are copied:
+    halves of chosen and of rejected sequences; or (KTO) good and bad samples, whose copies together hold all.
 
-    ``parts``: halves of chosen and of rejected sequences; or (KTO) good and bad samples,
-    whose copies together hold all.  ``fused``: by Axolotl's kernels.
+    Kernels of Axolotl (``fused_rows``) and the entropy read a copy where the cut leaves gaps between rows.
     """
-    out = (_fused_rows if fused else _rows)(torch, torch.part(logits[0], logits[0].count))
+    fused = view.stack.pair_logps == "fused_rows"
+    part = torch.part(logits[0], logits[0].count)
+    out = _fused_rows(torch, view, part) if fused else _rows(torch, part)
+    del part
     torch.outputs = [logits[0].alias()] if role == "reference" else []
     torch.held = [logits.pop().alias()] if role != "divergence" else []
     logits.clear()
     torch.enter(FORWARD_LOSS)
     if role == "policy":
         if not fused:
-            _entropy_of_copy(torch, torch.held[0])
-        _means(torch, torch.held[0], parts)
+            _entropy(torch, torch.held[0], copies=not view.single)
+        _means(torch, torch.held[0], 1 if view.recipe.task == "kto" else 2)
     torch.held.clear()
     return out
 
 
-def _fused_rows(torch: Operators, logits: Tensor) -> Tensor:
-    """A kernel over a copy of the cut logits, which it saves; its backward writes a gradient as large.
+def _fused_rows(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
+    """A kernel over the cut logits, which it saves; its backward writes a gradient as large.
 
-    Source: axolotl 0.19.0 monkeypatch/trainer/utils.py selective_log_softmax (``reshape`` of what has gaps
-    between samples), whose ``entropy_from_logits`` copies nothing.
+    Source: axolotl 0.19.0 monkeypatch/trainer/utils.py selective_log_softmax (``reshape`` copies what has
+    gaps between samples), whose ``entropy_from_logits`` copies nothing.
     """
-    flat = torch.contiguous(logits)
+    flat = logits if view.single else torch.contiguous(logits)
     out = torch.new(Unit.TOKENS, 1, "fp32", "selective_log_softmax", cost=[flat])
     sums = torch.new(Unit.TOKENS, 1, "fp32", "logsumexp", cost=None)
     return record(torch, out, [flat], [flat, sums], lambda kept, _: [torch.like(kept[0], "empty_like")])
-
-
-def _entropy_of_copy(torch: Operators, logits: Tensor) -> None:
-    """Entropy, piece by piece of a copy."""
-    _flat = torch.like(logits, "clone")
-    _piece = [
-        torch.new(Unit.ONE, _ENTROPY_ROWS * logits.count, logits.dtype, op)
-        for op in ("log_softmax", "exp", "mul")
-    ]
 
 
 def _means(torch: Operators, logits: Tensor, parts: int) -> None:

@@ -63,7 +63,8 @@ def _steps_of(job: Job, trained: Sequence[Weight], *, first: bool) -> Iterator[t
         yield adam_mini, trained
     else:
         blocks = OPTIMIZER_FACTS[optimizer].library == "torchao"
-        step = _adafactor if optimizer == "adafactor" else partial(_torchao if blocks else _together, job)
+        alone = {"adafactor": _adafactor, "adamw_hf": _one_by_one}.get(optimizer)
+        step = alone or partial(_torchao if blocks else _together, job)
         for decays in (True, False):
             yield step, [each for each in trained if each.decays == decays]
 
@@ -111,6 +112,19 @@ def _foreach_roots(make: Make, group: Sequence[Weight], n_copies: int) -> None:
         if n_copies > 1:
             sums = [like(make, each, "_foreach_add") for each in same]
     del roots, sums
+
+
+def _one_by_one(make: Make, states: States, group: Sequence[Weight]) -> None:
+    """One parameter after the other: the root of its second moment, beside the one before it, to which the
+    loop's variable refers until then.
+
+    Source: transformers 4.36.2, 4.44.2 and 4.49.0 optimization.py AdamW.step.
+    """
+    root = None
+    for each in group:
+        states(each)
+        root = like(make, each, "sqrt")
+    del root
 
 
 def _torchao(job: Job, make: Make, states: States, group: Sequence[Weight]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from matrix.models import small_fields, text_fields
+from streams import both
 
 from tests.extras import import_or_skip
 
@@ -55,9 +56,16 @@ KERNELS: dict[str, dict[str, Any]] = {
     "whole_and_chosen": {
         "stack": "llama-factory",
         "checkpoint_reentrant": False,
-        "switches": ("pair_logps=whole_and_chosen",),
+        "switches": ("pair_logps=whole", "chosen_likelihood=true"),
+    },
+    "rows_alone": {
+        "stack": "trl",
+        "switches": ("pair_logps=rows", "chosen_likelihood=false"),
+        "versions": ("trl==1.14.0",),
     },
 }
+# What those add is of ORPO and SimPO alone.
+PLAIN = tuple(name for name in KERNELS if name not in ("whole_and_chosen", "rows_alone"))
 # Pairs in one row, by a loop of its own that casts nothing.
 JOINED = {"joined": {"stack": "llama-factory-v1", "precision": "bf16"}}
 # Losses of the trainer that weigh each token.
@@ -72,11 +80,12 @@ LET_GO = {
     "unshifted": {"stack": "open-instruct"},
 }
 TASKS = [
-    *(("dpo", kernel) for kernel in KERNELS),
-    *(("kto", kernel) for kernel in KERNELS),
+    *(("dpo", kernel) for kernel in PLAIN),
+    *(("kto", kernel) for kernel in PLAIN),
     *(("orpo", kernel) for kernel in ("tiles", "rows", "whole", "whole_and_chosen")),
     ("simpo", "whole"),
     ("simpo", "whole_and_chosen"),
+    ("simpo", "rows_alone"),
     pytest.param("orpo", "whole_with_loss", marks=pytest.mark.slow),
     ("reward", "tiles"),
     *(("dpo", kernel) for kernel in LET_GO),
@@ -118,6 +127,25 @@ def test_program_and_trace_agree(task: str, kernel: str, tmp_path: Path) -> None
     """Every task with every way to take log-probabilities, where the logits are most of what is allocated."""
     method = "full" if kernel == "divergence" else "lora"
     assert_same_peak(scenario_of(task, kernel, tmp_path, method=method))
+
+
+@pytest.mark.parametrize(
+    ("task", "kernel"),
+    [
+        ("orpo", "rows"),
+        ("kto", "shifted_rows"),
+        pytest.param("orpo", "whole_and_chosen", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_that_are_alone_are_cut_without_a_copy(task: str, kernel: str, tmp_path: Path) -> None:
+    """The chosen sequence of one pair, or one sample; two are copied."""
+    for batch in (1, 2):
+        scenario = scenario_of(task, kernel, tmp_path, batch=batch)
+        program, trace = (
+            [each for each in side if "clone" in each.op and each.n_bytes > 512 * WORDS]
+            for side in both(scenario, ("loss_2",))
+        )
+        assert (len(program), len(trace)) == (batch - 1, batch - 1)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ import_or_skip("bitsandbytes")
 import_or_skip("transformers")
 
 
-# LLaMA-Factory, torchao and APOLLO have code of their own for these, which is not installed here.
+# LLaMA-Factory, torchao, APOLLO and Transformers 4 have code of their own for these, which is not installed
+# here.
 APOLLO = ("apollo_adamw", "apollo_adamw_layerwise")
-NOT_MADE = ("unheard_of", "adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", *APOLLO, "badam")
+OF_TOOLS = ("adam_mini", "muon", "adamw_torch_8bit", "adamw_torch_4bit", *APOLLO, "badam", "adamw_hf")
+NOT_MADE = ("unheard_of", *OF_TOOLS)
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS, *NOT_MADE}))

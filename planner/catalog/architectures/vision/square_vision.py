@@ -45,7 +45,7 @@ def language_model(fields: ConfigFields, *, tied_default: bool | None = None) ->
     if spec.vision is not None:
         raise NotModelledError(f"{section.where}: a vision-language model inside another one is not modelled")
     tied = spec.tied if tied_default is None else tied_default
-    return replace(spec, tied=fields.flag("tie_word_embeddings", tied))
+    return replace(spec, decoder=spec.architecture, tied=fields.flag("tie_word_embeddings", tied))
 
 
 def clip_tower(vision: ConfigFields, hidden: int, *, n_unread: int, keeps_class: bool) -> TowerSpec:

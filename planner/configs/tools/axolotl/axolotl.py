@@ -12,17 +12,15 @@ from planner.configs.shared.checkpoints import read_checkpoint, read_gptq
 from planner.configs.shared.frozen_layers import read_lisa, read_unfrozen
 from planner.configs.shared.harmless import AXOLOTL_HARMLESS, TRAINER_HARMLESS
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.preference_tasks import axolotl_task, read_precomputed
+from planner.configs.shared.preference_tasks import axolotl_task, read_chosen_likelihood, read_precomputed
 from planner.configs.shared.trainer_arguments import (
-    OPTIMIZERS,
     ends_by_steps,
     read_batches,
     read_distribution,
     read_files,
     remark_on_tf32,
-    say_optimizer,
 )
-from planner.configs.tools.axolotl.axolotl_age import read_age
+from planner.configs.tools.axolotl.axolotl_age import read_age, read_optimizer
 from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
@@ -121,9 +119,6 @@ _UNMODELLED = {
 _OWN_CLASSES = ("MixFormerSequentialForCausalLM", "MambaLMHeadModel")
 # axolotl 0.19.0 utils/schemas/training.py: micro_batch_size.
 _MICRO_BATCH = 1
-# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
-# in 4 bits with a scale for 128 elements in place of 256.
-_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
 _REMARKS = {
     "torch_compile": "compilation is not counted: memory and time are those without it",
     "auto_find_batch_size": "the batch is judged as it is written, not halved until it fits",
@@ -184,10 +179,10 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     read_lisa(keys, reading)
     read_checkpoint(keys, "base_model", reading)
     read_gptq(keys, reading)
-    _read_padding(keys, reading)
+    _read_padding(keys, reading, old=old)
     read_batches(keys, reading)
     _read_checkpointing(keys, reading, old=old)
-    _read_optimizer(keys, reading)
+    read_optimizer(keys, reading, old=old)
     read_numerics(keys, reading)
     read_attention_keys(keys, reading, old=old)
     if of_2023:
@@ -219,6 +214,7 @@ def _read_task(keys: Keys, reading: Reading) -> None:
         names = ("rl", "reward_model", "process_reward_model")
         reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
         read_precomputed(keys, reading, adapters=keys.has("adapter"))
+        read_chosen_likelihood(keys, reading)
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(
             "model_type", f"{show(keys.get('model_type'))}, model code of its own, is not modelled"
@@ -365,11 +361,14 @@ def _read_old_packing(keys: Keys, reading: Reading) -> None:
     reading.remark(where, "counted as Axolotl of 2023 packs; versions since 2024 end at this key")
 
 
-def _read_padding(keys: Keys, reading: Reading) -> None:
+def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
     packs, pads = keys.flag("sample_packing"), keys.flag("pad_to_sequence_len")
     _read_old_packing(keys, reading)
     if packs:
         reading.say("padding", "packed", keys.where("sample_packing"))
+        if old and keys.get("pretraining_dataset"):
+            # Streams of pre-training have another collator.
+            reading.switch("packed_mask", "none", keys.where("sample_packing"))
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
@@ -447,11 +446,6 @@ def _unsaid_manner(keys: Keys, *, old: bool) -> tuple[bool, str]:
         place = "core/builders/base.py _configure_gradient_checkpointing: use_reentrant False"
         return False, f"axolotl 0.18 and 0.19.0 {place}; with rl so since 2024-08 (core/trainer_builder.py)"
     return True, "axolotl 0.19.0 utils/config/__init__.py:377-383, the same since 2024-07"
-
-
-def _read_optimizer(keys: Keys, reading: Reading) -> None:
-    if keys.text("optimizer") is not None:
-        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
 
 
 def _read_sharding(keys: Keys, reading: Reading, beside: Beside) -> None:

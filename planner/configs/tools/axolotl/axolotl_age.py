@@ -1,9 +1,10 @@
-"""The age of an Axolotl file, as its keys tell it."""
+"""The age of an Axolotl file, as its keys tell it, and the optimizer, whose names and default follow it."""
 
 from __future__ import annotations
 
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
+from planner.configs.shared.trainer_arguments import OPTIMIZERS, say_optimizer
 
 OLD_STACK = "axolotl@0.8"
 STACK_OF_2023 = "axolotl@0.3"
@@ -30,11 +31,16 @@ _OLD_KEYS = (
     *_KEYS_OF_2023,
     "flash_attn_fuse_qkv",
 )
+# Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
+# in 4 bits with a scale for 128 elements in place of 256.
+_TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
 
 
 def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     """Whether a file is of 0.8 or before, and whether it is of 2023; its stack is entered then."""
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
+    if old is None and keys.get("optimizer") == "adamw_hf":  # Transformers dropped it in 4.50.
+        old = "optimizer"
     of_2023 = next((name for name in _KEYS_OF_2023 if keys.holds(name)), None)
     if any(keys.holds(name) for name in _KEYS_SINCE) or keys.get("bf16") == "auto":
         of_2023 = None
@@ -43,3 +49,16 @@ def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     elif old is not None:
         reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), f"a key of {_OLD_TOOL}")
     return old is not None, of_2023 is not None
+
+
+def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """The optimizer that a file names; where it names none, that of its age.
+
+    Raises:
+        NotModelledError: an optimizer that no formula covers.
+    """
+    if keys.text("optimizer") is not None:
+        say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
+    elif old and not keys.has("fsdp_version"):  # a key since 0.9
+        place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
+        reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")

@@ -94,7 +94,7 @@ def test_arguments_become_keys(text: str, arguments: dict[str, Any]) -> None:
             {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 8},
         ),
         ("python -m torch.distributed.run --nproc_per_node gpu t.py", {"distributed_type": "MULTI_GPU"}),
-        ("torchrun t.py", {"distributed_type": "NO", "num_processes": 1}),
+        ("torchrun t.py", {"distributed_type": "MULTI_GPU", "num_processes": 1}),
         ("torchrun --nproc_per_node $N t.py", {"distributed_type": "MULTI_GPU", "num_processes": "$N"}),
         ("deepspeed t.py --deepspeed ds.json", {"distributed_type": "MULTI_GPU"}),
         ("deepspeed --num_gpus=2 t.py", {"distributed_type": "MULTI_GPU", "num_processes": 2}),

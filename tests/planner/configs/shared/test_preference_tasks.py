@@ -79,7 +79,7 @@ def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
 
 def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:
     """They are for TRL up to 0.12, where those of DPO go with the function that made them."""
-    for task, switch in (("dpo", "pair_logps=whole_let_go"), ("orpo", "pair_logps=whole_and_chosen")):
+    for task, switch in (("dpo", "pair_logps=whole_let_go"), ("orpo", "pair_logps=whole")):
         config = read(tmp_path, TRL + "beta: 0.1\ndataset_mixer: {a: 1.0}\n", f"{task}/config.yaml")
         assert switch in config.request.get("switches")
 
@@ -115,6 +115,24 @@ def test_a_likelihood_beside_the_loss(tmp_path: Path, text: str, twice: bool) ->
     scenario = scenario_of(tmp_path, LLAMA_FACTORY + text)
     assert (scenario.stack.pair_logps == "whole_twice") is twice
     assert (scenario.stack.id == "llama-factory") is ("pref_ftx" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "taken"),
+    [
+        (TRL + "simpo_gamma: 0.5\ncpo_alpha: 0.0\n", "simpo", False),
+        (TRL + "simpo_gamma: 0.5\ncpo_alpha: 0.5\n", "simpo", True),
+        (TRL + "simpo_gamma: 0.5\n", "simpo", True),
+        (AXOLOTL + "rl: simpo\ncpo_alpha: 0\n", "simpo", False),
+        (AXOLOTL + "rl: simpo\n", "simpo", True),
+        (AXOLOTL + "rl: orpo\ncpo_alpha: 0\n", "orpo", True),
+        (LLAMA_FACTORY + "stage: dpo\npref_loss: simpo\n", "simpo", False),
+    ],
+)
+def test_the_likelihood_of_chosen_sequences(tmp_path: Path, text: str, task: str, taken: bool) -> None:
+    """SimPO of TRL takes it by default, and not where its weight is 0; LLaMA-Factory never does."""
+    scenario = scenario_of(tmp_path, text)
+    assert (scenario.recipe.task, scenario.stack.chosen_likelihood) == (task, taken)
 
 
 def test_a_weight_that_is_no_number(tmp_path: Path) -> None:

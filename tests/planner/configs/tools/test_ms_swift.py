@@ -212,11 +212,23 @@ def test_a_launcher_says_how_many_processes_there_are(launcher: str, engine: str
         assert scenario.recipe.batch.grad_accum == 2
 
 
-@pytest.mark.parametrize("launcher", ["python", "accelerate launch --num_processes 1"])
-def test_a_launcher_of_one_process_spreads_the_layers_too(launcher: str) -> None:
-    """One process that sees several GPUs does, whoever starts it."""
-    job = f"{launcher} {SCRIPT} --learning_rate 1e-5"
-    assert asked(job).exit_code == ExitCode.FITS
+@pytest.mark.parametrize(("launcher", "engine", "reentrant"), [
+    ("python", "", True),
+    ("accelerate launch --num_processes 1", "", True),
+    ("torchrun --nproc_per_node 1", "", False),
+    ("torchrun", " --deepspeed zero2", True),
+    ("deepspeed --num_gpus 1", "", False),
+])  # fmt: skip
+def test_a_launcher_of_one_process_spreads_the_layers_too(
+    launcher: str, engine: str, reentrant: bool
+) -> None:
+    """One process that sees several GPUs does, whoever starts it; with a rank its checkpoints are not
+    reentrant.
+    """
+    job = f"{launcher} {SCRIPT} --learning_rate 1e-5{engine}"
+    checked = asked(job)
+    assert checked.exit_code == ExitCode.FITS
+    assert checked.subject.scenario.recipe.checkpoint_reentrant is reentrant
     several = asked(job, "a100-80-sxm:2")
     assert (several.exit_code, "spreads the layers" in several.failure) == (ExitCode.NOT_MODELLED, True)
 

@@ -14,11 +14,11 @@ def test_every_optimizer_has_facts_and_the_costs_of_an_update() -> None:
 
 
 def test_a_name_of_the_trainer_is_that_of_one_optimizer_and_exists() -> None:
-    """Config files and real runs use the same names, which Transformers takes."""
+    """Config files and real runs use the same names, which Transformers takes; one it took up to 4.49."""
     transformers = import_or_skip("transformers")
     names = [name for facts in OPTIMIZER_FACTS.values() for name in facts.trainer_names]
     assert sorted(names) == sorted(trainer_arguments.OPTIMIZERS)
-    assert set(names) <= {each.value for each in transformers.training_args.OptimizerNames}
+    assert set(names) - {each.value for each in transformers.training_args.OptimizerNames} == {"adamw_hf"}
 
 
 def test_an_optimizer_that_only_tools_make_has_no_name_in_the_trainer() -> None:

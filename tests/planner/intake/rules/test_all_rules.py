@@ -336,6 +336,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp", "offload": "params"},
         {"sharding": "fsdp", "offload": "optimizer+params"},
     ),
+    "fsdp1-not-in-stack": (
+        {"sharding": "fsdp1", "gpus": 2, "stack": "llama-factory-v1"},
+        {"sharding": "fsdp", "gpus": 2, "stack": "llama-factory-v1"},
+    ),
     "gpu-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "paged_adamw_8bit"},
         {"sharding": "zero3", "offload": "params", "optimizer": "paged_adamw_8bit"},
@@ -347,6 +351,10 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
     "optimizer-on-dtensors": (
         {"sharding": "fsdp", "gpus": 2, "optimizer": "adamw_8bit"},
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
+    ),
+    "adamw-hf-gone": (
+        {"optimizer": "adamw_hf", "stack": "hf-trainer@5"},
+        {"optimizer": "adamw_hf", "stack": "hf-trainer@4"},
     ),
     "slow-optimizer-offloaded": (
         {"sharding": "zero3", "offload": "optimizer", "optimizer": "adafactor"},

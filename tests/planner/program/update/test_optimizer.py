@@ -22,7 +22,7 @@ from planner.program.update.optimizer import optimizer_step
 from planner.program.update.states import states_of
 
 
-def job(optimizer: Optimizer, foreach_step_copies: int = 1) -> Job:
+def job(optimizer: Optimizer, foreach_step_copies: int = 1, **more: str) -> Job:
     """Adapters of rank 8 under ``optimizer``."""
     flags = {
         "model": "llama-2-7b",
@@ -32,7 +32,7 @@ def job(optimizer: Optimizer, foreach_step_copies: int = 1) -> Job:
         "batch": 1,
         "lora_rank": 8,
     }
-    scenario = resolve(from_flags({**flags, "optimizer": optimizer}))
+    scenario = resolve(from_flags({**flags, "optimizer": optimizer, **more}))
     stack = replace(scenario.stack, foreach_step_copies=foreach_step_copies)
     return job_of(replace(scenario, stack=stack), Coefficients())
 
@@ -85,6 +85,12 @@ def test_states_of_torch_follow_the_parameter_and_those_of_bitsandbytes_are_fp32
     assert stepped(job("adamw_torch_fused"), weights) == [400, 400]
     assert stepped(job("lion"), weights) == [800]
     assert stepped(job("sgd"), weights) == []
+
+
+def test_adamw_of_transformers_keeps_a_root_until_the_next_is_there() -> None:
+    """One parameter after the other: two states each, then the root of the second moment."""
+    requests = stepped(job("adamw_hf", stack="hf-trainer@4"), [BIG, SMALL])
+    assert requests == [800_000, 800_000, 800_000, 800, 800, 800, -800_000, -800]
 
 
 def test_an_optimizer_whose_states_nobody_wrote_down_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

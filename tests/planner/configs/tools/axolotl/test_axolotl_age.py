@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
+from planner.program.job import job_of
 
 LORA = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
@@ -129,3 +131,39 @@ def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
 ) -> None:
     """bnb_4bit_quant_storage came in 2024-03 (pull request 1378)."""
     assert read(tmp_path, QLORA + "huggyllama/llama-7b\n" + text).request.get("quant_storage") == storage
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("local_rank:\n", True),
+        ("local_rank:\nflash_attention: true\n", False),
+        ("local_rank:\npretraining_dataset: [a]\n", False),
+        ("", False),
+    ],
+)
+def test_a_pack_has_a_mask_where_samples_are_numbered_in_it(tmp_path: Path, text: str, masked: bool) -> None:
+    """Up to 0.8 torch's fused attention gets it, as that of padding."""
+    config = read(tmp_path, LORA + "sample_packing: true\n" + text)
+    scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"})))
+    assert (scenario.recipe.attention == "sdpa") is ("flash" not in text)
+    job = job_of(scenario, Coefficients())
+    assert job.needs_mask(scenario.model.groups[0].block) is masked
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        (LORA + "local_rank:\n", "adamw_hf"),
+        (LORA + "wandb_run_id:\n", "adamw_hf"),
+        (LORA + "local_rank:\noptimizer: adamw_torch\n", "adamw_torch"),
+        (LORA + "optimizer: adamw_hf\n", "adamw_hf"),
+        (LORA, None),
+    ],
+)
+def test_the_optimizer_where_a_file_names_none(tmp_path: Path, text: str, optimizer: str | None) -> None:
+    """Up to 0.7 that of Transformers, whose name alone tells the age; newer stacks have a default."""
+    config = read(tmp_path, text)
+    assert config.request.get("optimizer") == optimizer
+    stack = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"}))).stack
+    assert (stack.id == "axolotl") is (optimizer is None)
