@@ -281,7 +281,7 @@ class Stack:
     takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
     """
     liger_loss: bool
-    """The stack offers Liger's fused head and loss."""
+    """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
@@ -446,6 +446,11 @@ class Stack:
     def skips_experts(self) -> bool:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
+
+    @property
+    def offers_liger_loss(self) -> bool:
+        """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
+        return self.liger_loss and self.model_code != "own"
 
     def segments_grow(self, n_gpus: int, n_nodes: int = 1) -> bool:
         """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""

@@ -289,7 +289,9 @@ SYSTEM_RULES = (
         "liger-not-in-stack",
         "warn",
         "This stack has no switch for the Liger loss, or the model's own code does not go through it",
-        lambda case: case.recipe.loss == "liger" and (not case.stack.liger_loss or case.model.remote_code),
+        lambda case: (
+            case.recipe.loss == "liger" and (not case.stack.offers_liger_loss or case.model.remote_code)
+        ),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
     ),
     Rule(
