@@ -30,6 +30,7 @@ Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_whole"]
 Linear4bitDtype = Literal["compute", "fp16"]
 ModelCode = Literal["transformers-4", "transformers-5", "own"]
 PinsMasters = Literal["never", "as_set", "always"]
+PinsInputs = Literal["never", "if_room", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
 Zero1Update = Literal["gathered", "broadcast", "broadcast_in_node"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
@@ -268,10 +269,10 @@ class Stack:
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
-    pins_inputs: bool
-    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there."""
-    pins_if_room: bool
-    """Blocks of saved inputs that host RAM has no room for stay pageable, where others would fail."""
+    pins_inputs: PinsInputs
+    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there; ``if_room``: but
+    for blocks that host RAM has no room for, which stay pageable where others would fail.
+    """
 
     # Loss
     loss_forward: tuple[LogitsCopy, ...]
