@@ -34,9 +34,9 @@ from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
-from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.view import LayerView, layer_view
-from planner.program.vision import of_patches
+from planner.program.vision.seeing import Before, Given, Manner, seeing_parts, take_pixels
+from planner.program.vision.tower import of_patches
 
 
 @dataclass(frozen=True, slots=True)
