@@ -216,7 +216,8 @@ def lies_below(package: str, table: str, name: str) -> Iterator[bool]:
         order = list(files)
         lower = [files[each] for each in order[: order.index(package)]]
         own = steps_of(files[package], table, name)
-        below = next((found for each in reversed(lower) if (found := steps_of(each, table, name))), [{}])
+        said_below = (steps_of(each, table, name) for each in reversed(lower))
+        below: list[dict[str, Any]] = next((steps for steps in said_below if steps), [{}])
         said = {repr(each.get("value")) for each in (*own, *below)}
         assumes = any(each.get("settled_by") == "assumed" for each in below)
         knows_better = assumes and any(each["settled_by"] != "assumed" for each in own)
