@@ -25,7 +25,7 @@ from torch import nn
 
 from measure.recipe.joined_pairs import joined_loss
 from planner.domain.recipes.recipe import Recipe
-from planner.domain.stack import PairLogps
+from planner.domain.stack_values import PairLogps
 
 _ENTROPY_ROWS = 128
 _WHOLE = ("whole", "whole_twice", "whole_with_loss")

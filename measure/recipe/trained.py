@@ -11,7 +11,7 @@ from torch import nn
 
 from measure.recipe.modules import find_layer_list
 from planner.domain.scenario import Scenario
-from planner.domain.stack import ENTERS, FrozenLayers
+from planner.domain.stack_values import ENTERS, FrozenLayers
 from planner.errors import NotModelledError
 from planner.intake.train_layers import End, TrainedParts, drawn, trained_parts
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from planner.domain.stack import LossWeights
+from planner.domain.stack_values import LossWeights
 
 
 def weighted_loss(model: Any, inputs: dict[str, torch.Tensor], weights: LossWeights) -> torch.Tensor:

@@ -68,7 +68,7 @@ def trace_step(scenario: Scenario, options: TraceOptions = TraceOptions()) -> Tr
 
 def host_of(records: list[Record], scenario: Scenario) -> HostMemory:
     """The host memory in ``records``, pinned as the scenario's stack pins."""
-    rounds = scenario.stack.pins_inputs and not scenario.stack.pins_if_room
+    rounds = scenario.stack.pins_inputs == "always"
     return host_memory(records, rounds_pinned=rounds, processes=int(scenario.hardware.gpus_per_node))
 
 

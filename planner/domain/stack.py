@@ -16,76 +16,44 @@ from planner.domain.recipes.recipe import (
     Recipe,
 )
 from planner.domain.recipes.sharding import ShardingName
+from planner.domain.stack_values import (
+    AdapterKernels,
+    CompletionLogps,
+    DdpFindsUnused,
+    DoraBranch,
+    ExpandableSegments,
+    Fp8Linears,
+    FrozenLayers,
+    Fsdp2Units,
+    FsdpUnits,
+    KbitUpcast,
+    Linear4bitDtype,
+    LogitsCopy,
+    LossPieces,
+    LossWeights,
+    MaskedModel,
+    MixtureCode,
+    ModelCode,
+    ModelParallel,
+    OftWrappers,
+    PackedKernels,
+    PackedMask,
+    PairLogps,
+    PinsInputs,
+    PinsMasters,
+    Quantizer,
+    RewardHead,
+    RotaryModel,
+    RotaryRows,
+    SdpaMask,
+    TowerStates,
+    TowerUnits,
+    WholeOutProj,
+    Zero1Update,
+    Zero12Engine,
+    Zero12Upload,
+)
 from planner.domain.uncertainty.settled import SettledBy
-
-KbitUpcast = Literal["none", "norms", "all"]
-FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
-DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
-OftWrappers = Literal["unread", "twice", "apart", "alike"]
-ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
-"""Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
-LogitsCopy = Literal[
-    "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
-]
-Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_whole"]
-Linear4bitDtype = Literal["compute", "fp16"]
-ModelCode = Literal["transformers-4", "transformers-5", "own"]
-PinsMasters = Literal["never", "as_set", "always"]
-Zero12Engine = Literal["deepspeed", "low_level"]
-Zero1Update = Literal["gathered", "broadcast", "broadcast_in_node"]
-Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
-AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
-FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
-"""Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
-SdpaMask = Literal["bool", "stream", "none", "given"]
-PackedMask = Literal["none", "collated", "rows", "one_row"]
-LossPieces = Literal["eighths", "free_memory", "tiles"]
-WholeOutProj = Literal["none", "falcon_h1"]
-DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
-ExpandableSegments = Literal["off", "one_node", "several_gpus", "on"]
-FsdpUnits = Literal["layer", "feed_forward"]
-RotaryModel = Literal[
-    "none",
-    "llama",
-    "mistral",
-    "mixtral",
-    "phi",
-    "gpt_neox",
-    "falcon",
-    "persimmon",
-    "stablelm",
-    "qwen2",
-    "qwen2_moe",
-    "starcoder2",
-    "olmo",
-]
-MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
-RotaryRows = Literal["positions", "grown"]
-TowerUnits = Literal["as_listed", "layers", "in_root"]
-TowerStates = Literal["all", "read"]
-Quantizer = Literal["transformers", "lightning"]
-PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
-Fp8Linears = Literal["unread", "eager", "compiled"]
-ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
-MixtureCode = Literal["transformers", "torchtitan-2025"]
-RewardHead = Literal["score", "value"]
-LossWeights = Literal["none", "probability", "entropy", "divergence"]
-CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
-PairLogps = Literal[
-    "none",
-    "whole",
-    "whole_twice",
-    "whole_with_loss",
-    "whole_let_go",
-    "unshifted",
-    "compiled",
-    "rows",
-    "rows_and_hidden",
-    "shifted_rows",
-    "fused_rows",
-    "joined",
-    "tiles",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +243,10 @@ class Stack:
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
-    pins_inputs: bool
-    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there."""
-    pins_if_room: bool
-    """Blocks of saved inputs that host RAM has no room for stay pageable, where others would fail."""
+    pins_inputs: PinsInputs
+    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there; ``if_room``: but
+    for blocks that host RAM has no room for, which stay pageable where others would fail.
+    """
 
     # Loss
     loss_forward: tuple[LogitsCopy, ...]
@@ -288,7 +256,7 @@ class Stack:
     takes a loss of its own, while the log-softmax of the model's, which nobody uses, is still saved.
     """
     liger_loss: bool
-    """The stack offers Liger's fused head and loss."""
+    """The trainer has a switch for Liger's fused head and loss, which Transformers' own model code takes."""
     loss_pieces: LossPieces
     """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
@@ -460,6 +428,11 @@ class Stack:
     def skips_experts(self) -> bool:
         """Whether k-bit quantisers leave the weights of experts as they are."""
         return self.fused_experts and not self.quantizes_experts
+
+    @property
+    def offers_liger_loss(self) -> bool:
+        """Whether Liger's fused head and loss can run: it replaces classes of Transformers alone."""
+        return self.liger_loss and self.model_code != "own"
 
     def segments_grow(self, n_gpus: int, n_nodes: int = 1) -> bool:
         """Whether the allocator's segments grow in a job on so many GPUs of all nodes together."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.model import ModelSpec
-from planner.domain.stack import LogitsCopy, Stack
+from planner.domain.stack import Stack
+from planner.domain.stack_values import LogitsCopy
 
 # The first minor version of Transformers 4 whose class takes the common loss, which others took in 46.
 _COMMON_SINCE = {

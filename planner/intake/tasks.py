@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
 from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
-from planner.domain.stack import FUSED_KERNELS, Stack
+from planner.domain.stack import Stack
+from planner.domain.stack_values import FUSED_KERNELS
 
 
 def keeps_dropout(task: Task, stack: Stack) -> bool:

@@ -229,8 +229,7 @@ def offloaded_activation_bytes(job: Job) -> Number:
     """Block inputs that checkpointing keeps in host RAM instead of on the GPU,
     each rounded as pinned memory is where a stack pins them (``pins_inputs``).
 
-    Where it pins only what there is room for (``pins_if_room``),
-    rounding takes no more than the host has left.
+    Where it pins only what there is room for, rounding takes no more than the host has left.
     Source: unsloth_zoo 2026.10.9 gradient_checkpointing.py:1337-1547 (every layer's in the first pass),
     :141-190 and :271 _block_fits_host_ram; torch 2.13 CachingHostAllocator rounds to powers of two.
     """
@@ -238,10 +237,10 @@ def offloaded_activation_bytes(job: Job) -> Number:
         return 0
     boundary = job.tokens * job.model.hidden_size * job.regime.residual
     exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(boundary)
-    if not job.stack.pins_inputs:
+    if job.stack.pins_inputs == "never":
         return exact
     available = job.hardware.host.memory_bytes
-    if not job.stack.pins_if_room or available is None:
+    if job.stack.pins_inputs == "always" or available is None:
         return pinned
     room = available / job.hardware.gpus_per_node - process_baseline_bytes(job)
     return minimum(pinned, maximum(exact, room))
@@ -298,7 +297,7 @@ def _is_pinned(job: Job, name: str) -> bool:
         "offloaded_optimizer": fsdp or _pins_masters(job),
         "offloaded_gradients": fsdp or pins,
         "upload_buffer": pins and buffered,
-        "offloaded_activations": job.stack.pins_inputs,
+        "offloaded_activations": job.stack.pins_inputs != "never",
     }
     return depends.get(name, name in ("offloaded_parameters", "pinned_cache"))
 

@@ -94,9 +94,8 @@ def _pinning(job: Job) -> str:
 
 
 def _rounding(job: Job) -> str:
-    if not job.stack.pins_inputs:
-        return "not pinned"
-    return f"rounded to powers of two{' where host RAM has room' if job.stack.pins_if_room else ''}"
+    words = {"never": "not pinned", "always": "rounded to powers of two"}
+    return words.get(job.stack.pins_inputs, "rounded to powers of two where host RAM has room")
 
 
 def _offloaded_params(job: Job) -> str:

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 
 from planner.anatomy.trained_parts import is_checkpointed, makes_input_require_gradient
 from planner.anatomy.trained_parts import parts_of as trained_of
-from planner.domain.stack import ENTERS
+from planner.domain.stack_values import ENTERS
 from planner.errors import NotModelledError
 from planner.intake.train_layers import TrainedParts
 from planner.program.checkpoint import Checkpointing, checkpointed, checkpointed_reentrant
@@ -34,9 +34,9 @@ from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
-from planner.program.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.view import LayerView, layer_view
-from planner.program.vision import of_patches
+from planner.program.vision.seeing import Before, Given, Manner, seeing_parts, take_pixels
+from planner.program.vision.tower import of_patches
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ def _loss(scenario: Scenario) -> Iterator[Move]:
         return
     if scenario.stack.defaults.loss == "chunked":
         yield Move("loss", "free", "head and loss in pieces", {"loss": "chunked"})
-    if scenario.stack.liger_loss and not scenario.model.remote_code:
+    if scenario.stack.offers_liger_loss and not scenario.model.remote_code:
         yield Move("loss", "free", "Liger's fused head and loss", {"loss": "liger"})
 
 

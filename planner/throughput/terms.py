@@ -47,7 +47,7 @@ def tower_seconds(job: TimedJob) -> Number:
 
     Formula: those of its products, attention and other operators over their rates, as for the language model.
     Expanded weights and casts are in their own terms.
-    Source: :mod:`planner.program.vision`, which names the code; :mod:`planner.throughput.kernel_time`.
+    Source: :mod:`planner.program.vision.tower`, which names the code; :mod:`planner.throughput.kernel_time`.
     """
     return pass_seconds(job, "training").get("vision_tower", 0.0)
 

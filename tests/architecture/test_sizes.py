@@ -11,6 +11,7 @@ MAX_FILE_LINES = 500
 MAX_COLUMNS = 110
 MAX_BODY_LINES = 40
 MAX_ARGUMENTS = 6
+MAX_STACK_LINES = 15
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -46,6 +47,14 @@ def test_files_are_short() -> None:
     }
     assert {name.partition("/")[0] for name in lines} == {"planner", "measure"}, "the sources were not found"
     assert {name: count for name, count in lines.items() if count > MAX_FILE_LINES} == {}
+
+
+def test_stacks_are_short() -> None:
+    """No stack has more than 15 lines: what a package or a tool does is a fact of its version."""
+    paths = sorted((ROOT / "data" / "stacks").glob("*.toml"))
+    lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert len(lines) > 10, "the stacks were not found"
+    assert {name: count for name, count in lines.items() if count > MAX_STACK_LINES} == {}
 
 
 def test_lines_are_short() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from measure.trace.sharding.marks import put_mark
 from measure.trace.tracer import Recorder
-from planner.domain.stack import Fsdp2Units
+from planner.domain.stack_values import Fsdp2Units
 
 ROOT = "(root)"
 _State = Literal["idle", "forward", "before_backward", "after_backward"]

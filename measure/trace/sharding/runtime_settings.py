@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from measure.trace.sharding.sharded_parameters import TracedParameter
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.domain.scenario import Scenario
-from planner.domain.stack import Zero12Upload
+from planner.domain.stack_values import Zero12Upload
 
 # DeepSpeed's own defaults, in elements.  Source: DeepSpeed 0.19.8 runtime/zero/config.py.
 _REDUCE_BUCKET = 500_000_000

@@ -9,7 +9,7 @@ from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.recipes.recipe import BITSANDBYTES, DTYPE_BYTES, PREPACKED, TARGET_PARAMETER
 from planner.intake.linears import linear_names, reaches_experts, unmatched_modules, unmatched_targets
 from planner.intake.rules.rule import Case, Rule
-from planner.units import MIB, format_gib
+from planner.units import format_gib
 
 # Methods that name a quantisation, and which may be given beside them.
 _METHOD_ALLOWS = {"qlora": ("nf4", "fp4", *sorted(PREPACKED)), "int8": ("int8",)}
@@ -24,8 +24,6 @@ _LORA_FIELDS = (
 # Optimizers that were read for whole matrices.
 _WHOLE = ("adam_mini", "muon", "apollo_adamw", "apollo_adamw_layerwise")
 _FOUR_BIT = ("nf4", "fp4")
-# A mask below this is no reason for another kernel.
-_WORTH_BYTES = 64 * MIB
 
 
 def _contradicts_method(case: Case) -> bool:
@@ -181,16 +179,6 @@ def _length_text(case: Case) -> str:
         f"{case.recipe.batch.seq_len:,} tokens, {case.model.id} was made for "
         f"{case.model.max_position_tokens:,}"
     )
-
-
-def _sample_mask_bytes(case: Case) -> int:
-    """Bytes of the mask that keeps packed samples apart, in the compute dtype."""
-    batch, stack = case.recipe.batch, case.stack
-    if not stack.masks_samples(case.recipe):
-        return 0
-    tokens = batch.rows * batch.seq_len
-    keys = tokens if stack.joins_rows(case.recipe) else batch.seq_len
-    return int(tokens * keys) * DTYPE_BYTES[case.numerics.compute_dtype]
 
 
 def _divides_matrices(case: Case) -> bool:
@@ -413,15 +401,6 @@ RECIPE_RULES = (
         "The sequence is longer than the model was made for; it runs, at a quality nobody promises",
         lambda case: _too_long(case) and not _learned_positions(case),
         _length_text,
-    ),
-    Rule(
-        "packed-samples-masked",
-        "warn",
-        "Attention keeps packed samples apart by a mask of all pairs of tokens; flash2 needs none",
-        lambda case: _sample_mask_bytes(case) >= _WORTH_BYTES,
-        lambda case: (
-            f"{format_gib(_sample_mask_bytes(case))} in each layer (--attention {case.recipe.attention})"
-        ),
     ),
     Rule(
         "reentrant-without-checkpointing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, ATTENTIONS, Attention
 from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
+from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, Rule
 from planner.intake.supported import (
@@ -17,11 +18,23 @@ from planner.intake.supported import (
     stops_on_cpu,
     widest_head,
 )
-from planner.units import format_gib
+from planner.units import MIB, format_gib
 
 _FLASH2_MAX_HEAD_DIM = 256
+# A mask below this is no reason for another kernel.
+_WORTH_BYTES = 64 * MIB
 # GPUs that switches of NVLink join: those of DGX-2, and of GB200 and GB300 NVL72.
 _MOST_OF_A_NODE, _MOST_OF_A_RACK = 16, 72
+
+
+def _sample_mask_bytes(case: Case) -> int:
+    """Bytes of the mask that keeps packed samples apart, in the compute dtype."""
+    batch, stack = case.recipe.batch, case.stack
+    if not stack.masks_samples(case.recipe):
+        return 0
+    tokens = batch.rows * batch.seq_len
+    keys = tokens if stack.joins_rows(case.recipe) else batch.seq_len
+    return int(tokens * keys) * DTYPE_BYTES[case.numerics.compute_dtype]
 
 
 def _above_a_node(case: Case) -> bool:
@@ -295,6 +308,15 @@ SYSTEM_RULES = (
         ),
     ),
     Rule(
+        "packed-samples-masked",
+        "warn",
+        "Attention keeps packed samples apart by a mask of all pairs of tokens; flash2 needs none",
+        lambda case: _sample_mask_bytes(case) >= _WORTH_BYTES,
+        lambda case: (
+            f"{format_gib(_sample_mask_bytes(case))} in each layer (--attention {case.recipe.attention})"
+        ),
+    ),
+    Rule(
         "attention-of-remote-code",
         "warn",
         "The model's code comes with the checkpoint and picks its own attention kernel, which may not be "
@@ -305,7 +327,9 @@ SYSTEM_RULES = (
         "liger-not-in-stack",
         "warn",
         "This stack has no switch for the Liger loss, or the model's own code does not go through it",
-        lambda case: case.recipe.loss == "liger" and (not case.stack.liger_loss or case.model.remote_code),
+        lambda case: (
+            case.recipe.loss == "liger" and (not case.stack.offers_liger_loss or case.model.remote_code)
+        ),
         lambda case: f"{case.stack.id}, {case.model.architecture}",
     ),
     Rule(

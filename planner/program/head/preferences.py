@@ -17,7 +17,7 @@ Ignored: that logits which are cut by one position are one row in ``--seq`` smal
 from __future__ import annotations
 
 from planner.domain.recipes.recipe import PAIR_TASKS
-from planner.domain.stack import PairLogps
+from planner.domain.stack_values import PairLogps
 from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
 from planner.program.head.joined_pairs import joined_pairs
 from planner.program.head.losses import cross_entropy, full_loss

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.domain.model import LinearSpec
-from planner.domain.stack import FUSED_KERNELS
+from planner.domain.stack_values import FUSED_KERNELS
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast, costs_of, weight_copy
 from planner.program.ops.operators import Operators

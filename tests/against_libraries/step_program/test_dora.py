@@ -12,7 +12,7 @@ from test_trained_layers import assert_same_requests, scenario_of
 from measure.trace.traced_job import trace_events
 from planner.allocator.documents.summary import summarize
 from planner.domain.scenario import Scenario
-from planner.domain.stack import DoraBranch
+from planner.domain.stack_values import DoraBranch
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.program.job import job_of
 from planner.throughput.terms import pass_seconds

@@ -16,7 +16,7 @@ from matrix.cells import Cell, scenario_of
 
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
-from planner.domain.stack import ModelParallel
+from planner.domain.stack_values import ModelParallel
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
 from planner.program.job import job_of

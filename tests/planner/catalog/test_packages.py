@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,15 @@ import pytest
 
 from planner.calibration.score.rows import score_record
 from planner.catalog import packages
-from planner.catalog.packages import TABLES, facts_of, package_names, unread_note
+from planner.catalog.location import data_dir
+from planner.catalog.packages import TABLES, facts_of, package_names, package_path, unread_note
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
 from planner.domain.prediction import Prediction
 from planner.domain.run_record import RunRecord
 from planner.domain.term import Phase, TermName
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.files.structured import read_toml
 from planner.intake.given.request import from_flags, from_record
 from planner.intake.resolve import resolve
 from planner.prediction import estimate
@@ -183,6 +188,63 @@ def test_every_fact_of_a_package_has_a_name_that_stacks_know(package: str) -> No
     assert facts["switches"].keys() <= set(SWITCH_NAMES)
     for table in ("defaults", "quantized", "usual"):
         assert facts[table].keys() <= set(DEFAULT_NAMES)
+
+
+@cache
+def layers(stack_id: str) -> Mapping[str, Mapping[str, Any]]:
+    """Files of a stack by name, from the lowest to the highest: packages, and stacks that it extends."""
+    file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
+    found = dict(layers(file["extends"])) if "extends" in file else {}
+    for package in file.get("versions", {}):
+        found.setdefault(package, read_toml(package_path(package)))
+    return {**found, f"stack {stack_id}": file}
+
+
+def steps_of(file: Mapping[str, Any], table: str, name: str) -> list[dict[str, Any]]:
+    """What a file says of a fact, from old to new; a stack says one thing."""
+    found = file.get(table, {}).get(name, [])
+    return found if isinstance(found, list) else [found]
+
+
+def lies_below(package: str, table: str, name: str) -> Iterator[bool]:
+    """For each stack that runs ``package``: whether the next lower file that has this fact says the same at
+    every version, and not merely assumes what the package was read for.
+    """
+    for stack_id in stack_ids():
+        if package not in (files := layers(stack_id)):
+            continue
+        order = list(files)
+        lower = [files[each] for each in order[: order.index(package)]]
+        own = steps_of(files[package], table, name)
+        said_below = (steps_of(each, table, name) for each in reversed(lower))
+        below: list[dict[str, Any]] = next((steps for steps in said_below if steps), [{}])
+        said = {repr(each.get("value")) for each in (*own, *below)}
+        assumes = any(each.get("settled_by") == "assumed" for each in below)
+        knows_better = assumes and any(each["settled_by"] != "assumed" for each in own)
+        takes_back = table == "defaults" and any(steps_of(each, "quantized", name) for each in lower)
+        yield len(said) == 1 and "since" not in below[0] and not (knows_better or takes_back)
+
+
+@pytest.mark.parametrize("package", package_names())
+def test_a_package_repeats_nothing_that_lies_below_it(package: str) -> None:
+    """A fact that lower packages say in each stack, at each version, is theirs."""
+    file = read_toml(package_path(package))
+    facts = [(table, name) for table in ("defaults", "switches") for name in file.get(table, {})]
+    assert [fact for fact in facts if all(lies_below(package, *fact))] == []
+
+
+@pytest.mark.parametrize("package", package_names())
+def test_each_step_of_a_fact_is_a_change(package: str) -> None:
+    """A version that keeps a fact as it was is a part of that fact's source."""
+    file = read_toml(package_path(package))
+    kept = [
+        (name, new["since"])
+        for table in TABLES
+        for name, steps in file.get(table, {}).items()
+        for old, new in pairwise(steps)
+        if (old["value"], old["settled_by"]) == (new["value"], new["settled_by"])
+    ]
+    assert kept == []
 
 
 def test_stacks_name_versions_that_were_read() -> None:

@@ -10,6 +10,7 @@ import re
 import shutil
 import types
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_a_stack_is_found_by_each_of_its_names() -> None:
     assert len(IDS) > 10
     for stack_id in IDS:
         file = read_toml(data_dir() / "stacks" / f"{stack_id.replace('@', '-')}.toml")
-        assert {load_stack(name.upper()).id for name in (stack_id, *file["aliases"])} == {stack_id}
+        assert {load_stack(name.upper()).id for name in (stack_id, *file.get("aliases", []))} == {stack_id}
 
 
 @pytest.mark.parametrize("stack_id", [name for name in IDS if name.partition("@")[0] == "trl"])
@@ -52,6 +53,24 @@ def test_trl_runs_with_packages_of_its_time(stack_id: str) -> None:
     stack = load_stack(stack_id)
     assert "compute" in stack.loss_forward
     assert not stack.linear4bit_keeps_input
+
+
+def test_ligers_loss_is_for_the_code_of_transformers() -> None:
+    """A trainer's switch for it replaces classes of Transformers; code of another kind does not go there."""
+    stack = hf5()
+    assert stack.offers_liger_loss
+    assert not replace(stack, model_code="own").offers_liger_loss
+    assert not replace(stack, liger_loss=False).offers_liger_loss
+
+
+@pytest.mark.parametrize("stack_id", ["hf-loop", "plain-torch"])
+def test_a_loop_over_a_kbit_base_is_prepared_as_peft_prepares_it(stack_id: str) -> None:
+    """``prepare_model_for_kbit_training`` upcasts, and turns checkpointing on where nothing is given."""
+    stack = load_stack(stack_id)
+    assert stack.kbit_upcast == "all"
+    assert not stack.defaults.gradient_checkpointing
+    assert stack.quantized_defaults is not None
+    assert stack.quantized_defaults.gradient_checkpointing
 
 
 def switches_of_files() -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.domain.stack import Fsdp2Units
+from planner.domain.stack_values import Fsdp2Units
 from planner.program.engines.fsdp.fsdp import GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group

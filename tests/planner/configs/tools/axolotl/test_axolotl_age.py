@@ -114,12 +114,15 @@ def test_preferences_are_checkpointed_without_reentry(tmp_path: Path, text: str,
 
 
 def test_axolotl_of_2023_ran_with_the_packages_of_its_time(tmp_path: Path) -> None:
-    """bitsandbytes 0.41 kept what 0.45 lets go, and PEFT 0.6 made adapters in the base's dtype."""
+    """bitsandbytes 0.41 kept what 0.45 lets go, PEFT 0.6 made adapters in the base's dtype, and the modeling
+    code was that of Transformers 4.36.
+    """
     found = [
         resolve(with_flags(read(tmp_path, LLAMA + "bf16: true\n" + key), from_flags({"gpu": "a100-80-sxm"})))
         for key in ("wandb_run_id:\n", "local_rank:\n")
     ]
     assert [each.stack.int8_keeps_quantized_input for each in found] == [True, False]
+    assert [each.stack.model_code for each in found] == ["transformers-4", "transformers-5"]
     assert [each.recipe.adapter.dtype for each in found if each.recipe.adapter] == ["bf16", "fp32"]
 
 

@@ -15,7 +15,7 @@ from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, part_of
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
-from planner.program.vision_parts import SeeingView, convolution, merged
+from planner.program.vision.tower_parts import SeeingView, convolution, merged
 from planner.program.weights.matrices import autocast, linear, weight_copy
 
 PIXELS = "pixel_values"

@@ -24,7 +24,7 @@ from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.recorded_part import Shape
 from planner.program.view import LayerView
-from planner.program.vision_parts import SeeingView, convolution
+from planner.program.vision.tower_parts import SeeingView, convolution
 from planner.program.weights.matrices import linear
 
 BLOCK_MASK = "mask of images"

@@ -21,11 +21,11 @@ from planner.program.ops.autograd import LEAF_ORDER, record
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
-from planner.program.pixtral_vision import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
 from planner.program.recorded_part import BACKWARD, Template
-from planner.program.square_vision import PIXELS, SQUARE_PROJECTORS, square_patches
 from planner.program.view import LayerView
-from planner.program.vision_parts import SeeingView, convolution, merged
+from planner.program.vision.pixtral_vision import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
+from planner.program.vision.square_vision import PIXELS, SQUARE_PROJECTORS, square_patches
+from planner.program.vision.tower_parts import SeeingView, convolution, merged
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"
 _UNTIL_TOKENS = (PIXELS, "position_ids")

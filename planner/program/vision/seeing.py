@@ -1,7 +1,7 @@
 """The parts of a vision-language model before its first layer: patches, layers of the tower,
 projector, scatter.
 
-Source: as :mod:`planner.program.vision`.
+Source: as :mod:`planner.program.vision.tower`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from planner.program.head.ends import EndsView
 from planner.program.job import Job
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
-from planner.program.pixtral_vision import (
+from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.request_stream import RequestStream
+from planner.program.runtime import Part
+from planner.program.view import LayerView, tower_view
+from planner.program.vision.pixtral_vision import (
     BLOCK_MASK,
     JOINED_PROJECTORS,
     beside_mask,
     given_to_layers,
     pads_mask,
 )
-from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
-from planner.program.request_stream import RequestStream
-from planner.program.runtime import Part
-from planner.program.view import LayerView, tower_view
-from planner.program.vision import (
+from planner.program.vision.tower import (
     TOKEN_EMBEDS,
     TOKEN_GRADIENT,
     UNTIL_TOKENS,
@@ -40,7 +40,7 @@ from planner.program.vision import (
     scatter,
     stacked,
 )
-from planner.program.vision_parts import SeeingView
+from planner.program.vision.tower_parts import SeeingView
 
 _OUTSIDE = Terms("saved_activations", "other_temporaries")
 Given = tuple[tuple[str, Shape], ...]

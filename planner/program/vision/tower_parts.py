@@ -1,7 +1,7 @@
 """What the towers of all vision-language models have: the view of one, its convolution,
 and norms and matrices of a projector.
 
-Source: as :mod:`planner.program.vision`.
+Source: as :mod:`planner.program.vision.tower`.
 """
 
 from __future__ import annotations

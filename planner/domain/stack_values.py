@@ -1,0 +1,75 @@
+"""The words that facts of a software stack may have as values."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+KbitUpcast = Literal["none", "norms", "all"]
+FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]
+DoraBranch = Literal["unread", "keeps_eye", "drops_eye"]
+OftWrappers = Literal["unread", "twice", "apart", "alike"]
+ENTERS: tuple[FrozenLayers, ...] = ("entered", "spared")
+"""Values of ``frozen_layers`` that make inputs of trained, checkpointed layers require gradients."""
+LogitsCopy = Literal[
+    "compute", "float", "shifted", "log_softmax", "nll_grad", "log_softmax_grad", "compute_grad", "model_loss"
+]
+Fsdp2Units = Literal["ends_apart", "ends_in_root", "root_whole"]
+Linear4bitDtype = Literal["compute", "fp16"]
+ModelCode = Literal["transformers-4", "transformers-5", "own"]
+PinsMasters = Literal["never", "as_set", "always"]
+PinsInputs = Literal["never", "if_room", "always"]
+Zero12Engine = Literal["deepspeed", "low_level"]
+Zero1Update = Literal["gathered", "broadcast", "broadcast_in_node"]
+Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
+AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
+FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
+"""Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
+SdpaMask = Literal["bool", "stream", "none", "given"]
+PackedMask = Literal["none", "collated", "rows", "one_row"]
+LossPieces = Literal["eighths", "free_memory", "tiles"]
+WholeOutProj = Literal["none", "falcon_h1"]
+DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]
+ExpandableSegments = Literal["off", "one_node", "several_gpus", "on"]
+FsdpUnits = Literal["layer", "feed_forward"]
+RotaryModel = Literal[
+    "none",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi",
+    "gpt_neox",
+    "falcon",
+    "persimmon",
+    "stablelm",
+    "qwen2",
+    "qwen2_moe",
+    "starcoder2",
+    "olmo",
+]
+MaskedModel = Literal["none", "gpt2", "gpt_neox", "gptj"]
+RotaryRows = Literal["positions", "grown"]
+TowerUnits = Literal["as_listed", "layers", "in_root"]
+TowerStates = Literal["all", "read"]
+Quantizer = Literal["transformers", "lightning"]
+PackedKernels = Literal["unread", "auto", "gptqmodel", "triton"]
+Fp8Linears = Literal["unread", "eager", "compiled"]
+ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
+MixtureCode = Literal["transformers", "torchtitan-2025"]
+RewardHead = Literal["score", "value"]
+LossWeights = Literal["none", "probability", "entropy", "divergence"]
+CompletionLogps = Literal["none", "without_entropy", "divided", "in_place", "tiles"]
+PairLogps = Literal[
+    "none",
+    "whole",
+    "whole_twice",
+    "whole_with_loss",
+    "whole_let_go",
+    "unshifted",
+    "compiled",
+    "rows",
+    "rows_and_hidden",
+    "shifted_rows",
+    "fused_rows",
+    "joined",
+    "tiles",
+]

@@ -1,0 +1,1 @@
+"""What a vision-language model runs before its first layer: patches, tower, projector and scatter."""
