@@ -91,14 +91,10 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
 def _about(subject: Subject, room: Room) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
     yield Note(uses_text(subject))
-    if prediction.verdict == "host_memory_short" or (
-        prediction.verdict == "no_verdict" and scenario.hardware.gpu.is_cuda
-    ):
-        yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
-    elif (available := prediction.host.available_bytes) is not None:
-        yield Note(
-            f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB."
-        )
+    host = prediction.host
+    if prediction.verdict != "host_memory_short" and host.available_bytes is not None:
+        sizes = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB"
+        yield Note(f"Host RAM: a node needs {sizes}.")
     yield Note(short_job_line(scenario), "dim", cut=not room.whole_job)
     yield step_note(prediction)
     if asks_for_run(subject):
@@ -135,7 +131,7 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     or what saves most where none is.
     """
     found = _one_stack(subject)
-    if subject.prediction.verdict == "fits":
+    if subject.prediction.verdict in ("fits", "no_verdict"):
         title, chosen = "What would save memory", [each for each in found if each.kind in CHEAP]
     elif enough := [each for each in found if each.fits]:
         title, chosen = "What would make it fit", enough

@@ -37,6 +37,11 @@ def verdict_note(subject: Subject) -> Note:
     need = f"needs {gib(memory.must_have_bytes)}"
     if memory.limit_bytes is None:
         return Note(f"{word}: {need} GiB per GPU of unknown size", tone)
+    if prediction.verdict == "host_memory_short":
+        host = prediction.host
+        node = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes or 0)} GiB"
+        card = f"{gib(memory.must_have_bytes)} of {gib(memory.limit_bytes)} GiB"
+        return Note(f"{word}: a node needs {node}; GPU {card}", tone)
     if not memory.limit_bytes:
         size = f"{need} GiB per GPU, nothing is left on the card"
     else:
