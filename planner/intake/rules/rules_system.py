@@ -258,7 +258,7 @@ SYSTEM_RULES = (
     Rule(
         "offload-host-unknown",
         "warn",
-        "Offload moves the limit into host RAM, whose size is not known: give --host-memory to have it judged",
+        "Offload moves the limit into host RAM, whose size is not known: give --host-memory",
         lambda case: _needs_an_engine(case) and case.hardware.host.memory_bytes is None,
     ),
     Rule(

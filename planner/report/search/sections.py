@@ -193,8 +193,9 @@ def _solved(answer: FoundRecipes, group: RecipeGroup) -> tuple[Note, ...]:
     text = f"{_SOLVED[answer.solved]}: {plain_number(size(first))}{_chance(first)}"
     if first.offloads:
         plain = next((each for each in group.rows if not each.offloads and each.place == first.place), None)
-        without = "nothing fits" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
-        text += f" with offload and {_host_text(first)}; without offload: {without}"
+        without = "none without offload" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
+        offloaded = f"with offload {plain_number(size(first))}{_chance(first)}, {_host_text(first)}"
+        text = f"{_SOLVED[answer.solved]}: {without}; {offloaded}"
     if group.above is not None:
         text += (
             f". {plain_number(size(group.above))} would need {gib(group.above.need_bytes)} "
@@ -210,12 +211,7 @@ def _solved(answer: FoundRecipes, group: RecipeGroup) -> tuple[Note, ...]:
 
 
 def _host_text(tried: Tried) -> str:
-    judged = (
-        ""
-        if tried.scenario.hardware.host.memory_bytes is not None
-        else ", which is judged with --host-memory only"
-    )
-    return f"{gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
+    return f"which needs {gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node"
 
 
 def _fewest(group: RecipeGroup) -> str:
@@ -226,14 +222,11 @@ def _fewest(group: RecipeGroup) -> str:
         return f"fewest GPUs: {count}{_chance(first)}."
     plain = next((tried for tried in group.rows if not tried.scenario.recipe.offloads_something), None)
     without = (
-        "none of the counts that were tried"
+        "none of the counts that were tried without offload"
         if plain is None
         else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
     )
-    return (
-        f"fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and "
-        f"{_host_text(first)}."
-    )
+    return f"fewest GPUs: {without}; with offload {count}{_chance(first)}, {_host_text(first)}."
 
 
 def _chance(tried: Tried) -> str:

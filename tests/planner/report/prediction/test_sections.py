@@ -114,7 +114,7 @@ def test_terms_of_other_phases_are_named_with_their_phase() -> None:
 
 def test_the_limiting_phase_is_marked() -> None:
     """Exactly the limiting phase carries the mark."""
-    marked = [line.split(",")[0] for line in draw(subject()).splitlines() if "<- limits" in line]
+    marked = [line.split(",")[0] for line in draw(subject()).splitlines() if "<- peak" in line]
     assert marked == ["backward"]
 
 
