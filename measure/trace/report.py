@@ -11,7 +11,7 @@ from planner.allocator.replay import ReplayResult
 from planner.domain.term import PHASE_WORDS
 from planner.units import GIB, format_bytes, format_gib
 
-_PHASE_WORDS: dict[str, str] = {**PHASE_WORDS}
+_PHASE_WORDS = {str(phase): words for phase, words in PHASE_WORDS.items()}
 _PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"
 
 

@@ -41,7 +41,7 @@ def lever_choices(title: str, levers: Sequence[Lever], now: Verdict) -> Choices:
     return _with_verdicts(Choices(title, columns, rows, texts=not title), now, levers)
 
 
-def _with_verdicts(choices: Choices, now: Verdict, changes: Sequence[Lever] | Sequence[Unsaid]) -> Choices:
+def _with_verdicts(choices: Choices, now: Verdict, changes: Sequence[Lever | Unsaid]) -> Choices:
     """The verdict after each change, unless none of them alters that of the job."""
     if all(each.verdict == now for each in changes):
         return choices
