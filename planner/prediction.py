@@ -100,14 +100,9 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     need, limit = float(memory.must_have_bytes), memory.limit_bytes
     moment = PHASE_WORDS[memory.limiting_phase]
     if need > limit:
-        more = (
-            f"{format_gib(need - limit)} more than the card's {format_gib(limit)}"
-            if limit
-            else "and nothing is left on the card"
-        )
         failed = memory.failed
         stops = f"; it stops at {failed.where} ({PHASE_WORDS[failed.phase]})" if failed and limit else ""
-        return "does_not_fit", f"it needs at least {format_gib(need)} ({moment}), {more}{stops}"
+        return "does_not_fit", f"{format_gib(need - limit)} are missing at the peak ({moment}){stops}"
     short = _host_shortage(host)
     if short is not None:
         return "host_memory_short", short

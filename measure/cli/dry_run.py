@@ -122,6 +122,6 @@ def _stand_ins(job: ToolJob, file: str) -> tuple[Assumed, ...]:
     if job.left_out:
         noted.append(Assumed("text that it generates while it evaluates", "left out", file, job.left_out))
     if job.n_micro_steps:
-        instead = f"over {MICRO_STEPS} micro-steps instead of {job.n_micro_steps}, which repeat the second"
+        instead = f"over {MICRO_STEPS} micro-batches instead of {job.n_micro_steps}, which repeat the second"
         noted.append(Assumed("gradients", instead, file, "accumulated"))
     return tuple(noted)

@@ -13,7 +13,7 @@ _MOST_LINES = 12
 def to_text(run: DryRun) -> str:
     """Steps, and each value that nobody has, by the line that asked for it."""
     head = (
-        f"The program ran {run.steps} optimizer steps in {run.micro_steps} micro-steps, without "
+        f"The program ran {run.steps} optimizer steps in {run.micro_steps} micro-batches, without "
         "weights, data or a GPU"
     )
     if run.most_tokens[1]:

@@ -1,5 +1,5 @@
-"""What a trace says, for people: peaks by phase, terms at the peak, where it is, unused memory,
-and the verdict for a card.
+"""What a trace says, for people: the verdict for a card, peaks by phase, terms at the peak, where it is,
+and unused memory.
 """
 
 from __future__ import annotations
@@ -8,35 +8,45 @@ from measure.trace.host_records import HOST_STREAMS, NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import PhaseSummary, Summary
 from planner.allocator.documents.timeline import Moment
 from planner.allocator.replay import ReplayResult
+from planner.domain.term import PHASE_WORDS
 from planner.units import GIB, format_bytes, format_gib
 
+_PHASE_WORDS = {str(phase): words for phase, words in PHASE_WORDS.items()}
 _PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"
 
 
 def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
     """The summary for people, in GiB (powers of 2)."""
-    highest = summary.reserved_peak
-    lines = [
-        (
-            f"allocated peak {format_gib(summary.allocated_peak_bytes)} in {summary.peak.phase} at "
-            f"{_place(summary.peak)}"
+    peaks = (
+        ("Allocated", summary.allocated_peak_bytes, summary.peak),
+        ("Reserved", summary.reserved_peak_bytes, summary.reserved_peak),
+    )
+    lines = [verdict_sentence(summary.verdict)] if summary.verdict is not None else []
+    lines += [_expandable_sentence(summary.expandable)] if summary.expandable is not None else []
+    lines += [
+        *(
+            f"{level} peak {format_gib(size)} in {_words(moment.phase)}, at {_place(moment)}"
+            for level, size, moment in peaks
         ),
-        f"reserved peak  {format_gib(summary.reserved_peak_bytes)} in {highest.phase} at {_place(highest)}",
         "",
-        "Peak of each phase in GiB; unused: reserved and not allocated at the moment of the allocated peak",
+        "Peak of each phase in GiB (_2: later micro-batches); unused: reserved less allocated at its peak",
         _PHASE_HEAD,
         *(_phase_line(each) for each in summary.phases),
         "",
-        f"Terms at the peak of {summary.peak.phase}",
-        *(f"  {term:<24}{format_bytes(size):>12}" for term, size in summary.peak.terms.items()),
+        f"Terms at the allocated peak ({_words(summary.peak.phase)})",
+        *(
+            f"  {term.replace('_', ' '):<24}{format_bytes(size):>12}"
+            for term, size in summary.peak.terms.items()
+        ),
     ]
     if host.holdings:
         lines += ["", *_host_lines(host)]
-    if summary.verdict is not None:
-        lines += ["", verdict_sentence(summary.verdict)]
-    if summary.expandable is not None:
-        lines.append(_expandable_sentence(summary.expandable))
     return "\n".join(lines) + "\n"
+
+
+def _words(phase: str) -> str:
+    """The phase as people call it."""
+    return _PHASE_WORDS.get(phase, phase)
 
 
 def _host_lines(host: HostMemory) -> list[str]:
@@ -64,7 +74,7 @@ def verdict_sentence(verdict: ReplayResult) -> str:
     releases = f"gave its cache back {verdict.n_retries} time{'s' if verdict.n_retries > 1 else ''}"
     if failed is not None:
         return (
-            f"DOES NOT FIT in {size}: out of memory in {failed.phase} at {failed.op} "
+            f"DOES NOT FIT in {size}: out of memory in {_words(failed.phase)} at {failed.op} "
             f"({failed.module or 'no module'}), which asked for {format_bytes(failed.requested_bytes)} "
             f"with {format_gib(failed.allocated_bytes)} allocated and {format_gib(failed.reserved_bytes)} "
             f"reserved, after the allocator {releases}"

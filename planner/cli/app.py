@@ -116,7 +116,7 @@ def models_command(
     output_format: Format = None,
     as_json: Json = False,
 ) -> Outcome:
-    """List the models of the catalog, with how closely each parameter count was checked."""
+    """List the models of the catalog; --json has how closely each parameter count was checked."""
     from planner.cli.commands.models import list_models
 
     return list_models(name, chosen_format(output_format, as_json))

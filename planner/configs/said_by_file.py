@@ -107,7 +107,7 @@ class Reading:
         self.said["stack"] = Said("stack", stack, origin, text)
         self.remark(
             origin,
-            f"{text}: the stack {stack} is counted, the nearest that is no newer; --stack says another",
+            f"{text}: the file is read for the stack {stack}; --stack says another",
         )
 
     def default(self, name: str, value: Any, place: str) -> None:

@@ -35,7 +35,8 @@ def resolve_experts(ledger: Ledger, hardware: Hardware, parallel: Parallel) -> P
     gpus = hardware.world_size // (parallel.replicas or 1)
     if gpus % experts:
         raise UsageError(
-            f"{gpus} GPUs cannot be divided into groups of {experts}, which expert_parallel asks for"
+            f"expert_parallel {experts} needs groups of {experts} GPUs, and the job has {gpus}: "
+            f"--gpu X:{experts}"
         )
     return replace(parallel, experts=experts)
 

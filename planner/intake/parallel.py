@@ -105,8 +105,8 @@ def resolve_parallel(ledger: Ledger, hardware: Hardware) -> Parallel:
         if hardware.world_size % parallel.gpus:
             asked = " x ".join(f"{name} {n}" for name, n in zip(FIELDS, degrees_of, strict=True) if n > 1)
             raise UsageError(
-                f"{hardware.world_size} GPUs cannot be divided into groups of {parallel.gpus}, which "
-                f"{asked} asks for"
+                f"{asked} needs groups of {parallel.gpus} GPUs, and the job has {hardware.world_size}: "
+                f"--gpu X:{parallel.gpus}"
             )
         sharing = parallel.tensor * parallel.context
         if sharing > hardware.gpus_per_node:

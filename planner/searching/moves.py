@@ -100,7 +100,7 @@ def other_stacks(scenario: Scenario) -> tuple[Move, ...]:
         Move(
             "stack",
             "free",
-            f"another stack: {name.partition('@')[0]}",
+            f"stack {name.partition('@')[0]}",
             {"stack": name},
             stack=load_stack(name),
         )

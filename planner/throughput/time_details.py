@@ -34,7 +34,7 @@ def with_time_details(job: TimedJob, time: TimePrediction) -> TimePrediction:
 
 def _moved(job: TimedJob, term: TimeTerm) -> str:
     moved = term.seconds / job.recipe.batch.grad_accum * job.rates.memory_bytes_per_s
-    return f"{moved / GIGA:.1f} GB per micro-step at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
+    return f"{moved / GIGA:.1f} GB per micro-batch at {job.rates.memory_bytes_per_s / GIGA:.0f} GB/s"
 
 
 def _matmul(job: TimedJob, _: TimeTerm) -> str:
@@ -42,7 +42,7 @@ def _matmul(job: TimedJob, _: TimeTerm) -> str:
     flop = products_flop(job, job.micro, "training", ("forward", "again", "backward"))
     passes = 2 * flop / products_flop(job, job.micro, "training", ("forward",))
     return (
-        f"{passes:.1f} N x {job.micro.computed:.0f} tokens = {flop / TERA:.1f} TFLOP per micro-step at "
+        f"{passes:.1f} N x {job.micro.computed:.0f} tokens = {flop / TERA:.1f} TFLOP per micro-batch at "
         f"{rates.matmul_flop_per_s / TERA:.0f} of {rates.peak_flop_per_s / TERA:.0f} TFLOP/s"
     )
 
@@ -67,7 +67,7 @@ def _quantized(job: TimedJob, _: TimeTerm) -> str:
 def _launch(job: TimedJob, term: TimeTerm) -> str:
     each = job.coefficients.launch_s
     return (
-        f"{term.seconds / job.recipe.batch.grad_accum / each:.0f} operators per micro-step at "
+        f"{term.seconds / job.recipe.batch.grad_accum / each:.0f} operators per micro-batch at "
         f"{each / MICRO_S:.0f} us"
     )
 

@@ -68,9 +68,9 @@ def test_a_prediction_needs_no_sub_command(capsys: Captured, monkeypatch: pytest
     assert main(JOB) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert lines[0].startswith("FITS: needs at least ")
+    assert lines[0].startswith("FITS: needs ")
     assert lines[0].endswith("chance to fit > 99 %")
-    assert lines[0] == lines[-1]
+    assert lines.count(lines[0]) == 1
     step = r"^Step: \d+ ms \(90 % interval \d+ (ms )?to [\d.]+ m?s\); [\d,]+ tokens/s$"
     assert re.search(step, out, re.MULTILINE)
     assert "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, 1 x rtx4090" in out
@@ -80,7 +80,7 @@ def test_a_prediction_needs_no_sub_command(capsys: Captured, monkeypatch: pytest
 
 
 def test_details_show_all_of_it(capsys: Captured) -> None:
-    """The whole report is one flag away, and begins and ends with the same verdict as the first answer."""
+    """The whole report is one flag away, and begins and ends with the verdict of the first answer."""
     assert main([*JOB, "--details"]) == 0
     out = capsys.readouterr().out
     assert "Calibration default: " in out
@@ -88,7 +88,7 @@ def test_details_show_all_of_it(capsys: Captured) -> None:
     assert "Host RAM in GiB" in out
     main(JOB)
     short = capsys.readouterr().out.splitlines()
-    assert short[0] == short[-1] == out.splitlines()[0] == out.splitlines()[-1]
+    assert short[0] == out.splitlines()[0] == out.splitlines()[-1]
 
 
 def test_a_job_that_does_not_fit_exits_with_3(capsys: Captured) -> None:
@@ -107,7 +107,7 @@ def test_an_unknown_card_size_exits_with_6(capsys: Captured) -> None:
     """A card whose visible memory nobody knows gets numbers but no verdict, and the way out is named."""
     assert main(["--model", "7b", "--method", "qlora", "--gpu", "b100", "--seq", "1024"]) == 6
     out = capsys.readouterr().out
-    assert out.startswith("NO VERDICT: needs at least ")
+    assert out.startswith("NO VERDICT: needs ")
     assert "--gpu-memory" in out
 
 
@@ -397,7 +397,7 @@ def test_a_card_that_others_fill_has_nothing_left(capsys: Captured) -> None:
     document = json.loads(capsys.readouterr().out)
     assert document["memory"]["limit_bytes"] == 0
     assert document["fits_probability"] == 0
-    assert document["reason"].endswith("and nothing is left on the card")
+    assert document["reason"].endswith("are missing at the peak (loss, later micro-batches)")
     main([*job, "--force", "--details"])
     text = capsys.readouterr().out
     assert "nothing is left on the card" in text
@@ -454,9 +454,11 @@ def test_no_value_makes_a_traceback(capsys: Captured, extra: list[tuple[str, str
 
 
 def test_help_lists_every_flag_and_command(capsys: Captured) -> None:
-    """`plan --help` names each flag of the issue, each field of the table and each sub-command."""
+    """`plan --help` names each sub-command, then each flag of the issue and each field of the table."""
     assert main(["--help"]) == 0
-    words = capsys.readouterr().out.replace(",", " ").split()
+    out = capsys.readouterr().out
+    assert out.index("Commands:") < out.index("Options:")
+    words = out.replace(",", " ").split()
     wanted = {*EVERY_FLAG.split(), *(field.flag for field in request_fields())}
     assert wanted - set(words) == set()
     assert {"search", "models", "gpus", "stacks", "schema", "rules"} <= set(words)

@@ -100,7 +100,8 @@ def test_people_get_tables_of_at_most_100_columns(capsys: Captured) -> None:
     assert main(["validate", PATTERN, "--rows"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("157 rows from 4 sources; calibration default")
+    assert out.startswith("GPU memory is off by ")
+    assert "\n157 rows from 4 sources; calibration default" in out
     for title in (
         "GPU memory\n",
         "Throughput\n",

@@ -6,7 +6,7 @@ import pytest
 from alike import differences
 
 SCREEN = """\
-FITS: needs at least 6.65 of 23.52 GiB per GPU; chance to fit > 99 %
+FITS: needs 6.65 of 23.52 GiB per GPU; chance to fit > 99 %
 Step: 982 ms (90 % interval 955 ms to 1.06 s); 1,309 tokens/s on 2026-11-24
 wwwwwwwwwwwwwwcccaaklxx.........................................................
   --batch 4  instead of batch=1                        +3.87 GiB  x 1.19    fits

@@ -24,11 +24,11 @@ _COLUMNS = (
     Column("W", "right"),
 )
 _NOTE = (
-    "? marks a number without a source, - one that is unknown or not in the hardware.  GiB: what CUDA "
-    "reports as total, in 2^30 bytes; ~ where it is assumed, (what is sold) on other devices.  T/s: dense "
-    "10^12 FLOP/s with fp32 accumulation.  GB/s: memory bandwidth.  A part of a name lists those cards "
-    "alone: plan gpus 4090"
+    "GiB: memory that CUDA reports, in 2^30 bytes; ~ where that is assumed, and in brackets what is sold "
+    "where there is no CUDA.  T/s: dense 10^12 FLOP/s with fp32 accumulation.  GB/s: memory bandwidth.  "
+    "? marks a number without a source, - one that is unknown or not in the hardware."
 )
+_ALL = "  plan gpus 4090 lists the cards with that in their names."
 _OTHERS = "Not CUDA devices: known names, no verdict"
 # Chips in the order in which they were sold; generations that are not here come last.
 _GENERATIONS = ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
@@ -48,7 +48,8 @@ def list_gpus(name: str | None, output_format: str) -> Outcome:
         for title, group in groups
     ]
     entries = [{**asdict(card), "origins": dict(card.origins)} for card in cards]
-    return listing("gpus", {"gpus": entries}, [*sections, Section("", (Note(_NOTE, "dim"),))], output_format)
+    note = Note(_NOTE + (_ALL if name is None else ""), "dim")
+    return listing("gpus", {"gpus": entries}, [*sections, Section("", (note,))], output_format)
 
 
 def _named(name: str) -> tuple[str, ...]:

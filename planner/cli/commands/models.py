@@ -12,12 +12,8 @@ from planner.errors import name_pattern
 from planner.report.render.layout import Column
 from planner.units import format_count
 
-_NOTE = (
-    "A part of a name lists those models alone, with their Hub ids: plan models qwen3.  --model takes any "
-    "other Hub id, too.  count, on wide terminals: how closely the count from shapes agrees with the "
-    "published one.  published-exact: equal; published-bytes: equal after named buffers; meta-device: equal "
-    "to Transformers' own module; published-rounded: within rounding."
-)
+_OTHERS = "--model takes any other Hub id, too."
+_ALL = f"With their Hub ids: plan models qwen3 lists the models with that in their names.  {_OTHERS}"
 
 
 def _columns(*, of_all: bool) -> tuple[Column, ...]:
@@ -26,7 +22,6 @@ def _columns(*, of_all: bool) -> tuple[Column, ...]:
         Column("id", whole=True),
         Column("parameters", "right"),
         Column("Hub id", wide_only=of_all),
-        Column("count", wide_only=True),
     )
 
 
@@ -34,8 +29,7 @@ _SIZE_COLUMNS = (Column("size"), Column("model"), Column("reason"))
 
 
 def list_models(name: str | None, output_format: str) -> Outcome:
-    """All models, or those whose names hold ``name``: parameter counts, how these were checked,
-    and what a bare size stands for.
+    """All models, or those whose names hold ``name``: parameter counts, and what a bare size stands for.
 
     Raises:
         UnknownNameError: no model's name holds ``name``; says the nearest.
@@ -44,9 +38,7 @@ def list_models(name: str | None, output_format: str) -> Outcome:
     if name is not None:
         entries = [each for each in entries if _is_named(each, name)] or [model_entry(name)]
     models = [(entry, spec_of(entry)) for entry in entries]
-    rows = [
-        (spec.id, format_count(spec.param_count), spec.hub_id or "", spec.params_origin) for _, spec in models
-    ]
+    rows = [(spec.id, format_count(spec.param_count), spec.hub_id or "") for _, spec in models]
     sizes = [
         (size, each.model, each.reason)
         for size, each in model_sizes().items()
@@ -56,7 +48,7 @@ def list_models(name: str | None, output_format: str) -> Outcome:
         "models": [_document(entry, spec) for entry, spec in models],
         "sizes": [dict(zip(("size", "model", "reason"), each, strict=True)) for each in sizes],
     }
-    sections = [table("Models", _columns(of_all=name is None), rows, _NOTE)]
+    sections = [table("Models", _columns(of_all=name is None), rows, _ALL if name is None else _OTHERS)]
     sections += [table("What a size alone stands for", _SIZE_COLUMNS, sizes)] if sizes else []
     return listing("models", document, sections, output_format)
 

@@ -9,16 +9,20 @@ from planner.cli.outcome import Outcome
 from planner.intake.rules.all_rules import Level, rules_table
 from planner.report.render.layout import Column
 
-_TITLE = "Combinations of settings"
-_COLUMNS = (Column("rule"), Column("level"), Column("what it says"))
-_NOTE = (
-    "refuse: it does not run; exit code 2.  not-modelled: it may run, and no formula covers it; code 6.  "
-    "--force turns both into warnings.  warn: people do run this; the report says so."
-)
+_TITLES: dict[Level, str] = {
+    "refuse": "Refused, because it does not run: exit code 2, or a warning with --force",
+    "not-modelled": "Not modelled, though it may run: exit code 6, or a warning with --force",
+    "warn": "Warned about",
+}
+_COLUMNS = (Column(""), Column(""))
 
 
 def list_rules(output_format: str) -> Outcome:
     """All rules, refusals first."""
     rows = sorted(rules_table(), key=lambda row: get_args(Level).index(row[1]))
     entries = [{"id": rule_id, "level": level, "sentence": sentence} for rule_id, level, sentence in rows]
-    return listing("rules", {"rules": entries}, [table(_TITLE, _COLUMNS, rows, _NOTE)], output_format)
+    sections = [
+        table(title, _COLUMNS, [(each[0], each[2]) for each in rows if each[1] == level])
+        for level, title in _TITLES.items()
+    ]
+    return listing("rules", {"rules": entries}, sections, output_format)

@@ -9,8 +9,8 @@ from planner.cli.listing import listing, table
 from planner.cli.outcome import Outcome
 from planner.report.render.layout import Column
 
-_TITLE = "Software stacks and what they do where nothing is given"
-_WIDE = frozenset({"precision", "attention", "loss"})
+_TITLE = "Software stacks"
+_WIDE = frozenset({"optimizer", "precision", "attention", "loss"})
 _COLUMNS = tuple(
     Column(title, wide_only=title in _WIDE, whole=title == "id")
     for title in ("id", "title", "optimizer", "precision", "attention", "loss")

@@ -60,7 +60,7 @@ class Edit:
             if value != _LEFT_TO_TRAINER
         ]
         left = sum(value == _LEFT_TO_TRAINER for _, value in _leaves(self.key, self.value))
-        return (*told, *([f"and {left} keys of {self.key} that are {_LEFT_TO_TRAINER}"] if left else []))
+        return (*told, *([f"and {left} more keys of {self.key}: {_LEFT_TO_TRAINER}"] if left else []))
 
 
 def applied(table: Mapping[str, Any], edits: Iterable[Edit]) -> dict[str, Any]:

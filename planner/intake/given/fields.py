@@ -121,8 +121,8 @@ _FIELDS = (
         needed_for="recipe",
         other_column="seq_len",
     ),
-    _count("batch", "Samples per GPU and micro-step", 65_536, "micro_batch"),
-    _count("grad_accum", "Micro-steps per optimizer step", 65_536),
+    _count("batch", "Samples in the micro-batch of one GPU", 65_536, "micro_batch"),
+    _count("grad_accum", "Micro-batches per optimizer step", 65_536),
     _one_of(
         "padding",
         "packed (several samples fill a sequence), max_length (all padded to --seq) or longest (to the "

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request_field import Kind, RequestField
@@ -50,11 +51,24 @@ def request_fields() -> Iterator[RequestField]:
 _EMPTY = inspect.Parameter.empty
 
 
+class _CommandsFirst(TyperGroup):
+    """Help that names the commands before the flags, of which there may be a hundred."""
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """What it does, then the commands."""
+        super().format_help_text(ctx, formatter)
+        super().format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Nothing: they stand above the flags."""
+
+
 def new_app(help_text: str) -> typer.Typer:
     """An empty command line as both programs have it: flags with ``-`` or ``_``,
     plain help of at most 100 columns.
     """
     return typer.Typer(
+        cls=_CommandsFirst,
         help=help_text,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich cuts long flag names in a narrow terminal

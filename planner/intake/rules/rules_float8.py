@@ -31,7 +31,7 @@ FLOAT8_RULES = (
     Rule(
         "fp8-not-on-card",
         "refuse",
-        "The card has no units for products of 8-bit floats: say --fp8 none",
+        "The card has no units for products of 8-bit floats: use --fp8 none",
         lambda case: (
             _asked(case) and case.gpu.bf16_flop_per_s is not None and case.gpu.fp8_flop_per_s is None
         ),

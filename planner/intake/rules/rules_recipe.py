@@ -217,7 +217,7 @@ RECIPE_RULES = (
     Rule(
         "method-against-quantization",
         "refuse",
-        "The method names one quantisation and quantization another: say method lora with the one "
+        "The method names one quantisation and quantization another: use method lora with the one "
         "that is meant",
         _contradicts_method,
         _contradiction_text,

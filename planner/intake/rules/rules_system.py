@@ -124,14 +124,14 @@ SYSTEM_RULES = (
     Rule(
         "many-gpus-in-a-node",
         "warn",
-        "More GPUs than one node has: say --nodes, else no network is counted between them",
+        "More GPUs than one node has: use --nodes, else no network is counted between them",
         _above_a_node,
         lambda case: f"{case.hardware.gpus_per_node:,}",
     ),
     Rule(
         "many-gpus-without-ddp",
         "warn",
-        "Several GPUs with sharding none are not one job: say ddp (the Trainer would use nn.DataParallel, "
+        "Several GPUs with sharding none are not one job: use ddp (the Trainer would use nn.DataParallel, "
         "which is not modelled)",
         lambda case: (
             case.hardware.world_size > case.recipe.parallel.gpus and not case.recipe.sharding.communicates
@@ -147,7 +147,7 @@ SYSTEM_RULES = (
     Rule(
         "hpz-without-zero3",
         "refuse",
-        "hpz is a second copy of what ZeRO-3 divides: say --sharding zero3",
+        "hpz is a second copy of what ZeRO-3 divides: use --sharding zero3",
         lambda case: case.recipe.parallel.hpz > 1 and not case.recipe.sharding.is_zero3,
         lambda case: f"sharding is {case.recipe.sharding}",
     ),
@@ -169,7 +169,7 @@ SYSTEM_RULES = (
     Rule(
         "replicas-without-hsdp",
         "refuse",
-        "replicas are copies of what hsdp divides: say --sharding hsdp",
+        "replicas are copies of what hsdp divides: use --sharding hsdp",
         lambda case: case.recipe.parallel.replicas is not None and case.recipe.sharding.scope != "node",
         lambda case: f"sharding is {case.recipe.sharding}",
     ),
@@ -199,13 +199,13 @@ SYSTEM_RULES = (
     Rule(
         "offload-without-engine",
         "refuse",
-        "Only ZeRO and FSDP offload optimizer or parameters: say zero2, zero3 or fsdp",
+        "Only ZeRO and FSDP offload optimizer or parameters: use zero2, zero3 or fsdp",
         lambda case: _needs_an_engine(case) and not case.recipe.sharding.divides_optimizer,
     ),
     Rule(
         "params-offload-below-stage-3",
         "refuse",
-        "ZeRO offloads parameters in stage 3 only: say zero3, or offload optimizer",
+        "ZeRO offloads parameters in stage 3 only: use zero3, or offload optimizer",
         lambda case: case.recipe.offloads_params and case.recipe.sharding.is_zero12,
     ),
     Rule(
@@ -219,7 +219,7 @@ SYSTEM_RULES = (
     Rule(
         "fsdp-offloads-both",
         "refuse",
-        "FSDP offloads parameters and optimizer together: say optimizer+params",
+        "FSDP offloads parameters and optimizer together: use optimizer+params",
         lambda case: case.recipe.uses_fsdp and case.recipe.offload in ("optimizer", "params"),
     ),
     Rule(
@@ -239,7 +239,7 @@ SYSTEM_RULES = (
     Rule(
         "gpu-optimizer-offloaded",
         "not-modelled",
-        "8-bit and paged optimizers in host RAM are not modelled: say adamw_torch, which DeepSpeed takes for "
+        "8-bit and paged optimizers in host RAM are not modelled: use adamw_torch, which DeepSpeed takes for "
         "its own CPU Adam",
         lambda case: (
             case.recipe.offloads_optimizer
@@ -251,7 +251,7 @@ SYSTEM_RULES = (
     Rule(
         "bitsandbytes-offloaded",
         "refuse",
-        "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: say "
+        "Optimizers of bitsandbytes before 0.50 stop with an error where their weights are in host RAM: use "
         f"adamw_torch, which DeepSpeed takes for its own CPU Adam [{REFUSED_BY_TOOL}]",
         lambda case: stops_on_cpu(case.recipe, case.stack),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
@@ -259,7 +259,7 @@ SYSTEM_RULES = (
     Rule(
         "optimizer-on-dtensors",
         "refuse",
-        "FSDP2 gives the optimizer DTensors, which only torch's own can step: say adamw_torch or sgd, or "
+        "FSDP2 gives the optimizer DTensors, which only torch's own can step: use adamw_torch or sgd, or "
         "shard by fsdp1 or ZeRO",
         lambda case: cannot_step(case.recipe.optimizer, case.recipe.sharding),
         lambda case: f"the optimizer here is {case.recipe.optimizer}",
@@ -287,7 +287,7 @@ SYSTEM_RULES = (
     Rule(
         "offload-host-unknown",
         "warn",
-        "Offload moves the limit into host RAM, whose size is not known: say host_memory to have it judged",
+        "Offload moves the limit into host RAM, whose size is not known: give --host-memory",
         lambda case: _needs_an_engine(case) and case.hardware.host.memory_bytes is None,
     ),
     Rule(
@@ -343,7 +343,7 @@ SYSTEM_RULES = (
         "gpu-memory-unknown",
         "warn",
         "How much memory this device makes visible is not known, so there is no memory "
-        "verdict: say gpu_memory",
+        "verdict: give --gpu-memory",
         lambda case: case.gpu.is_cuda and case.gpu.visible_memory_bytes is None,
         lambda case: case.gpu.name,
     ),

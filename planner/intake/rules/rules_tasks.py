@@ -106,7 +106,7 @@ TASK_RULES = (
     Rule(
         "generations-uneven",
         "refuse",
-        "Batch x GPUs x micro-steps of a generation must be a multiple of --generations; raise --batch, or "
+        "Batch x GPUs x micro-batches of a generation must be a multiple of --generations; raise --batch, or "
         "change --generations",
         _uneven,
         _uneven_text,

@@ -46,7 +46,7 @@ VISION_RULES = (
     Rule(
         "images-without-room",
         "refuse",
-        "The tokens of the images do not fit into the sequence: say a larger --seq, or fewer or "
+        "The tokens of the images do not fit into the sequence: use a larger --seq, or fewer or "
         "smaller images",
         lambda case: _has_images(case) and bool(_image_tokens(case) > case.recipe.batch.seq_len),
         _room_text,

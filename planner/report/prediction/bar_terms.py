@@ -1,46 +1,43 @@
-"""Terms under the names that people use, for the bar of the short report: the largest few,
-and all others as one.
-"""
+"""Terms under the names that people use, for the short report: the largest few, and all others as one."""
 
 from __future__ import annotations
 
 from planner.domain.prediction import Prediction
 from planner.domain.term import TermName
 from planner.report.prediction.subject import terms_at_peak
-from planner.report.render.layout import Segment
 
-# Letter of the bar and name.  Terms of one name are parts of the same thing.
-_PARTS: dict[TermName, tuple[str, str]] = {
-    "weights": ("w", "weights"),
-    "quantization_constants": ("w", "weights"),
-    "adapters": ("r", "LoRA adapters"),
-    "master_weights": ("m", "fp32 master weights"),
-    "autocast_copies": ("y", "16-bit weight copies"),
-    "gradients": ("g", "gradients"),
-    "gradient_buckets": ("g", "gradients"),
-    "optimizer_states": ("o", "optimizer states"),
-    "optimizer_temporaries": ("o", "optimizer states"),
-    "paged_optimizer_states": ("o", "optimizer states"),
-    "saved_activations": ("a", "activations"),
-    "block_recompute": ("a", "activations"),
-    "logits_and_loss": ("l", "logits and loss"),
-    "kv_cache": ("h", "KV cache of generation"),
-    "dequantization": ("d", "dequantized weights"),
-    "gathered_parameters": ("p", "gathered parameters"),
-    "other_temporaries": ("t", "temporary buffers"),
-    "allocator_slack": ("k", "caching allocator"),
-    "context": ("c", "CUDA context"),
-    "nccl": ("n", "NCCL buffers"),
-    "vllm_engine": ("v", "vLLM beside the training"),
+# Terms of one name are parts of the same thing.
+_PARTS: dict[TermName, str] = {
+    "weights": "weights",
+    "quantization_constants": "weights",
+    "adapters": "LoRA adapters",
+    "master_weights": "fp32 master weights",
+    "autocast_copies": "16-bit weight copies",
+    "gradients": "gradients",
+    "gradient_buckets": "gradients",
+    "optimizer_states": "optimizer states",
+    "optimizer_temporaries": "optimizer states",
+    "paged_optimizer_states": "optimizer states",
+    "saved_activations": "activations",
+    "block_recompute": "activations",
+    "logits_and_loss": "logits and loss",
+    "kv_cache": "KV cache of generation",
+    "dequantization": "dequantized weights",
+    "gathered_parameters": "gathered parameters",
+    "other_temporaries": "temporary buffers",
+    "allocator_slack": "caching allocator",
+    "context": "CUDA context",
+    "nccl": "NCCL buffers",
+    "vllm_engine": "vLLM beside the training",
 }
-_REST = ("x", "everything else")
+_REST = "everything else"
 
 
-def largest_parts(prediction: Prediction, count: int) -> tuple[Segment, ...]:
-    """The ``count`` largest parts of the peak, the largest first, and everything else as one;
-    they add up to the peak.
+def largest_parts(prediction: Prediction, count: int) -> tuple[tuple[str, float], ...]:
+    """Names and bytes of the ``count`` largest parts of the peak, the largest first,
+    and everything else as one; they add up to the peak.
     """
-    sizes: dict[tuple[str, str], float] = {}
+    sizes: dict[str, float] = {}
     for term in terms_at_peak(prediction):
         part = _PARTS[term.name]
         sizes[part] = sizes.get(part, 0.0) + float(term.n_bytes)
@@ -48,4 +45,4 @@ def largest_parts(prediction: Prediction, count: int) -> tuple[Segment, ...]:
     # One part that is left over is shown under its own name.
     shown, others = (ordered, []) if len(ordered) == count + 1 else (ordered[:count], ordered[count:])
     rest = [(_REST, sum(size for _, size in others))] if others else []
-    return tuple(Segment(key, size, label) for (key, label), size in (*shown, *rest))
+    return (*shown, *rest)

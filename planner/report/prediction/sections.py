@@ -151,7 +151,7 @@ def levels_section(prediction: Prediction, hardware: Hardware) -> Section:
     for name, size, meaning in levels:
         ranges = (level_interval(prediction, name),) if sure else ()
         rows.append(Row((name, gib(size), *ranges, _share_of_limit(size, memory.limit_bytes), meaning)))
-    needs = ("needs at least", gib(memory.must_have_bytes), *(("",) if sure else ()))
+    needs = ("needs", gib(memory.must_have_bytes), *(("",) if sure else ()))
     meaning = "with less than this it fails; the cache shrinks to it"
     rows.append(Row((*needs, _share_of_limit(memory.must_have_bytes, memory.limit_bytes), meaning), "strong"))
     limit = "unknown" if memory.limit_bytes is None else gib(memory.limit_bytes)
@@ -167,8 +167,8 @@ def _on_a_larger_card(prediction: Prediction) -> str:
     memory = prediction.memory
     if prediction.verdict == "does_not_fit":
         return (
-            "The first three are what a card with room would show; on this one the job runs out of "
-            "memory first."
+            "The first three are what a card with enough memory would show; on this one the job runs "
+            "out of memory first."
         )
     if float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         uncapped = gib(memory.uncapped_driver_bytes)
@@ -215,7 +215,7 @@ def phases_section(prediction: Prediction) -> Section:
         limiting = peak.phase == memory.limiting_phase
         sizes = (gib(peak.allocated_bytes), gib(peak.reserved_bytes), gib(peak.driver_bytes))
         share = _share_of_limit(peak.driver_bytes, memory.limit_bytes)
-        cells = (PHASE_WORDS[peak.phase], *sizes, share, "<- limits" if limiting else "")
+        cells = (PHASE_WORDS[peak.phase], *sizes, share, "<- peak" if limiting else "")
         rows.append(Row(cells, "strong" if limiting else "plain"))
     return Section("Peak of each phase in GiB", (Grid(_PHASE_COLUMNS, tuple(rows)),) if rows else ())
 
@@ -323,7 +323,7 @@ def step_note(prediction: Prediction) -> Note:
     if time is None:
         return Note("Step time is not predicted: the rates of this card are not known.", "warn")
     interval = step_interval(prediction)
-    when = ", with room" if prediction.verdict == "does_not_fit" else ""
+    when = " with enough memory" if prediction.verdict == "does_not_fit" else ""
     return Note(
         f"Step{when}: {duration(time.step_s)}{f' ({interval})' if interval else ''}; "
         f"{rate(time.tokens_per_s)} tokens/s"

@@ -16,7 +16,7 @@ from planner.report.prediction.sections import asks_for_run, data_notes, run_not
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.verdict import doubts, uses_text, verdict_note
 from planner.report.render.human import to_text
-from planner.report.render.layout import Block, Note, Section, StackedBar
+from planner.report.render.layout import Block, Note, Section
 from planner.report.render.numbers import gib
 from planner.searching.levers import Lever
 from planner.searching.moves import CHEAP
@@ -60,6 +60,7 @@ def rooms() -> Iterator[Room]:
     )
     room = replace(room, levers=2, lacks=False)
     yield from (replace(room, assumptions=count) for count in range(N_ASSUMPTIONS - 1, 0, -1))
+    yield from (replace(room, assumptions=0, levers=count) for count in (2, 1))
     room = replace(room, whole_warnings=False)
     yield from (replace(room, assumptions=count) for count in range(N_ASSUMPTIONS, 0, -1))
     room = replace(room, whole_job=False)
@@ -72,26 +73,15 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
     """The first answer with as much of each list as there is ``room``; empty parts are left out."""
     if not subject.scenario.hardware.gpu.is_cuda:
         # Terms and levers are those of CUDA's allocator.
-        return (
-            Section(
-                "",
-                (
-                    verdict_note(subject),
-                    *_about(subject, room),
-                    *_warnings(subject, room),
-                    verdict_note(subject),
-                ),
-            ),
-        )
+        return (Section("", (verdict_note(subject), *_about(subject, room), *_warnings(subject, room))),)
     parts: tuple[tuple[Block, ...], ...] = (
-        (verdict_note(subject), *_about(subject, room), *_warnings(subject, room)),
-        (_bar(subject),),
+        (verdict_note(subject), *_about(subject, room), _parts(subject), *_warnings(subject, room)),
         _levers(subject, room.levers),
         (
             *(_stacks(subject, with_lacks=room.lacks) if room.stacks else ()),
             *_assumptions(subject, room.assumptions),
         ),
-        (_more(subject), verdict_note(subject)),
+        (_more(subject),),
     )
     if room.blanks:
         return tuple(Section("", part) for part in parts if part)
@@ -101,14 +91,10 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
 def _about(subject: Subject, room: Room) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
     yield Note(uses_text(subject))
-    if prediction.verdict == "host_memory_short" or (
-        prediction.verdict == "no_verdict" and scenario.hardware.gpu.is_cuda
-    ):
-        yield Note(f"{prediction.reason[:1].upper()}{prediction.reason[1:]}.")
-    elif (available := prediction.host.available_bytes) is not None:
-        yield Note(
-            f"Host RAM: a node needs {gib(prediction.host.required_per_node_bytes)} of {gib(available)} GiB."
-        )
+    host = prediction.host
+    if prediction.verdict != "host_memory_short" and host.available_bytes is not None:
+        sizes = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB"
+        yield Note(f"Host RAM: a node needs {sizes}.")
     yield Note(short_job_line(scenario), "dim", cut=not room.whole_job)
     yield step_note(prediction)
     if asks_for_run(subject):
@@ -121,8 +107,8 @@ def _more(subject: Subject) -> Note:
     run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
     named = next((each.value for each in subject.scenario.assumptions if each.name == "calibration"), None)
     if named is not None:
-        return Note(f"Calibration: {named}. More: --details for all of it", "dim")
-    return Note(f"More: --details for all of it{run}", "dim")
+        return Note(f"Calibration: {named}. More: --details", "dim")
+    return Note(f"More: --details{run}", "dim")
 
 
 def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
@@ -134,10 +120,10 @@ def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
         yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")
 
 
-def _bar(subject: Subject) -> StackedBar:
-    return StackedBar(
-        largest_parts(subject.prediction, N_PARTS), subject.prediction.memory.limit_bytes, legend=True
-    )
+def _parts(subject: Subject) -> Note:
+    """What the peak is made of, the largest first."""
+    parts = (f"{name} {gib(size)}" for name, size in largest_parts(subject.prediction, N_PARTS))
+    return Note(f"At the peak, in GiB: {', '.join(parts)}")
 
 
 def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
@@ -145,7 +131,7 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     or what saves most where none is.
     """
     found = _one_stack(subject)
-    if subject.prediction.verdict == "fits":
+    if subject.prediction.verdict in ("fits", "no_verdict"):
         title, chosen = "What would save memory", [each for each in found if each.kind in CHEAP]
     elif enough := [each for each in found if each.fits]:
         title, chosen = "What would make it fit", enough
@@ -157,7 +143,7 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     chosen = [*(each for each in chosen if each not in cards), *cards]
     # Whatever is left out, what is shown stands in the order of what it costs.
     shown = [each for each in found if each in chosen[:count]]
-    return (lever_choices(title, shown),) if shown else ()
+    return (lever_choices(title, shown, subject.prediction.verdict),) if shown else ()
 
 
 def _one_stack(subject: Subject) -> list[Lever]:
@@ -182,7 +168,8 @@ def _assumptions(subject: Subject, count: int) -> tuple[Block, ...]:
     ][:count]
     if not moving:
         return ()
-    return (assumption_choices("Assumptions: what if yours differ?", moving),)
+    title = "Assumptions: what if yours differ?"
+    return (assumption_choices(title, moving, subject.prediction.verdict),)
 
 
 def short_text(subject: Subject, console: Console) -> str:

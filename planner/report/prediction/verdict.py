@@ -1,8 +1,8 @@
 """The verdict in one line, and what stands beside it: one meaning for each number,
 in every form of the report.
 
-"Needs at least" is what decides: with less than that the job fails.  "Uses" is what nvidia-smi would show on
-a card with room.  There the allocator keeps freed blocks cached, which it gives back when memory is short.
+"Needs" is what decides: with less than that the job fails.  What nvidia-smi would show is more: with room to
+spare the allocator keeps freed blocks cached, which it gives back when memory is short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERDICTS: dict[Verdict, tuple[str, Tone]] = {
 
 
 def verdict_note(subject: Subject) -> Note:
-    """``FITS: needs at least 6.23 of 23.52 GiB per GPU; chance to fit > 99 %``."""
+    """``FITS: needs 6.23 of 23.52 GiB per GPU; chance to fit > 99 %``."""
     prediction, memory = subject.prediction, subject.prediction.memory
     word, tone = VERDICTS[prediction.verdict]
     if not subject.scenario.hardware.gpu.is_cuda:
@@ -34,9 +34,14 @@ def verdict_note(subject: Subject) -> Note:
         )
     if prediction.verdict == "fits" and rests_on_unknown_host(subject.scenario, prediction):
         word, tone = f"FITS IF A NODE HAS {gib(prediction.host.required_per_node_bytes)} GiB OF RAM", "warn"
-    need = f"needs at least {gib(memory.must_have_bytes)}"
+    need = f"needs {gib(memory.must_have_bytes)}"
     if memory.limit_bytes is None:
         return Note(f"{word}: {need} GiB per GPU of unknown size", tone)
+    if prediction.verdict == "host_memory_short":
+        host = prediction.host
+        node = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes or 0)} GiB"
+        card = f"{gib(memory.must_have_bytes)} of {gib(memory.limit_bytes)} GiB"
+        return Note(f"{word}: a node needs {node}; GPU {card}", tone)
     if not memory.limit_bytes:
         size = f"{need} GiB per GPU, nothing is left on the card"
     else:
@@ -60,10 +65,12 @@ def uses_text(subject: Subject) -> str:
         interval = f" ({whole_percent(sure.nominal)} interval {found})"
     if not subject.scenario.hardware.gpu.is_cuda:
         return f"On a CUDA card it would use {uncapped}{interval}."
+    if memory.limit_bytes is not None and float(memory.must_have_bytes) > memory.limit_bytes:
+        return f"With enough memory: {uncapped} in nvidia-smi{interval}."
     if float(memory.uncapped_driver_bytes) > float(memory.driver_peak_bytes):
         shown = f"{gib(memory.driver_peak_bytes)} GiB"
-        return f"It fills the card: {shown}{interval}; with more room it would use {uncapped}."
-    return f"With room it uses {uncapped} in nvidia-smi{interval}."
+        return f"It fills the card: nvidia-smi would show {shown}{interval}; with more memory {uncapped}."
+    return f"nvidia-smi would show {uncapped}{interval}."
 
 
 def doubts(subject: Subject) -> tuple[str, ...]:

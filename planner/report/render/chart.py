@@ -12,6 +12,7 @@ ALLOCATED, CACHED, LIMIT, CROSSED = "#", ":", "-", "X"
 HEIGHT = 10
 _NARROWEST = 5
 _MARGIN = 6
+_NO_DECIMALS_GIB = 999.95
 
 
 def chart_lines(chart: Chart, width: int) -> list[str]:
@@ -43,7 +44,9 @@ def chart_lines(chart: Chart, width: int) -> list[str]:
 
 
 def _amount(n_bytes: float | None) -> str:
-    return "" if n_bytes is None else f"{n_bytes / GIB:.1f}"
+    """In GiB, of at most five characters below 100 TiB."""
+    size = 0.0 if n_bytes is None else n_bytes / GIB
+    return "" if n_bytes is None else f"{size:.{0 if size >= _NO_DECIMALS_GIB else 1}f}"
 
 
 def _part_widths(parts: Sequence[ChartPart], width: int) -> list[int]:

@@ -27,7 +27,6 @@ from planner.report.render.layout import (
     StackedBar,
     Tone,
 )
-from planner.report.render.numbers import gib, share_text
 from planner.report.render.wrapping import first_line, wrap
 
 _STYLES: dict[Tone, str] = {
@@ -105,34 +104,14 @@ def _print_block(block: Block, console: Console) -> None:
 
 
 def _bar(bar: StackedBar, console: Console) -> Text:
-    """Each segment in its letter, on a colour of its own where the terminal has colours; then the limit,
-    then the legend.
-    """
+    """Each segment in its letter, on a colour of its own where the terminal has colours; then the limit."""
     width, coloured = console.width, console.color_system is not None
     text = Text()
     for index, (segment, count) in enumerate(zip(bar.segments, segment_cells(bar, width), strict=True)):
         text.append(segment.key * count, style=_colour(index) if coloured else "")
     text.append(FREE * (width - len(text)), style="dim" if coloured else "")
     text.append(f"\n{scale_line(bar, width)}"[: width + 1])
-    if bar.legend:
-        text.append("\n").append(_legend(bar, width, coloured=coloured))
     return text
-
-
-def _legend(bar: StackedBar, width: int, *, coloured: bool) -> Text:
-    """Letter, name, GiB and share of each segment, in as many columns as there is width for."""
-    labels, sizes = [each.label for each in bar.segments], [gib(each.n_bytes) for each in bar.segments]
-    shares = [share_text(each.n_bytes / bar.total_bytes) for each in bar.segments]
-    label, size, share = (max(map(len, texts)) for texts in (labels, sizes, shares))
-    cells = []
-    for index, texts in enumerate(zip(labels, sizes, shares, strict=True)):
-        cell = Text().append(bar.segments[index].key, style=_colour(index) if coloured else "")
-        cell.append(f" {texts[0]:<{label}} {texts[1]:>{size}} GiB {texts[2]:>{share}}")
-        cells.append(cell)
-    across = max(1, min(len(cells), (width + _GUTTER) // (len(cells[0]) + _GUTTER)))
-    down = -(-len(cells) // across)
-    lines = [Text(" " * _GUTTER).join(cells[row::down]) for row in range(down)]
-    return Text("\n").join(lines)
 
 
 _CHART_STYLES = {ALLOCATED: "bright_blue", CACHED: "bright_yellow", LIMIT: "red", CROSSED: "bold red"}

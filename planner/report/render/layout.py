@@ -51,22 +51,18 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One piece of a stacked bar, known by a letter that a table of terms or the bar's own legend repeats."""
+    """One piece of a stacked bar, known by a letter that a table of terms repeats."""
 
     key: str
     n_bytes: float
-    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """Pieces of a total against a limit in bytes (``None``: unknown),
-    with a legend below or explained elsewhere.
-    """
+    """Pieces of a total against a limit in bytes (``None``: unknown)."""
 
     segments: tuple[Segment, ...]
     limit_bytes: float | None
-    legend: bool = False
 
     @property
     def total_bytes(self) -> float:

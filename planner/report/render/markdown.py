@@ -11,15 +11,12 @@ from planner.report.render.layout import (
     Block,
     Chart,
     Choices,
-    Column,
     Commands,
     Grid,
     Note,
-    Row,
     Section,
     StackedBar,
 )
-from planner.report.render.numbers import gib, share_text
 
 _BAR_WIDTH = 80
 
@@ -39,8 +36,7 @@ def _block(block: Block) -> str:
         text = _escape(block.text)
         return f"**{text}**" if block.tone in ("good", "bad", "strong", "warn") else text
     if isinstance(block, StackedBar):
-        drawn = f"```\n{letter_line(block, _BAR_WIDTH)}\n{scale_line(block, _BAR_WIDTH)}\n```"
-        return f"{drawn}\n\n{_grid(_legend(block))}" if block.legend else drawn
+        return f"```\n{letter_line(block, _BAR_WIDTH)}\n{scale_line(block, _BAR_WIDTH)}\n```"
     if isinstance(block, Choices):
         return f"**{_escape(block.title)}**\n\n{_choices(block)}" if block.title else _choices(block)
     if isinstance(block, Chart):
@@ -50,14 +46,6 @@ def _block(block: Block) -> str:
         lines = "\n".join(map(printable, block.lines))
         return f"```sh\n{lines}\n```"
     return _grid(block)
-
-
-def _legend(bar: StackedBar) -> Grid:
-    rows = tuple(
-        Row((each.key, each.label, gib(each.n_bytes), share_text(each.n_bytes / bar.total_bytes)))
-        for each in bar.segments
-    )
-    return Grid((Column(""), Column("part"), Column("GiB", "right"), Column("share", "right")), rows)
 
 
 def _choices(choices: Choices) -> str:

@@ -8,11 +8,16 @@ from planner.domain.recipes.recipe import Number
 from planner.units import GIB, MILLI_S, format_seconds
 
 _SMALLEST_SHOWN_GIB = 0.005
+_NO_DECIMALS_GIB = 999.995
 
 
 def gib(n_bytes: Number) -> str:
-    """Bytes as GiB with two decimals and no unit: ``7.41``; ``<0.01`` for what would round to nothing."""
+    """Bytes as GiB with two decimals and no unit: ``7.41``; ``<0.01`` for what would round to nothing,
+    ``1,487`` where decimals would say nothing.
+    """
     size = float(n_bytes) / GIB
+    if size >= _NO_DECIMALS_GIB:
+        return f"{size:,.0f}"
     return "<0.01" if 0 < size < _SMALLEST_SHOWN_GIB else f"{size:.2f}"
 
 
@@ -24,11 +29,6 @@ def percent(fraction: float) -> str:
 def whole_percent(fraction: float) -> str:
     """A fraction as whole per cent, rounded: ``38 %``."""
     return f"{100 * fraction:.0f} %"
-
-
-def share_text(fraction: float) -> str:
-    """A share as whole per cent; ``<1 %`` for what would round to nothing."""
-    return "<1 %" if 0 < fraction < 0.005 else whole_percent(fraction)
 
 
 def chance_text(probability: float) -> str:

@@ -89,12 +89,13 @@ def _head(answer: FoundRecipes, rows: list[Tried]) -> Section:
         sure = "a point estimate below the limit" if answer.verdict != "no_verdict" else "a limit to judge by"
     if answer.verdict == "host_memory_short":
         sure += " and the host RAM that they need"
-    notes = [
-        Note(f"{word}: {answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}", tone)
-    ]
+    counted = f"{answer.n_fit:,} of {answer.n_tried:,} recipes that were tried have {sure}"
     model = rows[0].scenario.model
     cards = dict.fromkeys(place_text(tried.scenario.hardware) for tried in rows)
-    notes.append(Note(f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"))
+    about = f"{model.id} ({format_count(model.param_count)} parameters) on {', '.join(cards)}"
+    if number := _only_number(answer):
+        counted, about = number, f"{about}; {counted}"
+    notes = [Note(f"{word}: {counted}", tone), Note(about)]
     notes += (
         [Note(_other_stack(answer, answer.other_stack), "strong")] if answer.other_stack is not None else []
     )
@@ -105,6 +106,14 @@ def _head(answer: FoundRecipes, rows: list[Tried]) -> Section:
     return Section("", tuple(notes))
 
 
+def _only_number(answer: FoundRecipes) -> str:
+    """The number that was asked for, where there is one way of training to ask it of."""
+    if answer.solved is None or len(answer.groups) != 1 or not answer.groups[0].n_fit:
+        return ""
+    (note,) = _solved(answer, answer.groups[0])
+    return note.text
+
+
 def _other_stack(answer: FoundRecipes, other: OtherStack) -> str:
     """What the best stack that was not asked for would do, as it is by default, beside what was found."""
     tried, found = other.tried, other.found
@@ -113,7 +122,7 @@ def _other_stack(answer: FoundRecipes, other: OtherStack) -> str:
         size = size_of(answer.solved)
         here = "nothing fits" if found is None else f"{plain_number(size(found))} fits"
         more = f"fits {answer.solved} {plain_number(size(tried))}"
-        return f"Not asked for: {recipe}, as it is by default, {more}; here {here} without offload."
+        return f"Other software, with its defaults: {recipe} {more}; here {here} without offload."
     pace_text = (
         ""
         if tried.prediction.time is None
@@ -125,9 +134,9 @@ def _other_stack(answer: FoundRecipes, other: OtherStack) -> str:
         else f" instead of {rate(found.prediction.time.samples_per_s)}"
     )
     batch = f"micro-batch {plain_number(tried.scenario.recipe.batch.micro_batch)}"
-    uses = f"uses {gib(tried.prediction.memory.driver_peak_bytes)} GiB"
-    fits = " fits as it is:" if found is None else ""
-    return f"Not asked for: {recipe}{fits}{pace_text}{was}; {batch} {uses}."
+    uses = f"{gib(tried.prediction.memory.driver_peak_bytes)} GiB"
+    fits = "" if found is not None else " fits and" if pace_text else " fits"
+    return f"Other software: {recipe}{fits}{pace_text}{was} ({batch}, {uses})."
 
 
 def _group(answer: FoundRecipes, group: RecipeGroup, shown: list[Shown]) -> Section:
@@ -140,7 +149,8 @@ def _group(answer: FoundRecipes, group: RecipeGroup, shown: list[Shown]) -> Sect
         )
         return Section(f"{group.title}: {title}", blocks)
     host = () if answer.solved is not None else _host(group)
-    blocks = (*_solved(answer, group), *host, recipe_grid(answer, shown))
+    number = () if _only_number(answer) else _solved(answer, group)
+    blocks = (*number, *host, recipe_grid(answer, shown))
     return Section(f"{group.title}: {group.n_fit:,} of {group.n_tried:,} fit", blocks)
 
 
@@ -156,7 +166,7 @@ def _host(group: RecipeGroup) -> tuple[Note, ...]:
     if not needs:
         return ()
     sizes = " to ".join(dict.fromkeys(map(gib, (needs[0], needs[-1]))))
-    text = f"Offload needs at least {sizes} GiB of RAM on a node; --host-memory says how much it has."
+    text = f"Offload needs {sizes} GiB of RAM on a node; --host-memory says how much it has."
     return (Note(text, "warn"),)
 
 
@@ -170,7 +180,7 @@ def _refused(answer: FoundRecipes) -> Section:
     return Section("Refused", notes)
 
 
-_SOLVED: dict[Quantity, str] = {"batch": "Largest micro-batch", "seq": "Longest sequence"}
+_SOLVED: dict[Quantity, str] = {"batch": "largest micro-batch", "seq": "longest sequence"}
 
 
 def _solved(answer: FoundRecipes, group: RecipeGroup) -> tuple[Note, ...]:
@@ -183,11 +193,12 @@ def _solved(answer: FoundRecipes, group: RecipeGroup) -> tuple[Note, ...]:
     text = f"{_SOLVED[answer.solved]}: {plain_number(size(first))}{_chance(first)}"
     if first.offloads:
         plain = next((each for each in group.rows if not each.offloads and each.place == first.place), None)
-        without = "nothing fits" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
-        text += f" with offload and {_host_text(first)}; without offload: {without}"
+        without = "none without offload" if plain is None else f"{plain_number(size(plain))}{_chance(plain)}"
+        offloaded = f"with offload {plain_number(size(first))}{_chance(first)}, {_host_text(first)}"
+        text = f"{_SOLVED[answer.solved]}: {without}; {offloaded}"
     if group.above is not None:
         text += (
-            f". {plain_number(size(group.above))} would need at least {gib(group.above.need_bytes)} "
+            f". {plain_number(size(group.above))} would need {gib(group.above.need_bytes)} "
             f"GiB{_chance(group.above)}"
         )
     elif answer.solved == "seq" and size(first) == first.scenario.model.max_position_tokens:
@@ -200,12 +211,7 @@ def _solved(answer: FoundRecipes, group: RecipeGroup) -> tuple[Note, ...]:
 
 
 def _host_text(tried: Tried) -> str:
-    judged = (
-        ""
-        if tried.scenario.hardware.host.memory_bytes is not None
-        else ", which is judged with --host-memory only"
-    )
-    return f"{gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node{judged}"
+    return f"which needs {gib(tried.prediction.host.required_per_node_bytes)} GiB of host RAM in a node"
 
 
 def _fewest(group: RecipeGroup) -> str:
@@ -213,17 +219,14 @@ def _fewest(group: RecipeGroup) -> str:
     first = group.rows[0]
     count = str(first.scenario.hardware.world_size)
     if not first.scenario.recipe.offloads_something:
-        return f"Fewest GPUs: {count}{_chance(first)}."
+        return f"fewest GPUs: {count}{_chance(first)}."
     plain = next((tried for tried in group.rows if not tried.scenario.recipe.offloads_something), None)
     without = (
-        "none of the counts that were tried"
+        "none of the counts that were tried without offload"
         if plain is None
         else f"{plain.scenario.hardware.world_size}{_chance(plain)}"
     )
-    return (
-        f"Fewest GPUs without offload: {without}; with offload: {count}{_chance(first)}, and "
-        f"{_host_text(first)}."
-    )
+    return f"fewest GPUs: {without}; with offload {count}{_chance(first)}, {_host_text(first)}."
 
 
 def _chance(tried: Tried) -> str:
@@ -256,11 +259,11 @@ def _miss(nearest: Tried, confidence: float) -> str:
         )
     if state == "uncertain":
         sure = "" if chance is None else f"; the chance to fit is {_edge_text(chance)}"
-        return f"The nearest needs at least {gib(need)} of the card's {gib(limit)} GiB{sure}."
+        return f"The nearest needs {gib(need)} of the card's {gib(limit)} GiB{sure}."
     times = need / max(limit, 1)
     more = f"{whole_percent(times - 1)} more than" if times < 2 else f"{times:,.1f} times"
     return (
-        f"The nearest needs at least {gib(need)} GiB, {gib(need - limit)} GiB too much: {more} the "
+        f"The nearest needs {gib(need)} GiB, {gib(need - limit)} GiB too much: {more} the "
         f"card's {gib(limit)} GiB."
     )
 
@@ -298,7 +301,7 @@ def _levers(answer: FoundRecipes) -> Section:
             "What would make the nearest fit",
             (Note("No change of it that is modelled, and no card of the catalog."),),
         )
-    return Section("What would make the nearest fit", (lever_choices("", answer.levers),))
+    return Section("What would make the nearest fit", (lever_choices("", answer.levers, answer.verdict),))
 
 
 def _tried(answer: FoundRecipes, rows: list[Tried]) -> Section:

@@ -80,12 +80,13 @@ def _head(validation: Validation) -> Section:
     held_out = (
         "each source group is predicted by a fit without it"
         if validation.is_held_out
-        else "nothing is held out"
+        else "the fit may have seen these rows (--cv source leaves each source out)"
     )
     if validation.cpu_rows:
         rows += f", and {len(validation.cpu_rows)} without a GPU, apart"
     notes = [
-        Note(f"{rows}; {coefficients}; {held_out}", "strong"),
+        *_answer(validation.sources[0] if sources == 1 else validation.overall),
+        Note(f"{rows}; {coefficients}; {held_out}"),
         Note(
             "Errors are (predicted - measured) / measured of the number as printed: + is too much memory, "
             "too long a time or too high a rate.  Overall is the plain mean over source groups with at "
@@ -103,6 +104,21 @@ def _head(validation: Validation) -> Section:
     if (more := len(validation.unread) - MAX_TOLD) > 0:
         notes.append(Note(f"Left out too: {more} more lines; --json names them all", "warn"))
     return Section("", tuple(notes))
+
+
+def _answer(overall: SourceScore) -> tuple[Note, ...]:
+    """How far off, in a line."""
+    judged = overall.oom.n_ok + overall.oom.n_oom
+    parts = [
+        f"{name} is off by {percent(errors.mape)} on average"
+        for name, errors in (("GPU memory", overall.memory), ("throughput", overall.throughput))
+        if errors is not None
+    ]
+    parts += (
+        [f"wrong verdicts: {overall.oom.false_fit + overall.oom.false_oom} of {judged}"] if judged else []
+    )
+    text = "; ".join(parts)
+    return (Note(f"{text[:1].upper()}{text[1:]}", "strong"),) if parts else ()
 
 
 def _errors(
@@ -189,10 +205,14 @@ def doubtful_section(rows: Sequence[LeftOut]) -> Section:
 def _left_out(title: str, rows: Sequence[RowScore], reason: Callable[[RowScore], str]) -> Section:
     if not rows:
         return Section(title, ())
-    return Section(
-        title,
-        (Grid((Column("row"), Column("why")), tuple(Row((row.record.id, reason(row))) for row in rows)),),
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(reason(row), []).append(row.record.id)
+    lines = tuple(
+        Row((ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1:,} more", why))
+        for why, ids in found.items()
     )
+    return Section(title, (Grid((Column("row"), Column("why")), lines),))
 
 
 def _rows(rows: Sequence[RowScore], name: str, title: str, unit: str) -> Section:

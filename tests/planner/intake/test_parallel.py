@@ -176,7 +176,7 @@ def test_a_stack_that_exchanges_heads_divides_sequences_alone() -> None:
 
 def test_groups_divide_the_gpus() -> None:
     """Six GPUs have no groups of four."""
-    with pytest.raises(UsageError, match="6 GPUs cannot be divided into groups of 4"):
+    with pytest.raises(UsageError, match="needs groups of 4 GPUs, and the job has 6"):
         scenario_of(gpu="h100-sxm:6", tensor_parallel=4)
 
 

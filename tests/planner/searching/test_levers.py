@@ -378,7 +378,7 @@ def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
     )
     paged = found["--optimizer paged_adamw_32bit"]
     assert paged.host_bytes < GIB
-    shown = lever_choices("", [paged]).rows[0].facts
+    shown = lever_choices("", [paged], "fits").rows[0].facts
     assert shown[1].startswith("<1 GiB RAM")
 
 

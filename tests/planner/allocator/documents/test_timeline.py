@@ -139,6 +139,7 @@ def test_a_card_that_is_too_small_is_tried_with_expandable_segments(limit_bytes:
     assert summary.expandable is not None
     assert summary.expandable.outcome == outcome
     text = to_text(summary)
+    assert text.startswith("DOES NOT FIT in ")
     assert ("With expandable_segments:True it fits: reserved peak 0.12 GiB" in text) is (outcome == "fits")
     assert ("With expandable segments it does not fit either" in text) is (outcome != "fits")
     assert json.loads(to_json(summary, [], ()))["verdict"]["with_expandable_segments"] == outcome

@@ -36,7 +36,7 @@ def timeline(limit_bytes: int) -> Timeline:
 def test_the_request_that_fails_is_named_with_what_was_free() -> None:
     """Phase, part, module, operator, size, and the pieces of the cache."""
     text = " ".join(draw(failing(None)).split())
-    assert "when backward, 1st micro-step where layer 17, q_proj operator mm asks for 64.0 MiB" in text
+    assert "when backward, 1st micro-batch where layer 17, q_proj operator mm asks for 64.0 MiB" in text
     assert (
         "2.0 MiB outside of the cache; 3 free pieces of the cache, 96.0 MiB in all, the largest of 40.0 MiB"
         in text

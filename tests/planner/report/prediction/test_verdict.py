@@ -19,7 +19,7 @@ def test_the_verdict_comes_first_with_peak_and_limit() -> None:
     and that nothing is calibrated.
     """
     first = draw(subject()).splitlines()[0]
-    assert first == "FITS: needs at least 5.03 of 23.03 GiB per GPU; not calibrated, no interval"
+    assert first == "FITS: needs 5.03 of 23.03 GiB per GPU; not calibrated, no interval"
 
 
 def test_a_calibrated_verdict_gives_its_probability() -> None:
@@ -55,8 +55,7 @@ def test_a_job_that_fits_rests_on_host_ram_that_nobody_said() -> None:
     said = replace(made, host=replace(made.host, required_per_node_bytes=9 * GIB))
     first = draw(Subject(offloads, said), width=120).splitlines()[0]
     assert first == (
-        "FITS IF A NODE HAS 9.00 GiB OF RAM: needs at least 5.03 of 23.03 GiB per GPU; not "
-        "calibrated, no interval"
+        "FITS IF A NODE HAS 9.00 GiB OF RAM: needs 5.03 of 23.03 GiB per GPU; not calibrated, no interval"
     )
     known = replace(said, host=replace(said.host, available_bytes=64 * GIB))
     assert draw(Subject(offloads, known)).startswith("FITS: ")

@@ -38,6 +38,13 @@ def test_the_limit_is_a_line_and_the_failure_a_cross_on_it() -> None:
     assert lines[1] == "      |     #####"
 
 
+def test_four_digits_do_not_move_the_axis() -> None:
+    """Above 1,000 GiB labels have no decimals, and every row begins in the same column."""
+    lines = chart_lines(Chart((part((1000, 2941.5)), part((5, 999.9)))), 7 + 10)
+    assert lines[0].startswith(" 2942 |")
+    assert {line.index("|") for line in lines[:HEIGHT]} == {6}
+
+
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_no_line_is_wider_than_asked_for(width: int) -> None:
     """Whatever the number of parts and points."""

@@ -17,9 +17,9 @@ def test_markdown_has_a_table_for_every_grid_and_escapes_cells() -> None:
     """Markdown says the same as the human report, as tables, and a pipe in a name does not break a row."""
     made = replace(prediction(), reason="a|b <script> *c*")
     text = to_markdown(build_sections(Subject(scenario(), made)))
-    assert text.startswith("**FITS: needs at least 5.03 of 23.03 GiB per GPU")
+    assert text.startswith("**FITS: needs 5.03 of 23.03 GiB per GPU")
     assert r"A\|b \<script\> \*c\*" in text
-    assert "## Terms at the peak (backward, 1st micro-step)" in text
+    assert "## Terms at the peak (backward, 1st micro-batch)" in text
     assert "| **= driver** | **5.03** |" in text
     rows = [line for line in text.splitlines() if line.startswith("| a |")]
     assert rows == [r"| a | base weights in nf4 | 3.26 | 64.7 % | replicated | units:format\_gib |"]

@@ -15,6 +15,7 @@ def test_bytes_are_printed_as_gib_of_two_to_the_thirty() -> None:
     assert gib(10**9) == "0.93"
     assert gib(1) == "<0.01"
     assert gib(0) == "0.00"
+    assert (gib(999.99 * 2**30), gib(2584.95 * 2**30)) == ("999.99", "2,585")
 
 
 @pytest.mark.parametrize(
