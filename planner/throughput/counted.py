@@ -103,7 +103,7 @@ def by_structure(
         held = [bool(number >> bit & 1) for bit in reversed(range(len(flags)))]
         made = read(_counted(_structure(scenario, passes, held, windows)))
         for name, value in made.items():
-            found[name] = where(code == number, value, found[name]) if name in found else value
+            found[name] = where(code == number, value, found.get(name, 0.0))
         for name in found.keys() - made.keys():
             found[name] = where(code == number, 0.0, found[name])
     return found
