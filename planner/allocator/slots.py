@@ -164,24 +164,23 @@ def _failure(memory: Memory | CompiledMemory, event: int, program: SlotEvents) -
     return Failure(event, n_bytes, memory.allocated, memory.reserved, *memory.free_blocks())
 
 
-def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Replay ``program``, then its events from ``start`` on once more for each of ``sizes``;
-    bytes reserved after each time.
+def passing(events: Sequence[int]) -> array[int]:
+    """Events that may come a second time: of slots that these allocate and free.
 
-    The events before ``start`` have the first of ``sizes``.  What the repeated part does not free stays, and
-    what it frees of before is gone: neither is done twice.
+    What they do not free stays, and what they free of before is gone: neither is done twice.
     """
-    later = program.events[start:]
-    passing = {event for event in later if event >= 0} & {~event for event in later if event < 0}
-    again = array("q", [event for event in later if (event if event >= 0 else ~event) in passing])
-    parts = [
-        (program.events[:start], sizes[0]),
-        (later, sizes[0]),
-        *((again, each) for each in sizes[1:]),
-    ]
+    slots = {event for event in events if event >= 0} & {~event for event in events if event < 0}
+    return array("q", [event for event in events if (event if event >= 0 else ~event) in slots])
+
+
+def replay_parts(program: SlotEvents, parts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+    """Replay events one part after the other, each with sizes of its own; bytes reserved after each.
+
+    ``program``: whose streams, lags and settings they have.
+    """
     programs = [
-        _rounded(replace(program, events=events, sizes=each, begins=(), empties=frozenset()))
-        for events, each in parts
+        _rounded(replace(program, events=events, sizes=sizes, begins=(), empties=frozenset()))
+        for events, sizes in parts
     ]
     fast = [for_replay(each) for each in programs]
     programs = fast if all(isinstance(each.sizes, array) for each in fast) else programs
@@ -190,7 +189,7 @@ def replay_again(program: SlotEvents, start: int, sizes: Sequence[Sequence[int]]
     for each in programs:
         memory.run(each.events, *each.by_slot)
         reserved.append(memory.reserved)
-    return reserved[1:]
+    return reserved
 
 
 class _Begun:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import NamedTuple
 
 from planner.anatomy.natural_lengths import CutLaw, TableLaw, length_law, lengths_vary, unlike_samples
 from planner.arrays import ceil_div
@@ -22,9 +23,17 @@ _MICRO_STEPS = 1000
 _LEAST_GROWTH = 1.01
 
 
-def drawn_longest(job: Job) -> list[int]:
-    """Padded tokens per sample of each new longest batch, in the order of a drawn run;
-    empty where lengths do not vary.
+class NewLongest(NamedTuple):
+    """A batch that is longer than all before it: its place among the micro-steps of the run,
+    and its padded tokens per sample.
+    """
+
+    micro_step: int
+    tokens: int
+
+
+def drawn_longest(job: Job) -> list[NewLongest]:
+    """Each new longest batch, in the order of a drawn run; empty where lengths do not vary.
 
     Formula: what is reserved after these batches, one after the other, less what batches as long as the cap
     reserve.  Lengths follow :func:`planner.anatomy.natural_lengths.length_law`.  The run has as many
@@ -60,17 +69,17 @@ def _law(job: Job) -> CutLaw | TableLaw:
     return length_law(job.recipe.batch, draws, variation, drops_long=stack.drops_long_samples)
 
 
-def _records(law: CutLaw | TableLaw, cap: int, n_steps: int) -> list[int]:
+def _records(law: CutLaw | TableLaw, cap: int, n_steps: int) -> list[NewLongest]:
     """New longest batches among ``n_steps``:
     the share of batches below each is uniform above the share before.
     """
     draw, step, below = Random(_SEED), 0, 0.0  # noqa: S311 - lengths, no secret
-    found: list[int] = []
+    found: list[NewLongest] = []
     while step < n_steps:
         below += (1 - below) * draw.random()
         length = math.ceil(float(law.length(below)) * cap)
-        if not found or length > found[-1] * _LEAST_GROWTH:
-            found.append(min(length, cap))
+        if not found or length > found[-1].tokens * _LEAST_GROWTH:
+            found.append(NewLongest(step, min(length, cap)))
         if length >= cap:
             break
         # How many batches pass until one is longer: geometric.

@@ -43,7 +43,7 @@ def _cached(memory: MemoryPrediction) -> str:
 
 def _lengths(job: Job) -> str:
     """The longest batches so far of the drawn run, and how much lengths vary."""
-    longest = ", ".join(str(length) for length in drawn_longest(job))
+    longest = ", ".join(str(each.tokens) for each in drawn_longest(job))
     prior = job_of(job.scenario, Coefficients())
     return (
         f"drawn run whose longest batches so far have {longest} tokens; "

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from planner.allocator.columns import held_at
 from planner.allocator.settings import N_ROUNDUP_INTERVALS, AllocatorSettings
@@ -19,7 +19,8 @@ from planner.allocator.slots import (
     SlotReplay,
     for_replay,
     least_limit,
-    replay_again,
+    passing,
+    replay_parts,
     replay_slots,
 )
 from planner.arrays import maximum
@@ -135,8 +136,8 @@ def _replayed(scenario: Scenario) -> Replayed:
     job, run = job_of(scenario, Coefficients()), _run(scenario)
     stream, events, done = run.stream, run.events, run.done
     growth = _growth(job, stream, events)
-    piled = max(max(growth, default=0) - done.reserved_bytes, 0)
-    steps = [after - before for before, after in pairwise(growth)]
+    piled = max(max(chain.from_iterable(growth), default=0) - done.reserved_bytes, 0)
+    steps = [after - before for part in growth for before, after in pairwise(part)]
     spread = sum(each * each for each in steps) ** 0.5 if piled else 0.0
     states = states_at_end(stream, events)
     return Replayed(tuple(_by_phase(stream, events, done)), states, piled, spread, stream.n_single)
@@ -178,17 +179,32 @@ def _allocator_settings(job: Job) -> AllocatorSettings:
     )
 
 
-def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> list[int]:
-    """Bytes reserved after each batch that is longer than all before it, for one drawn order of the samples.
+def _growth(job: Job, stream: RequestStream, events: SlotEvents) -> tuple[list[int], list[int]]:
+    """Bytes reserved after each batch that is longer than all before it, for one drawn order of the samples:
+    of those before the first update, and of those after.
 
-    Shorter batches find room in what longer ones left, so only new longest batches are replayed.
+    Shorter batches find room in what longer ones left, so only new longest batches are replayed.  Those of
+    the first accumulated micro-steps come before the optimizer makes its states, which then lie in blocks
+    that they left.  An evaluation has the last length.
+    Source: transformers 5.23 trainer.py ``_inner_training_loop``: the optimizer steps once for as many
+    micro-steps as are accumulated.
     """
     lengths = drawn_longest(job)
     if len(lengths) <= 1:
-        return []
-    later = next(begin for begin, phase in stream.phases if phase == "forward_2")
-    sizes = [stream.sizes(_values(job.at_length(length))) for length in lengths]
-    return replay_again(events, later, sizes)
+        return [], []
+    later = [begin for begin, phase in stream.phases if phase == "forward_2"]
+    # Of a pipeline all micro-steps of a step run at once.
+    start = later[-1] if job.model.stage is None else later[0]
+    updates = [begin for begin, phase in stream.phases if phase == "optimizer_step"]
+    update, end = updates[0], next(begin for begin in updates if begin > start)
+    again = passing(events.events[start:end])
+    sizes = [stream.sizes(_values(job.at_length(each.tokens))) for each in lengths]
+    n_first = sum(each.micro_step < int(job.recipe.batch.grad_accum) for each in lengths)
+    before = [events.events[:update], *[again] * (n_first - 1)]
+    behind = [events.events[update:end], *[again] * (len(sizes) - n_first)]
+    parts = [*zip(before, sizes, strict=False), *zip(behind, sizes[n_first - 1 :], strict=True)]
+    *reserved, _, last = replay_parts(events, [*parts, (events.events[end:], sizes[-1])])
+    return reserved[:n_first], [*reserved[n_first:], last]
 
 
 def _by_phase(stream: RequestStream, events: SlotEvents, done: SlotReplay) -> Iterator[PhaseBytes]:

@@ -18,9 +18,9 @@ HOOKS_PER_PASS = 2
 # 0.31 backward with FSDP1, 0.33 and 0.40 with FSDP2, of torch 2.13 on an AMD EPYC, torch's fake process group
 # of two, smallest of 60 runs.
 HOOKS_PER_UNIT = 4.5
-# From one GPU of a ring to the next, as NCCL reckons for a broadcast by the protocol that it takes for tens
-# of MB over many GPUs, by the slowest link of the ring: nccl 2.14 to 2.30 src/graph/tuning.cc, ring, LL128.
-_HOP_OVER_NVLINK_S, _HOP_OVER_PCIE_S, _HOP_OVER_NETWORK_S = 1.9 / MEGA, 2.5 / MEGA, 4.0 / MEGA
+# From one GPU of a ring across nodes to the next, as NCCL reckons for a broadcast by the protocol that it
+# takes for tens of MB over many GPUs: nccl 2.14 to 2.30 src/graph/tuning.cc, ring, LL128, network.
+_HOP_S = 4.0 / MEGA
 
 
 def stored_param_bytes(job: TimedJob) -> Number:
@@ -228,13 +228,12 @@ def broadcast_latency_seconds(job: TimedJob) -> Number:
     Formula: broadcasts x GPUs x time of one hop: each goes around a ring of all GPUs, one after the other.
     Source: nccl 2.14 to 2.30 src/graph/tuning.cc ncclTopoTuneModel (ncclFuncBroadcast: ``nsteps * lat`` with
     ``nsteps = nRanks``).
+    Ignored: rings inside of a node, whose few short hops are a ten thousandth of a step.
     """
     gpus, hardware = _broadcasting_gpus(job), job.scenario.hardware
     if gpus is None:
         return 0
-    inside = _HOP_OVER_NVLINK_S if talks_directly(hardware) else _HOP_OVER_PCIE_S
-    hop = where(gpus <= hardware.gpus_per_node, inside, _HOP_OVER_NETWORK_S)
-    return broadcasts(job) * gpus * hop
+    return where(gpus <= hardware.gpus_per_node, 0, broadcasts(job) * gpus * _HOP_S)
 
 
 def update_collective_seconds(job: TimedJob) -> Number:

@@ -194,7 +194,7 @@ def method_of(scenario: Scenario) -> str:
 
 def engine_of(scenario: Scenario) -> str:
     """``none`` for one GPU, ``ddp``, ``zero1-2``, ``zero3``, ``fsdp1`` or ``fsdp2``:
-    what shares no code with the others; of stage 0, which no run has, ``zero1-2``.
+    what shares no code with the others; of stage 0, which one source alone has, ``zero1-2``.
     """
     sharding = scenario.recipe.sharding
     if sharding.engine == "fsdp":

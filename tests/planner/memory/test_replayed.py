@@ -73,8 +73,11 @@ def test_an_evaluation_of_another_batch_has_its_own_size_alone() -> None:
 def test_drawn_batches_grow_up_to_the_cap_and_are_the_same_every_time() -> None:
     """New longest batches only; none where every batch has one length."""
     varying = job(padding="longest", tokens_per_sample=120, batch=4)
-    lengths = drawn_longest(varying)
-    assert lengths == drawn_longest(varying)
+    drawn = drawn_longest(varying)
+    lengths = [each.tokens for each in drawn]
+    assert drawn == drawn_longest(varying)
+    assert drawn[0].micro_step == 0
+    assert all(before.micro_step < after.micro_step for before, after in pairwise(drawn))
     assert all(before < after for before, after in pairwise(lengths))
     assert 2 <= len(lengths) <= 30
     assert 1 <= lengths[0] <= lengths[-1] <= 512
@@ -89,6 +92,17 @@ def test_lengths_that_grow_leave_blocks_behind() -> None:
     assert done.length_cache_bytes > 0.2 * GIB
     assert done.order_spread_bytes > 0
     assert replayed(job(padding="packed")).length_cache_bytes == 0
+
+
+def test_what_accumulates_before_the_update_leaves_room_for_its_states() -> None:
+    """Full fine-tuning: with sixteen micro-steps to an update, shorter batches leave blocks before the states
+    are made, which then lie there.  With one, most new longest batches come after the states.
+    """
+    varying = {"method": "full", "padding": "longest", "tokens_per_sample": 300, "seq": 1024}
+    often, seldom = (replayed(job(**varying, grad_accum=count)) for count in (1, 16))
+    assert often.reserved_bytes <= seldom.reserved_bytes
+    assert often.length_cache_bytes > 1.3 * seldom.length_cache_bytes
+    assert seldom.order_spread_bytes > 0
 
 
 def test_blocks_that_preparation_leaves_stay_reserved_and_are_not_needed() -> None:

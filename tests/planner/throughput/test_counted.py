@@ -71,8 +71,8 @@ def test_each_point_of_a_grid_has_the_costs_of_its_own_structure() -> None:
     assert grid["kinds"][0, 0] < grid["kinds"][0, 2]
 
 
-def test_a_name_that_longer_samples_lack_is_zero_there() -> None:
-    """Beyond the window there are more kinds of work, and the name of fewer is gone."""
+def test_a_name_is_zero_where_its_work_does_not_occur() -> None:
+    """Beyond the window there are more kinds of work: the name of fewer is gone, that of many is new."""
     asked = scenario_of(**SMALL, batch=2, seq=4096)
     few, many = (
         by_structure(asked, micro(length), "training", lambda one: {"n": float(len(one.costs))})["n"]
@@ -83,9 +83,10 @@ def test_a_name_that_longer_samples_lack_is_zero_there() -> None:
         asked,
         micro(np.array([64.0, 4096.0])),
         "training",
-        lambda one: {"both": 1.0} | ({"few": 3.0} if len(one.costs) == few else {}),
+        lambda one: {"both": 1.0} | ({"few": 3.0} if len(one.costs) == few else {"many": 4.0}),
     )
-    assert [list(np.broadcast_to(found[name], 2)) for name in ("both", "few")] == [[1, 1], [3, 0]]
+    held = [list(np.broadcast_to(found[name], 2)) for name in ("both", "few", "many")]
+    assert held == [[1, 1], [3, 0], [0, 4]]
 
 
 def test_pairs_of_tokens_grow_with_the_square_of_a_length_that_varies() -> None:
