@@ -92,7 +92,7 @@ class TracedBlock:
     ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream
     (:mod:`measure.trace.host_records`).  ``recomputed``: made by a module that runs again in backward.
     ``part_layers``: the layers of the tensors that it holds one element of each for, where its size grows
-    with the depth of the model.
+    with the depth of the model.  ``marked``: for a mark of a gradient, the block that holds it.
     """
 
     id: int
@@ -106,6 +106,7 @@ class TracedBlock:
     parameter: ParameterNote | None = None
     stream: int = 0
     host_name: HostName | None = None
+    marked: TracedBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
