@@ -71,7 +71,7 @@ class ParameterNote:
     ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before
     an engine cast it.  ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what
     FSDP gathers it with outside of layers, and whether that stays until its backward.  ``is_float``: whether
-    an engine can divide it.
+    an engine can divide it.  ``n_names``: modules that have it.
     """
 
     name: str
@@ -82,6 +82,7 @@ class ParameterNote:
     stays_whole: bool = False
     stored_bytes: int = 0
     is_float: bool = True
+    n_names: int = 1
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ with marks for the runtime.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
@@ -89,6 +90,7 @@ def note_parameters(
     """Say on the block of each parameter which one it is; ``units`` are those of FSDP, ``one_group``:
     the optimizer has all in one.
     """
+    n_names = Counter(tensor for _, tensor in model.named_parameters(remove_duplicate=False))
     numbers: dict[torch.Tensor, int] = {}
     for number, group in enumerate(parameter_groups(model, one=one_group)):
         numbers |= dict.fromkeys(group, number)
@@ -106,4 +108,5 @@ def note_parameters(
                 unit is not None and unit.stays_whole,
                 getattr(tensor, "stored_bytes", tensor.element_size()),
                 tensor.is_floating_point(),
+                n_names[tensor],
             )
