@@ -218,6 +218,33 @@ def test_an_emptied_cache_counts_in_the_answer(folder: Path) -> None:
     assert reserved[0] < 1 << 30 <= reserved[1]
 
 
+@pytest.mark.parametrize(
+    ("variables", "mib"),
+    [
+        ({}, 20),
+        ({"PYTORCH_ALLOC_CONF": 64}, 64),
+        ({"PYTORCH_CUDA_ALLOC_CONF": 64, "PYTORCH_ALLOC_CONF": 128}, 64),
+    ],
+)
+def test_a_program_that_asks_is_told_what_its_own_allocator_reserves(
+    variables: dict[str, int], mib: int, folder: Path
+) -> None:
+    """Segments as its variables say, and the same in the answer."""
+    says = [f'os.environ["{name}"] = "large_segment_size_mb:{size}"' for name, size in variables.items()]
+    asks = [
+        'first = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")',
+        f"assert torch.cuda.max_memory_reserved() == {mib} << 20",
+    ]
+    code, out, err = run(
+        "trace", "--gpu", "4090", "--json", "--", "python", program("\n".join(["import os", *says, *asks]))
+    )
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["phases"][0]["reserved_bytes"] >= mib << 20
+    told = [each["value"] for each in document["assumptions"] if "torch's allocator" in each["name"]]
+    assert told == ([f"large_segment_size_mb:{mib}"] if variables else [])
+
+
 # Names that torch's own Python code calls in its library, on its ways for CUDA.
 PARTS = """
 import re
