@@ -245,6 +245,46 @@ def test_a_program_that_asks_is_told_what_its_own_allocator_reserves(
     assert told == ([f"large_segment_size_mb:{mib}"] if variables else [])
 
 
+LATE = """
+side, event = torch.cuda.Stream(), torch.cuda.Event()
+before = torch.cuda.memory_reserved()
+with torch.cuda.stream(side):
+    first = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+first.record_stream(torch.cuda.current_stream())
+{early}
+del first
+{late}
+with torch.cuda.stream(side):
+    second = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+assert (torch.cuda.memory_reserved() - before) >> 26 == {mib} >> 6
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "mib"),
+    [
+        ("", "", 128),
+        ("event.record()", "event.synchronize()", 128),
+        ("", "event.record(); event.synchronize()", 64),
+        ("", "event.record(); event.query()", 128),
+        ("", "event.record()\nwhile not event.query(): pass", 64),
+        ("", "torch.cuda.synchronize()", 64),
+        ("", "side.wait_stream(torch.cuda.current_stream())", 128),
+        ("one = torch.ones(1, device='cuda')", "one.item()", 64),
+        ("one = torch.ones(1)", "one.to('cuda', non_blocking=True)", 128),
+        ("one = torch.ones(1)", "one.to('cuda')", 64),
+    ],
+)
+@pytest.mark.every(3)
+def test_what_another_stream_uses_comes_back_when_the_host_has_waited(
+    early: str, late: str, mib: int, folder: Path
+) -> None:
+    """For an event behind its end, or for all that the card was given; streams that wait say nothing."""
+    before = LATE.format(early=early, late=late, mib=mib)
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program(before=before))
+    assert code == 0, err
+
+
 # Names that torch's own Python code calls in its library, on its ways for CUDA.
 PARTS = """
 import re
