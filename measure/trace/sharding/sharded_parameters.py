@@ -54,7 +54,14 @@ def parameter_of(record: Record) -> TracedParameter | None:
     block, note = record.block, record.block.parameter
     if note is None or not record.alloc:
         return None
-    key, layer = (block.module, note.name), block.place.layer
-    place = note.unit, note.stays_whole
-    kind = note.stored_bytes, note.is_float, note.n_names
-    return TracedParameter(key, note.shape, note.element_bytes, note.group, layer, *place, *kind)
+    place = block.place.layer, note.unit, note.stays_whole
+    return TracedParameter(
+        (block.module, note.name),
+        note.shape,
+        note.element_bytes,
+        note.group,
+        *place,
+        note.stored_bytes,
+        note.is_float,
+        note.n_names,
+    )
