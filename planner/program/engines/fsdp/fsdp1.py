@@ -47,7 +47,7 @@ class Fsdp1(Fsdp):
         Ignored: the same of models that were loaded to the card, and of adapters.
         """
         recipe = self.job.recipe
-        if recipe.adapter is not None or recipe.offloads_params:
+        if recipe.adapter is not None or recipe.offloads_params or self.job.stack.fsdp_loads_whole:
             return super().load_weights()
         self.stream.enter("load")
         weights = model_weights(self.job)
