@@ -6,7 +6,6 @@ gradients and optimizer states.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from measure.dry_run.cuda.card import said_to_allocator
 from measure.dry_run.cuda.native import Native
 from measure.trace.record import Role, Stage
 from measure.trace.running_module import ModuleStack
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _CONSTANTS = ("absmax", "code", "offset", "SCB")
 _ADAPTER_MARKS = ("lora_", "modules_to_save", "ia3_", "vera_", "oft_")
 
@@ -136,9 +135,7 @@ class Stages:
 
         def follow(*args: Any, **kwargs: Any) -> Any:
             if self.backwards == 0:
-                self.allocator = next(
-                    (os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), ""
-                )
+                self.allocator = said_to_allocator()
                 self.enter("backward")
             self.backwards += 1
             try:

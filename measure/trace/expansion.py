@@ -125,6 +125,7 @@ class Expansion:
             block.role,
             block.recomputed,
             self._relative(record.place, period),
+            block.marked and self._record_signature(Record(False, block.marked, record.place), period),
         )
 
     def _targets(self, sweep: Sweep) -> range:
@@ -148,20 +149,35 @@ class Expansion:
             if home is None:
                 self.out.append(Record(False, self.fixed[record.block.id], place))
             elif record.alloc:
-                self.out.append(
-                    Record(True, self._new(record.block, Home(sweep, target, home.name), shift), place)
-                )
+                block = self._new(record.block, Home(sweep, target, home.name), shift)
+                if record.block.marked is not None:
+                    block.marked = self._alive(record.block.marked, (template, target))
+                self.out.append(Record(True, block, place))
             else:
-                offset = home.period - template
-                period = target + offset if abs(offset) <= 1 else self._absolute(home.period)
-                self.out.append(Record(False, self._old(Home(home.sweep, period, home.name)), place))
+                self.out.append(Record(False, self._old(self._seen(home, (template, target))), place))
+
+    def _seen(self, home: Home, seen_from: tuple[int, int] | None) -> Home:
+        """``home`` among all periods.  ``seen_from``: a traced period and the one that it stands for now;
+        none from outside of the sweeps.
+        """
+        period = self._absolute(home.period)
+        if seen_from is not None and abs(home.period - seen_from[0]) <= 1:
+            period = seen_from[1] + home.period - seen_from[0]
+        return Home(home.sweep, period, home.name)
+
+    def _alive(self, block: TracedBlock, seen_from: tuple[int, int] | None) -> TracedBlock | None:
+        """What ``block`` is among all periods; none where it is not there."""
+        home = self.homes.get(block.id)
+        return self.fixed.get(block.id) if home is None else self.made.get(self._seen(home, seen_from))
 
     def _emit_fixed(self, record: Record) -> None:
         home = self.homes.get(record.block.id)
         if home is not None:
-            block = self._old(Home(home.sweep, self._absolute(home.period), home.name))
+            block = self._old(self._seen(home, None))
         elif record.alloc:
             block = self.fixed[record.block.id] = self._numbered(record.block)
+            if record.block.marked is not None:
+                block.marked = self._alive(record.block.marked, None)
         else:
             block = self.fixed[record.block.id]
         self.out.append(Record(record.alloc, block, record.place))

@@ -71,7 +71,7 @@ class ParameterNote:
     ``name``: in its module.  ``element_bytes``: of each element as modules see it; ``stored_bytes``: before
     an engine cast it.  ``group``: that of the optimizer, -1 where frozen.  ``unit``, ``stays_whole``: what
     FSDP gathers it with outside of layers, and whether that stays until its backward.  ``is_float``: whether
-    an engine can divide it.
+    an engine can divide it.  ``n_names``: modules that have it.
     """
 
     name: str
@@ -82,6 +82,7 @@ class ParameterNote:
     stays_whole: bool = False
     stored_bytes: int = 0
     is_float: bool = True
+    n_names: int = 1
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class TracedBlock:
     ``host_name``: what it is for where it is host memory, whose kind is then in place of the stream
     (:mod:`measure.trace.host_records`).  ``recomputed``: made by a module that runs again in backward.
     ``part_layers``: the layers of the tensors that it holds one element of each for, where its size grows
-    with the depth of the model.
+    with the depth of the model.  ``marked``: for a mark of a gradient, the block that holds it.
     """
 
     id: int
@@ -106,6 +107,7 @@ class TracedBlock:
     parameter: ParameterNote | None = None
     stream: int = 0
     host_name: HostName | None = None
+    marked: TracedBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,73 @@ def test_an_emptied_cache_counts_in_the_answer(folder: Path) -> None:
     assert reserved[0] < 1 << 30 <= reserved[1]
 
 
+@pytest.mark.parametrize(
+    ("variables", "mib"),
+    [
+        ({}, 20),
+        ({"PYTORCH_ALLOC_CONF": 64}, 64),
+        ({"PYTORCH_CUDA_ALLOC_CONF": 64, "PYTORCH_ALLOC_CONF": 128}, 64),
+    ],
+)
+def test_a_program_that_asks_is_told_what_its_own_allocator_reserves(
+    variables: dict[str, int], mib: int, folder: Path
+) -> None:
+    """Segments as its variables say, and the same in the answer."""
+    says = [f'os.environ["{name}"] = "large_segment_size_mb:{size}"' for name, size in variables.items()]
+    asks = [
+        'first = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")',
+        f"assert torch.cuda.max_memory_reserved() == {mib} << 20",
+    ]
+    code, out, err = run(
+        "trace", "--gpu", "4090", "--json", "--", "python", program("\n".join(["import os", *says, *asks]))
+    )
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["phases"][0]["reserved_bytes"] >= mib << 20
+    told = [each["value"] for each in document["assumptions"] if "torch's allocator" in each["name"]]
+    assert told == ([f"large_segment_size_mb:{mib}"] if variables else [])
+
+
+LATE = """
+side, event = torch.cuda.Stream(), torch.cuda.Event()
+before = torch.cuda.memory_reserved()
+with torch.cuda.stream(side):
+    first = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+first.record_stream(torch.cuda.current_stream())
+{early}
+del first
+{late}
+with torch.cuda.stream(side):
+    second = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+assert (torch.cuda.memory_reserved() - before) >> 26 == {mib} >> 6
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "mib"),
+    [
+        ("", "", 128),
+        ("event.record()", "event.synchronize()", 128),
+        ("", "event.record(); event.synchronize()", 64),
+        ("", "event.record(); event.query()", 128),
+        ("", "event.record()\nwhile not event.query(): pass", 64),
+        ("", "torch.cuda.synchronize()", 64),
+        ("", "side.wait_stream(torch.cuda.current_stream())", 128),
+        ("one = torch.ones(1, device='cuda')", "one.item()", 64),
+        ("one = torch.ones(1)", "one.to('cuda', non_blocking=True)", 128),
+        ("one = torch.ones(1)", "one.to('cuda')", 64),
+    ],
+)
+@pytest.mark.every(3)
+def test_what_another_stream_uses_comes_back_when_the_host_has_waited(
+    early: str, late: str, mib: int, folder: Path
+) -> None:
+    """For an event behind its end, or for all that the card was given; streams that wait say nothing."""
+    before = LATE.format(early=early, late=late, mib=mib)
+    code, _, err = run("trace", "--gpu", "4090", "--", "python", program(before=before))
+    assert code == 0, err
+
+
 # Names that torch's own Python code calls in its library, on its ways for CUDA.
 PARTS = """
 import re

@@ -53,7 +53,7 @@ _LIMITS = {
 
 def install(native: Native, facts: CardFacts, allocator: LiveAllocator, guesses: Guesses) -> None:
     """Make torch believe in the card, in this process and for good."""
-    Stream.native = OnDevice.native = native
+    Stream.native = Event.native = OnDevice.native = native
     cuda_bindings.install(native, facts, guesses)
     functions = (
         _queries(facts)
@@ -127,7 +127,7 @@ def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
         "device_count": always(facts.n_cards),
         "current_device": lambda: native.device,
         "set_device": set_device,
-        "synchronize": nothing,
+        "synchronize": _no_argument(native.wait_for_card),
     }
 
 

@@ -121,7 +121,7 @@ def _devices(native: Native, facts: CardFacts) -> dict[str, Call]:
         "_cuda_getCurrentRawStream": lambda *_: native.stream,
         "_cuda_isInBadFork": always(False),
         "_cuda_isCurrentStreamCapturing": always(False),
-        "_cuda_synchronize": nothing,
+        "_cuda_synchronize": lambda *_: native.wait_for_card(),
         "_cuda_sleep": nothing,
         "_cuda_ipc_collect": nothing,
         "_cuda_getDriverVersion": always(DRIVER_VERSION),

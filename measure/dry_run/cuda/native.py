@@ -23,6 +23,7 @@ ACCUMULATES: Final = -1
 _Said = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
 _NUMBERS = (
     "dry_n_events", "dry_block_at", "dry_take", "dry_stream", "dry_new_stream", "dry_device", "dry_install",
+    "dry_new_event", "dry_has_come",
 )  # fmt: skip
 
 
@@ -130,6 +131,30 @@ class Native:
     def new_stream(self) -> int:
         """Number of a stream that nobody has used."""
         return int(self._library.dry_new_stream())
+
+    def new_event(self) -> int:
+        """Number of an event that nobody has recorded."""
+        return int(self._library.dry_new_event())
+
+    def record_event(self, event: int) -> None:
+        """Say that an event comes behind all that the card was given so far."""
+        self._library.dry_record_event(ctypes.c_int64(event))
+
+    def forget_event(self, event: int) -> None:
+        """Say that nobody will ask for an event any more."""
+        self._library.dry_forget_event(ctypes.c_int64(event))
+
+    def has_come(self, event: int) -> bool:
+        """Whether the card has come to an event; whoever asks twice with nothing in between waits for it."""
+        return bool(self._library.dry_has_come(ctypes.c_int64(event)))
+
+    def wait_for_event(self, event: int) -> None:
+        """Say that the host waits for an event."""
+        self._library.dry_wait_for_event(ctypes.c_int64(event))
+
+    def wait_for_card(self) -> None:
+        """Say that the host waits for all that the card was given."""
+        self._library.dry_wait_for_card()
 
     @property
     def device(self) -> int:

@@ -1,4 +1,4 @@
-"""Streams and events of the pretended card: they have an order and an identity, and nothing to wait for."""
+"""Streams and events of the pretended card: they have an order and an identity, and no work."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ import torch
 from measure.dry_run.cuda.native import Native
 
 
-class _Waits:
-    """What streams and events have in common: all work is done."""
+class Event:
+    """``torch.cuda.Event``: the host may wait for it, and knows then how far the card has come."""
 
-    def query(self) -> bool:
-        """Whether all work is done, as it always is."""
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-
-class Event(_Waits):
-    """``torch.cuda.Event``."""
+    native: Native
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+        self._number = self.native.new_event()
+
+    def __del__(self) -> None:
+        self.native.forget_event(self._number)
 
     def record(self, stream: Any = None) -> None:
-        """Nothing to note."""
+        """It comes behind all work so far."""
+        del stream
+        self.native.record_event(self._number)
+
+    def query(self) -> bool:
+        """Whether the card has come to it."""
+        return self.native.has_come(self._number)
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        self.native.wait_for_event(self._number)
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """A stream waits, the host does not."""
 
     def elapsed_time(self, end_event: Any) -> float:
         """One millisecond: time means nothing here."""
@@ -38,7 +42,7 @@ class Event(_Waits):
         return 1.0
 
 
-class Stream(_Waits):
+class Stream:
     """``torch.cuda.Stream``: memory is given out by stream, so each has its number."""
 
     native: Native
@@ -52,14 +56,26 @@ class Stream(_Waits):
         self._before: list[int] = []
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing to wait for."""
+        """It waits, the host does not."""
 
     def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
+        """It waits, the host does not."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event after all work so far."""
-        return event or Event()
+        event = event or Event()
+        if isinstance(event, Event):
+            event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all work is done: whoever asks is taken to have waited."""
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        """The host waits for all work so far."""
+        self.native.wait_for_card()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id

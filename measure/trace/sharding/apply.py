@@ -108,7 +108,6 @@ class _Execution:
     ) -> None:
         self._runtime, self._stream, self._recipe, self._second = runtime, stream, recipe, second
         self._parameters: dict[tuple[str, str], TracedParameter] = {}
-        self._gradients: dict[int, TracedBlock] = {}
         self._handed_over: set[int] = set()
         self._loading = True
         self._steps = 0
@@ -153,11 +152,8 @@ class _Execution:
         return False
 
     def _module_record(self, record: Record) -> None:
-        block = record.block
-        if block.id in self._handed_over and not record.alloc:
+        if record.block.id in self._handed_over and not record.alloc:
             return  # the runtime frees it
-        if record.alloc and block.role == "gradients":
-            self._gradients[block.id] = block
         self._stream.pass_on(record)
 
     def _at_mark(self, record: Record) -> None:
@@ -168,21 +164,21 @@ class _Execution:
         boundary = not self._accumulates or record.place.micro_step != 1
         if moment == "gradient":
             parameter = self._parameters[record.block.module, name]
-            self._runtime.gradient(parameter, self._gradient_of(parameter), boundary=boundary)
+            self._runtime.gradient(parameter, self._handed_over_at(record), boundary=boundary)
         elif moment == "end_of_backward":
             self._runtime.end_of_backward(boundary=boundary)
             self._has_gradients = boundary
         else:
             self._runtime.at(moment, record.block.module, name)
 
-    def _gradient_of(self, parameter: TracedParameter) -> TracedBlock:
-        """The block of the gradient that has just come: the youngest of its size that nobody has."""
-        for number, block in reversed(self._gradients.items()):
-            if block.n_bytes == parameter.n_bytes:
-                del self._gradients[number]
-                self._handed_over.add(number)
-                return block
-        raise PlannerError(
-            f"the gradient of {'.'.join(parameter.key)} has no memory of its own, so its sharding "
-            "cannot be traced"
-        )
+    def _handed_over_at(self, mark: Record) -> TracedBlock:
+        """The block of the gradient that has just come: the runtime's from here on."""
+        block = mark.block.marked
+        if block is None or block.id in self._handed_over:
+            name = mark.block.op.partition(" ")[2]
+            raise PlannerError(
+                f"the gradient of {mark.block.module}.{name} has no memory of its own, so its sharding "
+                "cannot be traced"
+            )
+        self._handed_over.add(block.id)
+        return block

@@ -23,6 +23,7 @@ from measure.trace.sharding.sharded_parameters import TracedParameter
 
 _FORWARD = ("forward", *ASIDES)
 _WHOLE = TracedPurpose("parameter before it is sharded", "workspace")
+_AGAIN = TracedPurpose("shard by another name", "weights")
 _CAST = TracedPurpose("all_gather_input", "gathered_parameters", GATHER_STREAM)
 _UPLOADED = TracedPurpose("shard from the host", "gathered_parameters", GATHER_STREAM)
 _RECEIVED = TracedPurpose("all_gather_output", "gathered_parameters", GATHER_STREAM)
@@ -60,6 +61,7 @@ class FsdpRank:
         self._replicating: TracedBlock | None = None
         self._steps: Steps = []
         self._undivided: list[tuple[TracedParameter, TracedBlock, TracedBlock]] = []
+        self._tied: list[TracedParameter] = []
 
     def load(self, parameter: TracedParameter, record: Record) -> None:
         """Rank by rank the parameter is on the device whole, then only its shard
@@ -85,6 +87,8 @@ class FsdpRank:
         passing = None if self._settings.offloads else self._stream.take(n_bytes, _WHOLE)
         self._keep_shard(parameter, block)
         self._stream.free(passing)
+        if parameter.n_names > 1 and self._settings.loads_each_name and not self._settings.offloads:
+            self._tied += [parameter] * (parameter.n_names - 1)
 
     def _keep_shard(self, parameter: TracedParameter, block: TracedBlock) -> None:
         n_bytes = self._settings.shard_elements(parameter) * self._settings.stored_bytes(parameter)
@@ -105,9 +109,17 @@ class FsdpRank:
 
     def set_up(self, steps: Steps) -> None:
         """Nothing is allocated before the first forward, but a k-bit model is divided,
-        parameter by parameter.
+        parameter by parameter.  Shards of tied parameters by their other names go when all are in their
+        places (fsdp2_load_full_state_dict).
         """
         self._steps = steps
+        again = []
+        for parameter in self._tied:
+            width = self._settings.stored_bytes(parameter)
+            whole = self._stream.take(parameter.elements * width, _WHOLE)
+            again.append(self._stream.take(self._settings.shard_elements(parameter) * width, _AGAIN))
+            self._stream.free(whole)
+        self._stream.free(*again)
         for parameter, block, whole in self._undivided:
             self._keep_shard(parameter, block)
             self._stream.free(whole)
@@ -222,18 +234,18 @@ class FsdpRank:
         """
         unit, settings = self._units[name], self._settings
         self._reshard(name)
-        if settings.accumulates and self._stream.place.micro_step == 1:
-            return  # the Trainer reduces after the last micro-step only
+        if settings.reduces_last_only and self._stream.place.micro_step == 1:
+            return
         self._stream.free(*self._sending)
         self._sending = []
         if not unit.gradients:
             return
         trained = [each for each in unit.parameters if each.key in unit.gradients]
         part = sum(settings.shard_elements(each) for each in trained)
-        width = trained[0].element_bytes
         self._stream.free(self._replicating)
         self._replicating = None
-        self._sending.append(self._stream.take(part * settings.shards * width, _SENT))
+        n_bytes = part * settings.shards * settings.reduced_bytes(trained[0])
+        self._sending.append(self._stream.take(n_bytes, _SENT))
         self._stream.free(*unit.gradients.values())
         unit.gradients = {}
         self._keep_gradient(unit, trained)
@@ -243,7 +255,8 @@ class FsdpRank:
         with offload each goes to pinned memory.
         """
         parts = [self._settings.shard_elements(each) for each in trained]
-        part, width, stored = sum(parts), trained[0].element_bytes, self._settings.stored_bytes(trained[0])
+        part, width = sum(parts), self._settings.reduced_bytes(trained[0])
+        stored = self._settings.stored_bytes(trained[0])
         same = stored == width
         received = self._stream.take(part * width, _GRADIENT if same else _REDUCED)
         kept = received if same else self._stream.take(part * stored, _GRADIENT)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from measure.trace.record import Role
+from measure.trace.record import Role, TracedBlock
 from measure.trace.tracer import Recorder
 
 Moment = Literal[
@@ -27,10 +27,16 @@ Moment = Literal[
 MARK: Role = "mark"
 
 
-def put_mark(recorder: Recorder, moment: Moment, module: str, name: str = "") -> None:
-    """Record that ``moment`` has come for ``module``, or for its parameter ``name``."""
+def put_mark(
+    recorder: Recorder, moment: Moment, module: str, name: str = "", marked: TracedBlock | None = None
+) -> None:
+    """Record that ``moment`` has come for ``module``, or for its parameter ``name``,
+    whose gradient is in the block ``marked``.
+    """
     with recorder.modules.at(module):
-        recorder.give_back(recorder.take(0, f"{moment} {name}".rstrip(), MARK))
+        mark = recorder.take(0, f"{moment} {name}".rstrip(), MARK)
+        mark.marked = marked
+        recorder.give_back(mark)
 
 
 def mark_gradients(model: nn.Module, recorder: Recorder) -> None:
@@ -50,7 +56,7 @@ def _hand_over(recorder: Recorder, module: str, name: str) -> Callable[[torch.Te
     def run(tensor: torch.Tensor) -> None:
         if tensor.grad is not None:
             recorder.mark(tensor.grad, "gradients")
-            put_mark(recorder, "gradient", module, name)
+            put_mark(recorder, "gradient", module, name, recorder.block_of(tensor.grad))
             tensor.grad = None
 
     return run

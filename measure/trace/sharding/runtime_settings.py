@@ -70,14 +70,19 @@ class FsdpSettings:
     """An FSDP2 run: every parameter is divided over ``shards`` processes along its first dimension, padded.
 
     ``mixed``: shards are cast to 16-bit to be gathered.  ``quantized``: the base is of k-bit matrices, and
-    whole on every GPU before it is divided.  ``replicates``: the shards of a node are repeated on others.
+    whole on every GPU before it is divided.  ``loads_each_name``: a tied parameter is loaded once for each of
+    its modules.  ``reduces_last_only``: gradients of a micro-step that is not the last stay whole.
+    ``reduces_fp32``: 16-bit gradients are reduced in fp32.  ``replicates``: the shards of a node are repeated
+    on others.
     """
 
     shards: int
     mixed: bool
     quantized: bool
     offloads: bool
-    accumulates: bool
+    loads_each_name: bool
+    reduces_last_only: bool
+    reduces_fp32: bool
     replicates: bool
     reshards_after_forward: bool
 
@@ -92,6 +97,10 @@ class FsdpSettings:
             return parameter.element_bytes
         return _FP32 if parameter.trained and not self.quantized else parameter.stored_bytes
 
+    def reduced_bytes(self, parameter: TracedParameter) -> int:
+        """Bytes of each element of a gradient on its way to the others."""
+        return _FP32 if self.reduces_fp32 else parameter.element_bytes
+
     def shard_shape(self, parameter: TracedParameter) -> tuple[int, ...]:
         """Shape of the padded shard, which is that of rank 0.  Source: torch 2.13 _fsdp_param.py
         (``padded_sharded_size``).
@@ -105,7 +114,7 @@ class FsdpSettings:
 
 
 def fsdp_settings(scenario: Scenario) -> FsdpSettings:
-    """The settings of an FSDP2 scenario."""
+    """The settings of an FSDP2 scenario, with ``fsdp_no_sync`` and ``fsdp_reduces_fp32`` of its stack."""
     recipe, hardware = scenario.recipe, scenario.hardware
     hybrid = recipe.sharding.scope == "node"
     return FsdpSettings(
@@ -113,7 +122,9 @@ def fsdp_settings(scenario: Scenario) -> FsdpSettings:
         mixed=recipe.numerics.mixed,
         quantized=recipe.numerics.quantization != "none",
         offloads=recipe.offloads_params,
-        accumulates=int(recipe.batch.grad_accum) > 1,
+        loads_each_name=scenario.stack.model_code != "own",
+        reduces_last_only=int(recipe.batch.grad_accum) > 1 and scenario.stack.fsdp_no_sync,
+        reduces_fp32=scenario.stack.fsdp_reduces_fp32,
         replicates=hybrid and int(hardware.nodes) > 1,
         reshards_after_forward=recipe.sharding.divides_weights,
     )

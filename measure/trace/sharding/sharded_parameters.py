@@ -19,7 +19,7 @@ class TracedParameter:
     ``stored_bytes`` what was there before an engine cast it.  ``is_float``: whether an engine can divide it.
 
     ``unit``: the modules that FSDP gathers it with, for parameters outside of the layers.  ``stays_whole``:
-    from its forward to its backward.
+    from its forward to its backward.  ``n_names``: modules that have it.
     """
 
     key: tuple[str, str]
@@ -31,6 +31,7 @@ class TracedParameter:
     stays_whole: bool = False
     stored_bytes: int = 0
     is_float: bool = True
+    n_names: int = 1
 
     @property
     def elements(self) -> int:
@@ -53,8 +54,14 @@ def parameter_of(record: Record) -> TracedParameter | None:
     block, note = record.block, record.block.parameter
     if note is None or not record.alloc:
         return None
-    key, layer = (block.module, note.name), block.place.layer
-    place = note.unit, note.stays_whole
+    place = block.place.layer, note.unit, note.stays_whole
     return TracedParameter(
-        key, note.shape, note.element_bytes, note.group, layer, *place, note.stored_bytes, note.is_float
+        (block.module, note.name),
+        note.shape,
+        note.element_bytes,
+        note.group,
+        *place,
+        note.stored_bytes,
+        note.is_float,
+        note.n_names,
     )

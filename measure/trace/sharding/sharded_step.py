@@ -4,6 +4,7 @@ with marks for the runtime.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,15 +30,16 @@ def cast_for_engine(model: Any, scenario: Scenario) -> None:
     and no autocast.
 
     ZeRO-3 leaves adapters as PEFT made them where the base was made inside ``zero.Init``, which k-bit ones
-    are not.  Packed k-bit matrices stay as they are.
-    Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``;
-    torch 2.13 distributed/fsdp MixedPrecisionPolicy.
+    are not, but for versions of DeepSpeed before 0.19.2.  Packed k-bit matrices stay as they are.
+    Source: DeepSpeed 0.19.8 runtime/engine.py ``_cast_module_mixed_precision``; the switch
+    ``zero3_casts_adapters``; torch 2.13 distributed/fsdp MixedPrecisionPolicy.
     """
     recipe = scenario.recipe
     if not recipe.numerics.mixed:
         return
     dtype = DTYPES[recipe.numerics.compute_dtype]
-    keeps_adapters = recipe.sharding.is_zero3 and recipe.numerics.quantization == "none"
+    was_divided = recipe.sharding.is_zero3 and recipe.numerics.quantization == "none"
+    keeps_adapters = was_divided and not scenario.stack.zero3_casts_adapters
     for name, tensor in model.named_parameters():
         adapter = ".lora_" in name or ".modules_to_save." in name
         tensor.stored_bytes = tensor.element_size()
@@ -88,6 +90,7 @@ def note_parameters(
     """Say on the block of each parameter which one it is; ``units`` are those of FSDP, ``one_group``:
     the optimizer has all in one.
     """
+    n_names = Counter(tensor for _, tensor in model.named_parameters(remove_duplicate=False))
     numbers: dict[torch.Tensor, int] = {}
     for number, group in enumerate(parameter_groups(model, one=one_group)):
         numbers |= dict.fromkeys(group, number)
@@ -105,4 +108,5 @@ def note_parameters(
                 unit is not None and unit.stays_whole,
                 getattr(tensor, "stored_bytes", tensor.element_size()),
                 tensor.is_floating_point(),
+                n_names[tensor],
             )

@@ -114,6 +114,17 @@ def test_repeated_periods_equal_all_layers() -> None:
     assert len(repeated) == len(every)
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_a_table_that_is_tied_is_loaded_by_both_of_its_names(model: str) -> None:
+    """The second shard goes when all are in their places: accelerate loads a state dict, which has both."""
+    case = small_scenario(model, Setup(sharding="fsdp", world=2, mixed=True), layers=LAYERS)
+    events = to_events(sharded_records(case, small_config(model, case, layers=LAYERS)))
+    again = [each.n_bytes for each in events if each.op == "shard by another name"]
+    table = 4 * case.model.vocab_size * case.model.hidden_size
+    assert again == ([table // 2] * 2 if case.model.tied else [])
+    assert case.model.tied is (model == "gpt2")
+
+
 def whole_layers(events: list[AllocEvent], phase: str) -> int:
     """Most bytes of gathered parameters at once in a phase."""
     now = most = 0
@@ -163,6 +174,24 @@ def test_gradients_stay_whole_between_micro_steps() -> None:
             held.update({each.block: each.n_bytes}) if each.action == "alloc" else held.pop(each.block)
     whole = 2 * sum(linear.weight_count for linear in case.model.groups[0].block.linears) * LAYERS
     assert sum(held.values()) > whole
+
+
+def test_gradients_are_reduced_as_the_stack_says() -> None:
+    """In fp32 twice as many bytes are sent, and what arrives is kept; without ``no_sync``
+    this is so in each micro-step.
+    """
+    case = fsdp_llama(accum=2)
+    plain = _sent(small_events(case))
+    wide = small_events(replace(case, stack=replace(case.stack, fsdp_reduces_fp32=True)))
+    assert _sent(wide) == [2 * each for each in plain]
+    assert "reduce_scatter_output" not in {each.op for each in wide}
+    often = _sent(small_events(replace(case, stack=replace(case.stack, fsdp_no_sync=False))))
+    assert 2 * len(often) == 3 * len(plain)
+
+
+def _sent(events: list[AllocEvent]) -> list[int]:
+    sent = (each for each in events if each.op == "reduce_scatter_input" and each.action == "alloc")
+    return [each.n_bytes for each in sent]
 
 
 def test_offloaded_shards_come_and_go() -> None:

@@ -109,6 +109,26 @@ def test_repeated_periods_equal_all_layers(stage: str) -> None:
     assert len(repeated) == len(every)
 
 
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3", "fsdp"])
+def test_gradients_of_one_size_that_come_together_are_told_apart(stage: str) -> None:
+    """Those of a norm's weight and bias: each is freed once, in a trace of a few layers as in one of all."""
+    setup = Setup(sharding=stage, world=2, mixed=True, optimizer="adamw_torch")  # type: ignore[arg-type]
+    case = small_scenario("gpt2", setup, layers=LAYERS)
+    config = small_config("gpt2", case, layers=LAYERS)
+    every = to_events(sharded_records(case, config, TraceOptions(all_layers=True)))
+    assert replay(to_events(sharded_records(case, config))).phases == replay(every).phases
+
+
+@pytest.mark.parametrize(("version", "width"), [("0.16.4", 2), ("0.19.8", 4)])
+def test_stage_3_casts_adapters_where_the_version_of_deepspeed_does(version: str, width: int) -> None:
+    """PEFT makes them in fp32, beside a base that ``zero.Init`` divides."""
+    setup = Setup(sharding="zero3", world=2, mixed=True, optimizer="adamw_torch", rank=RANK)
+    case = scenario(MODEL, setup)
+    events = events_of(replace(case, stack=load_stack("hf-trainer@5", (("deepspeed", version),))))
+    parts, masters = held(events, "adapters"), held(events, "master_weights")
+    assert parts == masters * width // 4 > 0
+
+
 def test_one_process_gathers_nothing_but_what_lies_on_the_host() -> None:
     """Stage 3 uses whole parameters where they are; from the host each is copied, without a flat buffer."""
     names = {}

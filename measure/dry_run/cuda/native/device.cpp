@@ -1,4 +1,4 @@
-// A device guard for CUDA and the hooks that torch asks for one, in a build without CUDA: streams and events have names, no work.
+// A device guard for CUDA and the hooks that torch asks for one, in a build without CUDA: streams and events have names and an order.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -53,14 +53,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
   void record(void** event, const Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) *event = reinterpret_cast<void*>(++n_events);
+    dry::record_event(number(*event));
   }
   void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
-  bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
-  void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const c10::DeviceIndex) const override {}
+  bool queryEvent(void* event) const override { return dry::has_come(number(event)); }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { dry::forget_event(number(event)); }
+  bool queryStream(const Stream&) const override {
+    dry::wait_for_card();
+    return true;
+  }
+  void synchronizeStream(const Stream&) const override { dry::wait_for_card(); }
+  void synchronizeEvent(void* event) const override { dry::wait_for_event(number(event)); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { dry::wait_for_card(); }
+  static int64_t number(void* event) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(event)); }
   void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
     dry::record_stream(data.get_context(), stream.id());
   }
@@ -105,7 +110,7 @@ struct CUDAHooks final : CUDAHooksInterface {
   bool isPinnedPtr(const void*) const override { return true; }
   Allocator* getPinnedMemoryAllocator() const override { return dry::host_allocator(); }
   Allocator* getCUDADeviceAllocator() const override { return dry::card_allocator(); }
-  void deviceSynchronize(DeviceIndex) const override {}
+  void deviceSynchronize(DeviceIndex) const override { dry::wait_for_card(); }
 };
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
@@ -117,6 +122,7 @@ extern "C" {
 int64_t dry_stream() { return streams[device]; }
 void dry_set_stream(int64_t stream) { streams[device] = stream; }
 int64_t dry_new_stream() { return next_stream++; }
+int64_t dry_new_event() { return ++n_events; }
 int64_t dry_device() { return device; }
 void dry_set_device(int64_t index) { device = static_cast<c10::DeviceIndex>(index); }
 }

@@ -264,6 +264,7 @@ bool computable(Call& call) {
 
 // How many elements of a mask are chosen: all of them where nobody knows.
 int64_t n_chosen(const Tensor& mask, const Operator& op) {
+  if (mask.is_cuda()) wait_for_card();
   const Block* block = block_of(mask);
   if (has_values(mask) && (block == nullptr || block->real)) {
     if (block != nullptr && block->guessed && on_guess != nullptr) on_guess("how many elements are chosen", op.name.c_str());
@@ -405,8 +406,10 @@ const Tensor& card_resize(const Tensor& self, c10::IntArrayRef size, std::option
   return self;
 }
 
-Tensor& copy(Tensor& self, const Tensor& source, bool) {
+// The host waits for a copy from it or to it, unless it is told not to (aten/src/ATen/native/cuda/Copy.cu, copy_kernel_cuda).
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.numel() == 0) return self;
+  if (!non_blocking && !(self.is_cuda() && source.is_cuda())) wait_for_card();
   Block *to = block_of(self), *from = block_of(source);
   const bool readable = has_values(source) && is_small(source) && (from == nullptr || from->real);
   if (readable && is_small(self) && (to == nullptr || to->real)) {
@@ -432,6 +435,7 @@ Tensor& copy(Tensor& self, const Tensor& source, bool) {
 }
 
 at::Scalar scalar_of(const Tensor& self) {
+  if (self.is_cuda()) wait_for_card();
   const Block* block = block_of(self);
   if ((block == nullptr || block->guessed || !block->known) && on_guess != nullptr) on_guess("a value", "aten::item");
   if (block == nullptr || !block->real || !block->known) return at::isFloatingType(self.scalar_type()) ? at::Scalar(1.0) : at::Scalar(1);

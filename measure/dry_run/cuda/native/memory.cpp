@@ -5,9 +5,11 @@
 #include <sys/mman.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -17,7 +19,22 @@ namespace {
 
 std::mutex lock;
 std::vector<Event> events;
-std::vector<std::pair<int64_t, int64_t>> requested;  // freed while another stream may still use them
+
+// Freed while another stream may still use it; `moment`: so much had been given to the card.
+struct Requested {
+  int64_t id, n_bytes, moment;
+};
+std::deque<Requested> requested;
+std::unordered_map<int64_t, int64_t> recorded;  // moments of the program's events, by their numbers
+int64_t given = 0, done = 0;                    // to the card, and by it as far as the host knows
+std::pair<int64_t, int64_t> asked{-1, -1};      // the event that was asked for last, and when
+
+void wait_until(int64_t moment) { done = std::max(done, moment); }
+
+int64_t moment_of(int64_t event) {
+  const auto found = recorded.find(event);
+  return found == recorded.end() ? 0 : found->second;
+}
 std::vector<std::string> operator_names{""};
 std::unordered_map<std::string, int64_t> operator_numbers{{"", 0}};
 std::unordered_map<const void*, Block*> live;
@@ -60,12 +77,19 @@ int64_t node_number() {
 }
 
 void log_locked(int64_t kind, int64_t id, int64_t n_bytes, int64_t stream, int64_t op) {
+  ++given;
   events.push_back({kind, id, n_bytes, stream, place.load(), node_number(), op, running_source});
 }
 
+// What the card is done with comes back when something is allocated (CUDACachingAllocator.cpp, process_events).
+void log_done(int64_t op) {
+  for (; !requested.empty() && requested.front().moment <= done; requested.pop_front()) {
+    log_locked(FREE, requested.front().id, requested.front().n_bytes, 0, op);
+  }
+}
+
 int64_t log_alloc(int64_t n_bytes, int64_t stream, int64_t op) {
-  for (auto& [id, size] : requested) log_locked(FREE, id, size, 0, op);
-  requested.clear();
+  log_done(op);
   const int64_t id = next_id++;
   log_locked(ALLOC, id, n_bytes, stream, op);
   return id;
@@ -77,7 +101,7 @@ void free_on_card(void* context) {
     std::lock_guard<std::mutex> hold(lock);
     log_locked(block->other_stream ? FREE_REQUESTED : FREE, block->id, block->n_bytes, block->stream, running_op);
     live.erase(block->data);
-    if (block->other_stream) requested.emplace_back(block->id, block->n_bytes);
+    if (block->other_stream) requested.push_back({block->id, block->n_bytes, given});
     if (!block->real) freed_addresses[rounded(static_cast<size_t>(block->n_bytes))].push_back(block->data);
   }
   if (block->real) std::free(block->data);
@@ -168,6 +192,35 @@ void record_stream(const void* context, int64_t stream) {
   if (block != nullptr && block->stream != stream) block->other_stream = true;
 }
 
+void record_event(int64_t event) {
+  std::lock_guard<std::mutex> hold(lock);
+  recorded[event] = ++given;
+}
+
+void forget_event(int64_t event) {
+  std::lock_guard<std::mutex> hold(lock);
+  recorded.erase(event);
+}
+
+// A program that asks again and gives the card nothing in between waits for the answer yes.
+bool has_come(int64_t event) {
+  std::lock_guard<std::mutex> hold(lock);
+  const std::pair<int64_t, int64_t> asks{event, given};
+  if (asks == asked) wait_until(moment_of(event));
+  asked = asks;
+  return moment_of(event) <= done;
+}
+
+void wait_for_event(int64_t event) {
+  std::lock_guard<std::mutex> hold(lock);
+  wait_until(moment_of(event));
+}
+
+void wait_for_card() {
+  std::lock_guard<std::mutex> hold(lock);
+  wait_until(given);
+}
+
 }  // namespace dry
 
 // What Python calls, through ctypes.
@@ -178,8 +231,15 @@ const char* dry_operator(int64_t number) { return dry::operator_names.at(number)
 void dry_set_place(int64_t number) { dry::place.store(number); }
 void dry_empty_cache() {
   std::lock_guard<std::mutex> hold(dry::lock);
+  dry::wait_until(dry::given);  // CUDACachingAllocator.cpp, synchronize_and_free_events
+  dry::log_done(0);
   dry::log_locked(dry::EMPTY_CACHE, -1, 0, 0, 0);
 }
+void dry_record_event(int64_t event) { dry::record_event(event); }
+void dry_forget_event(int64_t event) { dry::forget_event(event); }
+int64_t dry_has_come(int64_t event) { return dry::has_come(event); }
+void dry_wait_for_event(int64_t event) { dry::wait_for_event(event); }
+void dry_wait_for_card() { dry::wait_for_card(); }
 int64_t dry_take(int64_t n_bytes, const char* op) { return dry::take(n_bytes, dry::number_of_operator(op)); }
 void dry_give_back(int64_t id, int64_t n_bytes) { dry::give_back(id, n_bytes); }
 // The number of the block that begins at this address of the card, or -1.

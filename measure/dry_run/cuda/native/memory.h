@@ -52,4 +52,12 @@ int64_t current_stream();
 int64_t take(int64_t n_bytes, int64_t op);
 void give_back(int64_t id, int64_t n_bytes);
 void record_stream(const void* context, int64_t stream);
+
+// The card does all that it was given in one order, as far behind the host as that lets it be: it has come to the last event that the
+// host has waited for.  That streams overtake each other is left out.
+void record_event(int64_t event);
+void forget_event(int64_t event);
+bool has_come(int64_t event);
+void wait_for_event(int64_t event);
+void wait_for_card();
 }  // namespace dry

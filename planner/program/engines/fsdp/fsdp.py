@@ -77,7 +77,7 @@ class Fsdp(Runtime):
 
     def load(self) -> None:
         """Every parameter comes whole, and leaves its shard."""
-        self.weights = load_shards(self.stream, self.job, self.sizes)
+        self.weights = self.load_weights()
         self._shards = [self.sizes.shard(each) for each in self.weights if self.is_updated(each)]
         divided = [each for each in self.weights if self.sizes.divides(each)]
         self.groups = {name: group for name, group in self.make_groups(divided).items() if group.weights}
@@ -87,6 +87,10 @@ class Fsdp(Runtime):
             group.whole_bytes = sum(group.seen_bytes)
             group.shard_bytes = sum(self.sizes.stored_bytes(each) for each in group.weights)
             group.narrows = any(self.sizes.stored(each) != self.sizes.seen(each) for each in group.weights)
+
+    def load_weights(self) -> list[Weight]:
+        """One parameter after the other."""
+        return load_shards(self.stream, self.job, self.sizes)
 
     def micro_step(self, parts: list[Part], phases: Pass) -> list[int]:
         """One micro-step; the optimizer updates shards, whose gradients the groups have."""

@@ -4,17 +4,20 @@ its gradient is one flat tensor too.
 Source: torch 2.13 distributed/fsdp/_runtime_utils.py and _flat_param.py, whose functions the methods name;
 the backward of ``torch.split`` (tools/autograd/derivatives.yaml, ``split_with_sizes_backward``), which joins
 the gradients of all views.
-Ignored: a flat tensor is made of whole parameters while the model is wrapped; adapters that are units of
-their own are gathered with their layer; that a card which is faster than its host uses blocks again sooner.
+Ignored: adapters that are units of their own are gathered with their layer; that a card which is faster than
+its host uses blocks again sooner.
 """
 
 from __future__ import annotations
 
+from planner.allocator.compiled import MOST_LAG
+from planner.allocator.settings import SMALL_REQUEST_BYTES
 from planner.program.engines.fsdp.fsdp import CAST_STREAM, GATHER_STREAM, REDUCE_STREAM, Fsdp
 from planner.program.engines.groups import ROOT, Group
 from planner.program.job import Job
+from planner.program.load import take_workspaces
 from planner.program.ops.tensors import ELEMENT_BYTES
-from planner.program.parameters import Weight
+from planner.program.parameters import Weight, model_weights
 from planner.program.request_stream import RequestStream
 
 # The host runs ahead of the card.  ``_FreeEventQueue`` lets two flat parameters be given back that compute
@@ -24,6 +27,9 @@ _GATHER_LAG = 1
 # Then the compute of the older one is over, so two gradients are not reduced yet: its own and the next one's.
 # Source: _runtime_utils.py _post_backward_hook (``_no_dispatch_record_stream``).
 _GRADIENT_LAG = 2
+# A cast shard is made before that wait, when the last two may still be sent.
+# Source: _runtime_utils.py _unshard, _flat_param.py _free_low_precision_sharded_param.
+_CAST_LAG = 2
 
 
 class Fsdp1(Fsdp):
@@ -33,6 +39,32 @@ class Fsdp1(Fsdp):
         super().__init__(stream, job)
         self.adds_gradients = False
         self._initialised = False
+
+    def load_weights(self) -> list[Weight]:
+        """A model in host RAM comes unit by unit, the root last: whole parameters, one flat tensor of them,
+        which is made twice, and its shard (``_init_param_handle_from_module``, ``FlatParamHandle.shard``).
+
+        Ignored: the same of models that were loaded to the card, and of adapters.
+        """
+        recipe = self.job.recipe
+        if recipe.adapter is not None or recipe.offloads_params or self.job.stack.fsdp_loads_whole:
+            return super().load_weights()
+        self.stream.enter("load")
+        weights = model_weights(self.job)
+        units: dict[str, list[float]] = {}
+        for each in weights:
+            n_bytes = each.count * ELEMENT_BYTES[self.sizes.stored(each)]
+            units.setdefault(self.units.of(each) or ROOT, []).append(n_bytes)
+        units[ROOT] = units.pop(ROOT, [])
+        for unit, sizes in units.items():
+            whole = self.stream.allocate_all(sizes, "other_temporaries", ("load", unit, "whole"))
+            self.free(self.take(sum(sizes), "other_temporaries", "flat parameter"))
+            flat = self.take(sum(sizes), "other_temporaries", "flat parameter")
+            self.take(sum(sizes) / self.sizes.n, "weights", "shard")
+            self.free(flat, *whole)
+        self.stream.enter("forward")
+        take_workspaces(self.stream, self.job)
+        return weights
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
         """Each unit, and the root with all that lies around them, which stays whole:
@@ -63,34 +95,58 @@ class Fsdp1(Fsdp):
         group.whole = [
             self.take(group.whole_bytes, "gathered_parameters", "_full_param_padded", GATHER_STREAM)
         ]
-        self.free(*given)
+        for slot in given:
+            self.stream.free_late(slot, _CAST_LAG)
 
     def wait(self, group: Group, *, forward: bool) -> None:
         """Layers see views of what was received."""
 
-    def reduce(self, group: Group) -> None:
-        """The backward of ``split`` joins all gradients, with zeros for frozen parameters;
-        then ``_post_backward_hook``.
+    def _after_backward(self, name: str) -> None:
+        """``_post_backward_hook``, or ``_post_backward_reshard_only_hook`` where nothing has a gradient."""
+        group = self.groups.get(name)
+        if group is not None and group.gradients:
+            self.reduce(group)
+        elif group is not None:
+            self._reshard(group)
 
-        Gradients that are not reduced yet are added to those of the micro-step before.
+    def reduce(self, group: Group) -> None:
+        """The backward of ``split`` joins all gradients; then ``_post_backward_hook``, in the same stream:
+        what was gathered comes back at once.
         """
-        if group.gradients:
-            mixes = not self.job.stack.fsdp1_wraps_adapters
-            known = zip(group.weights, group.seen_bytes, strict=True)
-            frozen = [n_bytes for each, n_bytes in known if not each.trained and (mixes or each.unread)]
-            dtype = group.gradients[0].dtype
-            zeros = [self.take(n_bytes, "gradients", "zeros") for n_bytes in frozen]
-            elements = sum(each.elements for each in group.gradients)
-            n_bytes = elements * ELEMENT_BYTES[dtype] + sum(frozen)
-            flat = self.take(n_bytes, "gradients", "cat")
-            self.free(*zeros, *(each.slot for each in group.gradients))
-            group.gradients = []
-            if group.flat is None:
-                group.flat = flat
-            else:
-                self.free(flat)
-            if self.reduces:
-                self._reduce_grad(group, n_bytes / self.sizes.n)
+        n_bytes = self._join(group)
+        self.free(*group.whole)
+        group.whole = []
+        if self.reduces:
+            self._reduce_grad(group, n_bytes / self.sizes.n)
+
+    def _join(self, group: Group) -> float:
+        """Gradients in one tensor, with zeros for frozen parameters; gives its bytes.
+
+        It runs in the stream in which parameters were split, which is the one that gathers.  Until the host
+        has waited for the next group, the gradients that compute made are in use there.  Those that are not
+        reduced yet are added to those of the micro-step before.
+        Source: torch 2.13 csrc/autograd/engine.cpp evaluate_function (the stream of a node is that of its
+        forward), input_buffer.cpp accumulate (``record_stream``).
+        """
+        mixes = not self.job.stack.fsdp1_wraps_adapters
+        known = zip(group.weights, group.seen_bytes, strict=True)
+        frozen = [n_bytes for each, n_bytes in known if not each.trained and (mixes or each.unread)]
+        width = ELEMENT_BYTES[group.gradients[0].dtype]
+        zeros = [self.take(n_bytes, "gradients", "zeros", GATHER_STREAM) for n_bytes in frozen]
+        n_bytes = sum(each.elements for each in group.gradients) * width + sum(frozen)
+        flat = self.take(n_bytes, "gradients", "cat", GATHER_STREAM)
+        self.free(*zeros)
+        small = [each.elements * width <= SMALL_REQUEST_BYTES for each in group.gradients]
+        for each, is_small in zip(group.gradients, small, strict=True):
+            self._free_late(group, each.slot, min(small.count(is_small), MOST_LAG))
+            if self.job.model.tied and each.module == self.job.model.token_embedding.name:
+                self.stream.streams[each.slot] = GATHER_STREAM  # summed where it is used
+        group.gradients = []
+        if group.flat is None:
+            group.flat = flat
+        else:
+            self.free(flat)
+        return n_bytes
 
     def _reduce_grad(self, group: Group, part: float) -> None:
         """``_reduce_grad``: this GPU's part, then in the dtype of the shards;
@@ -103,7 +159,7 @@ class Fsdp1(Fsdp):
         stored = ELEMENT_BYTES[self.sizes.stored(trained[0]) if trained else "fp32"]
         kept = self.take(part, "gradients", "new_sharded_grad", REDUCE_STREAM)
         if group.flat is not None:
-            self.stream.free_late(group.flat, _GRADIENT_LAG)
+            self._free_late(group, group.flat, _GRADIENT_LAG)
             group.flat = None
         if stored != seen:
             narrow, kept = (
@@ -115,6 +171,13 @@ class Fsdp1(Fsdp):
             self.free(kept)
         else:
             group.reduced = kept
+
+    def _free_late(self, group: Group, slot: int, lag: int) -> None:
+        """What the root's backward leaves is the last, and the next forward pass waits for it."""
+        if group.stays:
+            self.stream.free(slot)
+        else:
+            self.stream.free_late(slot, lag)
 
     def _reshard(self, group: Group) -> None:
         """``_reshard``: the compute stream still uses what it gives back to the gathers."""
