@@ -2,10 +2,10 @@
 
 Source: torch 2.13 optim/adam.py, rmsprop.py; bitsandbytes 0.50 optim/optimizer.py init_state and
 get_state_buffer; transformers 4.36.2 and 4.49.0 optimization.py AdamW.step, 5.23 Adafactor.step,
-trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer); adam_mini 1.1.1 adam_mini.py;
-llamafactory 0.9.5 third_party/muon/muon.py; torchao 0.17 optim/adam.py _AdamBase._new_buffer,
-subclass_8bit.py, subclass_4bit.py, with the blocks of transformers 5.23 trainer_optimizer.py
-_get_torchao_optimizer.
+trainer_optimizer.py (tables keep 32-bit states under an 8-bit optimizer).
+Of others: adam_mini 1.1.1 adam_mini.py; llamafactory 0.9.5 third_party/muon/muon.py; torchao 0.17
+optim/adam.py _AdamBase._new_buffer, subclass_8bit.py, subclass_4bit.py, with the blocks of transformers 5.23
+trainer_optimizer.py _get_torchao_optimizer.
 Ignored: step counters and code books, of at most 2 KiB.
 """
 
