@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.domain.recipes.attention_kernels import Attention
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, Attention
 from planner.domain.recipes.optimizers import Optimizer
 from planner.domain.recipes.recipe import (
     CheckpointPolicy,
@@ -446,7 +446,7 @@ class Stack:
         Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
         anew and the batch brings no mask; since 4.53.  Ignored: a row that one sample fills has none.
         """
-        if recipe.batch.padding != "packed" or recipe.attention == "flash2":
+        if recipe.batch.padding != "packed" or ATTENTION_FACTS[recipe.attention].is_flash:
             return False
         return self.packed_mask == "collated" or self.places_samples
 
