@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 
 from planner.anatomy.trained_parts import is_checkpointed, makes_input_require_gradient
 from planner.anatomy.trained_parts import parts_of as trained_of
+from planner.domain.model import ModelSpec
 from planner.domain.stack_values import ENTERS
 from planner.errors import NotModelledError
 from planner.intake.train_layers import TrainedParts
@@ -99,9 +100,28 @@ def step_of(job: Job, runtime_type: type[Runtime] | None = None) -> RequestStrea
 
 
 def evaluation_of(job: Job, role: Role = "policy") -> list[Part]:
-    """The parts of a forward pass without gradients, in which no layer is checkpointed."""
-    recipe = replace(job.recipe, gradient_checkpointing=False)
-    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe)), "none", role)
+    """The parts of a forward pass without gradients, in which no layer is checkpointed.
+
+    An evaluation of the policy is one of ``model.eval()``, where nothing is dropped (transformers 5.23
+    trainer.py evaluation_loop).
+    """
+    recipe, model = replace(job.recipe, gradient_checkpointing=False), job.model
+    if role == "policy":
+        adapter = replace(recipe.adapter, dropout=0.0) if recipe.adapter else None
+        recipe, model = replace(recipe, adapter=adapter), _without_dropout(model)
+    return parts_of(replace(job, scenario=replace(job.scenario, recipe=recipe, model=model)), "none", role)
+
+
+@lru_cache(maxsize=64)
+def _without_dropout(model: ModelSpec) -> ModelSpec:
+    groups = tuple(
+        replace(
+            each,
+            block=replace(each.block, dropouts=0, attention=replace(each.block.attention, dropout=False)),
+        )
+        for each in model.groups
+    )
+    return replace(model, groups=groups, embedding_dropout=False)
 
 
 def generation_of(job: Job) -> Generation | None:
