@@ -42,8 +42,14 @@ def has_own_adamw(stack: Stack) -> bool:
     The stack of Axolotl up to 0.8 passes, because it stands for releases with older ones, too.
     Source: https://github.com/huggingface/transformers/pull/36177, in 4.50.0.
     """
-    major, _, rest = dict(stack.versions).get("transformers", "5").partition(".")
-    return major == "4" and int(rest.partition(".")[0]) <= 50
+    minor = minor_of_transformers_4(stack)
+    return minor is not None and minor <= 50
+
+
+def minor_of_transformers_4(stack: Stack) -> int | None:
+    """The 36 of Transformers 4.36.2; ``None`` for a stack with another major version, or without it."""
+    major, _, rest = dict(stack.versions).get("transformers", "").partition(".")
+    return int(rest.partition(".")[0]) if major == "4" else None
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

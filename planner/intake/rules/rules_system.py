@@ -267,8 +267,8 @@ SYSTEM_RULES = (
     Rule(
         "adamw-hf-gone",
         "refuse",
-        "Transformers has no AdamW of its own since 4.50: use adamw_torch, or --stack with an older one, such "
-        f"as hf-trainer@4 [{REFUSED_BY_TOOL}]",
+        "Transformers has no AdamW of its own since 4.50: use adamw_torch, or a --stack with an older one, "
+        f"such as hf-trainer@4 [{REFUSED_BY_TOOL}]",
         lambda case: case.recipe.optimizer == "adamw_hf" and not has_own_adamw(case.stack),
         lambda case: f"the stack here is {case.stack.id}",
     ),
