@@ -11,6 +11,7 @@ from dataclasses import replace
 from planner.domain.model import ModelSpec
 from planner.domain.stack import Stack
 from planner.domain.stack_values import LogitsCopy
+from planner.intake.supported import minor_of_transformers_4
 
 # The first minor version of Transformers 4 whose class takes the common loss, which others took in 46.
 _COMMON_SINCE = {
@@ -27,9 +28,8 @@ _NARROW: tuple[LogitsCopy, ...] = ("compute", "shifted", "log_softmax")
 
 def with_own_loss(stack: Stack, model: ModelSpec) -> Stack:
     """``stack`` with the loss of the model's class, where that is Transformers' and not the common one."""
-    since, version = _COMMON_SINCE.get(model.architecture), dict(stack.versions).get("transformers", "5")
-    major, _, rest = version.partition(".")
-    is_own = since is not None and major == "4" and int(rest.partition(".")[0]) < since
+    since, minor = _COMMON_SINCE.get(model.architecture), minor_of_transformers_4(stack)
+    is_own = since is not None and minor is not None and minor < since
     if not is_own or stack.model_code == "own" or stack.loss_forward not in (_IN_PLACE, _COMMON):
         return stack
     copies = _NARROW if model.architecture in _NEVER_WIDENED else _IN_PLACE

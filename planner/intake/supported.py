@@ -36,9 +36,20 @@ def stops_on_cpu(recipe: Recipe, stack: Stack) -> bool:
     return recipe.offloads_optimizer and of_bitsandbytes and not stack.steps_on_cpu
 
 
-def runs_transformers_4(stack: Stack) -> bool:
-    """Whether a stack runs some Transformers 4."""
-    return dict(stack.versions).get("transformers", "").startswith("4.")
+def has_own_adamw(stack: Stack) -> bool:
+    """Whether Transformers has an AdamW of its own: up to 4.49.
+
+    The stack of Axolotl up to 0.8 passes, because it stands for releases with older ones, too.
+    Source: https://github.com/huggingface/transformers/pull/36177, in 4.50.0.
+    """
+    minor = minor_of_transformers_4(stack)
+    return minor is not None and minor <= 50
+
+
+def minor_of_transformers_4(stack: Stack) -> int | None:
+    """The 36 of Transformers 4.36.2; ``None`` for a stack with another major version, or without it."""
+    major, _, rest = dict(stack.versions).get("transformers", "").partition(".")
+    return int(rest.partition(".")[0]) if major == "4" else None
 
 
 def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:

@@ -245,6 +245,8 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
         NotModelledError: what no formula covers.
     """
     told = next((name for name in _TRL_KEYS if keys.has(name)), None)
+    if told is None and keys.get("loss_type") == "simpo":  # of CPO's trainer alone
+        told = "loss_type"
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
     if told is None and shared is None and not script:
         return False
@@ -260,7 +262,7 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
         reading.say("task", named[0][1], origin, f"the path says {named[0][1]}")
         reading.remark(origin, f"read as a file for {named[0][1]}, as its path says; --task says another")
     elif told is not None:
-        reading.say("task", _TRL_KEYS[told], keys.where(told), "a key of this trainer alone")
+        reading.say("task", _TRL_KEYS.get(told, "simpo"), keys.where(told), "of this trainer alone")
     else:
         reading.needs["task"] = (
             f"{keys.where(shared or '')}: several trainers of preferences have this key: say --task dpo, "

@@ -308,8 +308,8 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         reading.default("seq", 1024, "trl 1.16.0 trainer/sft_config.py: max_length")
     if keys.flag("packing"):
         reading.say("padding", "packed", keys.where("packing"))
-        if keys.text("packing_strategy") == "wrapped":
-            # Without padding_free it gives no positions that begin anew (trl 1.16.0 sft_trainer.py:916).
+        # Beside padding_free rows of it have positions that begin anew, too (trl 1.16.0 sft_trainer.py:916).
+        if keys.text("packing_strategy") == "wrapped" and not keys.flag("padding_free"):
             reading.switch("packed_mask", "none", keys.where("packing_strategy"))
         keys.skip(("padding_free",))
     elif keys.has("dataset_mixer"):
@@ -324,8 +324,14 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
 
 
 def _read_padding_free(keys: Keys, reading: Reading) -> None:
-    """Samples end to end; attention that is not FlashAttention gets a mask of all pairs of their tokens."""
+    """Samples end to end; attention that is not FlashAttention gets a mask of all pairs of their tokens.
+
+    TRL 0.24.0 takes a length beside it, 1.16.0 (sft_trainer.py:999) stops.
+    """
     where = keys.where("padding_free")
+    is_cut = not keys.holds("max_length") or keys.get("max_length") is not None
+    if is_cut and reading.value("stack") not in _OLD:
+        reading.remark(where, "TRL 1.16.0 stops without packing: true or max_length: null (with --seq)")
     if reading.value("attention") == "flash2":
         reading.remark(where, "counted as padded to the longest sample, which is more")
     else:

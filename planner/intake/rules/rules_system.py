@@ -11,10 +11,10 @@ from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,
     code_lacks,
+    has_own_adamw,
     has_sinks,
     lacks_bf16,
     lacks_flash2,
-    runs_transformers_4,
     stops_on_cpu,
     widest_head,
 )
@@ -225,7 +225,7 @@ SYSTEM_RULES = (
     Rule(
         "fsdp1-not-in-stack",
         "refuse",
-        "This stack has FSDP2 alone: say --sharding fsdp, or hsdp",
+        "This stack has FSDP2 alone: use --sharding fsdp, or hsdp",
         lambda case: case.recipe.sharding.is_fsdp1 and not case.stack.has_fsdp1,
         lambda case: f"{case.recipe.sharding}, {case.stack.id}",
     ),
@@ -267,9 +267,9 @@ SYSTEM_RULES = (
     Rule(
         "adamw-hf-gone",
         "refuse",
-        "Transformers has no AdamW of its own since 4.50: say adamw_torch, or --stack hf-trainer@4 "
-        f"[{REFUSED_BY_TOOL}]",
-        lambda case: case.recipe.optimizer == "adamw_hf" and not runs_transformers_4(case.stack),
+        "Transformers has no AdamW of its own since 4.50: use adamw_torch, or a --stack with an older one, "
+        f"such as hf-trainer@4 [{REFUSED_BY_TOOL}]",
+        lambda case: case.recipe.optimizer == "adamw_hf" and not has_own_adamw(case.stack),
         lambda case: f"the stack here is {case.stack.id}",
     ),
     Rule(

@@ -47,7 +47,8 @@ def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     if of_2023 is not None:
         reading.take_stack(STACK_OF_2023, "Axolotl 0.3", keys.where(of_2023), "a key of Axolotl in 2023")
     elif old is not None:
-        reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), f"a key of {_OLD_TOOL}")
+        what = "adamw_hf is a name" if old == "optimizer" else "a key"
+        reading.take_stack(OLD_STACK, _OLD_TOOL, keys.where(old), f"{what} of {_OLD_TOOL}")
     return old is not None, of_2023 is not None
 
 

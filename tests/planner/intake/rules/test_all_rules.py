@@ -353,7 +353,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"sharding": "fsdp1", "gpus": 2, "optimizer": "adamw_8bit"},
     ),
     "adamw-hf-gone": (
-        {"optimizer": "adamw_hf", "stack": "hf-trainer@5"},
+        {"optimizer": "adamw_hf", "stack": "trl@0.24"},
         {"optimizer": "adamw_hf", "stack": "hf-trainer@4"},
     ),
     "slow-optimizer-offloaded": (

@@ -1,4 +1,4 @@
-"""The parts of the bar: terms of one thing together, the largest first."""
+"""The parts of the peak: terms of one thing together, the largest first."""
 
 from __future__ import annotations
 
@@ -20,17 +20,12 @@ def with_terms(**sizes: int) -> Prediction:
     return replace(made, memory=replace(made.memory, terms=terms))
 
 
-def shown(made: Prediction, count: int) -> list[tuple[str, float]]:
-    """Names and bytes."""
-    return [(each.label, each.n_bytes) for each in largest_parts(made, count)]
-
-
 def test_terms_of_one_thing_are_one_part() -> None:
     """States and what their update needs; constants of a quantised base are weights."""
     made = with_terms(
         weights=10, quantization_constants=5, optimizer_states=20, optimizer_temporaries=1, adapters=2
     )
-    assert shown(made, 5) == [("optimizer states", 21), ("weights", 15), ("LoRA adapters", 2)]
+    assert largest_parts(made, 5) == (("optimizer states", 21), ("weights", 15), ("LoRA adapters", 2))
 
 
 @pytest.mark.parametrize(
@@ -45,19 +40,19 @@ def test_terms_of_one_thing_are_one_part() -> None:
 def test_the_rest_is_one_part_unless_it_is_one_already(count: int, labels: list[str]) -> None:
     """A single part that is left over has its own name; together they are all of the peak."""
     made = with_terms(nccl=10, context=20, gradients=30, weights=40)
-    found = shown(made, count)
+    found = largest_parts(made, count)
     assert [label for label, _ in found] == labels
     assert sum(size for _, size in found) == 100
 
 
 def test_nothing_is_no_part() -> None:
     """Terms of no bytes, and an answer without terms."""
-    assert shown(with_terms(weights=10, nccl=0), 3) == [("weights", 10)]
-    assert shown(with_terms(), 3) == []
+    assert largest_parts(with_terms(weights=10, nccl=0), 3) == (("weights", 10),)
+    assert largest_parts(with_terms(), 3) == ()
 
 
 @pytest.mark.parametrize("name", TERM_NAMES)
 def test_every_term_has_a_name_for_people(name: TermName) -> None:
     """One that had none would end the short report with an error."""
-    ((_, size),) = shown(with_terms(**{name: 7}), 3)
+    ((_, size),) = largest_parts(with_terms(**{name: 7}), 3)
     assert size == 7
