@@ -25,7 +25,7 @@ class SlotEvents:
     ``sizes`` in bytes by slot.
 
     ``streams``: CUDA streams by slot; empty where all are on the main one.  ``begins``: events at which a
-    phase begins.  ``empties``: numbers of the phases before which the program gives its cache back
+    phase begins.  ``empties``: those of them before which the program gives its cache back
     (``torch.cuda.empty_cache``).  ``lags``: by slot, how many later blocks of its pool the program lets go
     of before another stream is done with this one (``record_stream``) and it can be used again; empty where
     no other stream uses any.  ``settings``: of the allocator; segments that grow and rounding are replayed.
@@ -147,8 +147,8 @@ def replay_slots(program: SlotEvents, limit_bytes: int | None = None) -> SlotRep
     bounds = [*program.begins, len(program.events)]
     phases = []
     failure = None
-    for number, (start, end) in enumerate(pairwise(bounds)):
-        if number in program.empties:
+    for start, end in pairwise(bounds):
+        if start in program.empties:
             memory.release_cached()
         memory.begin_phase()
         failed, place = memory.run(program.events[start:end], *program.by_slot)
@@ -217,7 +217,7 @@ class _Begun:
         program = self._program
         for number, (begin, end) in enumerate(self._bounds[phase:], phase):
             start = event if number == phase else begin
-            if number > phase and number in program.empties:
+            if number > phase and begin in program.empties:
                 memory.release_cached()
             failed, _ = memory.run(program.events[start:end], *program.by_slot)
             if failed is not None:

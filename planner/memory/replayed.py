@@ -164,7 +164,7 @@ def slot_events(stream: RequestStream, job: Job) -> SlotEvents:
         if job.stack.keeps_outgrown_blocks
         else [i for i, (_, phase) in enumerate(stream.phases) if phase == "forward_2"][:1]
     )
-    empties = frozenset([*stream.emptied, *later])
+    empties = frozenset(begins[number] for number in (*stream.emptied, *later))
     sizes, lags = stream.sizes(_values(job)), stream.lags_by_slot()
     settings = _allocator_settings(job)
     return for_replay(SlotEvents(stream.events, sizes, streams, begins, empties, lags, settings))

@@ -10,6 +10,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.over_time import timeline_of
+from planner.memory.replayed import run_of
 from planner.memory.replayed_peak import predict_replayed
 from planner.program.job import job_of
 
@@ -43,3 +44,12 @@ def test_the_timeline_has_the_peaks_of_the_prediction(memory: MemoryPrediction) 
     assert made.peak.allocated_bytes >= 0.97 * float(memory.allocated_peak_bytes)
     assert made.peak.phase == memory.limiting_phase
     assert [span.end for span in made.spans[:-1]] == [span.start for span in made.spans[1:]]
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_a_cache_that_is_emptied_is_emptied_between_the_same_requests(sharding: str) -> None:
+    """DeepSpeed gives the cache back before the first step: as much is reserved as phase by phase."""
+    sharded = scenario(method="full", gpus=2, sharding=sharding)
+    job = job_of(sharded, PRIORS)
+    made = timeline_of(sharded, PRIORS, predict_replayed(job))
+    assert max(moment.reserved_bytes for moment in made.moments) == run_of(job).done.reserved_bytes
