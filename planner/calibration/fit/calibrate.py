@@ -37,7 +37,7 @@ from planner.errors import UsageError
 # matter to its few rows, which the mean over all sources does not show.
 EARNED = frozenset(
     {
-        *("thread_memory_bytes", "host_process_bytes", "int8_outlier_fraction"),
+        *("host_process_bytes", "int8_outlier_fraction"),
         *("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
     }
 )
