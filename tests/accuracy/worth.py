@@ -28,20 +28,15 @@ def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
     targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
     found: dict[str, dict[str, float]] = {}
     for quantity in QUANTITIES:
-        names = [name for name in EARNED if make_problem(quantity, targets, {name}) is not None]
         whole = make_problem(quantity, targets, EARNED)
         if whole is None:
             continue
-        best = _errors(_shared(whole))
-        for name in sorted(names):
-            columns = [
-                column
-                for column, knob in enumerate(whole.knobs)
-                if knob.level == "all" and knob.coefficient != name
-            ]
-            left = _errors(whole.only(columns, ())) if columns else _unfitted(whole)
+        shared = np.flatnonzero(whole.is_shared).tolist()
+        best = _errors(whole.only(shared, ()))
+        for column in shared:
+            left = _errors(whole.only([each for each in shared if each != column], ()))
             gains = [without - with_it for without, with_it in zip(left, best, strict=True)]
-            found[name] = {
+            found[whole.knobs[column].coefficient] = {
                 "without": round(fmean(left), 4),
                 "with": round(fmean(best), 4),
                 "error": round(stdev(gains) / len(gains) ** 0.5, 4),
@@ -49,15 +44,6 @@ def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _shared(problem: Problem) -> Problem:
-    return problem.only([column for column, knob in enumerate(problem.knobs) if knob.level == "all"], ())
-
-
 def _errors(problem: Problem) -> list[float]:
     errors = cross_fit(problem).held_out_errors
-    return [mean_error(problem, errors, group) for group in problem.groups]
-
-
-def _unfitted(problem: Problem) -> list[float]:
-    errors = problem.errors(np.zeros((1, len(problem.knobs))))[0]
     return [mean_error(problem, errors, group) for group in problem.groups]

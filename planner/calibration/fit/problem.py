@@ -67,14 +67,12 @@ class Problem:
 
     def errors(self, points: Floats) -> Floats:
         """Log errors of every reading (columns) at every point (rows)."""
-        offsets = self.offsets(points)
+        offsets, no_offset = self.offsets(points), np.zeros(len(points))
         found = []
         for target, active in zip(self.targets, self.active, strict=True):
             totals = self._totals(target, active, offsets)
             found.append(
-                log_errors(
-                    target, tuple(map(Knob, totals)), np.stack([*totals.values(), offsets[:, 0]], axis=1)
-                )
+                log_errors(target, tuple(map(Knob, totals)), np.stack([*totals.values(), no_offset], axis=1))
             )
         return np.stack(found, axis=1)
 
@@ -97,7 +95,7 @@ class Problem:
                 [_STEP * max((self.spread[c] for c in columns[name]), default=0.0) for name in names]
             )
             stacked = np.repeat(
-                np.stack([*totals.values(), offsets[:, 0]], axis=1)[None], 1 + len(names), axis=0
+                np.stack([*totals.values(), np.zeros(n_points)], axis=1)[None], 1 + len(names), axis=0
             )
             for index in range(len(names)):
                 stacked[1 + index, :, index] += steps[index]
@@ -148,18 +146,17 @@ class Problem:
 def make_problem(quantity: Quantity, targets: Sequence[Target], shared: Collection[str]) -> Problem | None:
     """The problem of the readings of one quantity, with ``shared`` coefficients free.
 
-    ``None`` where nothing can be fitted.  A coefficient gets an offset where readings of two groups
-    depend on it.  Each machine also has effects of its own, which the fit
-    integrates out.  They keep what is odd about one machine out of what all share; no prediction for another
-    machine uses them.
+    ``None`` where there is no reading.  A coefficient gets an offset where readings of two groups
+    depend on it.  Where none does, the problem has no free number: its readings are still held out, and make
+    intervals.  Each machine also has effects of its own, which the fit integrates out.  They keep what is odd
+    about one machine out of what all share; no prediction for another machine uses them.
     """
     mine = tuple(target for target in targets if target.quantity == quantity)
+    if not mine:
+        return None
     reach = _reach(mine)
     knobs = [knob for knob in _shared_knobs(quantity, mine, reach) if knob.coefficient in shared]
-    knobs += _machine_knobs(mine, reach)
-    return (
-        _problem(quantity, mine, tuple(knobs), reach) if any(knob.level == "all" for knob in knobs) else None
-    )
+    return _problem(quantity, mine, (*knobs, *_machine_knobs(mine, reach)), reach)
 
 
 def machine_problem(
@@ -211,7 +208,7 @@ def _shared_knobs(quantity: Quantity, mine: Sequence[Target], reach: Mapping[str
     return [
         Knob(name)
         for name, freedom in FREEDOM.items()
-        if freedom.spread and least and len(set(groups[reach[name] > _MATTERS[quantity]])) >= least
+        if freedom.spread and len(set(groups[reach[name] > _MATTERS[quantity]])) >= least
     ]
 
 

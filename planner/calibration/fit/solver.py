@@ -144,7 +144,7 @@ class _Search:
             self._lowest[fit], self.kept[fit], self.slopes[fit] = cost, linear.point, linear.slopes
             step = solve_linear(self._problem, linear, weights, pull) - linear.point
         self.points[fit] = linear.point + np.clip(step, -_MAX_STEP, _MAX_STEP)
-        self.moving[fit] = np.max(np.abs(step)) > _CONVERGED
+        self.moving[fit] = np.any(np.abs(step) > _CONVERGED)
 
 
 def solve_linear(problem: Problem, linear: Linear, weights: Floats, pull: Pull) -> Floats:

@@ -69,13 +69,15 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
     """
     calibration = fitted.calibration
     strengths = ", ".join(
-        f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}" for fit in fitted.fits
+        f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}"
+        for fit in fitted.fits
+        if fit.problem.is_shared.any()
     )
     notes = [
         Note(
             f"{fitted.free_numbers} free numbers (at most {MOST}), {calibration.n_rows} "
             f"rows of {len(calibration.groups)} groups; prior strength chosen inside the "
-            f"training groups: {strengths}",
+            f"training groups: {strengths or 'nothing is shared'}",
             "strong",
         )
     ]

@@ -31,7 +31,7 @@ def fitted_to(of_judged: float) -> Fitted:
         else each
         for each in simulated(dict.fromkeys(MACHINES, Coefficients()))
     ]
-    return calibrate(records)
+    return calibrate(records, free={"context_bytes"})
 
 
 def widths(of_judged: float, *, twice: bool) -> list[float]:
