@@ -444,11 +444,12 @@ class Stack:
 
         FlashAttention's kernels are told where each sample begins, other attention is not.
         Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
-        anew and the batch brings no mask; since 4.53.  Ignored: a row that one sample fills has none.
+        anew and the batch brings no mask; since 4.53, when _preprocess_mask_arguments makes booleans of a
+        mask that numbers samples, which then hides nothing.  Ignored: a row that one sample fills has none.
         """
         if recipe.batch.padding != "packed" or ATTENTION_FACTS[recipe.attention].is_flash:
             return False
-        return self.packed_mask == "collated" or self.places_samples
+        return self.places_samples or (self.packed_mask == "collated" and self.sdpa_mask == "stream")
 
     @property
     def places_samples(self) -> bool:

@@ -61,11 +61,10 @@ def _by_rank(job: Job) -> bool:
 
 
 def _flags(job: Job, micro_batch: Any, length: Any, tokens: Any, accumulation: Any) -> list[Any]:
-    """What sizes switch: heads as batches, masks of padding and of each window,
-    and gradients that are added.
+    """What sizes switch: one sample or pair (:attr:`Job.single`, :attr:`Job.single_chosen`), masks of
+    padding and of each window, and gradients that are added.
     """
-    is_one = ((micro_batch == 1) & (not job.recipe.batch.is_paired)) | job.stack.joins_rows(job.recipe)
-    flags = [is_one, accumulation > 1]
+    flags = [(micro_batch == 1) | job.stack.joins_rows(job.recipe), accumulation > 1]
     if job.recipe.batch.padding != "packed":
         flags.append(tokens < length)
     return [*flags, *(length >= window for window in job.model.windows)]

@@ -92,7 +92,7 @@ def by_structure(
 ) -> dict[str, Number]:
     """What ``read`` makes of the costs, by name; on a grid of the costs that each of its points has."""
     windows = scenario.model.windows
-    is_one = (scenario.recipe.batch.rows == 1) | scenario.stack.joins_rows(scenario.recipe)
+    is_one = (scenario.recipe.batch.micro_batch == 1) | scenario.stack.joins_rows(scenario.recipe)
     flags: list[Any] = [is_one, micro.has_mask]
     flags += [micro.length >= window for window in windows]
     code: Any = 0
@@ -137,7 +137,7 @@ def scored_share(recipe: Recipe) -> Number:
 
 
 def _structure(scenario: Scenario, passes: Pass, flags: list[bool], windows: tuple[int, ...]) -> _Structure:
-    """The job of the smallest sizes that have the same ``flags``: one sample, a padding mask,
+    """The job of the smallest sizes that have the same ``flags``: one sample or pair, a padding mask,
     and each window reached.
     """
     single, masked, *reached = flags

@@ -45,6 +45,15 @@ def test_a_stack_is_found_by_each_of_its_names() -> None:
         assert {load_stack(name.upper()).id for name in (stack_id, *file.get("aliases", []))} == {stack_id}
 
 
+@pytest.mark.parametrize("stack_id", IDS)
+def test_a_stack_has_what_it_takes_by_default(stack_id: str) -> None:
+    """The first FSDP, a fused head and loss: what a user who says nothing gets is not refused."""
+    stack = load_stack(stack_id)
+    for defaults in (stack.defaults, stack.quantized_defaults or stack.defaults):
+        assert stack.has_fsdp1 or defaults.sharding != "fsdp1"
+        assert stack.offers_liger_loss or defaults.loss != "liger"
+
+
 @pytest.mark.parametrize("stack_id", [name for name in IDS if name.partition("@")[0] == "trl"])
 def test_trl_runs_with_packages_of_its_time(stack_id: str) -> None:
     """Since 0.12 it asks for Transformers 4.46 or newer, where 16-bit logits stay beside those in fp32; and

@@ -53,6 +53,15 @@ def test_who_masks(stack: str, masked: bool) -> None:
     assert not flash.stack.masks_samples(flash.recipe)
 
 
+def test_numbers_of_samples_are_a_mask_in_older_transformers_alone() -> None:
+    """Axolotl up to 0.18 numbers them in the mask, of which Transformers since 4.53 makes booleans."""
+    older = job(stack="axolotl@0.8")
+    assert older.stack.masks_samples(older.recipe)
+    newer = job(stack="axolotl", versions="axolotl==0.10.0")
+    assert newer.stack.packed_mask == "collated"
+    assert not newer.stack.masks_samples(newer.recipe)
+
+
 def test_what_trl_itself_allocates() -> None:
     """Peaks of TRL 1.16's own trainer on packed rows, by a dry run of ``trl sft``: 22.74 GiB with torch's
     fused attention, 230.64 with eager and 19.93 with FlashAttention; LoRA of rank 16 on all matrices.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import Batch
 from planner.program.ops.tensors import Unit
 from planner.program.ops.work import FusedAttention, Product
+from planner.searching.variants import with_sizes
 from planner.throughput.counted import Cost, Counted, by_structure, scored_share, unit_values
 from planner.throughput.tokens import MicroStep
 from tests.planner.intake.jobs import scenario_of
@@ -136,3 +138,16 @@ def test_gradients_reach_a_tower_whose_attention_has_a_backward() -> None:
         replace(backward, kind="bytes"),
     ):
         assert not Counted((other,), 0).reaches_tower
+
+
+def test_one_pair_has_the_costs_of_its_own_structure() -> None:
+    """A joined pair is one row, which is cut without a copy, also beside larger batches in a grid."""
+    flags = {"model": "qwen2-0.5b", "method": "lora", "stack": "llama-factory-v1", "task": "dpo", "seq": 256}
+
+    def launches(batch: object) -> Any:
+        asked = with_sizes(scenario_of(**flags), batch, 256, 256)  # type: ignore[arg-type]
+        count = lambda one: {"n": sum(each.amount for each in one.costs if each.kind == "launches")}  # noqa: E731
+        return by_structure(asked, micro(256), "training", count)["n"]
+
+    assert launches(1) < launches(2) == launches(3)
+    assert [*launches(np.array([1.0, 2.0]))] == [launches(1), launches(2)]
