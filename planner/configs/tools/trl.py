@@ -15,6 +15,7 @@ from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
+from planner.configs.shared.joined_samples import join_samples
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import DTYPES, read_dtype
@@ -319,17 +320,8 @@ def _read_lengths(keys: Keys, reading: Reading, old: str = "") -> None:
         )
         reading.default("padding", "packed", place)
     elif keys.flag("padding_free"):
-        _read_padding_free(keys, reading)
+        join_samples(reading, keys.where("padding_free"), reading.value("attention"))
     keys.skip(("packing_strategy",))
-
-
-def _read_padding_free(keys: Keys, reading: Reading) -> None:
-    """Samples end to end; attention that is not FlashAttention gets a mask of all pairs of their tokens."""
-    where = keys.where("padding_free")
-    if reading.value("attention") == "flash2":
-        reading.remark(where, "counted as padded to the longest sample, which is more")
-    else:
-        reading.say("padding", "packed", where, "counted as full rows end to end, which is more")
 
 
 def _read_old_length(keys: Keys, reading: Reading) -> None:

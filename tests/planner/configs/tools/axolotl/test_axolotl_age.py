@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.job import job_of
 
 LORA = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
@@ -150,8 +148,7 @@ def test_a_pack_has_a_mask_where_samples_are_numbered_in_it(tmp_path: Path, text
     config = read(tmp_path, LORA + "sample_packing: true\n" + text)
     scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"})))
     assert (scenario.recipe.attention == "sdpa") is ("flash" not in text)
-    job = job_of(scenario, Coefficients())
-    assert job.needs_mask(scenario.model.groups[0].block) is masked
+    assert scenario.stack.masks_samples(scenario.recipe) is masked
 
 
 @pytest.mark.parametrize(
