@@ -169,7 +169,8 @@ class Stack:
     # Adapters
     adapter_kernels: AdapterKernels
     """LoRA by separate operators; with scaling, addition and casts compiled into one; or as one function
-    with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before.
+    with its matrix, which adds a product to the other in place, or (``fused_apart``) makes it apart before;
+    ``fused_dropped``: in place, and with dropout too, of which query, key and value share one.
     """
     dora: DoraBranch
     """How long the identity lives that DoRA multiplies its factors by: until the layer's branch is
@@ -205,7 +206,8 @@ class Stack:
     packed_mask: PackedMask
     """What eager attention and torch's fused attention see of packed samples: whole rows without a
     mask, a mask of the samples of each row (the collator's, or made from positions that begin anew), or
-    ``one_row`` of all rows end to end with such a mask.
+    ``one_row`` of all rows end to end with such a mask.  ``varlen``: as ``rows`` for eager attention; in the
+    place of torch's fused attention runs a kernel that is told where samples begin.
     """
     flash_generation: int
     """Generation of the FlashAttention kernels behind ``flash2`` and ``sdpa``."""
@@ -449,12 +451,21 @@ class Stack:
         """
         if recipe.batch.padding != "packed" or ATTENTION_FACTS[recipe.attention].is_flash:
             return False
-        return self.places_samples or (self.packed_mask == "collated" and self.sdpa_mask == "stream")
+        numbered = self.packed_mask == "collated" and self.sdpa_mask == "stream"
+        return numbered or (self.places_samples and not self.tells_samples(recipe))
+
+    def tells_samples(self, recipe: Recipe) -> bool:
+        """Whether a kernel in the place of torch's fused attention is told where packed samples begin.
+
+        It takes keys and values of all heads, and tokens of all rows together.
+        Source: axolotl 0.19.0 monkeypatch/attention/sdpa_varlen.py (``varlen_attn`` of torch).
+        """
+        return self.packed_mask == "varlen" and (recipe.batch.padding, recipe.attention) == ("packed", "sdpa")
 
     @property
     def places_samples(self) -> bool:
         """Whether packed batches come with positions, of which a mask is made."""
-        return self.packed_mask in ("rows", "one_row") and self.sdpa_mask == "bool"
+        return self.packed_mask in ("varlen", "rows", "one_row") and self.sdpa_mask == "bool"
 
     def joins_rows(self, recipe: Recipe) -> bool:
         """Whether that mask is over all rows of a micro-batch, which lie in one."""

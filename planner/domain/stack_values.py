@@ -21,11 +21,11 @@ PinsInputs = Literal["never", "if_room", "always"]
 Zero12Engine = Literal["deepspeed", "low_level"]
 Zero1Update = Literal["gathered", "broadcast", "broadcast_in_node"]
 Zero12Upload = Literal["cast_on_host", "fp32_on_gpu", "buffer_on_host"]
-AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused"]
-FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused")
+AdapterKernels = Literal["eager", "compiled", "fused_apart", "fused", "fused_dropped"]
+FUSED_KERNELS: tuple[AdapterKernels, ...] = ("fused_apart", "fused", "fused_dropped")
 """Values of ``adapter_kernels`` where a matrix and its adapter are one function."""
 SdpaMask = Literal["bool", "stream", "none", "given"]
-PackedMask = Literal["none", "collated", "rows", "one_row"]
+PackedMask = Literal["none", "collated", "varlen", "rows", "one_row"]
 LossPieces = Literal["eighths", "free_memory", "tiles"]
 WholeOutProj = Literal["none", "falcon_h1"]
 DdpFindsUnused = Literal["never", "unless_checkpointed", "full_unless_checkpointed", "always"]

@@ -144,7 +144,7 @@ def complete(request: ScenarioRequest, found: LookedUp, *, force: bool = False) 
     if recipe.adapter is not None:
         model = with_parameters(model, recipe.adapter.targets)
     model = without_adapters(model, recipe.frozen)
-    stack = with_own_loss(stack_for(found.stack, recipe.task), model)
+    stack = with_own_loss(stack_for(found.stack, recipe, model), model)
     run = _run_over(found, recipe.batch)
     scenario = Scenario(model, found.hardware, recipe, stack, run, ledger.assumptions)
     check_parallel(scenario)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.domain.model import BlockGroup, ModelSpec
-from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Task
+from planner.domain.recipes.recipe import GENERATING_TASKS, LANGUAGE_TASKS, REFERENCE_TASKS, Recipe, Task
 from planner.domain.stack import Stack
 from planner.domain.stack_values import FUSED_KERNELS
+
+_VARLEN_WIDEST = 256
 
 
 def keeps_dropout(task: Task, stack: Stack) -> bool:
@@ -73,12 +75,22 @@ def _without_dropout(group: BlockGroup) -> BlockGroup:
     return replace(group, block=replace(group.block, dropouts=0, attention=attention))
 
 
-def stack_for(stack: Stack, task: Task) -> Stack:
-    """The stack that trains for ``task``:
-    Axolotl turns its own kernels for adapters on for language modelling alone.
+def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:
+    """The stack that trains ``model`` so: Axolotl turns its own kernels for adapters on for language
+    modelling alone, and tells a kernel where packed samples begin only if that kernel takes the heads.
 
-    Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set).
+    Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set),
+    loaders/patch_manager.py _apply_sdpa_varlen_patch.
     """
-    if task in LANGUAGE_TASKS or stack.adapter_kernels not in FUSED_KERNELS:
+    if stack.packed_mask == "varlen" and not _takes_samples(recipe, model):
+        stack = replace(stack, packed_mask="rows")
+    if recipe.task in LANGUAGE_TASKS or stack.adapter_kernels not in FUSED_KERNELS:
         return stack
     return replace(stack, adapter_kernels="eager", fused_mlp=False)
+
+
+def _takes_samples(recipe: Recipe, model: ModelSpec) -> bool:
+    """Whether ``varlen_attn`` takes all heads: of 16 bits and one width, up to 256, without a window."""
+    shapes = [group.block.attention for group in model.groups if group.block.attends]
+    fits = all(each.head_dim == each.value_head_dim and each.head_dim <= _VARLEN_WIDEST for each in shapes)
+    return fits and not model.windows and recipe.numerics.compute_dtype != "fp32"

@@ -15,6 +15,7 @@ from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.age import TRANSFORMERS_4, first_held
 from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.harmless import TRL_HARMLESS
+from planner.configs.shared.joined_samples import join_samples
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.liger import say_liger
 from planner.configs.shared.model_args import DTYPES, read_dtype
@@ -332,10 +333,7 @@ def _read_padding_free(keys: Keys, reading: Reading) -> None:
     is_cut = not keys.holds("max_length") or keys.get("max_length") is not None
     if is_cut and reading.value("stack") not in _OLD:
         reading.remark(where, "TRL 1.16.0 stops without packing: true or max_length: null (with --seq)")
-    if reading.value("attention") == "flash2":
-        reading.remark(where, "counted as padded to the longest sample, which is more")
-    else:
-        reading.say("padding", "packed", where, "counted as full rows end to end, which is more")
+    join_samples(reading, where, reading.value("attention"))
 
 
 def _read_old_length(keys: Keys, reading: Reading) -> None:

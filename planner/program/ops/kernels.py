@@ -44,6 +44,12 @@ def fused_attention(torch: Operators, view: LayerView, query: Tensor, key: Tenso
     if grouped and _repeats(view, masked=masked):
         repeat = spread if spec.n_kv_heads == 1 else repeat_kv
         key, value = repeat(torch, key, times), repeat(torch, value, times)
+    if view.stack.tells_samples(view.recipe) and not view.single:
+        # ``transpose(1, 2).reshape(rows * length, ...)``
+        query, key, value = (
+            torch.contiguous(each, by_heads=False) if each.head_by_head else each
+            for each in (query, key, value)
+        )
     out = _attend(torch, view, query, key, value, masked=masked)
     # ``transpose(1, 2).contiguous()``: a copy where heads followed one another.
     return torch.contiguous(out, by_heads=False) if out.head_by_head else out
@@ -97,6 +103,7 @@ def _repeats(view: LayerView, *, masked: bool) -> bool:
     """
     spec, stack = view.block.attention, view.stack
     always = masked or stack.copies_kv_heads or stack.model_code == "transformers-4"
+    always = always or stack.tells_samples(view.recipe)
     return always or spec.head_dim != spec.value_head_dim or spec.head_dim > _FLASH_WIDEST
 
 
@@ -178,7 +185,7 @@ def _flash_gradients(
     torch.pay(fused_cost(view, "flash", BACKWARD_PRODUCTS))
     unit, rows = _rows_at_once(view)
     _work = flash_workspace(torch, width, (unit, rows * spec.n_heads), op)
-    if spec.n_kv_heads != spec.n_heads and spec.sdpa_input == "grouped":
+    if shapes[1].count < shapes[0].count and spec.sdpa_input == "grouped":
         n_keys = view.recipe.parallel.context * spec.n_heads * width
         _work += [torch.new(Unit.TOKENS, n_keys, shapes[0].dtype, op, cost=None) for _ in range(2)]
     return [torch.like(shape, op, cost=None) for shape in shapes]

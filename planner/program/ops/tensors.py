@@ -166,6 +166,7 @@ class Tensor:
 
     ``is_view`` marks a tensor that lies in another one's memory; ``head_by_head`` one whose rows are not
     together, one head following the other.  ``storage`` is ``None`` for what is not counted.
+    ``dropped``: what dropout made of it, where several matrices read that.
     """
 
     storage: Storage | None
@@ -175,6 +176,7 @@ class Tensor:
     node: Node | None = None
     is_view: bool = False
     head_by_head: bool = False
+    dropped: Tensor | None = None
 
     def alias(self) -> Tensor:
         """The same memory without gradient history."""

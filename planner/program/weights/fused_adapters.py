@@ -5,6 +5,7 @@ In older ones what both matrices of the adapter make is a tensor as large as tha
 
 Source: unsloth 2026.10 ``kernels/fast_lora.py`` LoRA_W, ``kernels/utils.py`` matmul_lora, and the latter in
 2024.12.4; axolotl 0.19 ``kernels/lora.py``, and 0.10.
+With dropout (``fused_dropped``) it keeps the input before and after it, whose gradients are two tensors.
 Ignored: query, key and value are one function there, whose gradients of the input are summed in place; that
 ``fused_apart`` adds the gradient through the gate's weight by a tensor of its own, too.
 """
@@ -22,19 +23,21 @@ from planner.program.ops.tensors import Dtype, Tensor, Unit
 from planner.program.ops.work import Multiplies, Product
 from planner.program.view import LayerView
 from planner.program.weights.four_bit import dequantized, expanded
-from planner.program.weights.lora import factors
+from planner.program.weights.lora import dropped, factors
 
 
 def is_fused(view: LayerView, spec: LinearSpec) -> bool:
-    """Whether the stack has such a function for this matrix: of 16 or 4 bits, and without dropout."""
+    """Whether the stack has such a function for this matrix: of 16 or 4 bits, and for its dropout."""
     adapter, quantization = view.recipe.adapter, view.recipe.numerics.quantization
     stored = not view.quantized(spec) or quantization in ("nf4", "fp4")
     fused = view.stack.adapter_kernels in FUSED_KERNELS
-    return fused and stored and adapter is not None and adapter.dropout <= 0
+    takes = adapter is not None and (adapter.dropout <= 0 or view.stack.adapter_kernels == "fused_dropped")
+    return fused and stored and takes
 
 
 def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> Tensor:
     """``x @ W``, to which ``(x @ A) @ B`` is added."""
+    read = _dropped(torch, view, x)
     x = autocast(torch, view, x)
     down, up = factors(torch, view, spec)
     out = _forward(torch, view, spec, x, (down, up))
@@ -42,16 +45,41 @@ def fused_linear(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor)
     trained = (down.count, up.count)
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        seen = kept[0]
+        seen = kept[-1]
         with torch.counted_as("adapters"):
             _copies = [_copy(torch, view, count) for count in trained]
             of_factors = _of_factors(torch, (spec,), seen)
             for count in trained:
                 _product = _narrow(torch, seen, count)
                 del _product
+        if read:
+            of_read = [_of_read(torch, view, (spec,), seen) if needs_x else None]
+            return [_base_gradient(torch, view, spec, seen) if needs_x else None, *of_read, *of_factors]
         return [_of_input(torch, view, spec, seen) if needs_x else None, *of_factors]
 
-    return record(torch, out, [x, down, up], [x], backward)
+    return record(torch, out, [x, *read, down, up], [x, *read], backward)
+
+
+def _dropped(torch: Operators, view: LayerView, x: Tensor) -> list[Tensor]:
+    """``x`` after dropout, which all matrices that read ``x`` share; nothing without dropout.
+
+    Source: axolotl 0.19 kernels/lora.py apply_lora_qkv, apply_lora_mlp_swiglu (no dropout before ``down``).
+    """
+    if view.recipe.adapter is None or view.recipe.adapter.dropout <= 0:
+        return []
+    if x.dropped is None:
+        with torch.counted_as("adapters"):
+            x.dropped = autocast(torch, view, dropped(torch, view, x))
+    return [x.dropped]
+
+
+def _of_read(torch: Operators, view: LayerView, specs: Sequence[LinearSpec], x: Tensor) -> Tensor:
+    """The gradient of the input after dropout: zeros, to which that of each adapter is added."""
+    with torch.counted_as("adapters"):
+        out = torch.like(x, "zeros_like", cost=())
+    for spec in specs:
+        _add_to_gradient(torch, view, spec, x, out)
+    return out
 
 
 def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[LinearSpec], x: Tensor) -> Tensor:
@@ -60,26 +88,31 @@ def fused_feed_forward(torch: Operators, view: LayerView, specs: Sequence[Linear
     It saves its input and what the gate reads; backward writes the gradients of all three over them.
     Source: unsloth 2026.10 kernels/fast_lora.py LoRA_MLP; axolotl 0.19 kernels/lora.py LoRA_MLP.
     """
+    read = _dropped(torch, view, x)
     x = autocast(torch, view, x)
     adapters = [factors(torch, view, spec) for spec in specs]
     gate, up = (_forward(torch, view, specs[index], x, adapters[index]) for index in (0, 1))
     out = _forward(torch, view, specs[2], torch.like(gate, "swiglu", cost=(up,)), adapters[2])
 
     def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        seen = kept[0]
+        seen, gates = kept[-3], kept[-2:]
         _of_hidden = _of_input(torch, view, specs[2], seen)
         with torch.counted_as("adapters"):
             of_factors = _of_factors(torch, specs, seen)
-        torch.pay([_of_hidden, *kept[1:]], [*kept[1:], _of_hidden])
+        torch.pay([_of_hidden, *gates], [*gates, _of_hidden])
         for spec in specs[:2]:
             _weight = _backward_weight(torch, view, spec, seen.dtype)
             del _weight
             rows = Tensor(None, seen.unit, spec.in_features, seen.dtype)
             torch.pay(costs_of(spec, rows).of_x, [rows])
-            _add_to_gradient(torch, view, spec, seen, rows)
+            if not read:
+                _add_to_gradient(torch, view, spec, seen, rows)
+        if read:
+            return [kept[0], _of_read(torch, view, specs[:2], seen), *of_factors]
         return [seen, *of_factors]
 
-    return record(torch, out, [x, *(each for pair in adapters for each in pair)], [x, gate, up], backward)
+    trained = [each for pair in adapters for each in pair]
+    return record(torch, out, [x, *read, *trained], [x, *read, gate, up], backward)
 
 
 def _forward(
@@ -99,7 +132,7 @@ def _forward(
 def _add_adapter(torch: Operators, view: LayerView, out: Tensor, width: float) -> None:
     """The product with the adapter's second matrix, of ``width`` features, is added to ``out``."""
     cost = Multiplies(Product(out.dtype), Unit.RANK_TOKENS, width, [out])
-    if view.stack.adapter_kernels == "fused":
+    if view.stack.adapter_kernels != "fused_apart":
         torch.pay(cost, [out])
         return
     product = torch.new(out.unit, width, out.dtype, "mm", cost=cost)

@@ -33,6 +33,10 @@ def job(**more: object) -> Scenario:
         ("trl", "eager", (BATCH * SEQ) ** 2),
         ("trl", "flash2", BATCH * SEQ**2),
         ("axolotl", "sdpa", BATCH * SEQ**2),
+        ("axolotl", "eager", BATCH * SEQ**2),
+        ("llama-factory-v1", "sdpa", (BATCH * SEQ) ** 2),
+        ("open-instruct", "sdpa", (BATCH * SEQ) ** 2),
+        ("open-instruct@2024", "sdpa", BATCH * SEQ**2),
         ("hf-trainer", "sdpa", BATCH * SEQ**2),
     ],
 )
@@ -43,7 +47,17 @@ def test_pairs_of_tokens(stack: str, attention: str, pairs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "masked"), [("trl", True), ("axolotl", True), ("hf-trainer", False), ("trl@0", False)]
+    ("stack", "masked"),
+    [
+        ("trl", True),
+        ("axolotl", False),
+        ("axolotl@0.8", True),
+        ("hf-trainer", False),
+        ("trl@0", False),
+        ("llama-factory-v1", True),
+        ("open-instruct", True),
+        ("open-instruct@2024", False),
+    ],
 )
 def test_who_masks(stack: str, masked: bool) -> None:
     """Transformers before 4.53 and collators without positions make no mask, nor does FlashAttention."""
@@ -77,6 +91,23 @@ def test_what_trl_itself_allocates() -> None:
     for attention, peak in (("sdpa", 22.74), ("eager", 230.64), ("flash2", 19.93)):
         made = replayed(job_of(job(attention=attention, **more), PRIORS))
         assert made.allocated_bytes / GIB == pytest.approx(peak, rel=0.002)
+
+
+@pytest.mark.parametrize(("model", "masked"), [("llama-3.2-1b", False), ("mistral-7b-v0.1", True)])
+def test_axolotl_masks_where_its_kernel_does_not_serve(model: str, *, masked: bool) -> None:
+    """``varlen_attn`` runs for no layer with a window; eager attention has a mask of each row always."""
+    for attention, expected in (("sdpa", masked), ("eager", True)):
+        scenario = job(stack="axolotl", model=model, attention=attention)
+        assert scenario.stack.masks_samples(scenario.recipe) is expected
+
+
+def test_axolotls_kernel_reads_keys_of_all_heads() -> None:
+    """By hand: 16 layers keep 32 heads in the place of 8, of keys and of values, in 16 bits."""
+    sdpa, flash = (
+        replayed(job_of(job(stack="axolotl", attention=each), PRIORS)).allocated_bytes
+        for each in ("sdpa", "flash2")
+    )
+    assert sdpa - flash == 16 * 2 * (32 - 8) * 64 * BATCH * SEQ * 2
 
 
 def test_the_step_takes_longer_with_the_mask() -> None:

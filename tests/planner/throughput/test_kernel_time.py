@@ -77,7 +77,7 @@ class TestAdapterKernels:
         }
         assert kinds == {
             "unsloth": "fused",
-            "axolotl": "fused",
+            "axolotl": "fused_dropped",
             "torchtune-compile": "compiled",
             "trl": "eager",
         }

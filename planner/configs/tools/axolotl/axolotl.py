@@ -128,7 +128,6 @@ _REMARKS = {
     "gpu_memory_limit": "a limit of the loader's own is not counted: say --gpu-memory",
     "max_memory": "a limit of the loader's own is not counted: say --gpu-memory",
     "embeddings_skip_upcast": "where the token table and head stay in fp32, they are counted so",
-    "sdpa_varlen": "counted as the attention of Transformers",
     "experts_implementation": "experts are counted as in Transformers",
     "use_kernels": "kernels from the Hub are not counted",
     "optim_target_modules": "all trained weights are counted as this optimizer's",
@@ -369,6 +368,8 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
         if old and keys.get("pretraining_dataset"):
             # Streams of pre-training have another collator.
             reading.switch("packed_mask", "none", keys.where("sample_packing"))
+        elif not old and keys.flag("sdpa_varlen") is False:
+            reading.switch("packed_mask", "rows", keys.where("sdpa_varlen"))
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):
         # axolotl 0.19.0 utils/data/streaming.py:224.
         reading.say("padding", "packed", keys.where("pretraining_sample_concatenation"))
@@ -379,6 +380,7 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
             keys.where("pad_to_sequence_len"),
             "has no effect here: trainers of preferences pad to the longest of the batch",
         )
+    keys.skip(("sdpa_varlen",))
     if keys.text("excess_length_strategy") == "truncate":
         reading.switch("drops_long_samples", False, keys.where("excess_length_strategy"))
 

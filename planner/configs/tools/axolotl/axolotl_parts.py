@@ -412,7 +412,7 @@ def _say_kernels(reading: Reading, on: dict[str, str], origin: str, *, old: bool
     """
     fused = all(name in on for name in _ADAPTER_KERNELS)
     reading.switch("fused_mlp", "lora_mlp_kernel" in on, on.get("lora_mlp_kernel", origin))
-    kind = "fused_apart" if old else "fused"
+    kind = "fused_apart" if old else "fused_dropped"
     reading.switch("adapter_kernels", kind if fused else "eager", origin)
     if on and not fused:
         reading.remark(

@@ -15,6 +15,7 @@ from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, referred
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.checkpoints import remark_on_own_code
 from planner.configs.shared.frozen_layers import read_freeze
+from planner.configs.shared.joined_samples import join_samples
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.trainer_arguments import ATTENTIONS, ends_by_steps
 from planner.configs.tools.llama_factory.llama_factory_v1_task import read_quantization, read_task
@@ -246,7 +247,7 @@ def _read_batches(keys: Keys, reading: Reading) -> None:
     kind = keys.text("batching_strategy") or "normal"
     where = keys.where("batching_strategy")
     if kind == "padding_free":
-        reading.remark(where, "counted as padded to the longest sample, which is more")
+        join_samples(reading, where, reading.value("attention"))
     elif kind == "dynamic_padding_free":
         reading.say(
             "padding", "packed", where, "micro-batches are filled to cutoff_len x micro_batch_size tokens"

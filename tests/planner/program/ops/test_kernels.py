@@ -27,7 +27,12 @@ def view_of(attention: AttentionSpec, *, masked: bool = False, single: bool = Tr
     fields: dict[str, Any] = {
         "block": SimpleNamespace(attention=attention),
         "recipe": SimpleNamespace(attention="sdpa", parallel=ALONE),
-        "stack": SimpleNamespace(sdpa_mask="bool", model_code="transformers-5", copies_kv_heads=False),
+        "stack": SimpleNamespace(
+            sdpa_mask="bool",
+            model_code="transformers-5",
+            copies_kv_heads=False,
+            tells_samples=lambda _: False,
+        ),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
     }
     return SimpleNamespace(**fields, masked=masked, single=single)  # type: ignore[return-value]

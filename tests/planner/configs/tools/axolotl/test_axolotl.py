@@ -15,7 +15,7 @@ from planner.intake.resolve import resolve
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
 LORA = BASE + "adapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
-OFF, FUSED = (False, "eager"), (True, "fused")
+OFF, FUSED = (False, "eager"), (True, "fused_dropped")
 
 
 def read(folder: Path, text: str) -> ConfigFile:

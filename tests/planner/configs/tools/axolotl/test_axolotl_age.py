@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.job import job_of
-from planner.program.view import layer_view
 
 LORA = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nadapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
@@ -143,16 +140,15 @@ def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
         ("local_rank:\n", True),
         ("local_rank:\nflash_attention: true\n", False),
         ("local_rank:\npretraining_dataset: [a]\n", False),
-        ("", True),
+        ("", False),
     ],
 )
 def test_a_pack_has_a_mask_where_samples_are_told_apart(tmp_path: Path, text: str, masked: bool) -> None:
-    """Up to 0.8 torch's fused attention gets it, as that of padding; since then it is made of positions."""
+    """Up to 0.8 torch's fused attention gets it, as that of padding; 0.19 has a kernel for it."""
     config = read(tmp_path, LORA + "sample_packing: true\n" + text)
     scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"})))
     assert (scenario.recipe.attention == "sdpa") is ("flash" not in text)
-    job = job_of(scenario, Coefficients())
-    assert layer_view(job, scenario.model.groups[0].block, trained=False).masked is masked
+    assert scenario.stack.masks_samples(scenario.recipe) is masked
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_batches_and_sizes(tmp_path: Path) -> None:
     """A dynamic strategy fills each micro-batch; the total batch gives the accumulation."""
     strategies = {
         "normal": None,
-        "padding_free": None,
+        "padding_free": "packed",
         "dynamic_batching": "max_length",
         "dynamic_padding_free": "packed",
     }

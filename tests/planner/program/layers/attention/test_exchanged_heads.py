@@ -14,7 +14,14 @@ from planner.intake.resolve import resolve
 from planner.program.job import job_of
 from planner.program.step import parts_of
 
-FLAGS = {"model": "llama-3.1-8b", "method": "lora", "stack": "trl", "sharding": "zero2", "padding": "packed"}
+FLAGS = {
+    "model": "llama-3.1-8b",
+    "method": "lora",
+    "stack": "trl",
+    "sharding": "zero2",
+    "padding": "packed",
+    "attention": "flash2",
+}
 QUERY, KEY = 32 * 128 * 2, 8 * 128 * 2
 """Bytes for each token of this GPU."""
 
