@@ -444,8 +444,7 @@ class Stack:
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.
 
-        FlashAttention's kernels are told where each sample begins, other attention is not.
-        Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
+        FlashAttention is told where each begins.  Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
         anew and the batch brings no mask; since 4.53, when _preprocess_mask_arguments makes booleans of a
         mask that numbers samples, which then hides nothing.  Ignored: a row that one sample fills has none.
         """
@@ -455,9 +454,8 @@ class Stack:
         return numbered or (self.places_samples and not self.tells_samples(recipe))
 
     def tells_samples(self, recipe: Recipe) -> bool:
-        """Whether a kernel in the place of torch's fused attention is told where packed samples begin.
-
-        It takes keys and values of all heads, and tokens of all rows together.
+        """Whether a kernel in the place of torch's fused attention is told where packed samples begin: it
+        takes keys and values of all heads.
         Source: axolotl 0.19.0 monkeypatch/attention/sdpa_varlen.py (``varlen_attn`` of torch).
         """
         return self.packed_mask == "varlen" and (recipe.batch.padding, recipe.attention) == ("packed", "sdpa")
