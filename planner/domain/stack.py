@@ -444,9 +444,10 @@ class Stack:
     def masks_samples(self, recipe: Recipe) -> bool:
         """Whether packed samples get a mask that keeps them apart.
 
-        FlashAttention is told where each begins.  Source: transformers 5.23 masking_utils.py find_packed_sequence_indices: where positions begin
-        anew and the batch brings no mask; since 4.53, when _preprocess_mask_arguments makes booleans of a
-        mask that numbers samples, which then hides nothing.  Ignored: a row that one sample fills has none.
+        FlashAttention is told where each begins.  Source: transformers 5.23 masking_utils.py
+        find_packed_sequence_indices (4.53 on: positions begin anew, and the batch brings no mask) and
+        _preprocess_mask_arguments (numbers of samples become booleans, which hide nothing).
+        Ignored: a row that one sample fills has none.
         """
         if recipe.batch.padding != "packed" or ATTENTION_FACTS[recipe.attention].is_flash:
             return False
@@ -454,8 +455,7 @@ class Stack:
         return numbered or (self.places_samples and not self.tells_samples(recipe))
 
     def tells_samples(self, recipe: Recipe) -> bool:
-        """Whether a kernel in the place of torch's fused attention is told where packed samples begin: it
-        takes keys and values of all heads.
+        """Whether a kernel in the place of torch's fused attention is told where packed samples begin.
         Source: axolotl 0.19.0 monkeypatch/attention/sdpa_varlen.py (``varlen_attn`` of torch).
         """
         return self.packed_mask == "varlen" and (recipe.batch.padding, recipe.attention) == ("packed", "sdpa")
