@@ -233,7 +233,10 @@ def _read_flash_optimum(keys: Keys, reading: Reading) -> None:
         return
     if not _EMBED_IN.search(str(keys.get("base_model") or "").lower()):
         raise keys.not_modelled("flash_optimum", "BetterTransformer is modelled for GPT-NeoX and Pythia only")
-    reading.say("attention", "sdpa", keys.where("flash_optimum"), "BetterTransformer calls torch's attention")
+    where = keys.where("flash_optimum")
+    reading.say("attention", "sdpa", where, "BetterTransformer calls torch's attention")
+    # It does so for classes of models that Transformers itself gave it later.
+    reading.switch("model_code", "transformers-5", where)
 
 
 def _say_xformers(reading: Reading, origin: str) -> None:
