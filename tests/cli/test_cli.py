@@ -71,7 +71,7 @@ def test_a_prediction_needs_no_sub_command(capsys: Captured, monkeypatch: pytest
     assert lines[0].startswith("FITS: needs ")
     assert lines[0].endswith("chance to fit > 99 %")
     assert lines.count(lines[0]) == 1
-    step = r"^Step: \d+ ms \(90 % interval \d+ (ms )?to [\d.]+ m?s\); [\d,]+ tokens/s$"
+    step = r"^Step: \d+ ms \(90 % interval [\d,]+ (ms )?to [\d.,]+ m?s\); [\d,]+ tokens/s$"
     assert re.search(step, out, re.MULTILINE)
     assert "llama-2-7b, qlora nf4 r=8, seq 1024, batch 1, 1 x rtx4090" in out
     assert err == ""

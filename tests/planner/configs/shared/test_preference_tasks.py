@@ -145,7 +145,7 @@ def test_a_weight_that_is_no_number(tmp_path: Path) -> None:
 
 def test_axolotl_turns_its_adapter_kernels_on_for_language_modelling_only(tmp_path: Path) -> None:
     """The task decides between fused kernels and those of PEFT."""
-    assert scenario_of(tmp_path, AXOLOTL).stack.adapter_kernels == "fused"
+    assert scenario_of(tmp_path, AXOLOTL).stack.adapter_kernels == "fused_dropped"
     assert scenario_of(tmp_path, AXOLOTL + "rl: orpo\n").stack.adapter_kernels == "eager"
 
 
