@@ -30,6 +30,7 @@ BY_NAME = {shim.name: shim for shim in SHIMS}
 TESTED = {
     "not_tracing",
     "mask_question",
+    "packed_question",
     "attention_kernel",
     "fused_dropout",
     "half_softmax",
@@ -123,6 +124,22 @@ def test_whether_a_mask_is_needed_is_known_from_the_batch(padded: bool) -> None:
         bool(masking_utils.fast_all(torch.ones(2, 3, dtype=torch.bool)))
     with shimmed("mask_question", padded=padded):
         assert masking_utils.fast_all(torch.ones(2, 3, dtype=torch.bool)) is not padded
+
+
+def test_positions_that_begin_anew_are_taken_to_do_so() -> None:
+    """Without the shim Transformers asks for values; with it each token has the number of its sample."""
+    from transformers import masking_utils
+
+    def numbers() -> Tensor | None:
+        found: Tensor | None = masking_utils.find_packed_sequence_indices(torch.arange(6)[None] % 3)
+        return found
+
+    with shimmed("not_tracing"), pytest.raises(DataDependentOutputException):
+        numbers()
+    with shimmed("packed_question"):
+        found = numbers()
+    assert found is not None
+    assert found.shape == (1, 6)
 
 
 def _saved_by(make: object, *inputs: Tensor) -> list[tuple[torch.dtype, tuple[int, ...]]]:
