@@ -13,7 +13,7 @@ import typer
 from measure.cli.job_flags import need, quiet, scenario_of, size_bytes
 from measure.output import write_remark, write_result
 from measure.trace.report import to_text
-from measure.trace.to_json import to_json
+from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import Summary, summarize, timeline_of, timeline_over
 from planner.allocator.events import AllocEvent, write_jsonl
 from planner.allocator.settings import parse_settings
@@ -230,7 +230,7 @@ def _trace_program(
     del given["force"]
     cards = cards_of(given)
     card = cards[0]
-    from measure.dry_run.report import to_text as what_was_assumed
+    from measure.dry_run.program_report import to_text as what_was_assumed
 
     ran = run(program or (), cards, answer)
     settings = parse_settings(answer.allocator or ran.allocator)

@@ -12,7 +12,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import ScenarioRequest, from_flags, require
 from planner.intake.given.request_field import PARTS
 from planner.intake.resolve import resolve
-from planner.prediction import predict_with
+from planner.predicting import predict_with
 from planner.report.prediction.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"

@@ -11,7 +11,7 @@ from planner.domain.scenario import Assumption, Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.prediction import PRIORS
+from planner.predicting import PRIORS
 from planner.records.calibration_file import (
     DEFAULT_CALIBRATION,
     NO_CALIBRATION,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.domain.attention_shape import AttentionSpec
-from planner.domain.mixers import MixerSpec
+from planner.domain.mixer_specs import MixerSpec
 from planner.domain.recipes.parallel import Stage
 from planner.domain.stored import StoredWeights
 from planner.domain.vision import TowerSpec

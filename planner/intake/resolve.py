@@ -18,16 +18,16 @@ from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError, show
+from planner.intake.fill_hardware import resolve_hardware
+from planner.intake.fill_recipe import resolve_recipe
+from planner.intake.fill_rollout import with_reward
 from planner.intake.given.data_file import read_data
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest, require
-from planner.intake.hardware import resolve_hardware
 from planner.intake.images import loaded_part, without_adapters
 from planner.intake.linears import with_parameters, with_separate_experts
+from planner.intake.model_parallel import check_parallel, degrees
 from planner.intake.own_losses import with_own_loss
-from planner.intake.parallel import check_parallel, degrees
-from planner.intake.recipe import resolve_recipe
-from planner.intake.rollout import with_reward
 from planner.intake.rules.all_rules import Case, check
 from planner.intake.tasks import stack_for, trained_model
 from planner.intake.versions import enter_own_versions, resolve_versions

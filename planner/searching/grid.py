@@ -21,7 +21,7 @@ from planner.domain.uncertainty.interval import WIDEST_LOG, Spread, SpreadKey, l
 from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale
 from planner.errors import UsageError
 from planner.memory.quick import predict_quick
-from planner.prediction import PRIORS, order_reach_bytes
+from planner.predicting import PRIORS, order_reach_bytes
 from planner.program.job import job_of
 from planner.searching.variants import Flags, refusals, with_flags, with_rank, with_sizes
 from planner.throughput.step_time import predict_time

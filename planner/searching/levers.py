@@ -17,7 +17,7 @@ from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.intake.supported import code_lacks, lacks_flash2
-from planner.prediction import PRIORS, predict_with
+from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import n_affordable
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding, stack_is_open
 from planner.searching.moves import (

@@ -11,7 +11,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UsageError
-from planner.prediction import predict_with
+from planner.predicting import predict_with
 from planner.searching.variants import with_flags
 
 EXAMPLE_SHARE = 4

@@ -15,7 +15,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError, UsageError
-from planner.prediction import PRIORS, predict_with
+from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.variants import Flags, refusals, warnings_about, with_flags
 

@@ -10,11 +10,11 @@ from planner.domain.hardware import Hardware
 from planner.domain.recipes.flat_recipe import flat_recipe, seeing_values, with_flat
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Assumption, Scenario
+from planner.intake.fill_recipe import resolve_recipe
 from planner.intake.given.fields import FIELD_OF_COLUMN, REQUEST_FIELDS
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import Given, ScenarioRequest
-from planner.intake.parallel import check_parallel
-from planner.intake.recipe import resolve_recipe
+from planner.intake.model_parallel import check_parallel
 from planner.intake.rules.all_rules import RULES, Case
 
 # Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.

@@ -19,7 +19,7 @@ from planner.files.checking import validate
 from planner.files.structured import read_toml
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import predict_with
+from planner.predicting import predict_with
 from planner.units import GIB
 from tests.accuracy.stored import stored_accuracy
 

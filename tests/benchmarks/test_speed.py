@@ -27,7 +27,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import _replayed as replays
 from planner.memory.replayed import replayed
-from planner.prediction import PRIORS, estimate
+from planner.predicting import PRIORS, estimate
 from planner.program.job import job_of
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.grid import GridAxes, GridResult, estimate_grid

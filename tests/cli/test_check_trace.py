@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from measure.trace.to_json import to_json
+from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.events import AllocEvent, write_jsonl
 from planner.cli import check_trace

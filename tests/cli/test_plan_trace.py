@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from measure.trace.to_json import to_json
+from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import summarize, timeline_of
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.allocator.events import AllocEvent, write_jsonl
@@ -19,7 +19,7 @@ from planner.cli.trace_process import trace_arguments
 from planner.domain.term import ALLOCATED_TERM_ORDER
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.report.trace.comparison import put_beside
 from planner.units import MIB
 from tests.extras import needs

@@ -21,7 +21,7 @@ from planner.cli.main import main
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate_calibrated
+from planner.predicting import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search.document import SearchDocument
 from planner.searching.recipes.space import MICRO_BATCHES

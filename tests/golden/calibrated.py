@@ -15,7 +15,7 @@ from planner.domain.uncertainty.calibration import Calibration, Knob, Offset, Su
 from planner.domain.uncertainty.interval import Interval, Quantity, Spread, SpreadKey
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate_calibrated
+from planner.predicting import estimate_calibrated
 from planner.report.render.numbers import duration, gib, whole_percent
 
 PATH = Path(__file__).resolve().parent / "calibrated" / "predictions.txt"

@@ -17,7 +17,7 @@ from planner.domain.uncertainty.coefficients import PRIORS
 from planner.domain.uncertainty.hierarchy import moved
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.report.prediction.explain import explanations
 
 UPDATE = "python tests/golden/regenerate.py"

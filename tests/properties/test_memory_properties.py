@@ -29,7 +29,7 @@ from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.memory.replayed_peak import predict_replayed
 from planner.memory.structures import program_of
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.program.head.loss_pieces import piece_tokens
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values

@@ -36,7 +36,7 @@ from planner.intake.resolve import resolve
 from planner.memory.quick import predict_quick
 from planner.memory.replayed import least_bytes, slot_events
 from planner.memory.replayed_peak import predict_replayed
-from planner.prediction import PRIORS, predict_with
+from planner.predicting import PRIORS, predict_with
 from planner.program.head.loss_pieces import piece_tokens
 from planner.program.job import Job, job_of
 from planner.program.step import step_of

@@ -15,7 +15,7 @@ from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import PRIORS, predict_with
+from planner.predicting import PRIORS, predict_with
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching.recipes.answer import Quantity
 from planner.searching.recipes.attempt import DEFAULT_CONFIDENCE, Tried, confirmed, state_of

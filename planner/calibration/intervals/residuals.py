@@ -18,7 +18,7 @@ from planner.domain.uncertainty.calibration import Calibration, lengths_of
 from planner.domain.uncertainty.interval import SpreadKey, SpreadOf
 from planner.domain.uncertainty.scale import memory_scale, time_scale, widened
 from planner.memory.replayed_peak import predict_replayed
-from planner.prediction import order_reach_bytes
+from planner.predicting import order_reach_bytes
 from planner.program.job import job_of
 from planner.throughput.step_time import predict_time
 

@@ -16,7 +16,7 @@ from planner.domain.term import PHASES, Phase
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import NotModelledError
-from planner.prediction import predict_with
+from planner.predicting import predict_with
 from planner.units import MIB
 
 # Errors are kept apart by these: a row may be right in one and wrong in another.

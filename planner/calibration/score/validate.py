@@ -23,7 +23,7 @@ from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError, UsageError
-from planner.prediction import PRIORS
+from planner.predicting import PRIORS
 from planner.records import Quarantined, RecordSet
 from planner.records.parsing import told_at_once
 

@@ -11,8 +11,8 @@ from planner.api.answering import How, answer_job, read_request
 from planner.cli.outcome import Outcome, human_text
 from planner.domain.recipes.job_line import picture_title
 from planner.errors import NotModelledError, UnknownArchitectureError, UsageError, how_to_install
+from planner.intake.fill_hardware import resolve_hardware
 from planner.intake.given.ledger import Ledger
-from planner.intake.hardware import resolve_hardware
 from planner.report.prediction.subject import Subject, exit_code_of
 
 

@@ -122,7 +122,7 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
 
     from planner.calibration.score.validate import validate
     from planner.domain.uncertainty.calibration import Calibration
-    from planner.prediction import predict_with
+    from planner.predicting import predict_with
     from planner.report.prediction.sections import build_sections
     from planner.report.prediction.subject import Subject
     from planner.report.validation.phase_errors import row_phases

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from planner.configs.launchers.processes import (
+from planner.configs.launchers.launched_processes import (
     is_on,
     of_axolotl,
     of_llama_factory,

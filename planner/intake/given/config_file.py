@@ -16,7 +16,7 @@ from planner.domain.origin import tool_default
 from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.given.request import Given, ScenarioRequest, from_toml, merge
-from planner.intake.parallel import degrees
+from planner.intake.model_parallel import degrees
 
 OWN_TOOL = "plan"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.domain.mixers import Mamba2Spec, MixerSpec
+from planner.domain.mixer_specs import Mamba2Spec, MixerSpec
 from planner.intake.linears import refused_by_peft
 from planner.intake.rules.rule import Case, Rule
 

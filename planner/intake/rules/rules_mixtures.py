@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.intake.experts import MIXTURES
+from planner.intake.expert_parallel import MIXTURES
 from planner.intake.linears import failing_routers
 from planner.intake.rules.rule import Case, Rule
 

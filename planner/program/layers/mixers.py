@@ -11,7 +11,13 @@ a second half of the decay's gradient on cards with little shared memory.
 
 from __future__ import annotations
 
-from planner.domain.mixers import DELTA_CHUNK_TOKENS, GatedDeltaSpec, Mamba1Spec, Mamba2Spec, ShortConvSpec
+from planner.domain.mixer_specs import (
+    DELTA_CHUNK_TOKENS,
+    GatedDeltaSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    ShortConvSpec,
+)
 from planner.program.head.heads import split
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2

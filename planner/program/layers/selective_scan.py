@@ -9,7 +9,7 @@ samples in another layout, one operator long.
 
 from __future__ import annotations
 
-from planner.domain.mixers import Mamba1Spec
+from planner.domain.mixer_specs import Mamba1Spec
 from planner.domain.model import NormSpec
 from planner.errors import NotModelledError
 from planner.program.head.heads import split

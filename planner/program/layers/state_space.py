@@ -13,7 +13,7 @@ first step; between the kernels all but states: scores of positions, numbers of 
 
 from __future__ import annotations
 
-from planner.domain.mixers import Mamba2Spec
+from planner.domain.mixer_specs import Mamba2Spec
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import autocast
 from planner.program.ops.operators import Costs, Operators

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.arrays import ceil_div, minimum
-from planner.domain.mixers import SCAN_BLOCK_TOKENS
+from planner.domain.mixer_specs import SCAN_BLOCK_TOKENS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.program.head.loss_pieces import completion_tokens, piece_tokens

@@ -21,7 +21,7 @@ from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, 
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Part
 from planner.program.view import LayerView, tower_view
-from planner.program.vision.pixtral_vision import (
+from planner.program.vision.pixtral_tower import (
     BLOCK_MASK,
     JOINED_PROJECTORS,
     beside_mask,

@@ -23,8 +23,8 @@ from planner.program.ops.tensors import Node, Tensor, Unit
 from planner.program.ops.work import in_units
 from planner.program.recorded_part import BACKWARD, Template
 from planner.program.view import LayerView
-from planner.program.vision.pixtral_vision import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
-from planner.program.vision.square_vision import PIXELS, SQUARE_PROJECTORS, square_patches
+from planner.program.vision.pixtral_tower import JOINED_PROJECTORS, UNTIL_RETURN, joined_patches
+from planner.program.vision.square_tower import PIXELS, SQUARE_PROJECTORS, square_patches
 from planner.program.vision.tower_parts import SeeingView, convolution, merged
 
 TOKEN_EMBEDS, TOKEN_GRADIENT = "token_embeds", "gradient of token_embeds"

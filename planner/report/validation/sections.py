@@ -10,7 +10,7 @@ from planner.calibration.fit.screen import LeftOut
 from planner.calibration.score.metrics import ErrorSummary
 from planner.calibration.score.rows import Comparison, OomResult, RowScore
 from planner.calibration.score.validate import MIN_GROUP_ROWS, SourceScore, Validation
-from planner.prediction import PRIORS
+from planner.predicting import PRIORS
 from planner.records.parsing import MAX_TOLD
 from planner.report.render.layout import Column, Grid, Note, Row, Section, Tone
 from planner.report.render.numbers import percent

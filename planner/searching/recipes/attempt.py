@@ -16,7 +16,7 @@ from planner.domain.uncertainty.interval import TAIL
 from planner.errors import RefusedCombinationError
 from planner.intake.resolve import complete
 from planner.intake.rules.all_rules import FORCE_HINT
-from planner.prediction import predict_with
+from planner.predicting import predict_with
 from planner.searching.recipes.space import Option, Space, TypedFlags
 from planner.units import HOUR_S
 

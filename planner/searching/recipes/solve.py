@@ -11,7 +11,7 @@ from typing import Literal
 from planner.domain.recipes.recipe import Number
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS
-from planner.intake.parallel import group_gpus
+from planner.intake.model_parallel import group_gpus
 from planner.intake.resolve import complete
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.recipes.answer import Choice, FoundRecipes, Quantity, RecipeGroup, answer_of, place_of

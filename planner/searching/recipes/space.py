@@ -22,7 +22,7 @@ from planner.errors import UsageError, show
 from planner.intake.given.config_file import ConfigFile, with_flags
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.given.request import ScenarioRequest, from_flags, merge
-from planner.intake.parallel import FIELDS
+from planner.intake.model_parallel import FIELDS
 from planner.intake.resolve import LookedUp, complete
 from planner.intake.supported import cannot_step
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding

@@ -11,7 +11,7 @@ from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.units import MIB
 
 MACHINES = {"doc-a": "a100-80-sxm", "doc-b": "a100-40-sxm", "doc-c": "h100-sxm", "doc-d": "rtx4090"}

@@ -25,7 +25,7 @@ from planner.errors import InputFileError, NotModelledError, UnknownNameError, U
 from planner.files.structured import read_toml
 from planner.intake.given.request import from_flags, from_record
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from tests.extras import import_or_skip
 
 OFFLOADED = {

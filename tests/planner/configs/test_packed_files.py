@@ -10,7 +10,7 @@ from planner.api.answering import read_request
 from planner.domain.scenario import Scenario
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.prediction import PRIORS
+from planner.predicting import PRIORS
 from planner.program.job import job_of
 from planner.units import GIB
 

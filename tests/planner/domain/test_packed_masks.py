@@ -8,7 +8,7 @@ from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.replayed import replayed
-from planner.prediction import PRIORS, predict_with
+from planner.predicting import PRIORS, predict_with
 from planner.program.job import job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit

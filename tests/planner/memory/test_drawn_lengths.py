@@ -22,7 +22,7 @@ from planner.intake.resolve import resolve
 from planner.memory import drawn_lengths, replayed
 from planner.memory.drawn_lengths import drawn_longest, longest_of_batch_tokens, micro_steps
 from planner.memory.replayed_peak import predict_replayed
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import GIB
 

@@ -7,7 +7,7 @@ import pytest
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.memory.fullest_stage import fullest_job, stage_words
-from planner.prediction import estimate
+from planner.predicting import estimate
 from tests.planner.pipelines import scenario_of
 
 

@@ -11,7 +11,7 @@ from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.memory.host import predict_host
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import MIB
 

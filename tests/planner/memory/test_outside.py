@@ -20,7 +20,7 @@ from planner.memory.outside import (
     outlier_weight_bytes,
     resident_threads,
 )
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.program.job import Job, job_of
 from planner.units import GIB, GIGA, KIB, MEGA, MIB
 

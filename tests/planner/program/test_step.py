@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.memory.replayed import replayed
-from planner.prediction import PRIORS
+from planner.predicting import PRIORS
 from planner.program.job import Job, job_of
 from planner.program.step import evaluation_of, parts_of
 from planner.units import GIB

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import PRIORS, estimate
+from planner.predicting import PRIORS, estimate
 from planner.searching.grid import GridAxes, estimate_grid
 from planner.searching.variants import with_flags
 

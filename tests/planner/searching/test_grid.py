@@ -14,7 +14,7 @@ from planner.domain.scenario import Scenario
 from planner.errors import UsageError
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import PRIORS, estimate, estimate_calibrated
+from planner.predicting import PRIORS, estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.searching import grid
 from planner.searching.grid import GridAxes, GridIntervals, GridPart, GridResult, estimate_grid

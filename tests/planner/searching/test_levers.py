@@ -11,7 +11,7 @@ import pytest
 from planner.errors import RefusedCombinationError
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
-from planner.prediction import PRIORS, estimate, predict_with
+from planner.predicting import PRIORS, estimate, predict_with
 from planner.report.prediction.advice import lever_choices
 from planner.searching import levers as levers_module
 from planner.searching.common_stacks import COMMON_STACKS

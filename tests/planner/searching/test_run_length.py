@@ -9,7 +9,7 @@ import pytest
 from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import PRIORS, predict_with
+from planner.predicting import PRIORS, predict_with
 from planner.searching import run_length
 from planner.searching.run_length import at_example_length
 

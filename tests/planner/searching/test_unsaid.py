@@ -13,7 +13,7 @@ from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
 from planner.intake.given.request import from_flags, merge
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.subject import Subject
 from planner.searching import unsaid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.prediction import estimate
+from planner.predicting import estimate
 from tests.planner.intake.jobs import scenario_of
 
 

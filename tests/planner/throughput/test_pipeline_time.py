@@ -9,7 +9,7 @@ import pytest
 from planner.anatomy.pipeline_stages import stages_of
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.throughput.pipeline_time import bubble_seconds, handed_on_bytes, pass_seconds_of
 from planner.throughput.step_time import predict_time
 from tests.planner.pipelines import scenario_of

@@ -7,7 +7,7 @@ import pytest
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.throughput.time_details import with_time_details
 from planner.throughput.time_inputs import job_of
 

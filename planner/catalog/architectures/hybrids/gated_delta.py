@@ -30,7 +30,7 @@ from planner.catalog.architectures.parts import (
 )
 from planner.catalog.architectures.vision.qwen_vision import qwen3_tower
 from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
-from planner.domain.mixers import GatedDeltaSpec
+from planner.domain.mixer_specs import GatedDeltaSpec
 from planner.domain.model import BlockSpec, LinearSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 

@@ -20,7 +20,7 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
 )
 from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
-from planner.domain.mixers import Mamba1Spec
+from planner.domain.mixer_specs import Mamba1Spec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
 

@@ -25,7 +25,7 @@ from planner.catalog.architectures.parts import (
     with_scaling,
 )
 from planner.domain.attention_shape import NO_ATTENTION, AttentionSpec
-from planner.domain.mixers import Mamba2Spec
+from planner.domain.mixer_specs import Mamba2Spec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 from planner.errors import NotModelledError
 

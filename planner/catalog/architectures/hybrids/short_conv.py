@@ -14,7 +14,7 @@ from planner.catalog.architectures.dense.llama_family import attention_of, decod
 from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import fused_experts, layers_in_order, rms, router, separate_qkv
 from planner.domain.attention_shape import NO_ATTENTION
-from planner.domain.mixers import ShortConvSpec
+from planner.domain.mixer_specs import ShortConvSpec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec, ModelSpec
 from planner.errors import NotModelledError
 

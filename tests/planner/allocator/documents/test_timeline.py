@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from measure.trace.report import to_text
-from measure.trace.to_json import to_json
+from measure.trace.trace_json import to_json
 from planner.allocator.documents.export import LoggingAllocator, snapshot_of
 from planner.allocator.documents.history import events_from_history, reserved_timeline, settings_from_history
 from planner.allocator.documents.summary import summarize

@@ -15,7 +15,7 @@ from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
 from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.report.render.layout import Grid
 from planner.report.validation.cross_validation import personal_sections
 from tests.planner.calibration.simulated import MACHINES, simulated

@@ -46,7 +46,7 @@ from planner.domain.uncertainty.scale import (
 )
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate, estimate_calibrated
+from planner.predicting import estimate, estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
 from planner.report.prediction.intervals import calibration_notes
 from planner.units import MIB

@@ -22,7 +22,7 @@ from planner.cli.main import main
 from planner.domain.run_record import RunRecord
 from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
-from planner.prediction import predict_with
+from planner.predicting import predict_with
 from planner.records import append_jsonl, read_records
 from planner.report.validation.document import ValidationDocument
 from planner.units import MIB
@@ -69,7 +69,7 @@ def readings(record: RunRecord, scale: float, **more: Any) -> dict[str, Any]:
 
 
 def _priors() -> Any:
-    from planner.prediction import PRIORS
+    from planner.predicting import PRIORS
 
     return PRIORS
 

@@ -11,7 +11,7 @@ from planner.domain.recipes.sharding import SHARDING_NAMES, sharding_named
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.program.job import job_of
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json

@@ -11,7 +11,7 @@ from planner.domain.uncertainty.coefficients import PRIORS, Coefficients, Prior
 from planner.domain.uncertainty.settled import SETTLED_BY
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import to_json

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from planner.domain.attention_shape import NO_ATTENTION
-from planner.domain.mixers import Mamba1Spec, Mamba2Spec
+from planner.domain.mixer_specs import Mamba1Spec, Mamba2Spec
 from planner.domain.model import BlockSpec, LinearSpec, MlpSpec
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2

@@ -4,7 +4,7 @@ bytes and launches of single operators and of a layer.
 
 from __future__ import annotations
 
-from planner.domain.mixers import Mamba2Spec
+from planner.domain.mixer_specs import Mamba2Spec
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve

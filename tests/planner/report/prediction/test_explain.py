@@ -6,7 +6,7 @@ import pytest
 
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.report.prediction.explain import explanations, formula_text
 
 

@@ -43,14 +43,14 @@ from planner.domain.scenario import TRAINER_BATCH
 from planner.domain.stack import Stack, StackDefaults
 from planner.domain.stored import StoredWeights, stored_text
 from planner.errors import UsageError, show
+from planner.intake.fill_rollout import resolve_rollout
 from planner.intake.given.fields import CHECKPOINT_DTYPE
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen, resolve_images
 from planner.intake.linears import failing_routers, linear_names_without, peft_targets, refused_by_peft
-from planner.intake.parallel import degrees, resolve_parallel
+from planner.intake.model_parallel import degrees, resolve_parallel
 from planner.intake.patterns import matched_targets
-from planner.intake.rollout import resolve_rollout
 from planner.intake.supported import (
     GPU_ONLY_OPTIMIZERS,
     cannot_step,

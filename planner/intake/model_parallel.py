@@ -18,7 +18,7 @@ from planner.domain.model import BlockSpec, ModelSpec
 from planner.domain.recipes.parallel import Parallel
 from planner.domain.scenario import Scenario
 from planner.errors import UnreadCombinationError, UsageError
-from planner.intake.experts import of_experts, resolve_experts
+from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
 

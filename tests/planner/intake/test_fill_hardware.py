@@ -10,7 +10,7 @@ from planner.domain.scenario import Assumption
 from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.request import from_flags, from_toml
 from planner.intake.resolve import resolve
-from planner.prediction import estimate
+from planner.predicting import estimate
 from planner.units import GIB
 from tests.planner.intake.jobs import BASE, assumption, scenario_of
 
