@@ -67,16 +67,18 @@ class Lever:
     ``kind``: ``free`` changes nothing in the training and costs nothing; then what costs time, what costs
     money or host RAM, and what changes the training.  ``flags`` ask for it on the command line, after the
     job's own (``None``: leave that flag out).  ``saves_bytes``: fewer bytes that one GPU needs at least; 0
-    for a card with more memory.  ``step_time_ratio``: time of an optimizer step after over before, ``None``
-    where unknown.  ``host_bytes``: host RAM that a node needs on top of today's.  ``usd_ratio``: cost of a
-    sample after over before, ``None`` where a price is unknown.  ``verdict`` and ``fits_probability`` are
-    those after the change.
+    for a card with more memory.  ``saves_host_bytes``: less host RAM that a node needs.
+    ``step_time_ratio``: time of an optimizer step after over before, ``None`` where unknown.
+    ``host_bytes``: host RAM that a node needs on top of today's.  ``usd_ratio``: cost of a sample after
+    over before, ``None`` where a price is unknown.  ``verdict`` and ``fits_probability`` are those after
+    the change.
     """
 
     kind: LeverKind
     description: str
     flags: Mapping[str, str | bool | None]
     saves_bytes: int
+    saves_host_bytes: int
     step_time_ratio: float | None
     host_bytes: int
     usd_ratio: float | None
@@ -87,6 +89,10 @@ class Lever:
     def fits(self) -> bool:
         """Whether the job fits after the change."""
         return self.verdict == "fits"
+
+    def saves_of(self, short_of: Verdict) -> int:
+        """Bytes it saves of what a job with this verdict is short of."""
+        return self.saves_host_bytes if short_of == "host_memory_short" else self.saves_bytes
 
     @property
     def flags_text(self) -> str:
@@ -202,11 +208,15 @@ class _Judge:
         prediction = near_the_limit(after, self._model, compared) if self._quick else compared
         ratio = _step_ratio(before, prediction)
         saved = float(before.memory.must_have_bytes) - float(compared.memory.must_have_bytes)
+        saved_host = float(before.host.required_per_node_bytes) - float(
+            prediction.host.required_per_node_bytes
+        )
         return Lever(
             kind="time" if move.kind == "free" and ratio is not None and ratio > _FREE_RATIO else move.kind,
             description=move.description,
             flags=move.flags,
             saves_bytes=max(0, round(saved)),
+            saves_host_bytes=max(0, round(saved_host)),
             step_time_ratio=ratio,
             host_bytes=_host_bytes(self._scenario, before, after, prediction),
             usd_ratio=_usd_ratio(self._scenario, before, after, prediction),
@@ -235,12 +245,11 @@ def levers(
     """
     judge = _Judge(scenario, model, quick=alone, kinds=kinds)
     judge.left = judge.left if alone else min(judge.left, n_affordable(scenario))
-    short = judge.base.verdict == "host_memory_short"
-    options = (*moves(scenario), *other_stacks(scenario), *(less_offload(scenario) if short else ()))
-    trials = [
-        trial for trial in judge.tries(options) if _is_worth(trial.lever) or (short and trial.lever.fits)
-    ]
-    if judge.base.verdict not in ("fits", "no_verdict") and not alone:
+    verdict = judge.base.verdict
+    less = less_offload(scenario) if verdict == "host_memory_short" else ()
+    options = (*moves(scenario), *other_stacks(scenario), *less)
+    trials = [trial for trial in judge.tries(options) if trial.lever.saves_of(verdict) >= _WORTH_BYTES]
+    if verdict not in ("fits", "no_verdict") and not alone:
         memory, first = judge.base.memory, _Judge(scenario, model, quick=True)
         first.left = min(first.left, n_affordable(scenario, quick=True))
         need = max(float(memory.must_have_bytes), float(memory.limit_bytes or 0))
@@ -248,7 +257,7 @@ def levers(
         found += [trial for trial in first.tries(more_cards(scenario)) if trial.lever.fits][:1]
         found += _together(first, [trial for trial in (*trials, *found) if trial.move.topic != "card"])
         trials += judge.again(found)
-    return _ordered(_not_padded([trial.lever for trial in trials]), judge.base.verdict)
+    return _ordered(_not_padded([trial.lever for trial in trials]), verdict)
 
 
 def _not_padded(found: list[Lever]) -> list[Lever]:
@@ -318,10 +327,6 @@ def _moved(scenario: Scenario, move: Move) -> Scenario:
     return with_flags(scenario, of_recipe, move.hardware)
 
 
-def _is_worth(lever: Lever) -> bool:
-    return lever.saves_bytes >= _WORTH_BYTES
-
-
 def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
     """What fits of two changes together, of the cheapest kinds among which no single one is enough.
 
@@ -339,7 +344,9 @@ def _together(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
         if n_kinds == 2 and not any(trial.lever.fits for trial in tried):
             tried = _on_top(judge, _largest_first(tried)[:_MAX_GROWN], kinds)
         if found := [trial for trial in tried if trial.lever.fits]:
-            return sorted(found, key=lambda trial: _rescue(trial.lever))[:MAX_PAIRS]
+            return sorted(found, key=lambda trial: (*_rescue(trial.lever), -trial.lever.saves_bytes))[
+                :MAX_PAIRS
+            ]
     return []
 
 
@@ -411,18 +418,19 @@ def _flag_text(flag: tuple[str, str | bool | None]) -> str:
 
 def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:
     """Of a job that fits what saves most, in each kind; of one that does not what rescues it for least."""
-    return tuple(sorted(found, key=_order if verdict == "fits" else _rescue))
+    order = _order if verdict == "fits" else _rescue
+    return tuple(sorted(found, key=lambda lever: (*order(lever), -lever.saves_of(verdict))))
 
 
-def _order(lever: Lever) -> tuple[int, bool, int]:
-    return KINDS.index(lever.kind), not lever.fits, -lever.saves_bytes
+def _order(lever: Lever) -> tuple[int, bool]:
+    return KINDS.index(lever.kind), not lever.fits
 
 
-def _rescue(lever: Lever) -> tuple[int, bool, bool, float, int]:
+def _rescue(lever: Lever) -> tuple[int, bool, bool, float]:
     """What is enough is not better where it saves more.
     A step of half the length is no better for being faster.
     """
     other_cards = "gpu" in lever.flags
     compared = lever.fits and lever.kind in ("time", "money") and not other_cards
     slower = round(lever.step_time_ratio or 0.0, 2) if compared else 0.0
-    return KINDS.index(lever.kind), not lever.fits, other_cards, slower, -lever.saves_bytes
+    return KINDS.index(lever.kind), not lever.fits, other_cards, slower

@@ -37,7 +37,9 @@ def lever_section(subject: Subject) -> Section:
 
 def lever_choices(title: str, levers: Sequence[Lever], now: Verdict) -> Choices:
     """Levers with what they save, what they cost, and whether the job then fits."""
-    columns, rows = ("saves", "costs"), tuple(map(_lever, levers))
+    host = now == "host_memory_short"
+    columns = ("saves RAM" if host else "saves", "costs")
+    rows = tuple(_lever(lever, lever.saves_of(now)) for lever in levers)
     return _with_verdicts(Choices(title, columns, rows, texts=not title), now, levers)
 
 
@@ -52,8 +54,8 @@ def _with_verdicts(choices: Choices, now: Verdict, changes: Sequence[Lever | Uns
     return replace(choices, columns=(*choices.columns, "then"), rows=rows)
 
 
-def _lever(lever: Lever) -> FlagChoice:
-    saves = f"{gib(lever.saves_bytes)} GiB" if lever.saves_bytes else "-"
+def _lever(lever: Lever, saves_bytes: int) -> FlagChoice:
+    saves = f"{gib(saves_bytes)} GiB" if saves_bytes else "-"
     return FlagChoice(
         lever.flags_text,
         _meaning(lever),
@@ -99,7 +101,9 @@ def stack_section(subject: Subject) -> Section:
     rows = []
     for each in subject.stacks:
         lacks = f"off by default: {', '.join(each.lacks)}" if each.lacks else ""
-        chance = "" if each.fits_probability is None else f", chance {chance_text(each.fits_probability)}"
+        # The chance is that of the GPU's memory, which host RAM is no part of.
+        known = None if each.verdict == "host_memory_short" else each.fits_probability
+        chance = "" if known is None else f", chance {chance_text(known)}"
         then = f"{VERDICTS[each.verdict][0].lower()}{chance}"
         rows.append(Row((each.stack, gib(each.need_bytes), gib(each.peak_bytes), then, lacks)))
     return Section("By software stack", (Grid(columns, tuple(rows)),))

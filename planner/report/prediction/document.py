@@ -258,8 +258,9 @@ class LeverPart(DocumentPart):
 
     ``kind`` is what it costs: nothing, time, money or host RAM, or a change of the training.
     ``saves_bytes``: fewer bytes that one GPU needs at least; 0 for a card with more memory.
-    ``step_time_ratio`` and ``usd_ratio``: step time and cost of a sample, after over before; ``host_bytes``:
-    more host RAM of a node.  ``verdict`` and ``fits_probability``: after the change.
+    ``saves_host_bytes`` and ``host_bytes``: less and more host RAM of a node.  ``step_time_ratio`` and
+    ``usd_ratio``: step time and cost of a sample, after over before.  ``verdict`` and
+    ``fits_probability``: after the change.
     """
 
     kind: LeverKind
@@ -269,6 +270,7 @@ class LeverPart(DocumentPart):
     )
     flags_text: str
     saves_bytes: int
+    saves_host_bytes: int
     step_time_ratio: Real
     host_bytes: Bytes
     usd_ratio: Real

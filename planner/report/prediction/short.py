@@ -136,8 +136,8 @@ def _levers(subject: Subject, count: int) -> tuple[Block, ...]:
     elif enough := [each for each in found if each.fits]:
         title, chosen = "What would make it fit", enough
     else:
-        title = "Nothing that was tried makes it fit; what saves most"
-        chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_bytes))
+        title, verdict = "Nothing that was tried makes it fit; what saves most", subject.prediction.verdict
+        chosen = sorted(found, key=lambda each: (-(each.fits_probability or 0.0), -each.saves_of(verdict)))
     # A second card says less than a change of another kind.
     cards = [each for each in chosen if "gpu" in each.flags][1:]
     chosen = [*(each for each in chosen if each not in cards), *cards]

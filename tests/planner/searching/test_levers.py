@@ -151,14 +151,16 @@ def test_what_moves_to_the_host_says_how_much() -> None:
 
 def test_what_is_in_host_ram_comes_back_where_that_is_short() -> None:
     """A node of 8 GiB cannot hold what ZeRO-3 offloads of a 1B model, and the card has room for all of it.
-    Changes that leave too much there are not called a way out.
+    A change that leaves too much there is no way out, though it saves some.
     """
     base: Flags = {"model": "1b", "method": "full", "gpu": "a100-40-sxm", "seq": "256", "sharding": "zero3"}
     offloaded = scenario({**base, "offload": "optimizer+params", "host_memory": "8GiB"})
     offered = by_flags(levers(offloaded))
     assert offered["--offload none"].fits
     assert estimate(with_flags(offloaded, {"offload": "none"})).verdict == "fits"
-    assert "--offload optimizer" not in offered
+    less = offered["--offload optimizer"]
+    assert less.verdict == "host_memory_short"
+    assert 0 < less.saves_host_bytes < offered["--offload none"].saves_host_bytes
 
 
 def test_costs_are_compared_where_a_price_was_said() -> None:
@@ -380,6 +382,20 @@ def test_host_ram_of_less_than_a_gib_is_not_called_money() -> None:
     assert paged.host_bytes < GIB
     shown = lever_choices("", [paged], "fits").rows[0].facts
     assert shown[1].startswith("<1 GiB RAM")
+
+
+def test_where_host_ram_is_short_levers_save_host_ram() -> None:
+    """Checkpointing saves 57 GiB of the card and nothing of what is short; adapters have few states there."""
+    base = {"model": "70b", "method": "full", "gpu": "h100-sxm:8", "sharding": "zero3", "seq": "2k"}
+    short = scenario({**base, "offload": "optimizer+params", "host_memory": "256GiB"})
+    found = by_flags(levers(short))
+    assert "--gradient-checkpointing" not in found
+    both = found["--method lora --gradient-checkpointing"]
+    assert both.fits
+    assert both.saves_host_bytes > 1500 * GIB
+    choices = lever_choices("", [both], "host_memory_short")
+    assert choices.columns[0] == "saves RAM"
+    assert choices.rows[0].facts[0] == f"{both.saves_host_bytes / GIB:,.0f} GiB"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def lever(
 ) -> Lever:
     """A lever as the search hands it over, after which the job fits."""
     said = {"seq": "512"} if flags is None else flags
-    made = Lever("training", description, said, 3 * GIB // 2, 0.55, 0, None, "fits", 0.97)
+    made = Lever("training", description, said, 3 * GIB // 2, 0, 0.55, 0, None, "fits", 0.97)
     return replace(made, **changed)  # type: ignore[arg-type]
 
 
