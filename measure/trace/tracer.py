@@ -6,12 +6,15 @@ and where in the model that happens.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +32,13 @@ _Operator = Any
 _ADD, _ADD_IN_PLACE = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
 _SCATTER, _SCATTER_IN_PLACE = torch.ops.aten.scatter_add.default, torch.ops.aten.scatter_add_.default
 _PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm"))
+# Where the engine calls the ``backward`` of a function in Python, and where a backward pass begins.
+_PYTHON_BACKWARD = frozenset(
+    getattr(BackwardCFunction, name).__code__
+    for name in ("apply", "apply_boxed")
+    if hasattr(BackwardCFunction, name)
+)
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -176,8 +186,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Two gradients of one tensor that autograd itself adds,
         or the new one of a parameter that has one already.
+
+        A sum that a ``backward`` written in Python computes is none.
         """
         if not self._in_engine or func not in (_ADD, _ADD_IN_PLACE) or kwargs or len(args) != 2:
+            return None
+        if _in_python_backward():
             return None
         held, new = args
         same = isinstance(new, torch.Tensor) and held.shape == new.shape and held.dtype == new.dtype
@@ -295,3 +309,13 @@ def _describe(func: Any, out: Any) -> str:
     tensors = (leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
     shapes = " ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in tensors)
     return f"{func} -> {shapes}"
+
+
+def _in_python_backward() -> bool:
+    """Whether an operator is that of a function's own ``backward``, and not of a pass that this started."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _ENGINE:
+        if frame.f_code in _PYTHON_BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
