@@ -23,6 +23,8 @@ QUANTISED = re.compile(
     re.IGNORECASE,
 )
 """A word of an id that says that weights are stored quantised."""
+_ASKED_AS = {"awq": "awq-int4", "gptq": "gptq-int4 or gptq-int8", "bnb": "nf4", "aqlm": "aqlm"}
+_EIGHT = re.compile("int8|8-?bit|w8", re.IGNORECASE)
 
 _WORD_WITH_VERSION = re.compile(r"([a-z]{3,})(\d+(?:\.\d+)*)")
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]|a\d+(?:\.\d+)?b|\d+x(?:\d+b?)?|\d+e")
@@ -144,6 +146,15 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
         return Kin((), None)
     found = _copied(_IN_DTYPE.sub("", name), index) or _fine_tuned(words, index.ids)
     return Kin(found, stored.pop() if stored else None)
+
+
+def quantization_named(name: str) -> str:
+    """What ``--quantization`` may say of a packed checkpoint of that name, whose groups and modules that were
+    left whole no name says; empty for a kind that it cannot say.
+    """
+    found = QUANTISED.search(name)
+    asked = _ASKED_AS.get(re.split("[-_4]", found[1].lower())[0], "") if found else ""
+    return "" if asked in ("nf4", "awq-int4") and _EIGHT.search(name) else asked
 
 
 def words_of(index: CatalogIndex) -> Callable[[str], tuple[str, ...]]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 from planner.catalog.models import entry_named_in, storage_of
-from planner.catalog.same_shape import QUANTISED
+from planner.catalog.same_shape import QUANTISED, quantization_named
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import GPTQ
 from planner.errors import show
 
-_EIGHT = re.compile("int8|8-?bit", re.IGNORECASE)
-_SAYABLE = {"gptq": "gptq-int4 or gptq-int8", "bnb": "nf4"}
 _TRUST = "trust_remote_code"
 # Of these checkpoints bring model code of their own, and Transformers has a class, too: config.json of
 # tiiuae/falcon-7b, mosaicml/mpt-7b, microsoft/phi-2 of 2023, microsoft/Phi-3-mini-4k-instruct,
@@ -42,8 +38,8 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
     found = QUANTISED.search(model.rstrip("/").rpartition("/")[2])
     if found is None or _says_storage(keys, name, reading):
         return
-    kind = _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])
-    if kind is None or (kind == "nf4" and _EIGHT.search(model)):
+    kind = quantization_named(model)
+    if not kind:
         raise keys.not_modelled(
             name, f"{show(model)} is quantised already ({found[1]}), which is not modelled"
         )
@@ -71,7 +67,9 @@ def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "
 
 
 def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
-    """Enter how the catalog or the name says that the checkpoint is stored; false where neither does."""
+    """Enter how the catalog or the Hugging Face cache says that the checkpoint is stored; false where neither
+    does.
+    """
     stored = storage_of(str(keys.text(name)).rstrip("/"))
     if stored is None:
         return False
@@ -99,7 +97,8 @@ def read_gptq(keys: Keys, reading: Reading) -> None:
     ):
         _ask(
             reading,
-            f"{keys.where('gptq')}: the base is quantised by GPTQ: say --quantization {_SAYABLE['gptq']}",
+            f"{keys.where('gptq')}: the base is quantised by GPTQ: "
+            f"say --quantization {' or '.join(sorted(GPTQ))}",
         )
 
 
