@@ -334,25 +334,25 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
 
 
 def storage_of(hub_id: str) -> StoredWeights | None:
-    """How the checkpoint ``hub_id`` is stored, as the catalog or else its ``config.json`` in the Hugging Face
-    cache says; ``None`` where neither does.
+    """How the checkpoint ``hub_id`` is stored, as the catalog or else its ``config.json`` says;
+    ``None`` where neither does, or that file cannot be read.
 
     Raises:
         InputFileError: a field of that file is missing or out of range.
         NotModelledError: it says a kind that is not modelled.
     """
-    if (entry := _stored_entry(hub_id)) is None:
-        return _cached_storage(hub_id)
-    given = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
-    return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
+    from planner.catalog.hub import NotOnHubError, UnreadConfigError, is_hub_id
 
-
-def _cached_storage(hub_id: str) -> StoredWeights | None:
-    from planner.catalog.hub import is_hub_id
-    from planner.catalog.hub_settings import cached_config
-
-    file = cached_config(hub_id) if is_hub_id(hub_id) else None
-    given = None if file is None else stored_said(config_fields(file), str(file))
+    if (entry := _stored_entry(hub_id)) is not None:
+        given = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
+        return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
+    if not is_hub_id(hub_id):
+        return None
+    try:
+        fields, source, _ = _published_config(hub_id)
+    except (UnreadConfigError, NotOnHubError):
+        return None
+    given = stored_said(fields, source)
     return None if given is None else given.stored
 
 
@@ -365,27 +365,30 @@ def _stored_entry(hub_id: str) -> StoredEntry | None:
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
-    from planner.catalog.hub import NotOnHubError, UnreadConfigError, config_url, fetch_config
-    from planner.catalog.hub_settings import cached_config, endpoint
+    from planner.catalog.hub import NotOnHubError, UnreadConfigError
 
-    file = cached_config(hub_id)
-    if file is not None:
-        fields, source, origin = config_fields(file), str(file), "read from the Hugging Face cache"
-    else:
-        try:
-            fields, source, origin = (
-                fetch_config(hub_id),
-                config_url(hub_id),
-                f"fetched from {endpoint().host}",
-            )
-        except UnreadConfigError as error:
-            if (resolved := _from_name(hub_id)) is not None:
-                return resolved
-            raise UnreadConfigError(f"{error}{_way_out_of(hub_id)}") from None
-        except NotOnHubError as error:
-            raise NotOnHubError(f"{error}{_way_out_of(hub_id)}") from None
+    try:
+        fields, source, origin = _published_config(hub_id)
+    except UnreadConfigError as error:
+        if (resolved := _from_name(hub_id)) is not None:
+            return resolved
+        raise UnreadConfigError(f"{error}{_way_out_of(hub_id)}") from None
+    except NotOnHubError as error:
+        raise NotOnHubError(f"{error}{_way_out_of(hub_id)}") from None
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _published_config(hub_id: str) -> tuple[Mapping[str, Any], str, str]:
+    """The ``config.json`` of ``hub_id``, its place, and how it came: from the Hugging Face cache, else from
+    the Hub.
+    """
+    from planner.catalog.hub import config_url, fetch_config
+    from planner.catalog.hub_settings import cached_config, endpoint
+
+    if (file := cached_config(hub_id)) is not None:
+        return config_fields(file), str(file), "read from the Hugging Face cache"
+    return fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
 
 
 def _way_out_of(hub_id: str) -> str:

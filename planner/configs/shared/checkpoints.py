@@ -1,4 +1,4 @@
-"""What the name of a checkpoint says of how its weights are stored."""
+"""The checkpoint that a training file names, and how its weights are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELDS = ("quantization", "double_quant", "quant_storage")
 
 def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = "") -> None:
     """Enter the model that a key names,
-    and how it is stored where its name says that it is quantised already.
+    and how it is stored where its name says that it is quantised already: no name says how.
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
@@ -67,7 +67,7 @@ def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "
 
 
 def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
-    """Enter how the catalog or the Hugging Face cache says that the checkpoint is stored; false where neither
+    """Enter how the catalog or its ``config.json`` says that the checkpoint is stored; false where neither
     does.
     """
     stored = storage_of(str(keys.text(name)).rstrip("/"))
@@ -85,7 +85,7 @@ def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
 
 
 def read_gptq(keys: Keys, reading: Reading) -> None:
-    """Axolotl's ``gptq``: the base is one of GPTQ; its bits are asked for where its name does not say them.
+    """Axolotl's ``gptq``: the base is one of GPTQ; its bits are asked for where no source says them.
 
     Source: axolotl 0.19.0 loaders/model.py _set_quantization_config,
     which takes the ``quantization_config`` of the model.

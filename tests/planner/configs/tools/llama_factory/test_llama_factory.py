@@ -259,9 +259,11 @@ def test_a_checkpoint_that_the_catalog_knows_is_read_as_it_is_stored(tmp_path: P
     ("AQLM-2Bit-1x16", "aqlm"),
 ])  # fmt: skip
 def test_a_packed_checkpoint_that_nothing_knows_asks_how_it_is_stored(
-    tmp_path: Path, name: str, said: str
+    tmp_path: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name says no groups, and --model by hand does not make it a plain one."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     config = read(
         tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-Instruct-{name}") + "quantization_bit: 4\n"
     )
