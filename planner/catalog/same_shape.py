@@ -17,9 +17,11 @@ from typing import Literal
 from planner.catalog.index import CatalogIndex, fold_name
 
 QUANTISED = re.compile(
-    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|fp8"
-    r"|nvfp4|mxfp[468]|nf4|fp4|w4a16|w8a8|int[48]|[1-8](?:\.\d+)?-?bits?|q[2-8](?:_\w+)?"
-    r"|quip|autoround|quantized|quants?|qat|bitnet|1\.58)(?=$|[-_./])",
+    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|bitsandbytes|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|imatrix"
+    r"|fp[468]|nvfp4\w*|w?mxfp[468]\w*|nf4|w[1-8]a(?:4|8|16)|w[1-8]g\d+|g(?:32|64|128)|int[48]"
+    r"|[1-8](?:\.\d+)?-?bits?|\d+bpw|bpw\d+|[oi]?q[1-8](?:_\w+|f\d+\w*)?|1\.58|ternary|bitnet|dwq|mlc"
+    r"|quip|e8p|auto[-_]?round|vptq|spqr|quarot|rtn|ptq|marlin|fbgemm|compressed[-_]tensors"
+    r"|\w*quant(?:s|ized)?|\w*qat)(?=$|[-_./])",
     re.IGNORECASE,
 )
 """A word of an id that says that weights are stored quantised."""

@@ -35,10 +35,11 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
         return
     reading.say("model", model, keys.where(name))
     remark_on_own_code(keys, model, reading, trusts)
-    found = QUANTISED.search(model.rstrip("/").rpartition("/")[2])
+    last = model.rstrip("/").rpartition("/")[2]
+    found = QUANTISED.search(last)
     if found is None or _says_storage(keys, name, reading):
         return
-    kind = quantization_named(model)
+    kind = quantization_named(last)
     if not kind:
         raise keys.not_modelled(
             name, f"{show(model)} is quantised already ({found[1]}), which is not modelled"

@@ -63,6 +63,10 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
     *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-8x8", "someone/Qwen3-8B-MXFP4",
     "someone/Llama3-8B-1.58bit"),
+    *("someone/Qwen3-8B-W4A8", "someone/Qwen3-8B-w4g128", "someone/Qwen3-8B-2.4bpw"),
+    *("someone/Qwen3-8B-IQ4_XS", "amd/Llama-3.1-8B-WMXFP4FP8-KVFP8"),
+    *("someone/Qwen3-8B-q4f16_1-MLC", "someone/Qwen3-8B-DWQ", "someone/Qwen3-8B-SmoothQuant"),
+    *("someone/Qwen3-8B-EfficientQAT-g64", "someone/Qwen3-8B-bitsandbytes", "someone/Qwen3-8B-marlin"),
     *("someone/Llama-3-8B-GPTQ-Int3", "some-quants/Llama-3.1-8B-AWQ", "someone/Llama-8B-AWQ"),
     # Released in FP8, which the id does not say.
     *("mistralai/Ministral-3-8B-Instruct-2512", "mistralai/Ministral-3-3B-Instruct-2512"),
