@@ -15,7 +15,7 @@ from planner.domain.prediction import (
     Uncertainty,
     Verdict,
 )
-from planner.domain.recipes.recipe import Number
+from planner.domain.recipes.recipe import IN_GROUPS, Number
 from planner.domain.scenario import Scenario
 from planner.domain.term import LENGTH_CACHE, PHASE_WORDS
 from planner.domain.uncertainty.calibration import Calibration, lengths_of
@@ -269,7 +269,7 @@ def _assumed_reach(scenario: Scenario) -> tuple[float, float]:
     """How far down and up the groups of a packed base may move its bytes where nobody gave them;
     both ends count alike.
     """
-    stored = scenario.model.stored
-    if stored is None or not stored.assumes_group:
+    numerics = scenario.recipe.numerics
+    if scenario.model.stored is not None or numerics.quantization not in IN_GROUPS:
         return 0.0, 0.0
-    return group_reach_bytes(scenario.recipe.numerics, job_of(scenario, PRIORS).packed)
+    return group_reach_bytes(numerics, job_of(scenario, PRIORS).packed)

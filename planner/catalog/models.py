@@ -21,7 +21,7 @@ from planner.catalog.index import CatalogIndex, read_index
 from planner.catalog.location import data_dir
 from planner.catalog.quantization_config import stored_said, with_stored
 from planner.domain.model import ModelSpec
-from planner.domain.stored import StoredWeights, stored_text
+from planner.domain.stored import StoredWeights
 from planner.errors import InputFileError, UnknownNameError, UsageError
 from planner.files.checking import validate
 from planner.files.structured import read_toml
@@ -334,17 +334,26 @@ def _from_stored(hub_id: str) -> ResolvedModel | None:
 
 
 def storage_of(hub_id: str) -> StoredWeights | None:
-    """How the checkpoint ``hub_id`` is stored, as the catalog or else its id says;
-    ``None`` where neither does.
-    """
-    from planner.catalog.quantization_config import stored_by_name
+    """How the checkpoint ``hub_id`` is stored, as the catalog or else its ``config.json`` says;
+    ``None`` where neither does, or that file cannot be read.
 
-    if (entry := _stored_entry(hub_id)) is None:
-        owner, _, name = hub_id.rpartition("/")
-        named = stored_by_name(name, owner)
-        return None if named is None else named.stored
-    given = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
-    return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
+    Raises:
+        InputFileError: a field of that file is missing or out of range.
+        NotModelledError: it says a kind that is not modelled.
+    """
+    from planner.catalog.hub import NotOnHubError, UnreadConfigError, is_hub_id
+
+    if (entry := _stored_entry(hub_id)) is not None:
+        given = stored_said(entry.fields(), f"data/{_STORED_FILE}: {hub_id}")
+        return None if given is None else replace(given.stored, source=entry.source, assumed=entry.assumed)
+    if not is_hub_id(hub_id):
+        return None
+    try:
+        fields, source, _ = _published_config(hub_id)
+    except (UnreadConfigError, NotOnHubError):
+        return None
+    given = stored_said(fields, source)
+    return None if given is None else given.stored
 
 
 def _stored_entry(hub_id: str) -> StoredEntry | None:
@@ -356,27 +365,30 @@ def _stored_entry(hub_id: str) -> StoredEntry | None:
 
 
 def _from_hub(hub_id: str, reader: ConfigReader) -> ResolvedModel:
-    from planner.catalog.hub import NotOnHubError, UnreadConfigError, config_url, fetch_config
-    from planner.catalog.hub_settings import cached_config, endpoint
+    from planner.catalog.hub import NotOnHubError, UnreadConfigError
 
-    file = cached_config(hub_id)
-    if file is not None:
-        fields, source, origin = config_fields(file), str(file), "read from the Hugging Face cache"
-    else:
-        try:
-            fields, source, origin = (
-                fetch_config(hub_id),
-                config_url(hub_id),
-                f"fetched from {endpoint().host}",
-            )
-        except UnreadConfigError as error:
-            if (resolved := _from_name(hub_id)) is not None:
-                return resolved
-            raise UnreadConfigError(f"{error}{_way_out_of(hub_id)}") from None
-        except NotOnHubError as error:
-            raise NotOnHubError(f"{error}{_way_out_of(hub_id)}") from None
+    try:
+        fields, source, origin = _published_config(hub_id)
+    except UnreadConfigError as error:
+        if (resolved := _from_name(hub_id)) is not None:
+            return resolved
+        raise UnreadConfigError(f"{error}{_way_out_of(hub_id)}") from None
+    except NotOnHubError as error:
+        raise NotOnHubError(f"{error}{_way_out_of(hub_id)}") from None
     spec = replace(reader(fields, source), id=hub_id.split("/")[1].lower(), hub_id=hub_id, source=source)
     return ResolvedModel(spec, "hub", _joined(f"config.json of {hub_id} {origin}", _omission(spec)))
+
+
+def _published_config(hub_id: str) -> tuple[Mapping[str, Any], str, str]:
+    """The ``config.json`` of ``hub_id``, its place, and how it came: from the Hugging Face cache, else from
+    the Hub.
+    """
+    from planner.catalog.hub import config_url, fetch_config
+    from planner.catalog.hub_settings import cached_config, endpoint
+
+    if (file := cached_config(hub_id)) is not None:
+        return config_fields(file), str(file), "read from the Hugging Face cache"
+    return fetch_config(hub_id), config_url(hub_id), f"fetched from {endpoint().host}"
 
 
 def _way_out_of(hub_id: str) -> str:
@@ -398,30 +410,21 @@ def _packed_alike(hub_id: str) -> str | None:
 
 
 def _from_name(hub_id: str) -> ResolvedModel | None:
-    """The known model that ``hub_id`` names as its base; ``None`` where it names none, or two that differ."""
-    from planner.catalog.quantization_config import stored_by_name
+    """The known model that ``hub_id`` names as its base; ``None`` where it names none, or two that differ,
+    or says that its weights are packed: how, no name says in full.
+    """
     from planner.catalog.same_shape import kin_of
 
-    owner, _, name = hub_id.partition("/")
-    named = stored_by_name(name, owner)
-    kin = kin_of(f"{owner}/{named.base}" if named else hub_id, _index())
+    kin = kin_of(hub_id, _index())
     entries = [_read_entry(model_id) for model_id in kin.model_ids]
     specs = [spec_of(entry) for entry in entries]
     if len({_shape(spec) for spec in specs}) != 1:
         return None
-    halves = named is not None and named.stored.quantization != "nf4"
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp16" if halves else specs[0].checkpoint_dtype
-    spec = replace(specs[0], checkpoint_dtype=kin.stored or dtype)
+    spec = replace(specs[0], checkpoint_dtype=kin.stored or specs[0].checkpoint_dtype)
     note = (
         f"taken to have the shape of {entries[0].name} by its name: {hub_id}, whose config.json was not read"
     )
-    if named is None:
-        return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
-    spec = replace(spec, stored=named.stored)
-    packed = f"stored as {stored_text(named.stored)}"
-    return ResolvedModel(
-        spec, "name", _joined(f"{note}; {packed}, by its name", named.stored.assumed, _omission(spec))
-    )
+    return ResolvedModel(spec, "name", _joined(note, _omission(spec)))
 
 
 def _shape(spec: ModelSpec) -> ModelSpec:

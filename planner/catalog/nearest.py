@@ -15,7 +15,7 @@ from operator import eq, itemgetter
 
 from planner.catalog.index import CatalogIndex
 from planner.catalog.location import data_dir
-from planner.catalog.same_shape import QUANTISED, kin_of, names_other_modules, words_of
+from planner.catalog.same_shape import QUANTISED, kin_of, names_other_modules, quantization_named, words_of
 from planner.errors import UnknownNameError, name_pattern
 from planner.files.structured import read_toml
 
@@ -48,7 +48,9 @@ def way_out_of(hub_id: str, index: CatalogIndex) -> str:
     owner, _, name = hub_id.partition("/")
     if (unpacked := QUANTISED.sub("", name)) != name:
         bases = kin_of(f"{owner}/{unpacked}", index).model_ids
-        return f"; or give {_entry(bases[0])['hub_id']}, the model that was packed" if bases else ""
+        asked = quantization_named(name)
+        flag = f", with --quantization {asked}" if asked and asked != "aqlm" else ""
+        return f"; or give {_entry(bases[0])['hub_id']}, the model that was packed{flag}" if bases else ""
     if names_other_modules(name, index):
         return ""
     ids = {each: entry_id for each, entry_id in _names(index.ids).items() if "/" in each}

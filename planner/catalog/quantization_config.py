@@ -1,5 +1,4 @@
-"""How a checkpoint holds its matrices: ``quantization_config`` of a ``config.json``,
-or what the name of a checkpoint says.
+"""How a checkpoint holds its matrices: ``quantization_config`` of a ``config.json``.
 
 Source: transformers 5.23 utils/quantization_config.py (GPTQConfig, AwqConfig, BitsAndBytesConfig, AqlmConfig)
 and quantizers/quantizer_*.py (``is_trainable``); gptqmodel 7.3.4 nn_modules/qlinear (``SUPPORTS_FORMATS``,
@@ -8,7 +7,6 @@ and quantizers/quantizer_*.py (``is_trainable``); gptqmodel 7.3.4 nn_modules/qli
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -197,68 +195,3 @@ _READERS: Mapping[str, Callable[[ConfigFields], StoredConfig]] = {
     "aqlm": _aqlm,
     "bitsandbytes": _bitsandbytes,
 }
-
-# --- names --------------------------------------------------------------------------------------------------
-
-_END = r"(?=$|[-_.])"
-_EIGHT = re.compile(r"int8|8[-_]?bit|w8", re.IGNORECASE)
-_AWQ = re.compile(rf"[-_.]awq(?:[-_.]?(?:int4|4[-_]?bits?|w4(?:a16)?))?{_END}", re.IGNORECASE)
-_GPTQ = re.compile(rf"[-_.]gptq[-_.]?(?:int|w)?([48])(?:[-_]?bits?)?(?:a16)?{_END}", re.IGNORECASE)
-_AQLM = re.compile(rf"[-_.]aqlm(?:-pv)?-([1-4])bit-(\d)x(\d{{1,2}})(?:-hf)?{_END}", re.IGNORECASE)
-_GROUP = re.compile(rf"[-_.](?:g|gs)?(32|64|128)(?:g)?{_END}", re.IGNORECASE)
-# Its "-unsloth-bnb-4bit" leave matrices whole that no name says.
-_UNSLOTH = re.compile(r"unsloth/(.+)(?<!-unsloth)-bnb-4bit", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedStorage:
-    """What a name says of how its checkpoint is stored, and the name without that."""
-
-    stored: StoredWeights
-    base: str
-
-
-def stored_by_name(name: str, owner: str = "") -> NamedStorage | None:
-    """What ``name`` (without its ``owner``) says, where it says method and bits;
-    ``None`` where it says less.
-
-    AWQ means 4 bits, which is all that its trainable kernels have.  GPTQ must say its bits, AQLM its bits and
-    code books.  The group of a scale is 128 where the name says none, as in most published checkpoints: that
-    is assumed, and noted.  ``bnb-4bit`` says enough of Unsloth's own checkpoints, which are packed as its
-    loader packs (unslothai/unsloth unsloth/models/llama.py FastLlamaModel.from_pretrained).
-    """
-    if (unsloth := _UNSLOTH.fullmatch(f"{owner}/{name}")) is not None:
-        assumed = "nf4 with double quantisation is assumed, as Unsloth packs"
-        stored = StoredWeights(
-            "nf4", Packing(is_stored=True), True, source=f"its name, {name[:80]}", assumed=assumed
-        )
-        return NamedStorage(stored, unsloth[1])
-    if (found := _AQLM.search(name)) is not None:
-        return _aqlm_by_name(name, found)
-    if (found := _AWQ.search(name)) is not None and not _EIGHT.search(name):
-        return _by_groups(name, found, "awq-int4")
-    if (found := _GPTQ.search(name)) is not None:
-        return _by_groups(name, found, "gptq-int4" if found[1] == "4" else "gptq-int8")
-    return None
-
-
-def _by_groups(name: str, found: re.Match[str], quantization: Quantization) -> NamedStorage:
-    base = name[: found.start()] + name[found.end() :]
-    group = _GROUP.search(name, found.end())
-    groups = f"groups of {group[1] if group else _ASSUMED_GROUP} inputs"
-    assumed = "" if group else f"{groups} are assumed"
-    if group is not None:
-        base = name[: found.start()] + name[found.end() : group.start()] + name[group.end() :]
-    packing = Packing(int(group[1]) if group else _ASSUMED_GROUP)
-    return NamedStorage(
-        StoredWeights(quantization, packing, source=f"its name, {name[:80]}", assumed=assumed), base
-    )
-
-
-def _aqlm_by_name(name: str, found: re.Match[str]) -> NamedStorage | None:
-    bits, books, code_bits = (int(each) for each in found.groups())
-    group = books * code_bits // bits
-    if (books, code_bits, group) not in _AQLM_KERNELS:
-        return None
-    stored = StoredWeights("aqlm", Packing(group, books, code_bits), source=f"its name, {name[:80]}")
-    return NamedStorage(stored, name[: found.start()] + name[found.end() :])

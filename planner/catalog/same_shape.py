@@ -17,12 +17,16 @@ from typing import Literal
 from planner.catalog.index import CatalogIndex, fold_name
 
 QUANTISED = re.compile(
-    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|fp8"
-    r"|nvfp4|mxfp[468]|nf4|fp4|w4a16|w8a8|int[48]|[1-8](?:\.\d+)?-?bits?|q[2-8](?:_\w+)?"
-    r"|quip|autoround|quantized|quants?|qat|bitnet|1\.58)(?=$|[-_./])",
+    r"(?:^|[-_.])(gptq|bnb[-_]?4bit|bnb[-_]nf4|bnb|bitsandbytes|awq|aqlm|hqq|eetq|exl[23]|gguf|ggml|imatrix"
+    r"|fp[468]|nvfp4\w*|w?mxfp[468]\w*|nf4|w[1-8]a(?:4|8|16)|w[1-8]g\d+|g(?:32|64|128)|int[48]"
+    r"|[1-8](?:\.\d+)?-?bits?|\d+bpw|bpw\d+|[oi]?q[1-8](?:_\w+|f\d+\w*)?|1\.58|ternary|bitnet|dwq|mlc"
+    r"|quip|e8p|auto[-_]?round|vptq|spqr|quarot|rtn|ptq|marlin|fbgemm|compressed[-_]tensors"
+    r"|\w*quant(?:s|ized)?|\w*qat)(?=$|[-_./])",
     re.IGNORECASE,
 )
 """A word of an id that says that weights are stored quantised."""
+_ASKED_AS = {"awq": "awq-int4", "gptq": "gptq-int4 or gptq-int8", "bnb": "nf4", "aqlm": "aqlm"}
+_EIGHT = re.compile("int8|8-?bit|w8", re.IGNORECASE)
 
 _WORD_WITH_VERSION = re.compile(r"([a-z]{3,})(\d+(?:\.\d+)*)")
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]|a\d+(?:\.\d+)?b|\d+x(?:\d+b?)?|\d+e")
@@ -144,6 +148,15 @@ def kin_of(hub_id: str, index: CatalogIndex) -> Kin:
         return Kin((), None)
     found = _copied(_IN_DTYPE.sub("", name), index) or _fine_tuned(words, index.ids)
     return Kin(found, stored.pop() if stored else None)
+
+
+def quantization_named(name: str) -> str:
+    """What ``--quantization`` may say of a packed checkpoint of that name, whose groups and modules that were
+    left whole no name says; empty for a kind that it cannot say.
+    """
+    found = QUANTISED.search(name)
+    asked = _ASKED_AS.get(re.split("[-_4]", found[1].lower())[0], "") if found else ""
+    return "" if asked in ("nf4", "awq-int4") and _EIGHT.search(name) else asked
 
 
 def words_of(index: CatalogIndex) -> Callable[[str], tuple[str, ...]]:

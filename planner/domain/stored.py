@@ -23,11 +23,6 @@ class StoredWeights:
     source: str = ""
     assumed: str = ""
 
-    @property
-    def assumes_group(self) -> bool:
-        """Whether nobody said how many inputs share a scale."""
-        return bool(self.assumed) and not self.packing.is_stored and not self.packing.codebooks
-
 
 def stored_text(stored: StoredWeights) -> str:
     """``awq-int4 in groups of 128``: the quantisation with what else decides its bytes."""

@@ -1,18 +1,14 @@
-"""What the name of a checkpoint says of how its weights are stored."""
+"""The checkpoint that a training file names, and how its weights are stored."""
 
 from __future__ import annotations
 
-import re
-
 from planner.catalog.models import entry_named_in, storage_of
-from planner.catalog.same_shape import QUANTISED
+from planner.catalog.same_shape import QUANTISED, quantization_named
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.recipes.recipe import GPTQ
 from planner.errors import show
 
-_EIGHT = re.compile("int8|8-?bit", re.IGNORECASE)
-_SAYABLE = {"gptq": "gptq-int4 or gptq-int8", "bnb": "nf4"}
 _TRUST = "trust_remote_code"
 # Of these checkpoints bring model code of their own, and Transformers has a class, too: config.json of
 # tiiuae/falcon-7b, mosaicml/mpt-7b, microsoft/phi-2 of 2023, microsoft/Phi-3-mini-4k-instruct,
@@ -23,7 +19,7 @@ _FIELDS = ("quantization", "double_quant", "quant_storage")
 
 def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = "") -> None:
     """Enter the model that a key names,
-    and how it is stored where its name says that it is quantised already.
+    and how it is stored where its name says that it is quantised already: no name says how.
 
     Tools load such a checkpoint as it is stored, whatever quantisation the file asks for (transformers 5.23.0
     quantizers/auto.py ``merge_quantization_configs``: that of the checkpoint wins), also where --model names
@@ -39,11 +35,12 @@ def read_checkpoint(keys: Keys, name: str, reading: Reading, *, trusts: str = ""
         return
     reading.say("model", model, keys.where(name))
     remark_on_own_code(keys, model, reading, trusts)
-    found = QUANTISED.search(model.rstrip("/").rpartition("/")[2])
+    last = model.rstrip("/").rpartition("/")[2]
+    found = QUANTISED.search(last)
     if found is None or _says_storage(keys, name, reading):
         return
-    kind = _SAYABLE.get(re.split("[-_4]", found[1].lower())[0])
-    if kind is None or (kind == "nf4" and _EIGHT.search(model)):
+    kind = quantization_named(last)
+    if not kind:
         raise keys.not_modelled(
             name, f"{show(model)} is quantised already ({found[1]}), which is not modelled"
         )
@@ -71,7 +68,9 @@ def remark_on_own_code(keys: Keys, model: str, reading: Reading, trusts: str = "
 
 
 def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
-    """Enter how the catalog or the name says that the checkpoint is stored; false where neither does."""
+    """Enter how the catalog or its ``config.json`` says that the checkpoint is stored; false where neither
+    does.
+    """
     stored = storage_of(str(keys.text(name)).rstrip("/"))
     if stored is None:
         return False
@@ -87,7 +86,7 @@ def _says_storage(keys: Keys, name: str, reading: Reading) -> bool:
 
 
 def read_gptq(keys: Keys, reading: Reading) -> None:
-    """Axolotl's ``gptq``: the base is one of GPTQ; its bits are asked for where its name does not say them.
+    """Axolotl's ``gptq``: the base is one of GPTQ; its bits are asked for where no source says them.
 
     Source: axolotl 0.19.0 loaders/model.py _set_quantization_config,
     which takes the ``quantization_config`` of the model.
@@ -99,7 +98,8 @@ def read_gptq(keys: Keys, reading: Reading) -> None:
     ):
         _ask(
             reading,
-            f"{keys.where('gptq')}: the base is quantised by GPTQ: say --quantization {_SAYABLE['gptq']}",
+            f"{keys.where('gptq')}: the base is quantised by GPTQ: "
+            f"say --quantization {' or '.join(sorted(GPTQ))}",
         )
 
 

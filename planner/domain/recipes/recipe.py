@@ -68,7 +68,9 @@ GENERATING_TASKS: frozenset[Task] = frozenset({"grpo", "ppo"})
 BITSANDBYTES: frozenset[Quantization] = frozenset({"int8", "nf4", "fp4"})
 """Quantisations that loading makes of any checkpoint; the others come packed."""
 GPTQ: frozenset[Quantization] = frozenset({"gptq-int4", "gptq-int8"})
-PREPACKED: frozenset[Quantization] = GPTQ | {"awq-int4", "aqlm"}
+IN_GROUPS: frozenset[Quantization] = GPTQ | {"awq-int4"}
+"""Whose scale is shared by a group of inputs, as many as the checkpoint says; held in buffers."""
+PREPACKED: frozenset[Quantization] = IN_GROUPS | {"aqlm"}
 """Quantisations that only a checkpoint made with them has."""
 STAYS_16_BIT: frozenset[Quantization] = GPTQ | {"aqlm"}
 """Quantisations whose unquantised weights PEFT's k-bit preparation leaves as they are.

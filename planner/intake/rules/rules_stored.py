@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from planner.domain.recipes.recipe import BITSANDBYTES, GPTQ, PREPACKED
+from planner.domain.recipes.recipe import BITSANDBYTES, IN_GROUPS, PREPACKED
 from planner.domain.stored import stored_text
 from planner.intake.rules.rule import Case, Rule
-
-_IN_BUFFERS = GPTQ | {"awq-int4"}
 
 
 def _is_prepacked(case: Case) -> bool:
@@ -88,7 +86,14 @@ STORED_RULES = (
         "warn",
         "Counted with the kernels that can train: gptqmodel takes them with backend='auto_trainable' in "
         "GPTQConfig or AwqConfig, and fails with its default",
-        lambda case: case.numerics.quantization in _IN_BUFFERS and case.stack.packed_kernels == "gptqmodel",
+        lambda case: case.numerics.quantization in IN_GROUPS and case.stack.packed_kernels == "gptqmodel",
+    ),
+    Rule(
+        "packed-groups-assumed",
+        "warn",
+        "Groups of 128 inputs are assumed, as nobody gave those of the checkpoint; the interval allows for "
+        "32 and for single groups: give its config.json as --model",
+        lambda case: case.numerics.quantization in IN_GROUPS and case.model.stored is None,
     ),
     Rule(
         "gptq-sharded",
@@ -96,7 +101,7 @@ STORED_RULES = (
         "Weights of GPTQ and AWQ are buffers, which ZeRO-3 and FSDP do not divide: each GPU "
         "holds all of them",
         lambda case: (
-            case.shards_weights and case.numerics.quantization in _IN_BUFFERS and not case.recipe.divides_base
+            case.shards_weights and case.numerics.quantization in IN_GROUPS and not case.recipe.divides_base
         ),
     ),
     Rule(

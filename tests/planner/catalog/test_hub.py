@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from planner.catalog import hub
-from planner.catalog.models import load_model
+from planner.catalog.models import load_model, storage_of
 from planner.errors import InputFileError, PlannerError, UsageError
 from tests.planner.catalog.hub_double import (
     Double,
@@ -116,6 +116,18 @@ def test_hub_id_is_fetched(server: Double) -> None:
     assert resolved.spec.param_count == TINY_PARAMS
     assert "fetched from localhost" in resolved.note
     assert resolved.spec.source == f"{server.address}{CONFIG}"
+
+
+def test_how_a_checkpoint_is_stored_is_read_from_the_hub(server: Double) -> None:
+    """For files of other tools, too; the answer serves both questions, and a refusal leaves it open."""
+    packed = TINY | {"quantization_config": {"quant_method": "awq", "group_size": 64}}
+    address = "/someone/Tiny-Llama-AWQ/resolve/main/config.json"
+    server.answers[address] = content(json.dumps(packed))
+    stored = storage_of("someone/Tiny-Llama-AWQ")
+    assert stored is not None
+    assert load_model("someone/Tiny-Llama-AWQ").spec.stored == stored
+    assert (stored.packing.group, server.paths) == (64, [address])
+    assert storage_of("someone/Other-AWQ") is None
 
 
 def test_an_id_is_asked_for_once(server: Double) -> None:

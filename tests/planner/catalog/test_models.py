@@ -126,6 +126,13 @@ def test_models_of_the_published_rows_are_known(model: str) -> None:
     assert load_model(model).how == "catalog"
 
 
+def test_a_fine_tune_that_is_stored_otherwise_is_an_entry_of_its_own() -> None:
+    """DeepCoder has the shape of Qwen2.5 14B, and four bytes a parameter."""
+    tuned, base = load_model("agentica-org/DeepCoder-14B-Preview").spec, load_model("qwen2.5-14b").spec
+    assert (tuned.groups, tuned.param_count) == (base.groups, base.param_count)
+    assert (tuned.checkpoint_dtype, base.checkpoint_dtype) == ("fp32", "bf16")
+
+
 def test_lookup_reads_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding one model opens its file and the index, not the other entries."""
     opened: list[str] = []

@@ -1,4 +1,4 @@
-"""How checkpoints are stored: by their ``quantization_config``, by the catalog, or by a name that says it."""
+"""How checkpoints are stored: by their ``quantization_config`` or by the catalog, never by a name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from planner.anatomy.quantized_matrices import is_quantizable
 from planner.catalog import hub
 from planner.catalog.hf_config import model_from_config
 from planner.catalog.models import load_model, storage_of, stored_checkpoints
-from planner.catalog.quantization_config import stored_by_name
 from planner.domain.model import ModelSpec
 from planner.domain.recipes.recipe import DTYPE_BYTES, Numerics, Packing
 from planner.domain.stored import StoredWeights, stored_text
@@ -153,50 +152,27 @@ def test_every_known_checkpoint_is_found_in_any_case(name: str) -> None:
     assert resolved.doubt == stored_checkpoints()[name].assumed
 
 
-@pytest.mark.parametrize(("name", "quantization", "packing", "base"), [
-    ("Qwen2.5-72B-Instruct-GPTQ-Int4", "gptq-int4", Packing(128), "Qwen2.5-72B-Instruct"),
-    ("Qwen2.5-72B-Instruct-GPTQ-Int8", "gptq-int8", Packing(128), "Qwen2.5-72B-Instruct"),
-    ("Llama-3-8B-gptq-4bit-32g", "gptq-int4", Packing(32), "Llama-3-8B"),
-    ("Llama-3-8B-AWQ", "awq-int4", Packing(128), "Llama-3-8B"),
-    ("Llama-3-8B-AWQ-INT4-stories", "awq-int4", Packing(128), "Llama-3-8B-stories"),
-    ("Meta-Llama-3-8B-AQLM-PV-2Bit-1x16", "aqlm", Packing(8, 1, 16), "Meta-Llama-3-8B"),
-    ("Llama-3.2-3B-AQLM-PV-2Bit-2x8", "aqlm", Packing(8, 2, 8), "Llama-3.2-3B"),
-])  # fmt: skip
-def test_a_name_that_says_method_and_bits_is_taken(
-    name: str, quantization: str, packing: Packing, base: str
-) -> None:
-    """Groups that a name does not say are assumed, which is said; AQLM's follow from its bits."""
-    named = stored_by_name(name)
-    assert named is not None
-    assert (named.stored.quantization, named.stored.packing, named.base) == (quantization, packing, base)
-    assert bool(named.stored.assumed) == (quantization != "aqlm" and "32g" not in name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["Llama-3-8B-GPTQ", "Llama-3-8B-GPTQ-3bit", "Llama-3-8B-bnb-4bit", "hawq-4b", "Llama-3-8B-AWQ-8bit"],
-)
-def test_a_name_that_says_less_is_not(name: str) -> None:
-    """Bits of GPTQ are not guessed, and AWQ of 8 bits is another thing."""
-    assert stored_by_name(name) is None
-
-
 @pytest.mark.usefixtures("offline")
-def test_unsloths_own_checkpoints_are_packed_as_its_loader_packs() -> None:
-    """What its name leaves open is said; of those that leave matrices whole no name says which."""
-    known = load_model("unsloth/Meta-Llama-3.1-8B-bnb-4bit")
-    assert known.spec.stored is not None
-    assert (known.spec.stored.quantization, known.spec.stored.double_quant) == ("nf4", True)
-    assert (known.spec.n_layers, known.spec.checkpoint_dtype) == (32, "bf16")
-    assert "is assumed" in known.doubt
-    for hub_id in ("unsloth/Qwen3-14B-unsloth-bnb-4bit", "someone/Meta-Llama-3.1-8B-bnb-4bit"):
-        with pytest.raises(UsageError, match="neither in the catalog"):
-            load_model(hub_id)
+@pytest.mark.parametrize(("hub_id", "way_out"), [
+    ("someone/Llama-3-8B-AWQ", "Meta-Llama-3-8B, the model that was packed, with --quantization awq-int4"),
+    ("someone/Llama-3-8B-gptq-4bit-32g", "config.json and pass the path"),
+    ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "with --quantization gptq-int4 or gptq-int8"),
+    ("ISTA-DASLab/Llama-3.2-3B-AQLM-PV-2Bit-2x8", "config.json and pass the path"),
+    ("someone/Meta-Llama-3.1-8B-bnb-4bit", "with --quantization nf4"),
+    ("unsloth/Qwen3-VL-8B-Instruct-bnb-4bit", "with --quantization nf4"),
+    ("mlx-community/Qwen3-8B-4bit", "Qwen/Qwen3-8B, the model that was packed"),
+    ("someone/Qwen3-8B-GGUF", "Qwen/Qwen3-8B, the model that was packed"),
+])  # fmt: skip
+def test_a_name_that_says_how_it_is_stored_is_no_answer(hub_id: str, way_out: str) -> None:
+    """Groups, layout and modules that were left whole no name says: one sentence names what settles it."""
+    with pytest.raises(UsageError, match="neither in the catalog") as caught:
+        load_model(hub_id)
+    assert way_out in str(caught.value)
+    assert storage_of(hub_id) is None
 
 
-def test_a_config_in_the_cache_wins_over_a_name(offline: Path) -> None:
-    """What the checkpoint's own file says is exact."""
-    assert load_model("someone/Llama-3-8B-AWQ").how == "name"
+def test_a_config_in_the_cache_says_how_a_checkpoint_is_stored(offline: Path) -> None:
+    """What the checkpoint's own file says is exact, and files of other tools are read by it, too."""
     folder = offline / "hub" / "models--someone--Llama-3-8B-AWQ" / "snapshots" / ("0" * 40)
     folder.mkdir(parents=True)
     fields = LLAMA | {"quantization_config": {"quant_method": "awq", "group_size": 32}}
@@ -207,26 +183,23 @@ def test_a_config_in_the_cache_wins_over_a_name(offline: Path) -> None:
     stored = load_model("someone/Llama-3-8B-AWQ").spec.stored
     assert stored is not None
     assert (stored.packing, stored.assumed) == (Packing(32), "")
+    assert storage_of("someone/Llama-3-8B-AWQ") == stored
+    assert storage_of("someone/Llama-3-8B-GPTQ") is None
 
 
-@pytest.mark.usefixtures("offline")
-def test_a_hub_id_whose_bits_nobody_says_stays_unknown() -> None:
-    """No verdict rather than a guess."""
-    with pytest.raises(UsageError, match="neither in the catalog"):
-        load_model("someone/Llama-3-8B-GPTQ")
-
-
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("hub_id", ["Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-7B-Instruct-AWQ"])
-def test_groups_that_are_assumed_lie_within_the_interval(hub_id: str) -> None:
+@pytest.mark.parametrize("quantization", ["gptq-int4", "awq-int4"])
+def test_groups_that_are_assumed_lie_within_the_interval(quantization: str) -> None:
     """Groups of 32, the smallest of published checkpoints,
     have four times the scales of those that are assumed.
     """
-    peak = planner.estimate(model=hub_id, method="lora", gpu="a100-80gb", seq=1024).peak
-    elements = job_over(hub_id).packed.elements
-    assert peak.driver_interval is not None
-    assert peak.driver_interval.low < peak.driver_bytes - elements * 2.5 / 128
-    assert peak.driver_bytes + elements * 2.5 * (1 / 32 - 1 / 128) < peak.driver_interval.high
+    answer = planner.estimate(
+        model="qwen2.5-72b", method="lora", gpu="a100-80gb", seq=1024, quantization=quantization
+    )
+    elements = job_over("qwen2.5-72b", quantization=quantization).packed.elements
+    assert any("Groups of 128 inputs are assumed" in warning for warning in answer.warnings)
+    assert answer.peak.driver_interval is not None
+    assert answer.peak.driver_interval.low < answer.peak.driver_bytes - elements * 2.5 / 128
+    assert answer.peak.driver_bytes + elements * 2.5 * (1 / 32 - 1 / 128) < answer.peak.driver_interval.high
 
 
 def job_over(model: str, **flags: object) -> Job:

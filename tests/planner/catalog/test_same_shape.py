@@ -45,8 +45,6 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("someone/Ministral-3-8B-Base-2512-stories", "ministral-3-8b", "bf16"),
     ("unsloth/DeepSeek-R1-BF16", "deepseek-v3", "bf16"),
     ("someone/phi-4", "phi-4", "bf16"),
-    ("unsloth/phi-4-bnb-4bit", "phi-4-unsloth", "bf16"),
-    ("unsloth/Ministral-3-3B-Instruct-2512-bnb-4bit", "ministral-3-3b", "bf16"),
 ])  # fmt: skip
 def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_id: str, stored: str) -> None:
     """Owner, suffixes and spelling do not matter; the note names id and base."""
@@ -58,12 +56,17 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
 
 @pytest.mark.parametrize("hub_id", [
     # Stored quantised, as the id or its owner says.
+    "unsloth/Ministral-3-3B-Instruct-2512-bnb-4bit",
     *("someone/llama-3-8b-bnb-4bit", "someone/Meta-Llama-3-8B-AWQ-8bit", "someone/Llama-3-8B-GPTQ",
     "Qwen/Qwen3-8B-FP8"),
     *("someone/Meta-Llama-3.1-405B-BNB-NF4-BF16", "some-quants/Llama-3.1-8B",
     "someone/Llama-3.1-8B-Q4_K_M-GGUF"),
     *("someone/Meta-Llama-3-8B-Instruct-AQLM-2Bit-8x8", "someone/Qwen3-8B-MXFP4",
     "someone/Llama3-8B-1.58bit"),
+    *("someone/Qwen3-8B-W4A8", "someone/Qwen3-8B-w4g128", "someone/Qwen3-8B-2.4bpw"),
+    *("someone/Qwen3-8B-IQ4_XS", "amd/Llama-3.1-8B-WMXFP4FP8-KVFP8"),
+    *("someone/Qwen3-8B-q4f16_1-MLC", "someone/Qwen3-8B-DWQ", "someone/Qwen3-8B-SmoothQuant"),
+    *("someone/Qwen3-8B-EfficientQAT-g64", "someone/Qwen3-8B-bitsandbytes", "someone/Qwen3-8B-marlin"),
     *("someone/Llama-3-8B-GPTQ-Int3", "some-quants/Llama-3.1-8B-AWQ", "someone/Llama-8B-AWQ"),
     # Released in FP8, which the id does not say.
     *("mistralai/Ministral-3-8B-Instruct-2512", "mistralai/Ministral-3-3B-Instruct-2512"),

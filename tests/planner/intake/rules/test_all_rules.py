@@ -314,6 +314,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"quantization": "awq-int4"},
         {"quantization": "awq-int4", "stack": "hf-trainer@4"},
     ),
+    "packed-groups-assumed": ({"model": "llama-3-8b", "quantization": "awq-int4"}, {"model": AWQ}),
     "aqlm-of-no-checkpoint": ({"quantization": "aqlm"}, {"model": AQLM}),
     "aqlm-sharded": (
         {"model": AQLM, "gpus": 2, "sharding": "zero3"},

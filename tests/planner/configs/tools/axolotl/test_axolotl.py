@@ -282,7 +282,7 @@ def test_gemma_4_is_never_checkpointed_reentrantly(tmp_path: Path) -> None:
     )
 
 
-def test_a_gptq_base_is_one_whose_name_says_its_bits_or_one_that_asks(tmp_path: Path) -> None:
+def test_a_gptq_base_is_one_that_is_known_or_one_that_asks(tmp_path: Path) -> None:
     """``gptq: true`` says the method; the catalog knows the base of Axolotl's example."""
     known = read(tmp_path, LORA.replace("Qwen/Qwen2.5-0.5B", "TheBloke/Llama-2-7B-GPTQ") + "gptq: true\n")
     assert (known.request.get("quantization"), known.needs) == ("gptq-int4", {})

@@ -246,35 +246,33 @@ def test_a_task_beside_training_trains(tmp_path: Path) -> None:
     assert read(tmp_path, text_only).request.get("model") == "google/gemma-3-1b-it"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("GPTQ-Int4", "gptq-int4"), ("GPTQ-Int8", "gptq-int8"), ("AWQ", "awq-int4"), ("AQLM-2Bit-1x16", "aqlm")],
-)
-def test_a_checkpoint_whose_name_says_it_is_read_as_it_is_stored(
-    tmp_path: Path, name: str, said: str
-) -> None:
+def test_a_checkpoint_that_the_catalog_knows_is_read_as_it_is_stored(tmp_path: Path) -> None:
     """The checkpoint's quantisation wins over that of the file, and --model does not change it."""
+    text = BASE.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B-Instruct-AWQ") + "quantization_bit: 4\n"
+    request = with_flags(read(tmp_path, text), from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
+    said = tuple(request.get(name) for name in ("quantization", "double_quant", "quant_storage"))
+    assert said == ("awq-int4", None, None)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("GPTQ", "gptq-int4 or gptq-int8"), ("GPTQ-Int4", "gptq-int4 or gptq-int8"), ("AWQ", "awq-int4"),
+    ("AQLM-2Bit-1x16", "aqlm"),
+])  # fmt: skip
+def test_a_packed_checkpoint_that_nothing_knows_asks_how_it_is_stored(
+    tmp_path: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name says no groups, and --model by hand does not make it a plain one."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     config = read(
         tmp_path, BASE.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-Instruct-{name}") + "quantization_bit: 4\n"
     )
-    request = with_flags(config, from_flags({"gpu": "4090", "model": "qwen2.5-0.5b"}))
-    assert (request.get("quantization"), request.get("double_quant"), request.get("quant_storage")) == (
-        said,
-        None,
-        None,
-    )
-
-
-def test_a_gptq_checkpoint_whose_name_says_no_bits_asks_for_them(tmp_path: Path) -> None:
-    """GPTQ has 2 to 8 bits."""
-    config = read(
-        tmp_path, BASE.replace("Qwen2.5-0.5B", "Qwen2.5-0.5B-Instruct-GPTQ") + "quantization_bit: 4\n"
-    )
     flags = {"gpu": "4090", "model": "qwen2.5-0.5b"}
-    with pytest.raises(UsageError, match="quantised already: say --quantization gptq-int4 or gptq-int8"):
+    with pytest.raises(UsageError, match=f"quantised already: say --quantization {said}"):
         with_flags(config, from_flags(flags))
-    request = with_flags(config, from_flags(flags | {"quantization": "gptq-int4"}))
-    assert (request.get("quantization"), request.get("quant_storage")) == ("gptq-int4", None)
+    kind = said.partition(" ")[0]
+    request = with_flags(config, from_flags(flags | {"quantization": kind}))
+    assert (request.get("quantization"), request.get("quant_storage")) == (kind, None)
 
 
 def test_gemma_2_asks_which_attention_is_installed(tmp_path: Path) -> None:
