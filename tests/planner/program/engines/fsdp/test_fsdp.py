@@ -4,18 +4,13 @@ counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards.
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.engines.groups import Sizes, around
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
-from planner.program.ops.tensors import Unit
-from planner.program.parameters import adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 
@@ -145,53 +140,6 @@ def test_an_offloaded_shard_comes_up_by_itself_and_its_gradient_leaves_nothing()
     assert left(subject) == {}
 
 
-def test_fsdp1_keeps_its_root_and_sees_layers_inside_what_it_received() -> None:
-    """The root is table, last norm and head; casts have a stream of their own, and nothing is copied out."""
-    found = rows(job(sharding="fsdp1"), "forward_2")
-    of_layer = [("_mp_shard", 2 * LAYER // N, 3), ("_full_param_padded", 2 * LAYER, 1)]
-    root = 2 * (TABLE + TAIL)
-    assert found == [("_mp_shard", root // N, 3), ("_full_param_padded", root, 1), *LAYERS * of_layer]
-
-
-def test_fsdp1_joins_gradients_and_reduces_them_in_a_pool_of_its_own() -> None:
-    """The root's come last."""
-    found = rows(job(sharding="fsdp1"), "backward_2")
-    reduced = [each for each in found if each[0] != "_mp_shard" and each[0] != "_full_param_padded"]
-
-    def of(elements: int) -> list[Row]:
-        parts = [
-            ("new_sharded_grad", 2 * elements // N, 2),
-            ("_cast_grad_to_param_dtype", 4 * elements // N, 2),
-        ]
-        return [("cat", 2 * elements, 1), *parts]
-
-    assert reduced == [*LAYERS * of(LAYER), *of(TABLE + TAIL)]
-
-
-def test_fsdp1_frees_late_what_another_stream_uses_and_fsdp2_nothing() -> None:
-    """A flat parameter that compute uses, the cast shard that is sent, gradients that are joined, and
-    what is reduced of them.
-    """
-    stream = step_of(job(sharding="fsdp1"))
-    late = {(stream.place(slot)[2], lag) for slot, lag in stream.lags.items()}
-    of_engine = {("_full_param_padded", 1), ("cat", 2), ("_mp_shard", 2)}
-    assert of_engine < late
-    # The gradients of seven matrices and of two norms, while the next layer's backward runs.
-    assert {lag for _, lag in late - of_engine} == {7, 2}
-    assert not step_of(job()).lags
-
-
-def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradients() -> None:
-    """PEFT's policy makes units of adapters; a policy of layers leaves zeros for every frozen weight."""
-    flags = {"method": "lora", "sharding": "fsdp1", "lora_rank": 16, "lora_targets": "all-linear"}
-    apart = {n_bytes for op, n_bytes, _ in rows(job(**flags), "backward_2") if op == "cat"}
-    assert apart == {2 * ADAPTERS}
-    mixed = job(**flags, switches="fsdp1_wraps_adapters=false")
-    assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {
-        2 * (LAYER + ADAPTERS)
-    }
-
-
 @pytest.mark.parametrize("storage", ["bf16", None])
 def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> None:
     """Half a byte for each element where 4-bit bytes are stored as floats;
@@ -203,21 +151,6 @@ def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> Non
     received = {n_bytes for op, n_bytes, _ in rows(job(**flags), "forward_2") if op == "all_gather_output"}
     matrices, floats = LAYER - 2 * WIDTH, 2 * (2 * WIDTH + ADAPTERS)
     assert (matrices // 2 + floats if storage else floats) in received
-
-
-def test_a_module_is_found_among_the_events_of_a_part() -> None:
-    """Frees after its last allocation are its own."""
-    stream = RequestStream()
-    slots = [
-        stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")
-    ]
-    events = array("q", [slots[0], slots[1], ~slots[0], slots[2]])
-    assert [each.tolist() for each in around(stream, events, "lm_head")] == [
-        [slots[0]],
-        [slots[1], ~slots[0]],
-        [slots[2]],
-    ]
-    assert [each.tolist() for each in around(stream, events, "embed_tokens")] == [[], [], events.tolist()]
 
 
 def test_a_model_that_is_whole_before_it_is_divided() -> None:
@@ -352,20 +285,3 @@ def test_a_shard_is_made_beside_its_whole_and_a_tied_table_comes_twice() -> None
     assert loading[-1] == ~again
     old = step_of(job(**flags, sharding="fsdp1"))
     assert not [slot for slot in range(len(old.units)) if old.place(slot)[:2] == ("load", "lm_head")]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"method": "lora", "gpus": 6},
-        {"method": "qlora", "quant_storage": "bf16"},
-        {"model": "qwen3-30b-a3b", "stack": "torchtitan@2025", "nodes": 32, "expert_parallel": 8},
-    ],
-)
-def test_bytes_of_a_shard_are_those_of_the_weight_that_it_is(flags: dict[str, object]) -> None:
-    """Also where the rows of a matrix do not divide, or experts are divided along theirs."""
-    subject = job(**flags)
-    sizes, weights = Sizes(subject), [*model_weights(subject), *adapter_weights(subject)]
-    assert [sizes.shard_bytes(each) for each in weights] == [sizes.shard(each).unit_bytes for each in weights]
-    assert sizes.shard_bytes(weights[0]) < weights[0].unit_bytes
