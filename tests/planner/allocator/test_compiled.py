@@ -5,18 +5,14 @@ What it serves is compared with the loop of Python in ``test_slots.py``, what it
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
 from planner.allocator.compiled import (
     MOST_LAG,
     N_STREAMS,
     CompiledMemory,
-    in_bytes,
     is_compiled,
     packed,
-    shifted,
 )
 from planner.units import MIB
 
@@ -49,14 +45,6 @@ def test_numbers_beyond_the_library_are_left_to_python(
     assert (packed([0], sizes, streams, lags) is not None) is taken
 
 
-def test_arrays_are_taken_as_they_are() -> None:
-    """A list is copied once."""
-    events = array("q", [0])
-    program = packed(events, [1], [0], [0])
-    assert program is not None
-    assert program[0] is events
-
-
 def test_a_full_card_gives_its_cache_back_unless_it_keeps_it() -> None:
     """30 MiB are cached when 40 are asked for on a card of 50."""
     memory, failed = card(50 * MIB, EVENTS)
@@ -87,19 +75,3 @@ def test_a_phase_begins_with_what_is_reserved() -> None:
         memory.release_cached()
         memory.begin_phase()
         assert (memory.most_reserved, memory.reserved) == (0, 0)
-
-
-def test_sizes_beyond_60_bits_are_refused() -> None:
-    """One unit of three bytes, a million of them; and far too many."""
-    units, unit_bytes = array("B", [0, 1]), array("d", [3.0, 1.0])
-    found = in_bytes(units, unit_bytes, [1e6, 7.0])
-    assert found is not None
-    assert found.tolist() == [3_000_000, 7]
-    assert in_bytes(units, unit_bytes, [1e20, 7.0]) is None
-
-
-def test_own_slots_are_moved_and_ports_are_not() -> None:
-    """From ``base`` on; what others made, beyond ``most``, stays as it is."""
-    moved = shifted(array("q", [2, ~2, 3]), 100, 1_000)
-    assert moved is not None
-    assert moved.tolist() == [102, ~102, 103]

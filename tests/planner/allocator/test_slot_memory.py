@@ -27,21 +27,6 @@ def test_free_neighbours_are_one_block() -> None:
     assert (memory.allocated, memory.reserved) == (0, 30 * MIB)
 
 
-def test_the_smallest_block_that_is_large_enough_serves_a_request() -> None:
-    """Of 50 and 30 MiB, 25 come out of the smaller one."""
-    memory = Memory(None, 4)
-    run(memory, [0, 1, ~0, ~1, 2], [50 * MIB, 30 * MIB, 25 * MIB])
-    assert memory.free_blocks() == (2, 50 * MIB)
-
-
-def test_small_requests_share_a_segment_and_nothing_is_no_request() -> None:
-    """2 MiB for whatever has at most 1 MiB, in steps of 512 bytes."""
-    memory = Memory(None, 3)
-    assert run(memory, [0, 1, 2], [0, 1, MIB]) is None
-    assert (memory.allocated, memory.reserved) == (MIB + 512, 2 * MIB)
-    assert memory.free_blocks() == (1, MIB - 512)
-
-
 def test_a_full_card_gives_its_cache_back_once() -> None:
     """Unless it keeps it, to be tried under a higher limit: then all is as it was before."""
     events, sizes = [0, ~0, 1], [30 * MIB, 40 * MIB]
