@@ -20,8 +20,8 @@ class Dtypes:
     """The dtype of each kind of tensor.
 
     ``compute``: of matrix products; ``base``: weights of layers that are not quantised; ``table``: token
-    table and head; ``norm``: weights of norms; ``adapter``: LoRA matrices as their layers see them;
-    ``gradient``: of trained tensors.  ``autocast``: whether autocast casts the inputs of products.
+    table and head; ``norm``: weights of norms; ``adapter``: LoRA matrices as their layers see them.
+    ``autocast``: whether autocast casts the inputs of products.
     """
 
     compute: Dtype

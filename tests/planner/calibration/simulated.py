@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.calibration.fit.problem import Problem, make_problem
+from planner.calibration.fit.screen import screen
+from planner.calibration.fit.targets import targets_of
 from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
+from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
@@ -16,6 +20,15 @@ from planner.units import MIB
 
 MACHINES = {"doc-a": "a100-80-sxm", "doc-b": "a100-40-sxm", "doc-c": "h100-sxm", "doc-d": "rtx4090"}
 SHAPES = ((1, 256), (1, 512), (1, 1024), (2, 1024), (1, 2048), (2, 2048))
+
+
+TRUTH = replace(
+    Coefficients(),
+    context_bytes=380.0 * MIB,
+    matmul_efficiency=0.6,
+    memory_efficiency=0.65,
+)
+EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 
 
 def blank(group: str, gpu: str, method: str, shape: tuple[int, int]) -> RunRecord:
@@ -67,3 +80,11 @@ def simulated(
         for method in ("lora", "qlora")
         for shape in shapes
     ]
+
+
+def problem_of(records: list[RunRecord], quantity: str = "memory") -> Problem:
+    """The least-squares problem of one quantity."""
+    targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
+    problem = make_problem(quantity, targets, FREEDOM)  # type: ignore[arg-type]
+    assert problem is not None
+    return problem

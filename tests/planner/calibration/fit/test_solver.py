@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from planner.calibration.fit.calibrate import EARNED, MOST, Fitted, calibrate
-from planner.calibration.fit.problem import Problem, make_problem
-from planner.calibration.fit.screen import screen
 from planner.calibration.fit.solver import Pull, pulls_to_try, solve
 from planner.calibration.fit.split import cross_fit
-from planner.calibration.fit.targets import NOISE, targets_of
 from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.calibration import applies
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
@@ -24,16 +21,16 @@ from planner.intake.given.request import from_record
 from planner.intake.resolve import resolve
 from planner.memory.outside import context_bytes
 from planner.program.job import job_of
-from planner.units import MIB
-from tests.planner.calibration.simulated import MACHINES, SHAPES, blank, simulate, simulated
-
-TRUTH = replace(
-    Coefficients(),
-    context_bytes=380.0 * MIB,
-    matmul_efficiency=0.6,
-    memory_efficiency=0.65,
+from tests.planner.calibration.simulated import (
+    EVERYWHERE,
+    MACHINES,
+    SHAPES,
+    TRUTH,
+    blank,
+    problem_of,
+    simulate,
+    simulated,
 )
-EVERYWHERE = dict.fromkeys(MACHINES, TRUTH)
 
 
 @cache
@@ -53,14 +50,6 @@ def context_on(machine: str, coefficients: Coefficients) -> float:
     """
     scenario = resolve(from_record(simulated({machine: TRUTH})[0]), force=True)
     return float(context_bytes(job_of(scenario, coefficients)))
-
-
-def problem_of(records: list[RunRecord], quantity: str = "memory") -> Problem:
-    """The least-squares problem of one quantity."""
-    targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
-    problem = make_problem(quantity, targets, FREEDOM)  # type: ignore[arg-type]
-    assert problem is not None
-    return problem
 
 
 @pytest.mark.parametrize("name", ["context_bytes", "matmul_efficiency", "memory_efficiency"])
@@ -166,18 +155,6 @@ def test_a_wild_reading_is_outvoted() -> None:
     assert np.median(np.abs(points[0] - points[1])) < 0.2
 
 
-def test_documents_count_alike_however_long() -> None:
-    """The weights of a long table add up to those of a short one."""
-    records = [*simulated({"doc-a": TRUTH}), *simulated({"doc-b": TRUTH}, shapes=SHAPES[:3])]
-    problem = problem_of(records)
-    weights = problem.weights()
-    totals = {
-        g: sum(w for w, t in zip(weights, problem.targets, strict=True) if t.group == g)
-        for g in problem.groups
-    }
-    assert totals["doc-a"] == pytest.approx(totals["doc-b"])
-
-
 def test_a_full_card_is_only_a_lower_bound() -> None:
     """A censored reading below the prediction pulls nothing."""
     censored = [replace(each, censored=True, peak_memory_mib=2_000.0) for each in simulated(EVERYWHERE)]
@@ -244,9 +221,3 @@ def test_free_numbers_are_few_and_named() -> None:
     knobs = [offset.knob for offset in fitted.calibration.offsets]
     assert {knob.coefficient for knob in knobs} <= {prior.name for prior in PRIORS} == set(FREEDOM)
     assert len(set(knobs)) == len(knobs)
-
-
-def test_readings_of_all_quantities_have_a_noise() -> None:
-    """No quantity is fitted without a stated spread of its readings."""
-    assert set(NOISE) == {"memory", "throughput", "host_memory"}
-    assert all(0.01 <= noise <= 0.3 for noise in NOISE.values())

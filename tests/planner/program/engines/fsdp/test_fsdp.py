@@ -4,18 +4,13 @@ counted by hand for Llama 2 7B over eight cards in bf16 over fp32 shards.
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
-from planner.program.engines.groups import Sizes, around
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
-from planner.program.ops.tensors import Unit
-from planner.program.parameters import adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 
@@ -68,35 +63,6 @@ def left(subject: Job) -> dict[str, int]:
     return {op: ops.count(op) for op in ops}
 
 
-def test_a_forward_casts_receives_and_copies_out_one_group_after_the_other() -> None:
-    """Two bytes of each parameter: this GPU's eighth in the gather stream, all of it there,
-    and copies in the main stream.
-    """
-    found = rows(job(), "forward_2")
-    gathered = [each for each in found if each[2] == 1]
-    of_layer = [("all_gather_input", 2 * LAYER // N, 1), ("all_gather_output", 2 * LAYER, 1)]
-    assert gathered == [
-        ("all_gather_input", 2 * TABLE // N, 1),
-        ("all_gather_output", 2 * TABLE, 1),
-        *LAYERS * of_layer,
-    ]
-    copies = [n_bytes for op, n_bytes, stream in found if op == "unsharded parameter" and stream == 0]
-    assert sum(copies) == 2 * (TABLE + LAYERS * LAYER)
-
-
-def test_the_head_comes_with_the_last_norm_and_the_last_layer_is_sent_for_in_the_loss() -> None:
-    """Its gradients are reduced there too: two bytes each to send, an eighth received,
-    and an eighth in fp32.
-    """
-    found = rows(job(), "loss_2")
-    assert [n_bytes for op, n_bytes, _ in found if op == "all_gather_output"] == [2 * TAIL, 2 * LAYER]
-    assert found[-3:] == [
-        ("reduce_scatter_input", 2 * TAIL, 0),
-        ("reduce_scatter_output", 2 * TAIL // N, 2),
-        ("sharded gradient", 4 * TAIL // N, 2),
-    ]
-
-
 @pytest.mark.parametrize(("sharding", "n_layers"), [("fsdp", LAYERS - 1), ("fsdp-grad-op", 0)])
 def test_a_backward_gathers_again_what_was_given_back(sharding: str, n_layers: int) -> None:
     """The last layer came in the loss; the table, which nothing reads again, comes too.
@@ -124,16 +90,6 @@ def test_nothing_but_gradients_of_shards_is_left() -> None:
     assert left(job(method="lora", gradient_checkpointing=False)) == {"sharded gradient": LAYERS}
 
 
-def test_accelerate_reduces_after_the_last_micro_step_and_torchtune_after_each() -> None:
-    """The second micro-step of three is the one that is not the last;
-    both later ones are in the same phase.
-    """
-    reduced = [op for op, *_ in rows(job(grad_accum=4), "backward_2")].count("reduce_scatter_input")
-    assert reduced == LAYERS + 1
-    tuned = job(grad_accum=4, stack="torchtune", precision="bf16-mixed")
-    assert [op for op, *_ in rows(tuned, "backward_2")].count("reduce_scatter_input") == 2 * (LAYERS + 1)
-
-
 def test_an_offloaded_shard_comes_up_by_itself_and_its_gradient_leaves_nothing() -> None:
     """In fp32, and is cast there."""
     subject = job(offload="optimizer+params")
@@ -143,53 +99,6 @@ def test_an_offloaded_shard_comes_up_by_itself_and_its_gradient_leaves_nothing()
         ("all_gather_output", 2 * TABLE, 1),
     ]
     assert left(subject) == {}
-
-
-def test_fsdp1_keeps_its_root_and_sees_layers_inside_what_it_received() -> None:
-    """The root is table, last norm and head; casts have a stream of their own, and nothing is copied out."""
-    found = rows(job(sharding="fsdp1"), "forward_2")
-    of_layer = [("_mp_shard", 2 * LAYER // N, 3), ("_full_param_padded", 2 * LAYER, 1)]
-    root = 2 * (TABLE + TAIL)
-    assert found == [("_mp_shard", root // N, 3), ("_full_param_padded", root, 1), *LAYERS * of_layer]
-
-
-def test_fsdp1_joins_gradients_and_reduces_them_in_a_pool_of_its_own() -> None:
-    """The root's come last."""
-    found = rows(job(sharding="fsdp1"), "backward_2")
-    reduced = [each for each in found if each[0] != "_mp_shard" and each[0] != "_full_param_padded"]
-
-    def of(elements: int) -> list[Row]:
-        parts = [
-            ("new_sharded_grad", 2 * elements // N, 2),
-            ("_cast_grad_to_param_dtype", 4 * elements // N, 2),
-        ]
-        return [("cat", 2 * elements, 1), *parts]
-
-    assert reduced == [*LAYERS * of(LAYER), *of(TABLE + TAIL)]
-
-
-def test_fsdp1_frees_late_what_another_stream_uses_and_fsdp2_nothing() -> None:
-    """A flat parameter that compute uses, the cast shard that is sent, gradients that are joined, and
-    what is reduced of them.
-    """
-    stream = step_of(job(sharding="fsdp1"))
-    late = {(stream.place(slot)[2], lag) for slot, lag in stream.lags.items()}
-    of_engine = {("_full_param_padded", 1), ("cat", 2), ("_mp_shard", 2)}
-    assert of_engine < late
-    # The gradients of seven matrices and of two norms, while the next layer's backward runs.
-    assert {lag for _, lag in late - of_engine} == {7, 2}
-    assert not step_of(job()).lags
-
-
-def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradients() -> None:
-    """PEFT's policy makes units of adapters; a policy of layers leaves zeros for every frozen weight."""
-    flags = {"method": "lora", "sharding": "fsdp1", "lora_rank": 16, "lora_targets": "all-linear"}
-    apart = {n_bytes for op, n_bytes, _ in rows(job(**flags), "backward_2") if op == "cat"}
-    assert apart == {2 * ADAPTERS}
-    mixed = job(**flags, switches="fsdp1_wraps_adapters=false")
-    assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {
-        2 * (LAYER + ADAPTERS)
-    }
 
 
 @pytest.mark.parametrize("storage", ["bf16", None])
@@ -203,21 +112,6 @@ def test_packed_matrices_travel_packed_or_not_at_all(storage: str | None) -> Non
     received = {n_bytes for op, n_bytes, _ in rows(job(**flags), "forward_2") if op == "all_gather_output"}
     matrices, floats = LAYER - 2 * WIDTH, 2 * (2 * WIDTH + ADAPTERS)
     assert (matrices // 2 + floats if storage else floats) in received
-
-
-def test_a_module_is_found_among_the_events_of_a_part() -> None:
-    """Frees after its last allocation are its own."""
-    stream = RequestStream()
-    slots = [
-        stream.allocate(Unit.ONE, 1, "weights", ("head", module, "op")) for module in ("norm", "lm_head", "")
-    ]
-    events = array("q", [slots[0], slots[1], ~slots[0], slots[2]])
-    assert [each.tolist() for each in around(stream, events, "lm_head")] == [
-        [slots[0]],
-        [slots[1], ~slots[0]],
-        [slots[2]],
-    ]
-    assert [each.tolist() for each in around(stream, events, "embed_tokens")] == [[], [], events.tolist()]
 
 
 def test_a_model_that_is_whole_before_it_is_divided() -> None:
@@ -237,60 +131,6 @@ def test_a_model_that_is_whole_before_it_is_divided() -> None:
     whole = 2 * (2 * TABLE + WIDTH + LAYERS * LAYER)
     assert most["true"] >= whole
     assert most["false"] < whole
-
-
-def test_ends_that_the_root_has_are_divided_again_when_the_model_returns() -> None:
-    """The root gathers last norm and head first, and once more in backward; a table of its own is a unit."""
-    subject = job(stack="llama-factory-v1")
-    assert [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"] == [
-        2 * TAIL,
-        2 * TABLE,
-        *[2 * LAYER] * LAYERS,
-    ]
-    again = [n_bytes for op, n_bytes, _ in rows(subject, "loss_2") if op == "all_gather_output"]
-    assert again[:2] == [2 * TAIL, 2 * LAYER]
-
-
-def test_a_root_that_stays_whole_has_all_around_the_layers_and_the_last_layer_stays_too() -> None:
-    """Table, last norm and head arrive at once and are reduced at the end, four bytes each;
-    backward gathers all layers but the last again.
-    """
-    subject, root = job(stack="torchtitan@2024"), 2 * TABLE + WIDTH
-    arrived = {
-        phase: [n_bytes for op, n_bytes, _ in rows(subject, phase) if op == "all_gather_output"]
-        for phase in ("forward_2", "loss_2", "backward_2")
-    }
-    assert arrived == {
-        "forward_2": [2 * root, *[2 * LAYER] * LAYERS],
-        "loss_2": [],
-        "backward_2": [2 * LAYER] * (LAYERS - 1),
-    }
-    sent = [n_bytes for op, n_bytes, _ in rows(subject, "backward_2") if op == "reduce_scatter_input"]
-    assert sent == [*[4 * LAYER] * LAYERS, 4 * root]
-
-
-def test_layers_of_a_tower_are_units_of_fsdp2_where_the_root_has_the_ends() -> None:
-    """Qwen3.5 0.8B with an image: twelve layers of the tower arrive between the root and the first layer,
-    and each is reduced.
-
-    A layer of the tower: 768 features, 3,072 between; matrices and biases of attention and of both others,
-    two norms of two vectors.
-    """
-    seeing = {"images_per_sample": 1, "image_size": "448x448", "padding": "longest"}
-    subject = job(model="qwen3.5-0.8b", stack="llama-factory-v1", **seeing)
-    tower = 4 * 768**2 + 4 * 768 + 2 * 768 * 3_072 + 768 + 3_072 + 4 * 768
-    arrived = [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"]
-    assert arrived[1:13] == [2 * tower] * 12
-    sent = [n_bytes for op, n_bytes, _ in rows(subject, "backward_2") if op == "reduce_scatter_input"]
-    assert sent.count(4 * tower) == 12
-
-
-def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> None:
-    """Four bytes of each are sent, and what is received is kept."""
-    found = rows(job(switches="fsdp_reduces_fp32=true"), "backward_2")
-    assert ("reduce_scatter_input", 4 * LAYER, 0) in found
-    assert ("reduce_scatter_output", 4 * LAYER // N, 2) in found
-    assert "sharded gradient" not in {op for op, _, _ in found}
 
 
 def test_adapters_of_matrices_beside_the_layers_are_reduced_with_the_root() -> None:
@@ -352,20 +192,3 @@ def test_a_shard_is_made_beside_its_whole_and_a_tied_table_comes_twice() -> None
     assert loading[-1] == ~again
     old = step_of(job(**flags, sharding="fsdp1"))
     assert not [slot for slot in range(len(old.units)) if old.place(slot)[:2] == ("load", "lm_head")]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"method": "lora", "gpus": 6},
-        {"method": "qlora", "quant_storage": "bf16"},
-        {"model": "qwen3-30b-a3b", "stack": "torchtitan@2025", "nodes": 32, "expert_parallel": 8},
-    ],
-)
-def test_bytes_of_a_shard_are_those_of_the_weight_that_it_is(flags: dict[str, object]) -> None:
-    """Also where the rows of a matrix do not divide, or experts are divided along theirs."""
-    subject = job(**flags)
-    sizes, weights = Sizes(subject), [*model_weights(subject), *adapter_weights(subject)]
-    assert [sizes.shard_bytes(each) for each in weights] == [sizes.shard(each).unit_bytes for each in weights]
-    assert sizes.shard_bytes(weights[0]) < weights[0].unit_bytes

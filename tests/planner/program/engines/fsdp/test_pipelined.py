@@ -72,16 +72,6 @@ def test_gradients_that_are_reduced_in_16_bits_are_summed_where_they_were_made()
     assert found["reduce_scatter_input", 2 * LAYER] == LAYERS
 
 
-def test_every_micro_batch_has_a_place_for_what_arrives() -> None:
-    """Gradients come to the first group and inputs to the last one; of two runs of layers each, twice as many
-    less the two ends.
-    """
-    buffer = ("receive buffer", 2 * WIDTH * TOKENS)
-    assert [allocated(group(rank), ("forward",))[buffer] for rank in (0, 1)] == [MICROBATCHES] * 2
-    twice = [group(rank, pipeline_schedule="interleaved") for rank in (0, 1)]
-    assert [allocated(each, ("forward",))[buffer] for each in twice] == [3 * MICROBATCHES] * 2
-
-
 def test_states_and_gradients_are_shards_when_the_optimizer_steps() -> None:
     """Nothing whole is left of a round."""
     stream = step_of(group(1))

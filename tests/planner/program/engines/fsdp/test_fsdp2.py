@@ -1,0 +1,107 @@
+"""FSDP2: what each unit gathers, and how gradients are reduced."""
+
+from __future__ import annotations
+
+from tests.planner.program.engines.fsdp.test_fsdp import (
+    LAYER,
+    LAYERS,
+    TABLE,
+    TAIL,
+    WIDTH,
+    N,
+    job,
+    rows,
+)
+
+
+def test_a_forward_casts_receives_and_copies_out_one_group_after_the_other() -> None:
+    """Two bytes of each parameter: this GPU's eighth in the gather stream, all of it there,
+    and copies in the main stream.
+    """
+    found = rows(job(), "forward_2")
+    gathered = [each for each in found if each[2] == 1]
+    of_layer = [("all_gather_input", 2 * LAYER // N, 1), ("all_gather_output", 2 * LAYER, 1)]
+    assert gathered == [
+        ("all_gather_input", 2 * TABLE // N, 1),
+        ("all_gather_output", 2 * TABLE, 1),
+        *LAYERS * of_layer,
+    ]
+    copies = [n_bytes for op, n_bytes, stream in found if op == "unsharded parameter" and stream == 0]
+    assert sum(copies) == 2 * (TABLE + LAYERS * LAYER)
+
+
+def test_the_head_comes_with_the_last_norm_and_the_last_layer_is_sent_for_in_the_loss() -> None:
+    """Its gradients are reduced there too: two bytes each to send, an eighth received,
+    and an eighth in fp32.
+    """
+    found = rows(job(), "loss_2")
+    assert [n_bytes for op, n_bytes, _ in found if op == "all_gather_output"] == [2 * TAIL, 2 * LAYER]
+    assert found[-3:] == [
+        ("reduce_scatter_input", 2 * TAIL, 0),
+        ("reduce_scatter_output", 2 * TAIL // N, 2),
+        ("sharded gradient", 4 * TAIL // N, 2),
+    ]
+
+
+def test_accelerate_reduces_after_the_last_micro_step_and_torchtune_after_each() -> None:
+    """The second micro-step of three is the one that is not the last;
+    both later ones are in the same phase.
+    """
+    reduced = [op for op, *_ in rows(job(grad_accum=4), "backward_2")].count("reduce_scatter_input")
+    assert reduced == LAYERS + 1
+    tuned = job(grad_accum=4, stack="torchtune", precision="bf16-mixed")
+    assert [op for op, *_ in rows(tuned, "backward_2")].count("reduce_scatter_input") == 2 * (LAYERS + 1)
+
+
+def test_ends_that_the_root_has_are_divided_again_when_the_model_returns() -> None:
+    """The root gathers last norm and head first, and once more in backward; a table of its own is a unit."""
+    subject = job(stack="llama-factory-v1")
+    assert [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"] == [
+        2 * TAIL,
+        2 * TABLE,
+        *[2 * LAYER] * LAYERS,
+    ]
+    again = [n_bytes for op, n_bytes, _ in rows(subject, "loss_2") if op == "all_gather_output"]
+    assert again[:2] == [2 * TAIL, 2 * LAYER]
+
+
+def test_a_root_that_stays_whole_has_all_around_the_layers_and_the_last_layer_stays_too() -> None:
+    """Table, last norm and head arrive at once and are reduced at the end, four bytes each;
+    backward gathers all layers but the last again.
+    """
+    subject, root = job(stack="torchtitan@2024"), 2 * TABLE + WIDTH
+    arrived = {
+        phase: [n_bytes for op, n_bytes, _ in rows(subject, phase) if op == "all_gather_output"]
+        for phase in ("forward_2", "loss_2", "backward_2")
+    }
+    assert arrived == {
+        "forward_2": [2 * root, *[2 * LAYER] * LAYERS],
+        "loss_2": [],
+        "backward_2": [2 * LAYER] * (LAYERS - 1),
+    }
+    sent = [n_bytes for op, n_bytes, _ in rows(subject, "backward_2") if op == "reduce_scatter_input"]
+    assert sent == [*[4 * LAYER] * LAYERS, 4 * root]
+
+
+def test_layers_of_a_tower_are_units_of_fsdp2_where_the_root_has_the_ends() -> None:
+    """Qwen3.5 0.8B with an image: twelve layers of the tower arrive between the root and the first layer,
+    and each is reduced.
+
+    A layer of the tower: 768 features, 3,072 between; matrices and biases of attention and of both others,
+    two norms of two vectors.
+    """
+    seeing = {"images_per_sample": 1, "image_size": "448x448", "padding": "longest"}
+    subject = job(model="qwen3.5-0.8b", stack="llama-factory-v1", **seeing)
+    tower = 4 * 768**2 + 4 * 768 + 2 * 768 * 3_072 + 768 + 3_072 + 4 * 768
+    arrived = [n_bytes for op, n_bytes, _ in rows(subject, "forward_2") if op == "all_gather_output"]
+    assert arrived[1:13] == [2 * tower] * 12
+    sent = [n_bytes for op, n_bytes, _ in rows(subject, "backward_2") if op == "reduce_scatter_input"]
+    assert sent.count(4 * tower) == 12
+
+
+def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> None:
+    """Four bytes of each are sent, and what is received is kept."""
+    found = rows(job(switches="fsdp_reduces_fp32=true"), "backward_2")
+    assert ("reduce_scatter_input", 4 * LAYER, 0) in found
+    assert ("reduce_scatter_output", 4 * LAYER // N, 2) in found
+    assert "sharded gradient" not in {op for op, _, _ in found}

@@ -1,0 +1,120 @@
+"""What is gathered for a module, ahead of it and together, and when it goes: parameters made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from planner.program.engines.params import Param
+from planner.program.engines.zero.coordinator import Coordinator, Live, Module
+from planner.program.engines.zero.deepspeed import Purpose
+from planner.program.engines.zero.deepspeed_settings import Settings
+
+SETTINGS = Settings(
+    world=2,
+    element_bytes=2,
+    bucket=100,
+    overlaps=True,
+    accumulates=False,
+    offloads_optimizer=False,
+    offloads_params=False,
+    prefetch=15,
+    persistence=0,
+    max_live=1000,
+    max_reuse=0,
+)
+
+
+@dataclass
+class Engine:
+    """Notes what a coordinator takes (bytes) and frees (the same, negative)."""
+
+    settings: Settings = SETTINGS
+    said: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def take(self, n_bytes: int, what: Purpose, param: Param | None = None) -> int:
+        """Allocate."""
+        del what, param
+        self.said.append(n_bytes)
+        self.sizes.append(n_bytes)
+        return len(self.sizes) - 1
+
+    def free(self, *slots: int | None) -> None:
+        """Free."""
+        self.said += [-self.sizes[slot] for slot in slots if slot is not None]
+
+    def free_late(self, slot: int | None, lag: int) -> None:
+        """Free what is still used."""
+        assert lag
+        self.free(slot)
+
+    def new(self) -> list[int]:
+        """What was said since the last time."""
+        said, self.said = self.said, []
+        return said
+
+
+def modules(*elements: int, persists: bool = False) -> list[Module]:
+    """Modules of one 16-bit parameter each."""
+    made = []
+    for number, n in enumerate(elements):
+        weight = Param(
+            number, n, 2, trained=True, decays=True, place=("layer 0", str(number)), term="weights"
+        )
+        # A padded half of its elements on each of two processes.
+        made.append(Module([Live(weight, persists, 2 * -(-n // 2))]))
+    return made
+
+
+def one_pass(coordinator: Coordinator, several: list[Module], engine: Engine) -> list[list[int]]:
+    """A forward pass: what is taken and freed before and after each module."""
+    coordinator.new_pass(live for module in several for live in module.own)
+    said = []
+    for module in several:
+        coordinator.fetch(module, forward=True, recomputes=False)
+        said.append(engine.new())
+        coordinator.release(module, forward=True)
+        said.append(engine.new())
+    return said
+
+
+def test_first_pass_gathers_one_module_at_a_time() -> None:
+    """The order of modules is not known yet."""
+    engine, several = Engine(), modules(10, 7)
+    # 7 elements over 2 processes are padded to 8.
+    assert one_pass(Coordinator(engine), several, engine) == [[20], [-20], [16], [-16]]  # type: ignore[arg-type]
+
+
+def test_later_passes_gather_ahead_until_the_bucket_is_full() -> None:
+    """Fifteen elements at a time."""
+    engine, several = Engine(), modules(10, 10, 10, 10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    one_pass(coordinator, several, engine)
+    said = one_pass(coordinator, several, engine)
+    # The first alone, then two together (15 elements need two of ten)
+    # in a buffer that is copied when the first is asked for.
+    assert said[0] == [20, 40]
+    assert said[2] == [20, 20, 20]
+    # The buffer goes when both have been asked for; the fourth was gathered by itself.
+    assert said[4] == [-40]
+    assert said[6] == []
+    assert said[1] == said[3] == said[5] == said[7] == [-20]
+
+
+def test_nothing_is_gathered_ahead_beyond_what_may_be_live() -> None:
+    """The module that runs has all that may be whole."""
+    engine = Engine(replace(SETTINGS, max_live=10))
+    several = modules(10, 10, 10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    one_pass(coordinator, several, engine)
+    assert one_pass(coordinator, several, engine) == [[20], [-20]] * 3
+
+
+def test_what_is_used_again_soon_stays() -> None:
+    """Within the reuse distance nothing is released."""
+    engine = Engine(replace(SETTINGS, max_reuse=11, prefetch=0))
+    first, second = modules(10, 10)
+    coordinator = Coordinator(engine)  # type: ignore[arg-type]
+    one_pass(coordinator, [first, second, first], engine)
+    # Ten elements pass before the first module comes again, fewer than eleven.
+    assert one_pass(coordinator, [first, second, first], engine) == [[20], [], [20], [-20], [], [-20]]
