@@ -26,6 +26,11 @@ def words(text: str) -> list[list[str]]:
         ("a \\\n # --b 1 \\\n --c 2", [["a"], ["--c", "2"]]),
         ("X=1 Y='2 3' a b", [["a", "b"]]),
         ("nohup a b > log 2>&1 &", [["a", "b"]]),
+        # The number of a stream touches its redirection; a word before a blank is an argument.
+        ("a --b 2 > log 2>&1", [["a", "--b", "2"]]),
+        ("a --b 1 2>> log", [["a", "--b", "1"]]),
+        ("a b2>log 10>more", [["a", "b2"]]),
+        ("a 'b 2>c' \"d 1<e\"", [["a", "b 2>c", "d 1<e"]]),
         ("a 2> log; b | c && d || e", [["a"], ["b"], ["c"], ["d"], ["e"]]),
         ("a --b x#y", [["a", "--b", "x#y"]]),
         ("a --b $(date +%s) --c `d e`", [["a", "--b", "${command}", "--c", "${command}"]]),
