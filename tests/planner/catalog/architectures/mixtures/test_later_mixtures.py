@@ -40,7 +40,7 @@ def counts(model: ModelSpec) -> dict[int, int]:
     [
         ({}, 5),
         ({"moe_layer_start_index": 0}, 6),
-        ({"moe_layer_start_index": 0, "moe_layer_interval": 2}, 3),
+        ({"moe_layer_start_index": 0, "moe_layer_interval": 4}, 1),
         ({"moe_layer_start_index": 0, "moe_layer_end_index": 3}, 4),
         ({"moe_layer_start_index": 2, "moe_layer_end_index": 3}, 2),
         ({"moe_layer_interval": 7}, 0),
