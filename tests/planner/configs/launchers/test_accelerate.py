@@ -97,8 +97,8 @@ def test_zero_without_a_stage_is_stage_2() -> None:
     ]
 
 
-def test_replicas_are_of_fsdp2() -> None:
-    """Shards that are copied are hsdp; copies of anything else are not read."""
+def test_degrees_and_replicas() -> None:
+    """Shards that are copied are hsdp; who divides a sequence must be there."""
     copies = {"parallelism_config": {"parallelism_config_dp_replicate_size": 2}}
     said = read(FSDP2 | copies)
     assert (said.value("sharding"), said.value("replicas")) == ("hsdp", 2)
@@ -107,5 +107,9 @@ def test_replicas_are_of_fsdp2() -> None:
     assert (
         read(FSDP2 | {"parallelism_config": {"parallelism_config_cp_size": 4}}).value("context_parallel") == 4
     )
+    tensors = {"parallelism_config_tp_size": 2, "parallelism_config_cp_size": 1}
+    assert read(FSDP2 | {"parallelism_config": tensors}).value("tensor_parallel") == 2
+    spread = {"parallelism_config": {"parallelism_config_sp_size": 8}}
+    assert read({"distributed_type": "DEEPSPEED"} | spread).value("context_parallel") == 8
     with pytest.raises(NotModelledError, match="needs distributed_type DEEPSPEED, and it is FSDP"):
         read(FSDP2 | {"parallelism_config": {"parallelism_config_sp_size": 4}})

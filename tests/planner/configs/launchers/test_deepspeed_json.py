@@ -27,8 +27,9 @@ def read(table: dict[str, Any], **said: Any) -> Reading:
 
 
 def test_without_a_table_of_zero_nothing_is_divided() -> None:
-    """Stage 0 is what DeepSpeed takes."""
-    assert read({}).value("sharding") == "zero0"
+    """Stage 0 is what DeepSpeed takes, which may be said, too."""
+    for table in ({}, {"zero_optimization": {"stage": 0}}):
+        assert (read(table).value("sharding"), read(table).remarks) == ("zero0", [])
 
 
 def test_sizes_agree_with_the_trainer_or_are_refused() -> None:
@@ -79,18 +80,21 @@ def test_an_optimizer_of_the_file_takes_the_place_of_the_trainers() -> None:
         read({"optimizer": {"type": "Lamb"}, "zero_optimization": ZERO})
     with pytest.raises(NotModelledError, match="without ZeRO is not modelled in 16 bits"):
         read({"optimizer": adam, "bf16": {"enabled": True}})
+    assert read({"optimizer": adam}).value("optimizer") == "adamw_torch_fused"
 
 
 @pytest.mark.parametrize(
-    ("table", "found"),
+    ("table", "before", "found"),
     [
-        ({"zero_optimization": IN_RAM}, "adamw_torch"),
-        ({"zero_optimization": IN_RAM, "zero_force_ds_cpu_optimizer": False}, "paged_adamw_8bit"),
-        ({"zero_optimization": ZERO}, "paged_adamw_8bit"),
+        ({"zero_optimization": IN_RAM}, "adamw_8bit", "adamw_torch"),
+        ({"zero_optimization": IN_RAM}, "adafactor", "adamw_torch"),
+        ({"zero_optimization": IN_RAM}, "lion", "lion"),
+        ({"zero_optimization": IN_RAM, "zero_force_ds_cpu_optimizer": False}, "adafactor", "adafactor"),
+        ({"zero_optimization": ZERO}, "adafactor", "adafactor"),
     ],
 )
-def test_states_in_ram_swap_the_optimizer(table: dict[str, Any], found: str) -> None:
-    """Unless the file forbids it; on the GPU nothing is swapped."""
-    said = read(table, optimizer="paged_adamw_8bit")
+def test_states_in_ram_swap_the_optimizer(table: dict[str, Any], before: str, found: str) -> None:
+    """Unless the file forbids it or DeepSpeed has it; on the GPU nothing is swapped."""
+    said = read(table, optimizer=before)
     assert said.value("optimizer") == found
     assert any("is swapped for" in each.text for each in said.remarks) == (found == "adamw_torch")

@@ -50,7 +50,7 @@ def test_strategies_that_no_formula_covers_are_refused(strategy: object) -> None
 @pytest.mark.parametrize(
     ("classes", "switch"),
     [
-        ("LlamaDecoderLayer", ("tower_units", "in_root")),
+        ("JambaAttentionDecoderLayer,JambaMambaDecoderLayer", ("tower_units", "in_root")),
         (["Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"], ("tower_units", "layers")),
         ("MixtralSparseMoeBlock", ("fsdp_units", "feed_forward")),
     ],

@@ -65,6 +65,13 @@ def test_pairs_of_devices_that_are_not_read_are_refused() -> None:
         read(stage=3, offload_optimizer={"device": "cpu", "ratio": 0.5})
 
 
+@pytest.mark.parametrize("table", [{"zero_quantized_weights": True}, {"mics_shard_size": 8}])
+def test_communication_that_no_formula_covers_is_refused(table: dict[str, Any]) -> None:
+    """By its key."""
+    with pytest.raises(NotModelledError, match=rf"ds\.json:{next(iter(table))}: "):
+        read(stage=3, **table)
+
+
 @pytest.mark.parametrize(
     ("table", "elements", "overlaps"),
     [

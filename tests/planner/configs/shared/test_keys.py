@@ -80,10 +80,13 @@ def test_an_unknown_key_stops_where_its_name_may_mean_memory() -> None:
 
 @pytest.mark.parametrize("value", ["{{ model }}", "a/${NAME}", "$1x $NAME", "<YOUR_MODEL>"])
 def test_a_placeholder_is_asked_to_be_filled_in(value: str) -> None:
-    """Of templates and scripts; a price of $5 is none."""
+    """Of templates and scripts, but in a key that changes nothing; a price of 5$ is none."""
     with pytest.raises(InputFileError, match="fill it in first"):
         Keys(FILE, {"a": value}).get("a")
     assert Keys(FILE, {"a": "5$ <b>"}).get("a") == "5$ <b>"
+    unread = Keys(FILE, {"a": value})
+    unread.skip(["a"])
+    unread.refuse_unknown()
 
 
 def test_targets_of_one_text_are_an_expression() -> None:
