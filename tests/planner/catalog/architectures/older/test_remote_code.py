@@ -23,20 +23,20 @@ def _config(name: str) -> dict[str, Any]:
 def _baichuan_params(config: dict[str, Any]) -> int:
     hidden, width = config["hidden_size"], config["intermediate_size"]
     layer = 3 * hidden * hidden + hidden * hidden + 3 * hidden * width + 2 * hidden
-    return 2 * config["vocab_size"] * hidden + config["num_hidden_layers"] * layer + hidden
+    return int(2 * config["vocab_size"] * hidden + config["num_hidden_layers"] * layer + hidden)
 
 
 def _qwen_params(config: dict[str, Any]) -> int:
     hidden, half = config["hidden_size"], config["intermediate_size"] // 2
     layer = 3 * hidden * hidden + 3 * hidden + hidden * hidden + 3 * hidden * half + 2 * hidden
-    return 2 * config["vocab_size"] * hidden + config["num_hidden_layers"] * layer + hidden
+    return int(2 * config["vocab_size"] * hidden + config["num_hidden_layers"] * layer + hidden)
 
 
 def _chatglm_params(config: dict[str, Any]) -> int:
     hidden, width = config["hidden_size"], config["ffn_hidden_size"]
     qkv = config["kv_channels"] * (config["num_attention_heads"] + 2 * config["multi_query_group_num"])
     layer = hidden * qkv + qkv + hidden * hidden + hidden * 2 * width + width * hidden + 2 * hidden
-    return 2 * config["padded_vocab_size"] * hidden + config["num_layers"] * layer + hidden
+    return int(2 * config["padded_vocab_size"] * hidden + config["num_layers"] * layer + hidden)
 
 
 HAND = {"baichuan": _baichuan_params, "qwen": _qwen_params, "chatglm": _chatglm_params}
