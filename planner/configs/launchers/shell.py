@@ -21,6 +21,9 @@ from planner.errors import InputFileError
 # it stands as a placeholder that is never filled in.
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _UNKNOWN = "${command}"
+# The number of a stream, which touches its redirection (``2>``; in ``2 >`` it is a word); quoted text before
+# it is passed over.
+_STREAM = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()<>])[0-9]+(?=[<>])""", re.DOTALL)
 _BETWEEN = frozenset({";", "&", "&&", "|", "||", "(", ")", ";;", "|&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _KEYWORDS = frozenset({"then", "do", "else", "{", "!"})
@@ -177,6 +180,7 @@ def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
 def _words(text: str) -> list[str]:
     while (shorter := _SUBSTITUTION.sub(_UNKNOWN, text)) != text:
         text = shorter
+    text = _STREAM.sub(lambda found: found[1] or "", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()<>")
     lexer.whitespace_split, lexer.commenters = True, ""
     return list(lexer)
@@ -206,7 +210,4 @@ def _bare(command: list[str]) -> list[str]:
     while words and (_ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS):
         del words[: 1 + _WRAPPERS.get(words[0], 0)]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
-    # The number of a stream belongs to what follows it.
-    if end < len(words) and end > 0 and words[end - 1] in ("1", "2"):
-        end -= 1
     return words[:end]

@@ -14,7 +14,7 @@ from planner.errors import InputFileError, NotModelledError, show
 
 # What a key may hold that switches something off.
 _PLAIN = (bool, int, float, str, type(None))
-_OFF = (None, False, 0, "", "none", "None", "no", "false")
+_OFF = (None, False, 0, "", "none", "no", "false")
 # Zero as a command line may write it, whose numbers with a point stay text.
 _ZERO = re.compile(r"[+-]?(?:0{1,20}\.?0{0,20}|\.0{1,20})(?:[eE][+-]?\d{1,5})?")
 # Words of keys that may change memory: what is trained and in which dtype, where it lies,
@@ -270,6 +270,7 @@ def _is_off(value: object) -> bool:
     """
     if isinstance(value, dict):
         return not value or ("enabled" in value and (value["enabled"] == "auto" or _is_off(value["enabled"])))
-    if isinstance(value, str) and _ZERO.fullmatch(value.strip()):
-        return True
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return word in _OFF or _ZERO.fullmatch(word) is not None
     return value in _OFF if isinstance(value, _PLAIN) else not value

@@ -2,7 +2,7 @@
 
 A rule gives the keys to set for one value of a field, or ``None`` where the tool has no key for it.  Whether
 a rule is right is seen by reading the result: whoever uses these tables does so.  Sharding and offload are in
-``engines.py``.
+``sharding_keys.py``.
 """
 
 from __future__ import annotations

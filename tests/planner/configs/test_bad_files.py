@@ -9,9 +9,8 @@ import pytest
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.read import read_config
 from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, read_document
-from planner.errors import InputFileError, NotModelledError, PlannerError, UnknownNameError, UsageError
-from planner.intake.given.config_file import read_config_file, with_flags
-from planner.intake.given.request import from_flags
+from planner.errors import InputFileError, NotModelledError, PlannerError, UsageError
+from planner.intake.given.config_file import read_config_file
 
 LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
 AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
@@ -165,47 +164,6 @@ def test_an_unknown_key_is_reported_and_a_harmless_one_is_not(tmp_path: Path) ->
     assert config.ignored == (f"{ds}:zero_optimization.speed", f"{tmp_path}/train.yaml:colour")
 
 
-def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
-    """A file that could be of several tools, or of none, asks for --tool; an unknown tool lists the known."""
-    with pytest.raises(
-        InputFileError,
-        match=r"do not say which tool it is for: say it with --tool, one of plan, llama-factory",
-    ):
-        read_config_file(written(tmp_path, "colour: red\n"))
-    with pytest.raises(
-        InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"
-    ):
-        read_config_file(written(tmp_path, "adapter: lora\nstage: sft\n"))
-    with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
-        read_config_file(written(tmp_path, AXOLOTL), "axolotle")
-    assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"
-    recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
-    assert read_config_file(written(tmp_path, recipe)).tool == "TRL 0.9 to 0.19"
-    assert (
-        read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
-    )
-
-
-def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
-    """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for,
-    and is enough.
-    """
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("bf16: true\n", "")))
-    with pytest.raises(UsageError, match="--precision bf16"):
-        with_flags(config, from_flags({"gpu": "4090"}))
-    assert with_flags(config, from_flags({"gpu": "4090", "precision": "fp32"})).get("precision") == "fp32"
-
-
-def test_sizes_of_deepspeed_that_contradict_the_trainer_are_refused(tmp_path: Path) -> None:
-    """Transformers refuses a DeepSpeed file whose numbers differ from its own, and so does the check."""
-    text = '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}'
-    written(tmp_path, text, "ds.json")
-    with pytest.raises(UsageError, match='write "auto" in the DeepSpeed file'):
-        read_config_file(
-            written(tmp_path, LLAMA_FACTORY + "per_device_train_batch_size: 2\ndeepspeed: ds.json\n")
-        )
-
-
 def test_a_dtype_of_deepspeed_that_the_trainer_has_not_is_refused(tmp_path: Path) -> None:
     """Transformers compares both files' bf16;
     one that only DeepSpeed's says stops the job before it loads anything.
@@ -218,137 +176,6 @@ def test_a_dtype_of_deepspeed_that_the_trainer_has_not_is_refused(tmp_path: Path
         read_config_file(written(tmp_path, training + "bf16: true\n")).request.get("precision")
         == "bf16-mixed"
     )
-
-
-def test_the_batch_over_all_gpus_decides_the_accumulation_or_is_checked(tmp_path: Path) -> None:
-    """``train_batch_size`` is micro-batch x accumulation x GPUs;
-    another product is refused with the way out.
-    """
-    sizes = '"train_micro_batch_size_per_gpu": 2, "train_batch_size": 32'
-    text = f'{{"zero_optimization": {{"stage": 2}}, "bf16": {{"enabled": true}}, {sizes}}}'
-    config = read_config_file(written(tmp_path, text, "ds.json"))
-    flags = {"model": "7b", "method": "full", "seq": 512}
-    assert with_flags(config, from_flags(flags | {"gpu": "a100-80-sxm:4"})).get("grad_accum") == 4
-    with pytest.raises(UsageError, match="say how many GPUs"):
-        with_flags(config, from_flags(flags | {"gpu": "a100-80-sxm:3"}))
-
-
-@pytest.mark.parametrize(
-    ("zero", "sentence"),
-    [
-        ('{"stage": 4}', "must be 0, 1, 2 or 3"),
-        ('{"stage": 3, "zero_quantized_weights": true}', "ZeRO"),
-        ('{"stage": 3, "mics_shard_size": 8}', "MiCS"),
-        (
-            '{"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme"}}',
-            "parameters on nvme",
-        ),
-        ('{"stage": 3, "offload_optimizer": {"device": "moon"}}', "none, cpu or nvme"),
-        ('{"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}', "a part of the optimizer"),
-    ],
-)
-def test_what_deepspeed_does_beyond_the_formulas_is_refused(tmp_path: Path, zero: str, sentence: str) -> None:
-    """Stages, devices and communication that no formula covers are named with the whole path of the key."""
-    path = written(tmp_path, f'{{"zero_optimization": {zero}}}', "ds.json")
-    with pytest.raises(PlannerError) as caught:
-        read_config(path)
-    assert sentence in str(caught.value)
-    assert "zero_optimization" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("distributed_type: MEGATRON_LM\n", "MEGATRON_LM is not modelled"),
-        ("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 3\n", "cannot share alike"),
-        (
-            "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
-            "TE is not modelled",
-        ),
-        ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 5}\n", "hybrid_shard_zero2"),
-        (
-            "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_dp_replicate_size: 2}\n",
-            "replicas beside sharding none",
-        ),
-        (
-            "distributed_type: NO\nparallelism_config: {parallelism_config_sp_size: 2}\n",
-            "sp_size: needs distributed_type DEEPSPEED, and it is NO",
-        ),
-    ],
-)
-def test_what_accelerate_does_beyond_the_formulas_is_refused(
-    tmp_path: Path, text: str, sentence: str
-) -> None:
-    """Kinds of distribution, counts and dtypes that no formula covers are named."""
-    beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
-    with pytest.raises(PlannerError, match=sentence):
-        read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", {"fp8": "tensorwise-gathered"}),
-        (
-            (
-                "distributed_type: NO\nmixed_precision: fp8\n"
-                "fp8_config: {backend: AO, enable_fsdp_float8_all_gather: false}\n"
-            ),
-            {"fp8": "tensorwise", "precision": "bf16-mixed"},
-        ),
-        (
-            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n",
-            {"sharding": "hsdp1"},
-        ),
-        (
-            (
-                "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"
-                "parallelism_config: {parallelism_config_dp_replicate_size: 2}\n"
-            ),
-            {"sharding": "hsdp", "replicas": 2},
-        ),
-    ],
-)
-def test_fp8_and_copies_of_accelerate_are_read(tmp_path: Path, text: str, said: dict[str, object]) -> None:
-    """Torchao computes where no library is named; copies belong to FSDP."""
-    reading = read_config(written(tmp_path, text, "accelerate.yaml"))
-    assert {name: reading.value(name) for name in said} == said
-
-
-def test_degrees_of_accelerate_are_those_of_the_job(tmp_path: Path) -> None:
-    """Whether its trainer has them is asked when the stack is known."""
-    text = (
-        "distributed_type: FSDP\nparallelism_config: {parallelism_config_tp_size: 2, "
-        "parallelism_config_cp_size: 4}\n"
-    )
-    beside = Beside(accelerate=written(tmp_path, text, "accelerate.yaml"))
-    reading = read_config(written(tmp_path, "per_device_train_batch_size: 2\n"), None, beside)
-    assert (reading.value("tensor_parallel"), reading.value("context_parallel")) == (2, 4)
-    text = "distributed_type: DEEPSPEED\nparallelism_config: {parallelism_config_sp_size: 8}\n"
-    beside = Beside(accelerate=written(tmp_path, text, "sp.yaml"))
-    reading = read_config(written(tmp_path, "per_device_train_batch_size: 1\n"), None, beside)
-    assert reading.value("context_parallel") == 8
-
-
-def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
-    """A folder with a ``config.json`` beside the config is meant, from whatever directory the check runs."""
-    (tmp_path / "mine").mkdir()
-    written(tmp_path / "mine", "{}", "config.json")
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("Qwen/Qwen2.5-0.5B", "./mine")))
-    assert config.request.get("model") == str((tmp_path / "mine").resolve())
-
-
-def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
-    """A switch said on the command line replaces that of the file; the file's others stay."""
-    written(
-        tmp_path,
-        '{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8}}',
-        "ds.json",
-    )
-    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
-    assert config.request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=true")
-    request = with_flags(config, from_flags({"gpu": "4090", "switches": "zero12_overlap=false"}))
-    assert request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=false")
 
 
 @pytest.mark.parametrize(("stage", "value", "remarked"), [(3, "false", 1), (3, "true", 0), (2, "false", 0)])
@@ -401,16 +228,6 @@ def test_checkpointing_of_llama_factory_is_turned_off_by_its_own_key_only(tmp_pa
     ]
     config = read_config_file(written(tmp_path, LLAMA_FACTORY + "disable_gradient_checkpointing: true\n"))
     assert config.request.get("gradient_checkpointing") is False
-
-
-def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
-    """TRL cuts nothing then, so the longest sample has to be said;
-    without the key its default of 1,024 holds.
-    """
-    config = read_config_file(written(tmp_path, TRL + "max_length: null\n"))
-    with pytest.raises(UsageError, match="say its length with --seq"):
-        with_flags(config, from_flags({"gpu": "4090"}))
-    assert read_config_file(written(tmp_path, TRL)).request.get("seq") == 1024
 
 
 def test_plugins_of_axolotl_are_counted_or_refused(tmp_path: Path) -> None:

@@ -46,54 +46,6 @@ TRAIN, MICRO, ACCUM = (
 )
 
 
-@pytest.mark.parametrize(
-    ("keys", "batch", "accum"),
-    [
-        (f"{TRAIN}: 64", 8, 1),
-        (f"{TRAIN}: 64, {MICRO}: 2", 2, 4),
-        (f"{TRAIN}: 64, {ACCUM}: 4", 2, 4),
-        (f"{TRAIN}: 64, {MICRO}: 4, {ACCUM}: 2", 4, 2),
-        (f"{MICRO}: 4, {ACCUM}: 2", 4, 2),
-        (f"{MICRO}: 4", 4, None),
-        (f'{TRAIN}: 64, {MICRO}: "auto", {ACCUM}: "auto"', 8, 1),
-    ],
-)
-def test_the_batch_triad_is_deepspeeds(tmp_path: Path, keys: str, batch: int, accum: int | None) -> None:
-    """Whichever of the three are given, the others follow as in ``_set_batch_related_parameters``,
-    on 8 GPUs.
-    """
-    request = with_flags(deepspeed(tmp_path, keys), from_flags(ON_8))
-    assert (request.get("batch"), request.get("grad_accum")) == (batch, accum)
-
-
-@pytest.mark.parametrize(
-    "keys", [f"{TRAIN}: 20", f"{TRAIN}: 4", f"{TRAIN}: 64, {ACCUM}: 3", f"{TRAIN}: 64, {MICRO}: 3"]
-)
-def test_a_batch_that_the_gpus_cannot_share_is_refused(tmp_path: Path, keys: str) -> None:
-    """DeepSpeed asserts that the product is the batch, so a remainder ends the job."""
-    with pytest.raises(UsageError, match="DeepSpeed refuses that"):
-        with_flags(deepspeed(tmp_path, keys), from_flags(ON_8))
-
-
-def test_no_stage_is_stage_0(tmp_path: Path) -> None:
-    """DeepSpeed's engine without ZeRO has a name of its own."""
-    for config in (
-        deepspeed(tmp_path, "", '"stage": 0'),
-        read_config_file(written(tmp_path, f"{{{MICRO}: 2}}", "ds.json")),
-    ):
-        assert config.request.get("sharding") == "zero0"
-        assert config.remarks == ()
-
-
-def test_a_flat_optimizer_without_zero_is_refused(tmp_path: Path) -> None:
-    """DeepSpeed's own Adam takes another wrapper, in 16 bits only."""
-    adam = '"optimizer": {"type": "Adam"}'
-    with pytest.raises(NotModelledError, match="without ZeRO"):
-        read_config_file(written(tmp_path, f'{{{MICRO}: 2, "bf16": {{"enabled": true}}, {adam}}}', "ds.json"))
-    config = read_config_file(written(tmp_path, f"{{{MICRO}: 2, {adam}}}", "ds.json"))
-    assert config.request.get("optimizer") == "adamw_torch_fused"
-
-
 def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
     """DeepSpeed fills these fields by name as well, and a remark names the key as it is written."""
     config = deepspeed(
@@ -101,31 +53,6 @@ def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
     )
     assert config.ignored == ()
     assert [remark.origin.rpartition(".")[2] for remark in config.remarks] == ["max_live_parameters"]
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("adamw_bnb_8bit", "adamw_torch"), ("adafactor", "adamw_torch"), ("lion_32bit", "lion")],
-)
-def test_an_offloaded_optimizer_is_swapped_for_the_cpus(tmp_path: Path, before: str, after: str) -> None:
-    """Accelerate puts DeepSpeedCPUAdam in, or its Lion, unless the file forbids it."""
-    text = f"{LLAMA_FACTORY}optim: {before}\ndeepspeed: ds.json\n"
-    zero = '{"stage": 2, "offload_optimizer": {"device": "cpu"}}'
-    written(tmp_path, f'{{"zero_optimization": {zero}}}', "ds.json")
-    config = read_config_file(written(tmp_path, text))
-    assert config.request.get("optimizer") == after
-    assert ("swapped for DeepSpeedCPUAdam" in remarks(config)) == (after == "adamw_torch")
-    written(tmp_path, f'{{"zero_optimization": {zero}, "zero_force_ds_cpu_optimizer": false}}', "ds.json")
-    assert read_config_file(written(tmp_path, text)).request.get("optimizer") != "adamw_torch"
-
-
-def test_accelerates_own_keys_of_offload_swap_it_too(tmp_path: Path) -> None:
-    """Without a DeepSpeed file the launcher's keys do the same."""
-    launch = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu}\n"
-    beside = Beside(accelerate=written(tmp_path, launch, "launch/a.yaml"))
-    config = read_config_file(written(tmp_path, TRL + "optim: adamw_8bit\n"), None, beside)
-    assert (config.request.get("sharding"), config.request.get("offload")) == ("zero2", "optimizer")
-    assert config.request.get("optimizer") == "adamw_torch"
 
 
 @pytest.mark.parametrize(
@@ -195,50 +122,6 @@ def test_the_rule_about_unknown_keys_holds_in_tables_below(tmp_path: Path) -> No
     assert (
         deepspeed(tmp_path, "", '"stage": 2, "offload_everything": null').request.get("sharding") == "zero2"
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "stack"),
-    [
-        ("max_seq_length: 512", "trl@0"),
-        ("evaluation_strategy: epoch", "trl@0"),
-        ("use_liger: true", "trl@0"),
-        ("torch_dtype: bfloat16", "trl@0.24"),
-        ("overwrite_output_dir: true", "trl@0.24"),
-        ("model_init_kwargs: {torch_dtype: bfloat16}", "trl@0.24"),
-        ("max_length: 512", "trl"),
-    ],
-)
-def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
-    """A key that TRL or Transformers dropped takes the nearest older stack, with a remark;
-    a flag still wins.
-    """
-    config = read_config_file(written(tmp_path, f"{TRL}bf16: true\n{key}\n"))
-    assert config.request.get("stack") == stack
-    assert (f"the stack {stack};" in remarks(config)) == (stack != "trl")
-    assert with_flags(config, from_flags({"stack": "unsloth"})).get("stack") == "unsloth"
-
-
-def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:
-    """Before TRL 0.19 neither bf16 nor fp16 was on unless said, so the file is asked;
-    later bf16 is the default.
-    """
-    config = read_config_file(written(tmp_path, TRL + "max_seq_length: 512\n"))
-    with pytest.raises(UsageError, match="--precision"):
-        with_flags(config, from_flags({"gpu": "4090"}))
-    assert (
-        read_config_file(written(tmp_path, TRL + "torch_dtype: bfloat16\n")).request.get("precision")
-        == "bf16-mixed"
-    )
-
-
-def test_old_trl_prepares_a_4_bit_base(tmp_path: Path) -> None:
-    """Norms in fp32 and bytes in the named dtype; under FSDP nothing is cast, so that shards stay alike."""
-    text = TRL + "load_in_4bit: true\nbf16: true\nmax_seq_length: 512\ntorch_dtype: bfloat16\n"
-    request = read_config_file(written(tmp_path, text)).request
-    assert (request.get("switches"), request.get("quant_storage")) == (("kbit_upcast=norms",), "bf16")
-    request = read_config_file(written(tmp_path, text + "fsdp: full_shard\n")).request
-    assert (request.get("switches"), request.get("sharding")) == (("kbit_upcast=none",), "fsdp")
 
 
 def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
@@ -313,19 +196,6 @@ def test_of_a_key_given_twice_the_last_counts_and_is_said(tmp_path: Path) -> Non
     assert "key 'num_processes' is given twice" in remarks(config)
 
 
-@pytest.mark.parametrize("value", ["'{{ model }}'", "${MODEL}", "<MODEL_NAME>"])
-def test_a_placeholder_is_named(tmp_path: Path, value: str) -> None:
-    """A template that nobody filled in is no job; a placeholder in a key without effect is left alone."""
-    with pytest.raises(InputFileError, match="key 'model_name_or_path' holds the placeholder"):
-        read_config_file(
-            written(tmp_path, f"model_name_or_path: {value}\nfinetuning_type: lora\nbf16: true\n")
-        )
-    assert (
-        read_config_file(written(tmp_path, f"{LLAMA_FACTORY}output_dir: {value}\n")).request.get("method")
-        == "lora"
-    )
-
-
 LAUNCH = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
 
 
@@ -378,28 +248,6 @@ def test_a_deepspeed_file_with_a_batch_alone_is_told_by_its_keys(tmp_path: Path)
     assert with_flags(config, from_flags(keys)).get("batch") == 4
 
 
-def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
-    """TRL's command line hands these keys on to ``accelerate launch``;
-    the number of processes is the config's.
-    """
-    config = read_config_file(written(tmp_path, TRL + "accelerate_config: zero3\nnum_processes: 2\n"))
-    assert (config.request.get("sharding"), config.request.get("gpus")) == ("zero3", 2)
-    assert "accelerate_configs/zero3.yaml" in remarks(config)
-    written(tmp_path, LAUNCH, "launch/mine.yaml")
-    config = read_config_file(written(tmp_path, TRL + "accelerate_config: launch/mine.yaml\n"))
-    assert (config.request.get("sharding"), config.request.get("gpus")) == ("fsdp1", 4)
-    with pytest.raises(InputFileError, match="say where it is: --accelerate FILE"):
-        read_config_file(written(tmp_path, TRL + "accelerate_config: nowhere.yaml\n"))
-
-
-def test_without_a_kind_of_distribution_one_process_is_started(tmp_path: Path) -> None:
-    """``accelerate launch`` ignores the number of processes then."""
-    launch = written(tmp_path, "distributed_type: 'NO'\nnum_processes: 8\n", "launch/a.yaml")
-    assert (
-        read_config_file(written(tmp_path, TRAINER), None, Beside(accelerate=launch)).request.get("gpus") == 1
-    )
-
-
 def test_a_launch_file_is_found_from_the_configs_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,49 +286,6 @@ def test_a_quantised_checkpoint_is_not_taken_for_16_bits(tmp_path: Path, text: s
     for name in ("HQQ", "bnb-8bit"):
         with pytest.raises(NotModelledError, match="quantised already"):
             read_config_file(written(tmp_path, text.replace("Qwen2.5-0.5B", f"Qwen2.5-0.5B-{name}")))
-
-
-def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path: Path) -> None:
-    """scripts/run_sft.py of 2023-11 to 2025-03 hands packing=True to the trainer;
-    dataset_mixer is its key.
-    """
-    text = TRL.replace("dataset_name", "dataset_text_field") + "bf16: true\nmax_seq_length: 512\n"
-    assert read_config_file(written(tmp_path, text)).request.get("padding") is None
-    config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))
-    assert config.request.get("padding") == "packed"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "fsdp_transformer_layer_cls_to_wrap: [MixtralDecoderLayer, MixtralSparseMoeBlock]",
-        "transformer_layer_cls_to_wrap: [LlamaMLP]",
-        "fsdp_auto_wrap_policy: NO_WRAP",
-        "auto_wrap_policy: SIZE_BASED_WRAP",
-    ],
-)
-def test_units_of_fsdp_are_layers_or_mixtures(tmp_path: Path, settings: str) -> None:
-    """What is outside of the units is gathered for the whole model at once: beside mixtures of experts."""
-    with pytest.raises(NotModelledError, match="FSDP"):
-        read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config: {{{settings}}}\n"))
-    layers = "fsdp_transformer_layer_cls_to_wrap: JambaAttentionDecoderLayer,JambaMambaDecoderLayer"
-    config = read_config_file(written(tmp_path, AXOLOTL + f"fsdp_config:\n  {layers}\n"))
-    assert config.request.get("sharding") == "fsdp1"
-    mixture = "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: MixtralSparseMoeBlock}\n"
-    switches = read_config_file(written(tmp_path, AXOLOTL + mixture)).request.get("switches")
-    assert "fsdp_units=feed_forward" in switches
-    assert "tower_units=in_root" in config.request.get("switches")
-    both = "fsdp_config: {fsdp_transformer_layer_cls_to_wrap: 'Qwen2VLDecoderLayer,Qwen2VLVisionBlock'}\n"
-    switches = read_config_file(written(tmp_path, AXOLOTL + both)).request.get("switches")
-    assert "tower_units=layers" in switches
-
-
-def test_a_file_of_trl_without_modules_adapts_what_peft_does(tmp_path: Path) -> None:
-    """TRL hands PEFT nothing, and PEFT then adapts two matrices of each layer."""
-    path = written(tmp_path, TRL + TRAINER + "max_length: 512\n")
-    adapter = resolve(with_flags(read_config_file(path), from_flags({"gpu": "4090"}))).recipe.adapter
-    assert adapter is not None
-    assert adapter.targets == ("q_proj", "v_proj")
 
 
 def test_run_clm_of_transformers_is_not_read_as_trl(tmp_path: Path) -> None:

@@ -27,3 +27,9 @@ def assumption(scenario: Scenario, name: str) -> Assumption:
     """The one entry about a value."""
     (entry,) = [entry for entry in scenario.assumptions if entry.name == name]
     return entry
+
+
+def warned(rule_id: str, **flags: object) -> str:
+    """What a rule says about BASE with these flags, refusals as warnings; empty where it says nothing."""
+    warnings = resolve(from_flags(BASE | flags), force=True).warnings
+    return next((each for each in warnings if each.endswith(f"[{rule_id}]")), "")

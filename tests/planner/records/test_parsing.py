@@ -23,14 +23,11 @@ from planner.records import (
     append_jsonl,
     parsing,
     read_records,
-    record_json_schema,
     write_csv,
 )
-from planner.records.record_schema import REQUIRED_COLUMNS
 from planner.units import MIB
 
 PUBLISHED = data_dir() / "published"
-
 MINIMAL = RunRecord(
     id="r1", source="s", source_group="g", model="llama-2-7b", gpu="rtx4090", method="lora", outcome="ok"
 )
@@ -432,38 +429,6 @@ def test_a_folder_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     for write in (lambda path: write_csv(path, [MINIMAL]), lambda path: append_jsonl(path, MINIMAL)):
         with pytest.raises(InputFileError, match="cannot be written"):
             write(tmp_path / "none" / "x")
-
-
-def test_the_json_schema_describes_a_line_of_jsonl() -> None:
-    """The published schema has an id, forbids the unknown,
-    and lists exactly what a line may and must hold.
-    """
-    schema = record_json_schema()
-    assert schema["$id"] == "planner/record@1"
-    assert schema["additionalProperties"] is False
-    assert list(schema["properties"]) == ["schema", *COLUMNS, "raw", "environment", "quality"]
-    assert set(schema["required"]) == {
-        "schema",
-        "id",
-        "source",
-        "source_group",
-        "model",
-        "gpu",
-        "method",
-        "outcome",
-    }
-    assert json.loads(json.dumps(schema)) == schema
-
-
-def test_columns_are_those_of_the_published_files() -> None:
-    """The type has the columns of the published files, in their order;
-    those that no record needs may be absent.
-    """
-    for path in PUBLISHED.glob("*.csv"):
-        with path.open(encoding="utf-8", newline="") as stream:
-            header = tuple(next(csv.reader(stream)))
-        assert header == tuple(name for name in COLUMNS if name in header)
-        assert set(header) >= set(REQUIRED_COLUMNS)
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])

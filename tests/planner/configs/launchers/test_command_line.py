@@ -11,7 +11,6 @@ import pytest
 from planner.api.checks import check_job, check_jobs, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import ACCELERATE_SWITCHES, Started, started
-from planner.configs.launchers.shell import commands, commands_with_variables
 from planner.errors import ExitCode, InputFileError, NotModelledError, UsageError
 from planner.intake.given.request import from_flags
 from tests.extras import import_or_skip, needs
@@ -20,42 +19,9 @@ NAME = Path("command")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def words(text: str) -> list[list[str]]:
-    """The commands of a text that have words."""
-    return [each for each in commands(NAME, text) if each]
-
-
 def read(text: str) -> Started:
     """The training that a text starts."""
     return started(NAME, text)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a --b 'c d' \"e\"", [["a", "--b", "c d", "e"]]),
-        ("a \\\n  --b 1 \\\n  --c 2\nd", [["a", "--b", "1", "--c", "2"], ["d"]]),
-        ("# a\nb # c\n", [["b"]]),
-        ("a \\\n # --b 1 \\\n --c 2", [["a"], ["--c", "2"]]),
-        ("X=1 Y='2 3' a b", [["a", "b"]]),
-        ("nohup a b > log 2>&1 &", [["a", "b"]]),
-        ("a 2> log; b | c && d || e", [["a"], ["b"], ["c"], ["d"], ["e"]]),
-        ("a --b x#y", [["a", "--b", "x#y"]]),
-        ("a --b $(date +%s) --c `d e`", [["a", "--b", "${command}", "--c", "${command}"]]),
-        ("a --b $(c $(d e))", [["a", "--b", "${command}"]]),
-        ("a --b 'c\nd' --e f", [["a", "--b", "c\nd", "--e", "f"]]),
-        ("uv run a b", [["a", "b"]]),
-    ],
-)
-def test_text_is_split_as_a_shell_splits_it(text: str, found: list[list[str]]) -> None:
-    """Quotes, continued lines, comments, assignments, operators, redirections; nothing is expanded or run."""
-    assert words(text) == found
-
-
-def test_a_quote_that_is_never_closed_is_no_text_of_a_shell() -> None:
-    """The whole rest would be one word."""
-    with pytest.raises(InputFileError, match="a quote is opened and not closed"):
-        words("a 'b\nc")
 
 
 @pytest.mark.parametrize(
@@ -422,38 +388,6 @@ def test_arguments_behind_a_file_of_llama_factory_are_yaml() -> None:
     job = read(f"lmf train {LF} deepspeed=null lora_target=[q_proj,v_proj] lora_rank=4 output_dir=a")
     names = ("deepspeed", "lora_target", "lora_rank", "output_dir")
     assert [job.arguments[name] for name in names] == [None, ["q_proj", "v_proj"], 4, "a"]
-
-
-@pytest.mark.parametrize(
-    ("before", "value"),
-    [
-        ("export N=8", "8"),
-        ("export A=1 N=8", "8"),
-        ("N=8\nexport N", "8"),
-        ("export N\nN=8", "8"),
-        ("export N=4\nexport N=8", "8"),
-        ("cd a && export N=8 && ", "8"),
-        ("if a; then\nexport N=4\nfi\nN=8 ", "8"),
-        ("N=8", None),
-        ("cat > a.json <<'EOF'\n{\n  \"a\": {\n  },\n}\nEOF\nexport N=8", "8"),
-        ("export N=8\nunset N", None),
-        ("export N=8\nexport -n N", None),
-        ("if a; then export N=8; fi", "$N"),
-        ("export N=4\nif a; then\n  export N=8\nfi", "$N"),
-        ("export N=8\nif a; then unset N; fi", "$N"),
-        ("export N=4\nf() {\n  N=8\n}", "$N"),
-        ("case $A in\n  a) export N=8 ;;\nesac", "$N"),
-        ("[ $A ] && export N=8", "$N"),
-        ("[ $A ] || export N=8", "$N"),
-        ("(export N=8)", "$N"),
-        ("export N=8\nN+=1", "$N"),
-    ],
-)
-def test_exports_are_those_of_the_shell(before: str, value: str | None) -> None:
-    """Under a condition, in a loop or in a function, no value is known."""
-    text = before + ("b" if before.endswith(" ") else "\nb")
-    ((_, variables),) = [each for each in commands_with_variables(NAME, text) if each[0] == ["b"]]
-    assert variables.get("N") == value
 
 
 @pytest.mark.parametrize("name", ["NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "USE_V1"])

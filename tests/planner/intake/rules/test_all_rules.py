@@ -591,18 +591,3 @@ def test_several_refusals_are_all_said() -> None:
         )
     for rule_id in ("quantized-full", "lora-options-with-full", "tokens-above-sequence"):
         assert f"[{rule_id}]" in str(caught.value)
-
-
-def test_unmatched_targets_list_what_the_model_has() -> None:
-    """The message about wrong target names tells the right ones."""
-    with pytest.raises(
-        RefusedCombinationError,
-        match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head",
-    ):
-        resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
-
-
-def test_unquantised_experts_are_counted() -> None:
-    """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
-    scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
-    assert any("84.00 GiB of experts" in warning for warning in scenario.warnings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import REFUSED_BY_TOOL, NotModelledError, PlannerError, UsageError
+from planner.errors import NotModelledError, PlannerError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -15,7 +15,6 @@ from planner.intake.resolve import resolve
 BASE = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
 LORA = BASE + "adapter: lora\nlora_r: 16\n"
 LLAMA = LORA.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
-OFF, FUSED = (False, "eager"), (True, "fused_dropped")
 
 
 def read(folder: Path, text: str) -> ConfigFile:
@@ -23,52 +22,6 @@ def read(folder: Path, text: str) -> ConfigFile:
     path = folder / "train.yml"
     path.write_text(text, encoding="utf-8")
     return read_config_file(path)
-
-
-def kernels_of(folder: Path, text: str) -> tuple[bool, str]:
-    """Whether MLP and adapters run fused, on one card."""
-    stack = resolve(with_flags(read(folder, text), from_flags({"gpu": "a100-80-sxm"}))).stack
-    return stack.fused_mlp, stack.adapter_kernels
-
-
-@pytest.mark.parametrize(
-    ("text", "kernels"),
-    [
-        ("", FUSED),
-        ("lora_dropout: 0.05\n", FUSED),
-        ("lora_mlp_kernel: true\n", (True, "eager")),
-        ("lora_qkv_kernel: true\nlora_o_kernel: true\n", OFF),
-        ("lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\n", FUSED),
-        ("lora_mlp_kernel: false\n", OFF),
-        ("lora_embedding_kernel: true\n", OFF),
-        ("lora_embedding_kernel: false\n", OFF),
-        ("load_in_8bit: true\n", OFF),
-        ("trust_remote_code: true\n", OFF),
-        ("fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", OFF),
-        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", FUSED),
-        # Before 0.16 dropout kept the kernels off, and before 0.10 nothing turned them on.
-        ("flash_attention: true\n", FUSED),
-        ("flash_attention: true\nlora_dropout: 0.05\n", OFF),
-        ("flash_attention: true\nlocal_rank:\n", OFF),
-        # Those of then make the product of an adapter apart.
-        (
-            "lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: true\nlocal_rank:\n",
-            (True, "fused_apart"),
-        ),
-    ],
-)
-def test_adapter_kernels_are_on_where_axolotl_turns_them_on(
-    tmp_path: Path, text: str, kernels: tuple[bool, str]
-) -> None:
-    """check_auto_enable_lora_kernels:
-    all of them where none of the four keys is set and nothing speaks against it.
-    """
-    assert kernels_of(tmp_path, LORA + text) == kernels
-
-
-def test_a_full_fine_tune_has_no_adapter_kernels(tmp_path: Path) -> None:
-    """There is nothing to fuse."""
-    assert kernels_of(tmp_path, BASE) == OFF
 
 
 @pytest.mark.parametrize(
@@ -111,51 +64,6 @@ def test_a_key_means_what_axolotl_makes_of_it(tmp_path: Path, text: str, values:
     """
     request = read(tmp_path, BASE + text).request
     assert {name: request.get(name) for name in values} == values
-
-
-def test_xformers_changes_llama_alone_in_old_versions(tmp_path: Path) -> None:
-    """Up to 0.8 it patched Llama's attention; on another model it did nothing, which is said."""
-    assert read(tmp_path, LLAMA + "xformers_attention: true\n").request.get("attention") == "flash2"
-    config = read(tmp_path, LORA + "xformers_attention: true\n")
-    assert config.request.get("attention") is None
-    assert any("has no effect" in remark.text for remark in config.remarks)
-
-
-def test_attention_said_twice_is_refused(tmp_path: Path) -> None:
-    """As Axolotl refuses it."""
-    with pytest.raises(UsageError, match="beside attn_implementation"):
-        read(tmp_path, BASE + "flash_attention: true\nattn_implementation: sdpa\n")
-
-
-LIGER = "plugins: [axolotl.integrations.liger.LigerPlugin]\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "loss", "switches"),
-    [
-        (
-            LIGER
-            + "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\nliger_glu_activation: true\n",
-            "liger",
-            ("fused_norm=true", "fused_mlp=true", "adapter_kernels=eager"),
-        ),
-        (
-            "liger_fused_linear_cross_entropy: true\nliger_rms_norm: true\n",
-            None,
-            ("fused_mlp=false", "adapter_kernels=eager"),
-        ),
-        ("chunked_cross_entropy: true\n", "chunked", ("fused_mlp=false", "adapter_kernels=eager")),
-    ],
-)
-def test_keys_of_liger_act_through_its_plugin_alone(
-    tmp_path: Path, text: str, loss: str | None, switches: tuple[str, ...]
-) -> None:
-    """integrations/liger/args.py reads them only where plugins names it; else that is said."""
-    config = read(tmp_path, BASE + "attn_implementation: flash_attention_2\n" + text)
-    assert (config.request.get("loss"), config.request.get("switches")) == (loss, switches)
-    assert any("has no effect" in remark.text for remark in config.remarks) == (
-        "liger" in text and "plugins" not in text
-    )
 
 
 @pytest.mark.parametrize(
@@ -317,88 +225,6 @@ def test_a_quantised_checkpoint_asks_for_its_quantisation(tmp_path: Path, name: 
     assert read(tmp_path, four).needs == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (BASE, True),
-        (BASE + "attn_implementation: sdpa\n", True),
-        (BASE + "attn_implementation: flash_attention_2\n", False),
-        (
-            BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b")
-            + "local_rank:\nxformers_attention: true\n",
-            True,
-        ),
-        (
-            BASE.replace("Qwen/Qwen2.5-0.5B", "huggyllama/llama-7b") + "local_rank:\nflash_attention: true\n",
-            False,
-        ),
-        (BASE + "attn_implementation: xformers\n", False),
-        (BASE + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", False),
-        (LORA, False),
-        # Neither end is known by name: BTLM is passed over, MPT and GPT-NeoX (in 2023) have other names.
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "cerebras/btlm-3b-8k-base") + "trust_remote_code: true\n", False),
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "mosaicml/mpt-7b") + "trust_remote_code: true\n", False),
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-1.4b") + "wandb_run_id:\n", False),
-        (BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-1.4b") + "local_rank:\n", True),
-    ],
-)
-def test_a_full_fine_tune_keeps_its_embeddings_in_fp32(tmp_path: Path, text: str, said: bool) -> None:
-    """They go back to 16 bits for FlashAttention, adapters and FSDP only (loaders/model.py)."""
-    assert ("widens_ends=true" in (read(tmp_path, text).request.get("switches") or ())) == said
-
-
-QLORA = "sequence_len: 512\nadapter: qlora\nload_in_4bit: true\nbase_model: "
-INT8 = QLORA.replace("qlora", "lora").replace("4bit", "8bit")
-
-
-@pytest.mark.parametrize(
-    ("text", "storage"),
-    [
-        ("ai21labs/Jamba-v0.1\n", "fp32"),
-        ("Qwen/Qwen1.5-MoE-A2.7B\n", "fp32"),
-        ("Qwen/Qwen1.5-MoE-A2.7B\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", "bf16"),
-        ("Qwen/Qwen1.5-7B\n", "bf16"),
-    ],
-)
-def test_some_mixtures_store_four_bits_as_fp32_where_nothing_divides_them(
-    tmp_path: Path, text: str, storage: str
-) -> None:
-    """loaders/model.py _set_quantization_config asks for the architecture."""
-    assert read(tmp_path, QLORA + text).request.get("quant_storage") == storage
-
-
-def test_jamba_in_eight_bits_keeps_mamba_layers_whole_which_is_refused(tmp_path: Path) -> None:
-    """llm_int8_skip_modules is mamba."""
-    with pytest.raises(NotModelledError, match="Mamba layers in 16 bits"):
-        read(tmp_path, INT8 + "ai21labs/Jamba-v0.1\n")
-
-
-def test_kernels_that_axolotl_refuses_for_lfm2_are_remarked_on(tmp_path: Path) -> None:
-    """loaders/model.py _check_model_requirements ends where causal-conv1d is there."""
-    config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "LiquidAI/LFM2-2.6B"))
-    assert any("causal-conv1d" in remark.text for remark in config.remarks)
-    assert not any("causal-conv1d" in remark.text for remark in read(tmp_path, BASE).remarks)
-
-
-@pytest.mark.parametrize(
-    ("model", "attention"), [("tiiuae/falcon-7b", "sdpa"), ("mistralai/Mistral-7B-v0.1", "eager")]
-)
-def test_falcon_called_torchs_attention_before_transformers_had_it(
-    tmp_path: Path, model: str, attention: str
-) -> None:
-    """transformers 4.35.2 models/falcon/modeling_falcon.py."""
-    assert read(tmp_path, INT8 + f"{model}\nwandb_run_id:\n").request.get("attention") == attention
-
-
-@pytest.mark.parametrize(
-    ("text", "attention"),
-    [("", "flash2"), ("eager_attention: true\n", "eager"), ("attn_implementation: sdpa\n", "sdpa")],
-)
-def test_the_first_qwen_brings_its_attention_along(tmp_path: Path, text: str, attention: str) -> None:
-    """Its own code takes flash-attn, which Axolotl installs, where nothing is said."""
-    assert read(tmp_path, INT8 + "Qwen/Qwen-7B\n" + text).request.get("attention") == attention
-
-
 @pytest.mark.parametrize("name", ["MixFormerSequentialForCausalLM", "MambaLMHeadModel"])
 def test_model_code_of_its_own_is_not_modelled(tmp_path: Path, name: str) -> None:
     """Its attention and loss are not those of the model in Transformers (2023-11 models/phi uses flash-attn
@@ -415,61 +241,11 @@ def test_workers_of_ray_are_said_not_to_be_the_number_of_gpus(tmp_path: Path) ->
     assert any(remark.origin.endswith("ray_num_workers") for remark in config.remarks)
 
 
-def test_what_axolotl_does_to_llama_alone_has_no_effect_on_stablelm(tmp_path: Path) -> None:
-    """The example files of StableLM 2 have the keys."""
-    text = (
-        BASE.replace("Qwen/Qwen2.5-0.5B", "stabilityai/stablelm-2-1_6b")
-        + "flash_attn_rms_norm: true\nflash_attn_fuse_mlp: true\n"
-    )
-    config = read(tmp_path, text)
-    assert sum("Axolotl does this to Llama alone" in remark.text for remark in config.remarks) == 2
-    config = read(tmp_path, text + "is_llama_derived_model: true\n")
-    assert sum("counted as the plain" in remark.text for remark in config.remarks) == 2
-
-
 def test_packing_of_2023_to_the_length_of_samples_is_packing(tmp_path: Path) -> None:
     """A longer one is cut to it; a shorter one is refused."""
     config = read(tmp_path, BASE + "max_packed_sequence_len: 1024\n")
     assert config.request.get("padding") == "packed"
     assert any("versions since 2024 end at this key" in remark.text for remark in config.remarks)
-
-
-def test_better_transformer_is_torchs_attention_for_gpt_neox(tmp_path: Path) -> None:
-    """Other families are refused."""
-    config = read(
-        tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "EleutherAI/pythia-12b-deduped") + "flash_optimum: true\n"
-    )
-    assert config.request.get("attention") == "sdpa"
-    with pytest.raises(NotModelledError, match="GPT-NeoX and Pythia only"):
-        read(tmp_path, BASE + "flash_optimum: true\n")
-
-
-def test_evaluation_has_the_micro_batch_where_samples_are_held_back(tmp_path: Path) -> None:
-    """normalize_config; without held-back samples nothing is evaluated."""
-    held = BASE + "micro_batch_size: 3\nval_set_size: 0.05\n"
-    assert read(tmp_path, held).request.get("eval_batch") == 3
-    assert read(tmp_path, held + "eval_batch_size: 2\n").request.get("eval_batch") == 2
-    assert (
-        read(tmp_path, BASE + "micro_batch_size: 3\neval_batch_size: 2\n").request.get("eval_batch") is None
-    )
-
-
-@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_8bit"])
-def test_an_8_bit_optimizer_in_host_ram_is_refused_by_the_tool(tmp_path: Path, optimizer: str) -> None:
-    """Axolotl's own validator stops FSDP1 with offload;
-    bitsandbytes of that time stops under ZeRO, where nothing swaps the optimizer.
-    """
-    text = BASE + f"optimizer: {optimizer}\nlocal_rank:\nbf16: true\n"
-    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
-        read(tmp_path, text + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true}\n")
-    zero = tmp_path / "zero.json"
-    table = '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}'
-    zero.write_text('{"zero_force_ds_cpu_optimizer": false, ' + table + "}", encoding="utf-8")
-    file = read(tmp_path, text + "deepspeed: zero.json\n")
-    with pytest.raises(UsageError, match=REFUSED_BY_TOOL):
-        resolve(with_flags(file, from_flags({"gpu": "a100-80-sxm:8"})))
-    zero.write_text("{" + table + "}", encoding="utf-8")
-    assert read(tmp_path, text + "deepspeed: zero.json\n").request.get("optimizer") == "adamw_torch"
 
 
 def test_fp8_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from planner.configs.read import read_config
 from planner.configs.said_by_file import Reading
 from planner.errors import NotModelledError, UsageError
 
-EXAMPLES = Path(__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 NOW = {
     "model_name_or_path": "gpt2",
     "dataset_mixer_list": ["a/b", "1.0"],
@@ -60,51 +60,6 @@ def test_what_is_not_modelled_is_refused(tmp_path: Path, key: str, value: object
     with pytest.raises(NotModelledError, match=text) as error:
         read(tmp_path, NOW | {key: value})
     assert f"train.yaml:{key}" in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("keys", "task", "stack", "checkpoints"),
-    [
-        ({"beta": 5}, "dpo", "open-instruct", None),
-        ({"loss_type": "simpo", "activation_memory_budget": 0.5}, "simpo", "open-instruct", True),
-        ({"loss_type": "dpo_norm", "gradient_checkpointing": True}, "dpo", "open-instruct@2026-01", True),
-        ({"beta": 5, "gradient_checkpointing": True, "use_lora": True}, "dpo", "open-instruct@2026-01", None),
-    ],
-)
-def test_files_for_dpo(
-    tmp_path: Path, keys: dict[str, Any], task: str, stack: str, checkpoints: bool | None
-) -> None:
-    """The loss is the task; adapters over 16 bits are trained without checkpoints."""
-    reading = read(tmp_path, NOW | {"num_epochs": 1} | keys)
-    assert (reading.value("task"), reading.value("stack")) == (task, stack)
-    assert reading.value("gradient_checkpointing") is checkpoints
-    assert reading.value("sharding") == "zero3"
-
-
-def test_dpo_of_2024_runs_a_second_model(tmp_path: Path) -> None:
-    """But not for SimPO."""
-    reading = read(tmp_path, OLD | {"dpo_loss_type": "dpo_norm", "dpo_beta": 5, "num_train_epochs": 1})
-    assert (reading.value("task"), reading.value("stack"), reading.value("epochs")) == (
-        "dpo",
-        "open-instruct@2024",
-        1,
-    )
-    assert "caches_reference=false" in reading.value("switches")
-    simpo = read(tmp_path, OLD | {"dpo_loss_type": "simpo"})
-    assert simpo.value("task") == "simpo"
-    assert "caches_reference=false" not in simpo.value("switches")
-
-
-def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
-    """A stage without a file; stage 3 has a secondary partition of eight unless it is said."""
-    assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 2}).value("sharding") == "zero2"
-    alone = read(tmp_path, NOW | {"beta": 5, "offload_optimizer": True})
-    assert (alone.value("offload"), alone.ignored) == (None, [])
-    assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 3}).value("hpz") == 8
-    own = read(
-        tmp_path, NOW | {"beta": 5, "zero_stage": 3, "zero_hpz_partition_size": 1, "offload_optimizer": True}
-    )
-    assert (own.value("sharding"), own.value("offload")) == ("zero3", "optimizer")
 
 
 def test_its_age_is_told_by_keys_that_it_dropped(tmp_path: Path) -> None:

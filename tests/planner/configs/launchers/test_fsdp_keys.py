@@ -1,0 +1,101 @@
+"""FSDP's table: strategies of both versions, units, and files that a config refers to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, FsdpKeys, read_fsdp, referred
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import InputFileError, NotModelledError
+
+FILE = Path("train.yaml")
+
+
+def read(**table: Any) -> Reading:
+    """What such a table says of FSDP1, unless it says its version."""
+    reading = Reading(FILE, "a trainer")
+    keys = Keys(FILE, table, "fsdp_config.")
+    read_fsdp(keys, reading, FsdpKeys(1))
+    reading.finish(keys)
+    return reading
+
+
+@pytest.mark.parametrize(
+    ("table", "sharding"),
+    [
+        ({"fsdp_sharding_strategy": "FULL_SHARD"}, "fsdp1"),
+        ({"sharding_strategy": 1}, "fsdp1"),
+        ({"sharding_strategy": 3}, "ddp"),
+        ({"sharding_strategy": "HYBRID_SHARD"}, "hsdp1"),
+        ({"version": 2, "reshard_after_forward": True}, "fsdp"),
+        ({"fsdp_version": 2, "fsdp_reshard_after_forward": "false"}, "fsdp-grad-op"),
+    ],
+)
+def test_a_strategy_is_a_name_a_number_or_a_truth_value(table: dict[str, Any], sharding: str) -> None:
+    """With the prefix or without it."""
+    assert read(**table).value("sharding") == sharding
+
+
+@pytest.mark.parametrize("strategy", ["SHARD_GRAD_OP", 2, 5])
+def test_strategies_that_no_formula_covers_are_refused(strategy: object) -> None:
+    """By their key."""
+    with pytest.raises(NotModelledError, match=r"sharding_strategy: FSDP1 with \w+ is not modelled"):
+        read(sharding_strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("classes", "switch"),
+    [
+        ("JambaAttentionDecoderLayer,JambaMambaDecoderLayer", ("tower_units", "in_root")),
+        (["Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"], ("tower_units", "layers")),
+        ("MixtralSparseMoeBlock", ("fsdp_units", "feed_forward")),
+    ],
+)
+def test_units_are_layers_or_mixtures(classes: object, switch: tuple[str, str]) -> None:
+    """Those of a tower are in the root unless one of them is named."""
+    found = read(transformer_layer_cls_to_wrap=classes).switches
+    assert {name: value for name, (value, _) in found.items()} == dict([switch])
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"transformer_layer_cls_to_wrap": "LlamaMLP"},
+        {"transformer_layer_cls_to_wrap": "MixtralDecoderLayer,MixtralSparseMoeBlock"},
+        {"auto_wrap_policy": "size_based_wrap"},
+        {"auto_wrap_policy": "NO_WRAP"},
+    ],
+)
+def test_other_units_are_refused(table: dict[str, Any]) -> None:
+    """Parts of layers, parts beside layers, pieces by size, one unit for all."""
+    with pytest.raises(NotModelledError, match="not modelled"):
+        read(**table)
+
+
+def test_fsdp_offloads_both_and_checkpoints_itself() -> None:
+    """Only from pinned RAM."""
+    said = read(fsdp_offload_params=True, activation_checkpointing=True)
+    assert (said.value("offload"), said.value("gradient_checkpointing")) == ("optimizer+params", True)
+    assert read(cpu_offload=False).value("offload") is None
+    with pytest.raises(NotModelledError, match="RAM that is not pinned"):
+        read(offload_params=True, cpu_offload_pin_memory=False)
+
+
+def test_a_file_is_looked_for_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then in the working directory; one without a suffix of such files is not even looked for."""
+    config, elsewhere = tmp_path / "a", tmp_path / "b"
+    for folder, stage in ((config, 2), (elsewhere, 3)):
+        folder.mkdir()
+        (folder / "z.json").write_text(f'{{"stage": {stage}}}', encoding="utf-8")
+    monkeypatch.chdir(elsewhere)
+    keys = Keys(config / "train.yaml", {"deepspeed": "z.json", "hosts": "/etc/hosts"})
+    reading = Reading(keys.path, "a trainer")
+    assert referred(keys, "deepspeed", DEEPSPEED_FILE, reading).table == {"stage": 2}
+    (config / "z.json").unlink()
+    assert referred(keys, "deepspeed", DEEPSPEED_FILE, reading).table == {"stage": 3}
+    with pytest.raises(InputFileError, match=r"ends in none of \.json"):
+        referred(keys, "hosts", DEEPSPEED_FILE, reading)

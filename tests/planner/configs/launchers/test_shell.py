@@ -1,0 +1,82 @@
+"""Shell text as commands, and what they see of variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.launchers.shell import commands, commands_with_variables
+from planner.errors import InputFileError
+
+NAME = Path("command")
+
+
+def words(text: str) -> list[list[str]]:
+    """The commands of a text that have words."""
+    return [each for each in commands(NAME, text) if each]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a --b 'c d' \"e\"", [["a", "--b", "c d", "e"]]),
+        ("a \\\n  --b 1 \\\n  --c 2\nd", [["a", "--b", "1", "--c", "2"], ["d"]]),
+        ("# a\nb # c\n", [["b"]]),
+        ("a \\\n # --b 1 \\\n --c 2", [["a"], ["--c", "2"]]),
+        ("X=1 Y='2 3' a b", [["a", "b"]]),
+        ("nohup a b > log 2>&1 &", [["a", "b"]]),
+        # The number of a stream touches its redirection; a word before a blank is an argument.
+        ("a --b 2 > log 2>&1", [["a", "--b", "2"]]),
+        ("a --b 1 2>> log", [["a", "--b", "1"]]),
+        ("a b2>log 10>more", [["a", "b2"]]),
+        ("a 'b 2>c' \"d 1<e\"", [["a", "b 2>c", "d 1<e"]]),
+        ("a 2> log; b | c && d || e", [["a"], ["b"], ["c"], ["d"], ["e"]]),
+        ("a --b x#y", [["a", "--b", "x#y"]]),
+        ("a --b $(date +%s) --c `d e`", [["a", "--b", "${command}", "--c", "${command}"]]),
+        ("a --b $(c $(d e))", [["a", "--b", "${command}"]]),
+        ("a --b 'c\nd' --e f", [["a", "--b", "c\nd", "--e", "f"]]),
+        ("uv run a b", [["a", "b"]]),
+    ],
+)
+def test_text_is_split_as_a_shell_splits_it(text: str, found: list[list[str]]) -> None:
+    """Quotes, continued lines, comments, assignments, operators, redirections; nothing is expanded or run."""
+    assert words(text) == found
+
+
+def test_a_quote_that_is_never_closed_is_no_text_of_a_shell() -> None:
+    """The whole rest would be one word."""
+    with pytest.raises(InputFileError, match="a quote is opened and not closed"):
+        words("a 'b\nc")
+
+
+@pytest.mark.parametrize(
+    ("before", "value"),
+    [
+        ("export N=8", "8"),
+        ("export A=1 N=8", "8"),
+        ("N=8\nexport N", "8"),
+        ("export N\nN=8", "8"),
+        ("export N=4\nexport N=8", "8"),
+        ("cd a && export N=8 && ", "8"),
+        ("if a; then\nexport N=4\nfi\nN=8 ", "8"),
+        ("N=8", None),
+        ("cat > a.json <<'EOF'\n{\n  \"a\": {\n  },\n}\nEOF\nexport N=8", "8"),
+        ("export N=8\nunset N", None),
+        ("export N=8\nexport -n N", None),
+        ("if a; then export N=8; fi", "$N"),
+        ("export N=4\nif a; then\n  export N=8\nfi", "$N"),
+        ("export N=8\nif a; then unset N; fi", "$N"),
+        ("export N=4\nf() {\n  N=8\n}", "$N"),
+        ("case $A in\n  a) export N=8 ;;\nesac", "$N"),
+        ("[ $A ] && export N=8", "$N"),
+        ("[ $A ] || export N=8", "$N"),
+        ("(export N=8)", "$N"),
+        ("export N=8\nN+=1", "$N"),
+    ],
+)
+def test_exports_are_those_of_the_shell(before: str, value: str | None) -> None:
+    """Under a condition, in a loop or in a function, no value is known."""
+    text = before + ("b" if before.endswith(" ") else "\nb")
+    ((_, variables),) = [each for each in commands_with_variables(NAME, text) if each[0] == ["b"]]
+    assert variables.get("N") == value

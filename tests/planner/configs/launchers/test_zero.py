@@ -1,0 +1,110 @@
+"""ZeRO's own table: stages, places of state, buckets, and what is said about the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.configs.launchers.zero import read_zero, say_offload, say_zero
+from planner.configs.said_by_file import Reading
+from planner.configs.shared.keys import Keys
+from planner.errors import InputFileError, NotModelledError
+
+FILE = Path("ds.json")
+
+
+def read(**table: Any) -> Reading:
+    """What such a table says."""
+    reading = Reading(FILE, "DeepSpeed")
+    keys = Keys(FILE, table)
+    read_zero(keys, reading)
+    reading.finish(keys)
+    return reading
+
+
+def switches(reading: Reading) -> dict[str, str]:
+    """The switches without their places."""
+    return {name: value for name, (value, _) in reading.switches.items()}
+
+
+@pytest.mark.parametrize("stage", [4, -1, True, "3", 1.5])
+def test_other_stages_are_refused(stage: object) -> None:
+    """``true`` is no stage 1."""
+    with pytest.raises(InputFileError, match="'stage' must be 0, 1, 2 or 3"):
+        say_zero(Keys(FILE, {}), "stage", stage, Reading(FILE, "DeepSpeed"))
+
+
+@pytest.mark.parametrize(
+    ("states", "params", "offload"),
+    [
+        ("cpu", None, "optimizer"),
+        (None, "cpu", "params"),
+        ("nvme", "nvme", "optimizer+params-nvme"),
+        ("none", "none", None),
+    ],
+)
+def test_state_lies_where_its_tables_say(states: str | None, params: str | None, offload: str | None) -> None:
+    """A table without a device is of none."""
+    tables = {"offload_optimizer": states, "offload_param": params}
+    said = read(stage=3, **{name: {"device": device} for name, device in tables.items() if device})
+    assert said.value("offload") == offload
+    assert read(stage=2, cpu_offload=True).value("offload") == "optimizer"
+    assert read(stage=3, offload_param={}).value("offload") is None
+
+
+def test_pairs_of_devices_that_are_not_read_are_refused() -> None:
+    """Also a part of the optimizer, and a device of nobody."""
+    keys, reading = Keys(FILE, {}), Reading(FILE, "DeepSpeed")
+    with pytest.raises(NotModelledError, match="states on cpu with parameters on nvme"):
+        say_offload(keys, ("cpu", "nvme"), reading, "x")
+    with pytest.raises(InputFileError, match="'x' must be none, cpu or nvme"):
+        say_offload(keys, ("gpu", "none"), reading, "x")
+    with pytest.raises(NotModelledError, match="offloading a part of the optimizer"):
+        read(stage=3, offload_optimizer={"device": "cpu", "ratio": 0.5})
+
+
+@pytest.mark.parametrize("table", [{"zero_quantized_weights": True}, {"mics_shard_size": 8}])
+def test_communication_that_no_formula_covers_is_refused(table: dict[str, Any]) -> None:
+    """By its key."""
+    with pytest.raises(NotModelledError, match=rf"ds\.json:{next(iter(table))}: "):
+        read(stage=3, **table)
+
+
+@pytest.mark.parametrize(
+    ("table", "elements", "overlaps"),
+    [
+        ({}, "500000000", "false"),
+        ({"reduce_bucket_size": "2e8", "overlap_comm": True}, "200000000", "true"),
+        ({"reduce_bucket_size": "auto", "overlap_comm": "auto"}, "0", "false"),
+    ],
+)
+def test_buckets_of_the_first_stages(table: dict[str, Any], elements: str, overlaps: str) -> None:
+    """DeepSpeed's own 5e8 where nothing is said; ``auto`` is 0, which stands for the hidden size squared."""
+    said = switches(read(stage=2, **table))
+    assert said == {"zero12_bucket_elements": elements, "zero12_overlap": overlaps}
+
+
+def test_one_automatic_bucket_of_stage_3_makes_all_so() -> None:
+    """What is said beside it is remarked on; a stage without states has no buckets."""
+    mixed = read(stage=3, reduce_bucket_size="auto", stage3_prefetch_bucket_size=7)
+    assert switches(mixed) == {"zero_auto_buckets": "true"}
+    assert any(each.text.startswith("7, is counted as auto") for each in mixed.remarks)
+    own = read(stage=3, prefetch_bucket_size=50_000_000)
+    assert (switches(own), own.remarks) == ({"zero_auto_buckets": "false"}, [])
+    assert switches(read(stage=0, reduce_bucket_size=5)) == {}
+
+
+@pytest.mark.parametrize("size", [-1, 1e12, True, "many", "nan"])
+def test_a_bucket_is_a_number_of_elements(size: object) -> None:
+    """Up to a million million."""
+    with pytest.raises(InputFileError, match="a number of elements or auto"):
+        read(stage=2, reduce_bucket_size=size)
+
+
+def test_a_second_copy_is_of_stage_3() -> None:
+    """Below it the key does nothing; a copy of one process is none."""
+    assert read(stage=3, zero_hpz_partition_size=8).value("hpz") == 8
+    assert read(stage=2, zero_hpz_partition_size=8).value("hpz") is None
+    assert read(stage=3, zero_hpz_partition_size=1).value("hpz") is None

@@ -1,0 +1,40 @@
+"""The one entrance: which tool a file is for, and what is said where none can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InputFileError, UnknownNameError
+from planner.intake.given.config_file import read_config_file
+
+AXOLOTL = "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\n"
+
+
+def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
+    """A file with this text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_tool_is_told_by_keys_or_asked_for(tmp_path: Path) -> None:
+    """A file that could be of several tools, or of none, asks for --tool; an unknown tool lists the known."""
+    with pytest.raises(
+        InputFileError,
+        match=r"do not say which tool it is for: say it with --tool, one of plan, llama-factory",
+    ):
+        read_config_file(written(tmp_path, "colour: red\n"))
+    with pytest.raises(
+        InputFileError, match=r"those of llama-factory and of axolotl: say which: --tool llama-factory"
+    ):
+        read_config_file(written(tmp_path, "adapter: lora\nstage: sft\n"))
+    with pytest.raises(UnknownNameError, match="unknown tool 'axolotle'; nearest: axolotl"):
+        read_config_file(written(tmp_path, AXOLOTL), "axolotle")
+    assert read_config_file(written(tmp_path, "model_name_or_path: gpt2\n"), "trl").tool == "TRL 1.16.0"
+    recipe = "model_name_or_path: gpt2\nper_device_train_batch_size: 2\nmax_seq_length: 512\n"
+    assert read_config_file(written(tmp_path, recipe)).tool == "TRL 0.9 to 0.19"
+    assert (
+        read_config_file(written(tmp_path, "per_device_train_batch_size: 2\n")).tool == "Transformers 5.23.0"
+    )

@@ -1,0 +1,80 @@
+"""What files of open-instruct for DPO mean beyond those for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.read import read_config
+from planner.configs.said_by_file import Reading
+
+NOW = {
+    "model_name_or_path": "gpt2",
+    "dataset_mixer_list": ["a/b", "1.0"],
+    "max_seq_length": 512,
+    "with_tracking": True,
+}
+
+
+OLD = {
+    "model_name_or_path": "gpt2",
+    "dataset_mixer": {"a/b": 1.0},
+    "max_seq_length": 512,
+    "checkpointing_steps": "epoch",
+} | {"dataset_mix_dir": "out"}
+
+
+def read(folder: Path, table: dict[str, Any], beside: Beside | None = None) -> Reading:
+    """What such a file says."""
+    path = folder / "train.yaml"
+    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    return read_config(path, None, beside)
+
+
+@pytest.mark.parametrize(
+    ("keys", "task", "stack", "checkpoints"),
+    [
+        ({"beta": 5}, "dpo", "open-instruct", None),
+        ({"loss_type": "simpo", "activation_memory_budget": 0.5}, "simpo", "open-instruct", True),
+        ({"loss_type": "dpo_norm", "gradient_checkpointing": True}, "dpo", "open-instruct@2026-01", True),
+        ({"beta": 5, "gradient_checkpointing": True, "use_lora": True}, "dpo", "open-instruct@2026-01", None),
+    ],
+)
+def test_files_for_dpo(
+    tmp_path: Path, keys: dict[str, Any], task: str, stack: str, checkpoints: bool | None
+) -> None:
+    """The loss is the task; adapters over 16 bits are trained without checkpoints."""
+    reading = read(tmp_path, NOW | {"num_epochs": 1} | keys)
+    assert (reading.value("task"), reading.value("stack")) == (task, stack)
+    assert reading.value("gradient_checkpointing") is checkpoints
+    assert reading.value("sharding") == "zero3"
+
+
+def test_dpo_of_2024_runs_a_second_model(tmp_path: Path) -> None:
+    """But not for SimPO."""
+    reading = read(tmp_path, OLD | {"dpo_loss_type": "dpo_norm", "dpo_beta": 5, "num_train_epochs": 1})
+    assert (reading.value("task"), reading.value("stack"), reading.value("epochs")) == (
+        "dpo",
+        "open-instruct@2024",
+        1,
+    )
+    assert "caches_reference=false" in reading.value("switches")
+    simpo = read(tmp_path, OLD | {"dpo_loss_type": "simpo"})
+    assert simpo.value("task") == "simpo"
+    assert "caches_reference=false" not in simpo.value("switches")
+
+
+def test_zero_that_dpo_makes_itself(tmp_path: Path) -> None:
+    """A stage without a file; stage 3 has a secondary partition of eight unless it is said."""
+    assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 2}).value("sharding") == "zero2"
+    alone = read(tmp_path, NOW | {"beta": 5, "offload_optimizer": True})
+    assert (alone.value("offload"), alone.ignored) == (None, [])
+    assert read(tmp_path, NOW | {"beta": 5, "zero_stage": 3}).value("hpz") == 8
+    own = read(
+        tmp_path, NOW | {"beta": 5, "zero_stage": 3, "zero_hpz_partition_size": 1, "offload_optimizer": True}
+    )
+    assert (own.value("sharding"), own.value("offload")) == ("zero3", "optimizer")

@@ -1,0 +1,155 @@
+"""Files of TRL: their age, and what each age made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InputFileError, UsageError
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n"
+
+
+TRAINER = "per_device_train_batch_size: 2\nbf16: true\n"
+
+LAUNCH = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
+
+
+def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
+    """A file with this text."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def remarks(config: ConfigFile) -> str:
+    """All remarks of a config in one text."""
+    return "\n".join(remark.text for remark in config.remarks)
+
+
+@pytest.mark.parametrize(
+    ("key", "stack"),
+    [
+        ("max_seq_length: 512", "trl@0"),
+        ("evaluation_strategy: epoch", "trl@0"),
+        ("use_liger: true", "trl@0"),
+        ("torch_dtype: bfloat16", "trl@0.24"),
+        ("overwrite_output_dir: true", "trl@0.24"),
+        ("model_init_kwargs: {torch_dtype: bfloat16}", "trl@0.24"),
+        ("max_length: 512", "trl"),
+    ],
+)
+def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
+    """A key that TRL or Transformers dropped takes the nearest older stack, with a remark;
+    a flag still wins.
+    """
+    config = read_config_file(written(tmp_path, f"{TRL}bf16: true\n{key}\n"))
+    assert config.request.get("stack") == stack
+    assert (f"the stack {stack};" in remarks(config)) == (stack != "trl")
+    assert with_flags(config, from_flags({"stack": "unsloth"})).get("stack") == "unsloth"
+
+
+def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:
+    """Before TRL 0.19 neither bf16 nor fp16 was on unless said, so the file is asked;
+    later bf16 is the default.
+    """
+    config = read_config_file(written(tmp_path, TRL + "max_seq_length: 512\n"))
+    with pytest.raises(UsageError, match="--precision"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+    assert (
+        read_config_file(written(tmp_path, TRL + "torch_dtype: bfloat16\n")).request.get("precision")
+        == "bf16-mixed"
+    )
+
+
+def test_old_trl_prepares_a_4_bit_base(tmp_path: Path) -> None:
+    """Norms in fp32 and bytes in the named dtype; under FSDP nothing is cast, so that shards stay alike."""
+    text = TRL + "load_in_4bit: true\nbf16: true\nmax_seq_length: 512\ntorch_dtype: bfloat16\n"
+    request = read_config_file(written(tmp_path, text)).request
+    assert (request.get("switches"), request.get("quant_storage")) == (("kbit_upcast=norms",), "bf16")
+    request = read_config_file(written(tmp_path, text + "fsdp: full_shard\n")).request
+    assert (request.get("switches"), request.get("sharding")) == (("kbit_upcast=none",), "fsdp")
+
+
+def test_a_launch_file_that_trl_knows_by_name(tmp_path: Path) -> None:
+    """TRL's command line hands these keys on to ``accelerate launch``;
+    the number of processes is the config's.
+    """
+    config = read_config_file(written(tmp_path, TRL + "accelerate_config: zero3\nnum_processes: 2\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("zero3", 2)
+    assert "accelerate_configs/zero3.yaml" in remarks(config)
+    written(tmp_path, LAUNCH, "launch/mine.yaml")
+    config = read_config_file(written(tmp_path, TRL + "accelerate_config: launch/mine.yaml\n"))
+    assert (config.request.get("sharding"), config.request.get("gpus")) == ("fsdp1", 4)
+    with pytest.raises(InputFileError, match="say where it is: --accelerate FILE"):
+        read_config_file(written(tmp_path, TRL + "accelerate_config: nowhere.yaml\n"))
+
+
+def test_the_scripts_of_alignment_handbook_pack_whatever_the_file_says(tmp_path: Path) -> None:
+    """scripts/run_sft.py of 2023-11 to 2025-03 hands packing=True to the trainer;
+    dataset_mixer is its key.
+    """
+    text = TRL.replace("dataset_name", "dataset_text_field") + "bf16: true\nmax_seq_length: 512\n"
+    assert read_config_file(written(tmp_path, text)).request.get("padding") is None
+    config = read_config_file(written(tmp_path, text + "dataset_mixer: {a: 1.0}\n"))
+    assert config.request.get("padding") == "packed"
+
+
+def test_a_file_of_trl_without_modules_adapts_what_peft_does(tmp_path: Path) -> None:
+    """TRL hands PEFT nothing, and PEFT then adapts two matrices of each layer."""
+    path = written(tmp_path, TRL + TRAINER + "max_length: 512\n")
+    adapter = resolve(with_flags(read_config_file(path), from_flags({"gpu": "4090"}))).recipe.adapter
+    assert adapter is not None
+    assert adapter.targets == ("q_proj", "v_proj")
+
+
+def test_a_length_of_null_has_no_default(tmp_path: Path) -> None:
+    """TRL cuts nothing then, so the longest sample has to be said;
+    without the key its default of 1,024 holds.
+    """
+    config = read_config_file(written(tmp_path, TRL + "max_length: null\n"))
+    with pytest.raises(UsageError, match="say its length with --seq"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+    assert read_config_file(written(tmp_path, TRL)).request.get("seq") == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("", "bf16-mixed"),
+        ("fp16: true\n", "fp16-mixed"),
+        ("bf16: false\n", "fp32"),
+        ("bf16: false\ndtype: bfloat16\n", "bf16"),
+    ],
+)
+def test_precision_is_bf16_unless_the_file_says_otherwise(tmp_path: Path, text: str, precision: str) -> None:
+    """Where both are off, products are in the dtype of the weights."""
+    assert read_config_file(written(tmp_path, TRL + text)).request.get("precision") == precision
+
+
+@pytest.mark.parametrize(
+    ("named", "targets"),
+    [
+        ("all-linear", ("all-linear",)),
+        ("[q_proj, v_proj]", ("q_proj", "v_proj")),
+        ("['.*(q|v)_proj']", ("regex:.*(q|v)_proj",)),
+        ("[q_proj]", ("q_proj",)),
+    ],
+)
+def test_the_only_name_of_a_list_may_be_an_expression(
+    tmp_path: Path, named: str, targets: tuple[str, ...]
+) -> None:
+    """TRL hands it on as a text."""
+    config = read_config_file(written(tmp_path, f"{TRL}lora_target_modules: {named}\n"))
+    assert config.request.get("lora_targets") == targets
+
+
+def test_parameters_alone_are_asked_for_their_modules(tmp_path: Path) -> None:
+    """PEFT would add some of its own choice."""
+    with pytest.raises(UsageError, match="say lora_target_modules, too"):
+        read_config_file(written(tmp_path, TRL + "lora_target_parameters: [mlp.experts.down_proj]\n"))

@@ -1,0 +1,99 @@
+"""A config file beside flags: flags win, what is left open is asked for, the batch is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.configs.said_by_file import Alone
+from planner.errors import NotModelledError, UsageError
+from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
+from planner.intake.given.request import from_flags
+
+LLAMA_FACTORY = "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: lora\nbf16: true\n"
+
+
+def written(folder: Path, text: str, name: str = "train.yaml") -> Path:
+    """A file with this text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_what_a_file_leaves_open_is_asked_for(tmp_path: Path) -> None:
+    """Without bf16 or fp16 LLaMA-Factory computes in the dtype of the weights: the flag is asked for,
+    and is enough.
+    """
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("bf16: true\n", "")))
+    with pytest.raises(UsageError, match="--precision bf16"):
+        with_flags(config, from_flags({"gpu": "4090"}))
+    assert with_flags(config, from_flags({"gpu": "4090", "precision": "fp32"})).get("precision") == "fp32"
+
+
+def test_a_model_beside_the_config_is_found_from_it(tmp_path: Path) -> None:
+    """A folder with a ``config.json`` beside the config is meant, from whatever directory the check runs."""
+    (tmp_path / "mine").mkdir()
+    written(tmp_path / "mine", "{}", "config.json")
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY.replace("Qwen/Qwen2.5-0.5B", "./mine")))
+    assert config.request.get("model") == str((tmp_path / "mine").resolve())
+
+
+def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
+    """A switch said on the command line replaces that of the file; the file's others stay."""
+    written(
+        tmp_path,
+        '{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 2e8}}',
+        "ds.json",
+    )
+    config = read_config_file(written(tmp_path, LLAMA_FACTORY + "deepspeed: ds.json\n"))
+    assert config.request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=true")
+    request = with_flags(config, from_flags({"gpu": "4090", "switches": "zero12_overlap=false"}))
+    assert request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=false")
+
+
+def asked(gpus: int, *, total: int = 0, least: int = 0, **said: int) -> tuple[object, object]:
+    """Micro-batch and accumulation of a file that says these, on so many GPUs."""
+    place = "ds.json:train_batch_size"
+    config = ConfigFile(
+        from_flags(said),
+        "DeepSpeed",
+        total_batch=(total, place) if total else None,
+        least_batch=(least, place) if least else None,
+    )
+    request = with_flags(config, from_flags({"gpu": f"a100-80-sxm:{gpus}"}))
+    return request.get("batch"), request.get("grad_accum")
+
+
+def test_the_batch_over_all_gpus_says_what_is_left_open() -> None:
+    """As in ``_set_batch_related_parameters``, on 8 GPUs; a remainder ends the job."""
+    assert asked(8, total=64) == (8, 1)
+    assert asked(8, total=64, batch=2) == (2, 4)
+    assert asked(8, total=64, grad_accum=4) == (2, 4)
+    assert asked(8, total=64, batch=4, grad_accum=2) == (4, 2)
+    assert asked(8, batch=4) == (4, None)
+    for total, said in ((20, {}), (4, {}), (64, {"grad_accum": 3}), (64, {"batch": 3})):
+        with pytest.raises(UsageError, match="DeepSpeed refuses that; say how many GPUs"):
+            asked(8, total=total, **said)
+
+
+def test_a_step_of_so_many_samples_or_more() -> None:
+    """The accumulation is rounded up; one that is said stays."""
+    assert asked(8, least=100, batch=4) == (4, 4)
+    assert asked(1, least=3, batch=4) == (4, 1)
+    assert asked(8, least=100, batch=4, grad_accum=1) == (4, 1)
+
+
+def test_a_key_for_one_gpu_alone() -> None:
+    """The tool's own refusal is told from what is not modelled."""
+    flags = {gpus: from_flags({"gpu": f"4090:{gpus}"}) for gpus in (1, 2)}
+    for by_tool, error in ((True, UsageError), (False, NotModelledError)):
+        config = ConfigFile(
+            from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", by_tool=by_tool)
+        )
+        assert with_flags(config, flags[1]).get("gpu") == "4090:1"
+        with pytest.raises(error, match=r"a\.yaml:x: one GPU only"):
+            with_flags(config, flags[2])
+    nowhere = ConfigFile(from_flags({}), "a tool", alone=Alone("a.yaml:x", "one GPU only", "not read"))
+    with pytest.raises(NotModelledError, match="not read"):
+        with_flags(nowhere, flags[1])

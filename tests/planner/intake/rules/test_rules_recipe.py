@@ -1,0 +1,77 @@
+"""What rules about method, adapters and batch say with numbers, and where their limits lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import RefusedCombinationError
+from planner.intake.given.request import from_flags
+from planner.intake.resolve import resolve
+from tests.planner.intake.jobs import BASE, warned
+
+
+def test_unmatched_targets_list_what_the_model_has() -> None:
+    """The message about wrong target names tells the right ones."""
+    with pytest.raises(
+        RefusedCombinationError,
+        match="q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head",
+    ):
+        resolve(from_flags(BASE | {"lora_targets": "c_attn"}))
+
+
+def test_unquantised_experts_are_counted() -> None:
+    """Mixtral 8x7B: 32 layers x 8 experts x 3 matrices of 4096 x 14336 stay bf16: 84 GiB."""
+    scenario = resolve(from_flags(BASE | {"model": "mixtral-8x7b", "method": "qlora"}))
+    assert any("84.00 GiB of experts" in warning for warning in scenario.warnings)
+
+
+def test_adapters_copy_experts_in_the_load_dtype() -> None:
+    """The same 84 GiB in bf16, twice as much in fp32; attention alone leaves experts where they are."""
+    mixtral = {"model": "mixtral-8x7b", "stack": "trl"}
+    said = warned(
+        "fused-experts-adapted", **mixtral, load_dtype="bf16", lora_targets="param:experts.gate_up_proj"
+    )
+    # Gate and up are two of the three matrices.
+    assert "56.00 GiB" in said
+    said = warned(
+        "fused-experts-adapted", **mixtral, load_dtype="fp32", lora_targets="param:experts.gate_up_proj"
+    )
+    assert "112.00 GiB" in said
+    assert not warned("fused-experts-adapted", **mixtral, lora_targets="q_proj")
+
+
+def test_a_step_takes_samples_of_all_gpus() -> None:
+    """3 samples x 2 micro-steps x 4 GPUs are 24."""
+    step = {"batch": 3, "grad_accum": 2, "gpus": 4}
+    assert "23 samples, a step takes 24" in warned("fewer-samples-than-a-step", **step, samples=23)
+    assert not warned("fewer-samples-than-a-step", **step, samples=24)
+
+
+@pytest.mark.parametrize(
+    ("said", "answers"),
+    [({}, False), ({"gpus": 2}, True), ({"grad_accum": 2}, True), ({"model": "qwen2.5-0.5b"}, True)],
+)
+def test_a_step_inside_of_backward_is_alone(said: dict[str, object], answers: bool) -> None:
+    """On one GPU, without accumulation, with a head of its own."""
+    job = {"method": "full", "optimizer": "apollo_adamw_layerwise", **said}
+    assert bool(warned("layerwise-alone", **job)) == answers
+
+
+def test_a_head_is_adapted_by_its_name_alone() -> None:
+    """The last part of a path counts; all linear matrices are those of the layers."""
+    for targets, answers in (("model.lm_head", True), ("q_proj;lm_head", True), ("all-linear", False)):
+        assert bool(warned("adapted-head-in-pieces", lora_targets=targets, loss="liger")) == answers
+
+
+def test_names_that_match_nothing_stand_beside_those_that_there_are() -> None:
+    """Of modules to save, also the token table."""
+    said = warned("modules-to-save-unmatched", modules_to_save="wte;lm_head")
+    assert "wte; llama-2-7b has embed_tokens, q_proj" in said
+
+
+@pytest.mark.parametrize(("dropout", "stack"), [(0.1, "trl"), (0, "hf-trainer@4")])
+def test_parameters_are_adapted_where_experts_are_one_tensor(dropout: float, stack: str) -> None:
+    """Either a dropout or separate experts is enough to refuse."""
+    flags = {"model": "mixtral-8x7b", "lora_targets": "q_proj;param:experts.down_proj"}
+    assert f"dropout {dropout:g}" in warned("parameter-targets", **flags, lora_dropout=dropout, stack=stack)
+    assert not warned("parameter-targets", **flags, lora_dropout=0, stack="trl")

@@ -1,0 +1,73 @@
+"""What rules about tasks say with numbers, and which engines and losses go with a reference."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.planner.intake.jobs import warned
+
+TRL = {"stack": "trl", "seq": 512}
+
+
+@pytest.mark.parametrize(
+    ("batch", "gpus", "generations", "would_do"),
+    [
+        (6, 1, 4, 8),
+        (1, 1, 7, 7),
+        (3, 2, 8, 4),
+        (5, 6, 4, 6),
+        (8, 1, 4, None),
+        (2, 2, 4, None),
+        (3, 4, 4, None),
+    ],
+)
+def test_generations_are_whole_prompts(batch: int, gpus: int, generations: int, would_do: int | None) -> None:
+    """Batch x GPUs is a multiple of the generations; the batch that is named is the next that goes."""
+    job = {**TRL, "task": "grpo", "gpus": gpus, "generations": generations, "grad_accum": 1}
+    said = warned("generations-uneven", **job, batch=batch)
+    assert [int(each) for each in re.findall(r"--batch (\d+) would do", said)] == (
+        [] if would_do is None else [would_do]
+    )
+    if would_do is not None:
+        assert not warned("generations-uneven", **job, batch=would_do)
+
+
+@pytest.mark.parametrize(
+    ("flags", "answers"),
+    [
+        ({"task": "dpo", "sharding": "zero2"}, False),
+        ({"task": "dpo", "sharding": "fsdp"}, False),
+        ({"task": "dpo", "sharding": "zero3"}, True),
+        ({"task": "kto", "sharding": "zero3", "method": "full"}, True),
+        ({"task": "orpo", "sharding": "zero3"}, False),
+        ({"task": "dpo", "sharding": "fsdp1"}, True),
+    ],
+)
+def test_a_reference_runs_on_whole_weights(flags: dict[str, object], answers: bool) -> None:
+    """Or under FSDP2 with adapters; ORPO has no reference."""
+    said = warned("reference-divided", **TRL, **flags, gpus=2, versions=["trl==1.14.0"])
+    assert bool(said) == answers
+
+
+def test_a_task_needs_a_trainer_that_was_read() -> None:
+    """The message names task and stack."""
+    assert "kto, torchtune" in warned("task-not-in-stack", task="kto", stack="torchtune")
+    assert not warned("task-not-in-stack", task="kto", **TRL)
+    assert not warned("task-not-in-stack", task="sft", stack="torchtune")
+
+
+def test_preferences_have_no_fused_loss() -> None:
+    """TRL's own tiles are the loss of its trainers, and Liger's is none of them."""
+    assert "liger" in warned("preference-loss-kernel", **TRL, task="dpo", loss="liger")
+    assert not warned("preference-loss-kernel", **TRL, task="dpo")
+    assert not warned("preference-loss-kernel", **TRL, task="sft", loss="liger")
+
+
+def test_labels_of_steps_are_of_padded_text() -> None:
+    """In Transformers' modules, with a plain head."""
+    job = {"task": "prm", "stack": "axolotl"}
+    assert not warned("labels-elsewhere", **job)
+    assert warned("labels-elsewhere", **job, loss="liger")
+    assert warned("labels-elsewhere", **{**job, "stack": "torchtune"})
