@@ -67,7 +67,7 @@ def test_what_is_given_wins_over_what_the_trainer_holds() -> None:
     assert (held.samples, held.accelerator) == (2, "s")
     assert held_by(trainer, {"b": 2}).model_config == {"b": 2}
     assert held_by(trainer, peft_config="mine").peft_config == "mine"
-    assert [held_by_model(None, None, data).samples for data in ([], iter([1]))] == [None, None]
+    assert [held_by_model(None, None, data).samples for data in (list[int](), iter([1]))] == [None, None]
 
 
 def test_several_adapters_are_not_modelled() -> None:
