@@ -23,7 +23,6 @@ from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError
 from planner.records import RecordSet
-from planner.report.validation.document import validation_document
 from planner.report.validation.row_words import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
 
@@ -402,18 +401,6 @@ def test_a_row_that_ran_out_has_no_memory_error() -> None:
         replace(RECORD, outcome="oom", peak_memory_mib=24000.0, step_time_s=1.0), Coefficients()
     )
     assert (score.memory, score.throughput, score.oom) == (None, None, "false_fit")
-
-
-def test_the_document_has_each_row_only_when_asked() -> None:
-    """`rows` is null without --rows; bytes are whole numbers."""
-    validation = validate(record_set(measured("r1", "g", 1.1)))
-    assert validation_document(validation, with_rows=False).rows is None
-    rows = validation_document(validation, with_rows=True).rows
-    assert rows is not None
-    assert rows[0].memory is not None
-    assert isinstance(rows[0].memory.measured, int)
-    assert rows[0].memory.error == pytest.approx(0.1, abs=1e-3)
-    assert rows[0].limiting_phase is not None
 
 
 def test_numbers_carry_the_unit_of_their_quantity() -> None:
