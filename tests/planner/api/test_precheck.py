@@ -12,18 +12,8 @@ import pytest
 
 import planner
 from tests.extras import import_or_skip
+from tests.planner.trainers import LLAMA, real_model, real_trainer
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
 # The config of Llama 3.1 8B, which the catalog has as well.
 LLAMA_8B = {
     "model_type": "llama",
@@ -238,29 +228,11 @@ def test_the_card_is_the_one_that_torch_shows(monkeypatch: pytest.MonkeyPatch) -
         planner.precheck(args, model_config=LLAMA, seq=64)
 
 
-@pytest.fixture(scope="module")
-def real() -> Any:
-    """Transformers and torch, and a way to train a tiny model for one step."""
-    torch, transformers = import_or_skip("torch"), import_or_skip("transformers")
-    sample = {"input_ids": torch.arange(16), "labels": torch.arange(16)}
-
-    def model(**more: Any) -> Any:
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, **more}))
-
-    def trainer(model: Any, folder: Path, callback: Any = None, **said: Any) -> Any:
-        quiet = {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-        args = transformers.TrainingArguments(output_dir=str(folder), use_cpu=True, **{**quiet, **said})
-        callbacks = [] if callback is None else [callback]
-        return transformers.Trainer(model=model, args=args, train_dataset=[sample] * 4, callbacks=callbacks)
-
-    return types.SimpleNamespace(model=model, trainer=trainer, torch=torch)
-
-
-def test_a_real_trainer_is_read(real: Any, tmp_path: Path) -> None:
+def test_a_real_trainer_is_read(tmp_path: Path) -> None:
     """Dtype, kernel, checkpointing that the model was told, batch and samples come from the objects."""
-    model = real.model()
+    model = real_model()
     model.gradient_checkpointing_enable()
-    trainer = real.trainer(model, tmp_path, per_device_train_batch_size=2, num_train_epochs=2)
+    trainer = real_trainer(model, tmp_path, per_device_train_batch_size=2, num_train_epochs=2)
     said = origin_of(planner.precheck(trainer, gpu="4090", seq=16))
     expected = {
         "method": "full",
@@ -279,21 +251,21 @@ def test_a_real_trainer_is_read(real: Any, tmp_path: Path) -> None:
     assert {name: said[name] for name in expected} == expected
 
 
-def test_a_frozen_part_without_adapters_is_not_modelled(real: Any, tmp_path: Path) -> None:
+def test_a_frozen_part_without_adapters_is_not_modelled(tmp_path: Path) -> None:
     """A model whose embeddings are frozen is no full fine-tune."""
-    model = real.model()
+    model = real_model()
     model.get_input_embeddings().weight.requires_grad_(False)
     with pytest.raises(planner.NotModelledError, match="frozen"):
-        planner.precheck(real.trainer(model, tmp_path), gpu="4090", seq=16)
+        planner.precheck(real_trainer(model, tmp_path), gpu="4090", seq=16)
 
 
-def test_a_real_peft_model_is_read(real: Any, tmp_path: Path) -> None:
+def test_a_real_peft_model_is_read(tmp_path: Path) -> None:
     """Rank, matrices and dtype come from PEFT; the count of trained parameters agrees, or is warned about."""
     peft = import_or_skip("peft")
     lora = peft.LoraConfig(
         r=4, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"]
     )
-    trainer = real.trainer(peft.get_peft_model(real.model(), lora), tmp_path, bf16=True)
+    trainer = real_trainer(peft.get_peft_model(real_model(), lora), tmp_path, bf16=True)
     answer = planner.precheck(trainer, gpu="4090", seq=16)
     said = origin_of(answer)
     assert (said["method"], said["lora_rank"], said["modules_to_save"], said["adapter_dtype"]) == (
@@ -307,59 +279,3 @@ def test_a_real_peft_model_is_read(real: Any, tmp_path: Path) -> None:
         value for name, value in trainer.model.named_parameters() if ".modules_to_save." in name
     ).requires_grad_(False)
     assert any("trains" in warning for warning in planner.precheck(trainer, gpu="4090", seq=16).warnings)
-
-
-def test_the_callback_says_what_it_expects_and_compares(
-    real: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the first step the expected peak is said, after the last the measured one."""
-    said: list[str] = []
-    callback = planner.PrecheckCallback(gpu="4090", seq=16, say=said.append)
-    real.trainer(real.model(), tmp_path, callback, max_steps=1).train()
-    assert callback.answer is not None
-    assert {f"planner: note: {warning}" for warning in callback.answer.warnings} <= set(said)
-    assert callback.answer.fits
-    assert callback.answer.peak.allocated_bytes > 0
-    assert callback.measured is None
-    assert "fits" in said[0]
-    assert "no peak was measured" in said[-1]
-    cuda = real.torch.cuda
-    for name, value in (
-        ("is_available", True),
-        ("max_memory_allocated", 2**30),
-        ("max_memory_reserved", 2**31),
-    ):
-        monkeypatch.setattr(cuda, name, lambda value=value: value)
-    callback.on_train_end(None, types.SimpleNamespace(is_world_process_zero=True), None)
-    assert callback.measured == planner.Measured(2**30, 2**31)
-    assert "2.00 GiB measured" in said[-1]
-
-
-def test_the_callback_stops_a_job_that_does_not_fit(real: Any, tmp_path: Path) -> None:
-    """Short of memory: no step is made, or with ``warn`` it is said and training goes on."""
-    wide = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 8192}
-    said: list[str] = []
-    small = {"gpu": "4090", "gpu_memory": 64 * 2**20, "seq": 16, "say": said.append}
-    trainer = real.trainer(real.model(**wide), tmp_path, planner.PrecheckCallback(**small), max_steps=1)
-    with pytest.raises(planner.DoesNotFit) as raised:
-        trainer.train()
-    assert trainer.state.global_step == 0
-    assert raised.value.answer.verdict == "does_not_fit"
-    warned = planner.PrecheckCallback(on_short="warn", **small)
-    trainer = real.trainer(real.model(**wide), tmp_path, warned, max_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 1
-    assert any("warning" in line for line in said)
-    with pytest.raises(planner.UsageError, match="on_short"):
-        planner.PrecheckCallback(on_short="never")  # type: ignore[arg-type]
-
-
-def test_the_callback_does_not_stop_what_it_does_not_know(real: Any, tmp_path: Path) -> None:
-    """Without a formula there is no answer, and training goes on."""
-    said: list[str] = []
-    callback = planner.PrecheckCallback(gpu="4090", seq=16, say=said.append)
-    trainer = real.trainer(real.model(), tmp_path, callback, max_steps=1, label_smoothing_factor=0.1)
-    trainer.train()
-    assert trainer.state.global_step == 1
-    assert callback.answer is None
-    assert "no prediction" in said[0]

@@ -17,7 +17,6 @@ from planner.domain.run_record import RunRecord
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import InputFileError
 from planner.records import RecordSet
-from planner.report.validation.document import validation_document
 from planner.report.validation.row_words import amount, quantity_label, signed_percent
 from planner.units import GIB, MIB
 from tests.planner.calibration.score.made import RECORD
@@ -149,18 +148,6 @@ def test_an_unknown_name_is_listed_with_file_and_line_and_the_rest_is_scored() -
     assert place.startswith("rows.csv:3: unknown model 'lama-2-7b'; nearest: ")
     with pytest.raises(InputFileError, match=r"^rows\.csv: no row can be used: line 2: unknown model"):
         validate(record_set(unknown))
-
-
-def test_the_document_has_each_row_only_when_asked() -> None:
-    """`rows` is null without --rows; bytes are whole numbers."""
-    validation = validate(record_set(measured("r1", "g", 1.1)))
-    assert validation_document(validation, with_rows=False).rows is None
-    rows = validation_document(validation, with_rows=True).rows
-    assert rows is not None
-    assert rows[0].memory is not None
-    assert isinstance(rows[0].memory.measured, int)
-    assert rows[0].memory.error == pytest.approx(0.1, abs=1e-3)
-    assert rows[0].limiting_phase is not None
 
 
 def test_numbers_carry_the_unit_of_their_quantity() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from dataclasses import replace
 
 import pytest
 
 from planner.cli.main import main
-from planner.intake.resolve import LookedUp
 from planner.searching.recipes import solve
 from planner.searching.recipes.space import Option
 
@@ -59,21 +57,6 @@ def test_what_needs_more_than_a_recipe_that_lacks_much_is_not_tried(
     ]
     assert [group["nearest"] for group in some["groups"]] == [group["nearest"] for group in every["groups"]]
     assert some["n_tried"] < every["n_tried"] or method == "lora"
-
-
-def test_leaner_options_differ_in_what_they_spend_alone() -> None:
-    """States of a size of their own compare with nothing."""
-    found: LookedUp = None  # type: ignore[assignment]
-    plain = Option({"sharding": "zero3"}, found, 0, (1.0, 1.0, 8.0))
-    lean = Option(
-        {"sharding": "zero3", "loss": "liger", "optimizer": "adamw_8bit"}, found, 2, (1.0, 0.0, 2.0)
-    )
-    other = replace(lean, flags={**lean.flags, "sharding": "zero2"})
-    assert lean.is_leaner(plain)
-    assert not plain.is_leaner(lean)
-    assert not lean.is_leaner(lean)
-    assert not other.is_leaner(plain)
-    assert not replace(lean, spends=(1.0, 0.0, math.nan)).is_leaner(plain)
 
 
 DIVIDED = (

@@ -1,0 +1,65 @@
+"""Configs with the launch files that were given for them, and what counts as fitting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.api.checks import CheckJob, allowed_codes, check_and_write, check_job, check_jobs, command_job
+from planner.api.files import CheckOptions
+from planner.errors import ExitCode, UnknownNameError, UsageError
+from planner.intake.given.request import from_flags
+
+OPTIONS = CheckOptions()
+NOTHING = from_flags({})
+
+
+def launched(configs: list[str], accelerate: list[str]) -> list[tuple[str, str | None, bool]]:
+    """Config, launch file and whether the file belongs to its name, of each job."""
+    jobs = check_jobs(configs, OPTIONS, accelerate)
+    return [(job.config, job.options.accelerate, job.named) for job in jobs]
+
+
+def test_words_become_codes() -> None:
+    """In any case and with blanks; nothing allows nothing."""
+    assert allowed_codes(" Uncertain, NOT-MODELLED,") == {ExitCode.UNCERTAIN, ExitCode.NOT_MODELLED}
+    assert allowed_codes(None) == allowed_codes("") == frozenset()
+    with pytest.raises(UnknownNameError, match="allowed: uncertain, not-modelled"):
+        allowed_codes("uncertain,short")
+
+
+def test_a_launch_file_is_for_all_configs_or_for_one() -> None:
+    """A config with a file of its own leaves the others' alone; several files make several jobs."""
+    assert launched(["a", "b"], []) == [("a", None, False), ("b", None, False)]
+    assert launched(["a", "b"], ["l"]) == [("a", "l", False), ("b", "l", False)]
+    assert launched(["a", "b"], ["a=m", "l"]) == [("a", "m", True), ("b", "l", True)]
+    assert launched(["a", "b"], ["a=m", "a=n"]) == [("a", "m", True), ("a", "n", True), ("b", None, False)]
+    assert launched([], ["l"]) == []
+
+
+def test_a_launch_file_of_nobody_is_refused(tmp_path: Path) -> None:
+    """A file whose own name has an equals sign is one for all."""
+    with pytest.raises(UsageError, match="'c' is none of the configs"):
+        check_jobs(["a"], OPTIONS, ["c=l"])
+    odd = tmp_path / "c=l"
+    odd.write_text("", encoding="utf-8")
+    assert launched(["a"], [str(odd)]) == [("a", str(odd), False)]
+
+
+def test_why_a_file_has_no_answer_is_part_of_the_result(tmp_path: Path) -> None:
+    """Of a config that is not there, and of a command that trains nothing."""
+    missing = check_job(CheckJob(str(tmp_path / "none.yaml"), OPTIONS), NOTHING)
+    assert (missing.subject, missing.exit_code) == (None, ExitCode.USAGE)
+    assert "none.yaml" in missing.failure
+    command = check_job(command_job("ls -l", OPTIONS), NOTHING)
+    assert (command.subject, command.exit_code) == (None, ExitCode.USAGE)
+    assert command.failure
+
+
+def test_scripts_are_commands_and_cannot_be_written() -> None:
+    """A config file is none."""
+    script, config = CheckJob("run.sh", OPTIONS), CheckJob("run.yaml", OPTIONS)
+    assert (script.is_command, config.is_command, command_job("x", OPTIONS).is_command) == (True, False, True)
+    with pytest.raises(UsageError, match="--write changes a config file"):
+        check_and_write(script, NOTHING, "new.sh")
