@@ -320,6 +320,18 @@ class Stack:
     # DeepSpeed
     zero_auto_buckets: bool
     """ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults."""
+    zero3_bucket_elements: int
+    """``reduce_bucket_size`` of stage 3; -1: as ``zero_auto_buckets`` says."""
+    zero3_prefetch_elements: int
+    """``stage3_prefetch_bucket_size``; -1: as ``zero_auto_buckets`` says."""
+    zero3_persistence_elements: int
+    """``stage3_param_persistence_threshold``; -1: as ``zero_auto_buckets`` says."""
+    zero3_live_elements: int
+    """``stage3_max_live_parameters``: nothing is prefetched while more are whole."""
+    zero3_reuse_elements: int
+    """``stage3_max_reuse_distance``: what is used again within so many elements stays whole."""
+    zero3_sub_group_elements: int
+    """``sub_group_size``: stage 3 updates parts of at least so many elements at a time."""
     zero12_bucket_elements: int
     """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
     zero12_overlap: bool

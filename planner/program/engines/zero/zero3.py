@@ -69,7 +69,7 @@ class Zero3(DeepSpeed):
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._own = _Engine(Coordinator(self))
-        self._reference = _Engine(Coordinator(self, reference_settings(self.settings)))
+        self._reference = _Engine(Coordinator(self, reference_settings(job)))
         # The one whose model runs.
         self._now = self._own
         self._trained_parts: list[int] = []
