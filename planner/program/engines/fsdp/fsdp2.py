@@ -113,16 +113,15 @@ class Fsdp2(Fsdp):
         self.free(*given)
 
     def wait(self, group: Group, *, forward: bool) -> None:
-        """``wait_for_unshard``: copied into parameters;
-        in forward the buffer stays until the next group is copied.
+        """``wait_for_unshard``: copied into parameters; in forward the buffer stays until the next group is
+        copied, to whose end a variable (``prev_all_gather_state``) refers to it.
         """
         if group.received is None:
             return
-        if forward:
-            self.free(self._kept)
         place = ("fsdp", "", "unsharded parameter")
         group.whole = self.stream.allocate_all(group.seen_bytes, "gathered_parameters", place)
         if forward:
+            self.free(self._kept)
             self._kept = group.received
         else:
             self.free(group.received)
