@@ -39,9 +39,8 @@ class Fsdp2(Fsdp):
         self._kept: int | None = None
         self._sent: int | None = None
         self._replicating: int | None = None
-        tiles = job.recipe.is_preference or job.stack.loss_pieces == "tiles"
-        self._reads_head = job.recipe.loss == "chunked" and tiles and self._head_alone
-        self._reads_head &= job.stack.fsdp2_units == "ends_apart"
+        own_unit = self._head_alone and job.stack.fsdp2_units == "ends_apart"
+        self._reads_head = job.reads_head and own_unit
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
         """Each layer; the token table; the last norm with the head, and a table that is tied to it;

@@ -369,3 +369,54 @@ def test_bytes_of_a_shard_are_those_of_the_weight_that_it_is(flags: dict[str, ob
     sizes, weights = Sizes(subject), [*model_weights(subject), *adapter_weights(subject)]
     assert [sizes.shard_bytes(each) for each in weights] == [sizes.shard(each).unit_bytes for each in weights]
     assert sizes.shard_bytes(weights[0]) < weights[0].unit_bytes
+
+
+def test_a_head_that_the_loss_reads_is_gathered_by_itself_beside_adapters() -> None:
+    """``full_tensor``, once and in the main stream; what FSDP would have received is not there.
+
+    QLoRA of Qwen2.5 7B on 8 GPUs: the loss took 3.63 GiB with both, 2.75 in TRL's own run.
+    """
+    subject = job(stack="trl", method="lora", loss="chunked", load_dtype="bf16")
+    found = rows(subject, "loss_2")
+    assert [each for each in found if each[0] == "full_tensor"] == [("full_tensor", 2 * TABLE, 0)]
+    assert 2 * TABLE not in [n_bytes for op, n_bytes, _ in found if op == "all_gather_output"]
+    assert left(subject) == {"sharded gradient": LAYERS}
+
+
+def test_what_was_received_last_stays_until_the_next_group_is_copied() -> None:
+    """``wait_for_unshard`` refers to it until it ends.
+
+    QLoRA of Llama 3.2 1B on 4 GPUs: 1.39 GiB in TRL's own run, 1.36 without it.
+    """
+    stream = step_of(job())
+    begin = next(begin for begin, phase in stream.phases if phase == "forward_2")
+    events = stream.events[begin:]
+    received = [e for e in events if e >= 0 and stream.place(e)[2] == "all_gather_output"]
+    copies = [e for e in events if e >= 0 and stream.place(e)[2] == "unsharded parameter"]
+    of_first_layer = [events.index(e) for e in copies if events.index(e) > events.index(received[1])]
+    assert events.index(~received[0]) > of_first_layer[0]
+
+
+def test_accelerate_keeps_a_four_bit_model_whole_until_its_last_shard_is_there() -> None:
+    """``original_sd``: QLoRA of Qwen2.5 7B on 8 GPUs took 6.17 GiB in TRL's own run, and 5.66 without it."""
+    stream = step_of(job(stack="trl", method="qlora", quant_storage="bf16"))
+    end = next(begin for begin, phase in stream.phases if phase == "forward")
+    shards = [index for index, e in enumerate(stream.events[:end]) if e >= 0 and _is_shard(stream, e)]
+    packed = [e for e in stream.events[:end] if e >= 0 and stream.place(e)[2] == "packed"]
+    assert len(packed) == 7 * LAYERS
+    assert min(stream.events.index(~e) for e in packed) > max(shards)
+
+
+def _is_shard(stream: RequestStream, slot: int) -> bool:
+    return stream.place(slot)[2] == "shard"
+
+
+def test_fsdp1_keeps_gradients_on_the_card_until_backward_ends_though_they_are_offloaded() -> None:
+    """``_saved_grad_shard``: Llama 3.2 1B on two GPUs reserved 9.53 GiB in TRL's own run, 7.66 without."""
+    subject = job(sharding="fsdp1", offload="optimizer+params")
+    stream = step_of(subject)
+    events = list(stream.events)
+    begin = next(begin for begin, phase in stream.phases if phase == "backward_2")
+    kept = [e for e in events[begin:] if e >= 0 and stream.place(e)[2] == "_cast_grad_to_param_dtype"]
+    assert min(events.index(~e) for e in kept[: LAYERS + 1]) > events.index(kept[LAYERS])
+    assert left(subject) == {}
