@@ -235,6 +235,10 @@ class Stack:
     """
     reentrant_under_ddp: bool
     """Where checkpoints are reentrant by default, they are so under DDP, too."""
+    zero3_reentrant_adapters: bool
+    """Beside adapters under ZeRO-3 checkpoints are reentrant, whatever is asked for."""
+    zero3_adapters_as_base: bool
+    """Under ZeRO-3 adapters over a base that is not quantised are made in its dtype."""
     checkpoints_parts: bool
     """Checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the
     layer.

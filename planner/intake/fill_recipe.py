@@ -113,7 +113,7 @@ def resolve_recipe(
         sharding=sharding,
         offload=offload,
         gradient_checkpointing=checkpoints,
-        checkpoint_reentrant=_resolve_reentrant(ledger, setting, sharding),
+        checkpoint_reentrant=_resolve_reentrant(ledger, setting, sharding, method),
         checkpoint_every=every,
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
@@ -129,8 +129,12 @@ def resolve_recipe(
     )
 
 
-def _resolve_reentrant(ledger: Ledger, setting: RecipeContext, sharding: Sharding) -> bool:
-    """Whether checkpoints are reentrant, which some stacks leave alone under DDP."""
+def _resolve_reentrant(ledger: Ledger, setting: RecipeContext, sharding: Sharding, method: Method) -> bool:
+    """Whether checkpoints are reentrant, which some stacks leave alone under DDP and force under ZeRO-3."""
+    if method == "lora" and sharding.is_zero3 and setting.stack.zero3_reentrant_adapters:
+        why = "the trainer forces it beside adapters under ZeRO-3"
+        ledger.enter("checkpoint_reentrant", True, setting.origin, why)
+        return True
     reentrant = setting.defaults.checkpoint_reentrant
     if sharding == DDP and not setting.stack.reentrant_under_ddp:
         reentrant = False
@@ -297,9 +301,11 @@ def _resolve_load_dtype(ledger: Ledger, setting: RecipeContext, basis: _Basis, p
     return ledger.choose("load_dtype", default, origin, note)
 
 
-def _adapter_dtype(setting: RecipeContext, numerics: Numerics) -> tuple[Dtype, str]:
+def _adapter_dtype(setting: RecipeContext, numerics: Numerics, sharding: Sharding) -> tuple[Dtype, str]:
     """The stack's dtype of adapters with a note; before PEFT 0.12 they follow the weight that they adapt."""
     default = setting.defaults.adapter_dtype
+    if numerics.quantization == "none" and sharding.is_zero3 and setting.stack.zero3_adapters_as_base:
+        return numerics.load_dtype, "the trainer makes them in the dtype of the base under ZeRO-3"
     if default != "base":
         return default, ""
     if numerics.quantization != "none" or setting.stack.prepares_unquantized:
@@ -359,7 +365,7 @@ def _resolve_adapter(
     defaults, origin = setting.defaults, setting.origin
     numerics, task = basis
     dtype_origin, precision = origin, numerics.precision
-    dtype, note = _adapter_dtype(setting, numerics)
+    dtype, note = _adapter_dtype(setting, numerics, sharding)
     if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
         dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")
