@@ -85,8 +85,7 @@ class RecipeContext:
 def resolve_recipe(
     ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack, lengths: SampleLengths | None = None
 ) -> Recipe:
-    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set,
-    where it was read.
+    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set if read.
 
     Raises:
         UsageError: something that has no default was not given.
@@ -132,14 +131,11 @@ def resolve_recipe(
 def _resolve_reentrant(ledger: Ledger, setting: RecipeContext, sharding: Sharding, method: Method) -> bool:
     """Whether checkpoints are reentrant, which some stacks leave alone under DDP and force under ZeRO-3."""
     if method == "lora" and sharding.is_zero3 and setting.stack.zero3_reentrant_adapters:
-        why = "the trainer forces it beside adapters under ZeRO-3"
-        ledger.enter("checkpoint_reentrant", True, setting.origin, why)
+        ledger.enter("checkpoint_reentrant", True, setting.origin, "forced beside adapters under ZeRO-3")
         return True
-    reentrant = setting.defaults.checkpoint_reentrant
-    if sharding == DDP and not setting.stack.reentrant_under_ddp:
-        reentrant = False
-    chosen: bool = ledger.choose("checkpoint_reentrant", reentrant, setting.origin)
-    return chosen
+    leaves_alone = sharding == DDP and not setting.stack.reentrant_under_ddp
+    reentrant = setting.defaults.checkpoint_reentrant and not leaves_alone
+    return bool(ledger.choose("checkpoint_reentrant", reentrant, setting.origin))
 
 
 @dataclass(frozen=True, slots=True)

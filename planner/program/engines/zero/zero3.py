@@ -283,7 +283,7 @@ class Zero3(DeepSpeed):
 
         Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ZeROOrderedDict.
         """
-        if not self._outer.own:
+        if self._read is not None and not self._outer.own:
             self._outer.own += self._read.own
         self._own.coordinator.gather_now(self._outer.own)
 
