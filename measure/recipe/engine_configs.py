@@ -11,6 +11,15 @@ MAX_GRAD_NORM = 1.0
 # What "auto" stands for in Transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
 _PREFETCH_SHARE = 0.9
 _PERSISTENCE_WIDTHS = 10
+# DeepSpeed 0.19.8 runtime/zero/config.py: its keys, and the switches that hold a file's numbers for them.
+_STAGE_3 = {
+    "reduce_bucket_size": "zero3_bucket_elements",
+    "stage3_prefetch_bucket_size": "zero3_prefetch_elements",
+    "stage3_param_persistence_threshold": "zero3_persistence_elements",
+    "stage3_max_live_parameters": "zero3_live_elements",
+    "stage3_max_reuse_distance": "zero3_reuse_elements",
+    "sub_group_size": "zero3_sub_group_elements",
+}
 
 
 def zero_stage(scenario: Scenario) -> int:
@@ -37,6 +46,9 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None 
             "stage3_prefetch_bucket_size": int(_PREFETCH_SHARE * width * width),
             "stage3_param_persistence_threshold": _PERSISTENCE_WIDTHS * width,
         }
+    if zero_stage(scenario) == 3:
+        numbers = {key: getattr(stack, name) for key, name in _STAGE_3.items()}
+        zero |= {key: number for key, number in numbers.items() if number >= 0}
     place = {"device": "nvme", "nvme_path": nvme_path} if recipe.offloads_to_nvme else {"device": "cpu"}
     if recipe.offloads_optimizer:
         zero["offload_optimizer"] = {**place, "pin_memory": not on_cpu}

@@ -102,9 +102,7 @@ class Stack:
     trainable_fp32: bool
     """The trained weights of a full fine-tune are upcast to fp32."""
     widens_ends: bool
-    """A full fine-tune keeps token table, head and norms in fp32 beside 16-bit matrices, but under
-    engines.
-    """
+    """A full fine-tune without engines keeps token table, head and norms in fp32 beside 16-bit matrices."""
     engine_halves_kbit: bool
     """DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16 bits."""
 
@@ -114,9 +112,7 @@ class Stack:
     ``BitsandbytesPrecision`` every ``nn.Linear``, from an fp16 copy.
     """
     whole_out_proj: WholeOutProj
-    """The architecture of which the loader keeps ``out_proj`` from k-bit quantisers, which then pack
-    the head.
-    """
+    """The architecture whose ``out_proj`` the loader keeps from k-bit quantisers, which pack the head."""
     fused_experts: bool
     """Weights of experts are three-dimensional parameters that k-bit quantisers skip, as in
     Transformers 5, whose quantisers also skip subclasses of ``nn.Linear``.
@@ -146,9 +142,7 @@ class Stack:
 
     # Loading and saving
     loads_tower: bool
-    """Of a checkpoint that sees, the tower is loaded for text alone, too, where Transformers could
-    leave it out.
-    """
+    """The tower of a checkpoint that sees is loaded for text alone, too; Transformers could leave it out."""
     ties_tables: bool
     """A model whose head is its token table is built so; else it gets a head of its own."""
     kbit_waits_on_host: bool
@@ -194,9 +188,7 @@ class Stack:
     fused_mlp: bool
     """The gated activation by one kernel that saves its inputs only."""
     one_gelu_kernel: bool
-    """GELU by a hyperbolic tangent is torch's kernel also where Transformers spells it out
-    (``gelu_new``).
-    """
+    """GELU by a hyperbolic tangent is torch's kernel, though Transformers spells it out (``gelu_new``)."""
     sdpa_mask: SdpaMask
     """The mask that a padded batch hands to torch's fused attention: a boolean one, which torch turns
     into the compute dtype in every layer; one in the dtype of the embeddings, shared where that is the
@@ -235,10 +227,12 @@ class Stack:
     """
     reentrant_under_ddp: bool
     """Where checkpoints are reentrant by default, they are so under DDP, too."""
+    zero3_reentrant_adapters: bool
+    """Beside adapters under ZeRO-3 checkpoints are reentrant, whatever is asked for."""
+    zero3_adapters_as_base: bool
+    """Under ZeRO-3 adapters over a base that is not quantised are made in its dtype."""
     checkpoints_parts: bool
-    """Checkpointing wraps the norms, the attention and the MLP of a layer one by one instead of the
-    layer.
-    """
+    """Checkpointing wraps norms, attention and MLP of a layer one by one instead of the layer."""
     selective_keeps_attention: bool
     """A selective checkpoint keeps what the attention kernel returns."""
     checkpoints_units: bool
@@ -272,9 +266,7 @@ class Stack:
     binds_loss: bool
     """The training loop refers to the loss, and so to its graph, until the next one is computed."""
     keeps_outputs: bool
-    """The training loop refers to what the model returned, with the logits, until the model returns
-    again.
-    """
+    """The training loop refers to what the model returned, and its logits, until it returns again."""
 
     # Trainers of preferences, rewards and generated completions
     pair_logps: PairLogps
@@ -320,6 +312,16 @@ class Stack:
     # DeepSpeed
     zero_auto_buckets: bool
     """ZeRO bucket sizes follow hidden_size (Hugging Face ``auto``) instead of DeepSpeed's defaults."""
+    zero3_bucket_elements: int
+    zero3_prefetch_elements: int
+    zero3_persistence_elements: int
+    """Bucket, prefetch bucket and persistence threshold of stage 3; -1: as ``zero_auto_buckets`` says."""
+    zero3_live_elements: int
+    """``stage3_max_live_parameters``: nothing is prefetched while more are whole."""
+    zero3_reuse_elements: int
+    """``stage3_max_reuse_distance``: what is used again within so many elements stays whole."""
+    zero3_sub_group_elements: int
+    """``sub_group_size``: stage 3 updates parts of at least so many elements at a time."""
     zero12_bucket_elements: int
     """Bucket of stages 1 and 2 as the stack's template sets it; 0: hidden squared, Hugging Face ``auto``."""
     zero12_overlap: bool
@@ -363,9 +365,7 @@ class Stack:
     that Transformers lists, or that a file names.
     """
     tower_states: TowerStates
-    """What a CLIP tower returns besides its last state: what ``all`` layers read, or what the projector has
-    ``read``.
-    """
+    """What a CLIP tower returns besides its last state: of ``all`` layers, or what the projector ``read``."""
     has_fsdp1: bool
     """Its own code, or what it runs through, has the first FSDP, too."""
     fsdp1_wraps_adapters: bool
@@ -416,9 +416,7 @@ class Stack:
     unread: tuple[str, ...]
     """A phrase for each version that was asked for and lies outside those that were read."""
     settled: tuple[tuple[str, SettledBy, str], ...]
-    """For every switch (and every default, as ``defaults.<name>``): what settled its value, and the
-    source.
-    """
+    """What settled the value of every switch (every default as ``defaults.<name>``), and the source."""
     quantized_defaults: StackDefaults | None = None
     """The defaults over a quantised base, where some of them differ."""
     extends: str = ""

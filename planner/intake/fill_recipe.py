@@ -85,8 +85,7 @@ class RecipeContext:
 def resolve_recipe(
     ledger: Ledger, model: ModelSpec, hardware: Hardware, stack: Stack, lengths: SampleLengths | None = None
 ) -> Recipe:
-    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set,
-    where it was read.
+    """Recipe of the job; every value is entered in ``ledger``.  ``lengths``: those of the data set if read.
 
     Raises:
         UsageError: something that has no default was not given.
@@ -113,7 +112,7 @@ def resolve_recipe(
         sharding=sharding,
         offload=offload,
         gradient_checkpointing=checkpoints,
-        checkpoint_reentrant=_resolve_reentrant(ledger, setting, sharding),
+        checkpoint_reentrant=_resolve_reentrant(ledger, setting, sharding, method),
         checkpoint_every=every,
         checkpoint_policy=policy,
         attention=_resolve_attention(ledger, setting, numerics),
@@ -129,13 +128,14 @@ def resolve_recipe(
     )
 
 
-def _resolve_reentrant(ledger: Ledger, setting: RecipeContext, sharding: Sharding) -> bool:
-    """Whether checkpoints are reentrant, which some stacks leave alone under DDP."""
-    reentrant = setting.defaults.checkpoint_reentrant
-    if sharding == DDP and not setting.stack.reentrant_under_ddp:
-        reentrant = False
-    chosen: bool = ledger.choose("checkpoint_reentrant", reentrant, setting.origin)
-    return chosen
+def _resolve_reentrant(ledger: Ledger, setting: RecipeContext, sharding: Sharding, method: Method) -> bool:
+    """Whether checkpoints are reentrant, which some stacks leave alone under DDP and force under ZeRO-3."""
+    if method == "lora" and sharding.is_zero3 and setting.stack.zero3_reentrant_adapters:
+        ledger.enter("checkpoint_reentrant", True, setting.origin, "forced beside adapters under ZeRO-3")
+        return True
+    leaves_alone = sharding == DDP and not setting.stack.reentrant_under_ddp
+    reentrant = setting.defaults.checkpoint_reentrant and not leaves_alone
+    return bool(ledger.choose("checkpoint_reentrant", reentrant, setting.origin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +297,11 @@ def _resolve_load_dtype(ledger: Ledger, setting: RecipeContext, basis: _Basis, p
     return ledger.choose("load_dtype", default, origin, note)
 
 
-def _adapter_dtype(setting: RecipeContext, numerics: Numerics) -> tuple[Dtype, str]:
+def _adapter_dtype(setting: RecipeContext, numerics: Numerics, sharding: Sharding) -> tuple[Dtype, str]:
     """The stack's dtype of adapters with a note; before PEFT 0.12 they follow the weight that they adapt."""
     default = setting.defaults.adapter_dtype
+    if numerics.quantization == "none" and sharding.is_zero3 and setting.stack.zero3_adapters_as_base:
+        return numerics.load_dtype, "the trainer makes them in the dtype of the base under ZeRO-3"
     if default != "base":
         return default, ""
     if numerics.quantization != "none" or setting.stack.prepares_unquantized:
@@ -359,7 +361,7 @@ def _resolve_adapter(
     defaults, origin = setting.defaults, setting.origin
     numerics, task = basis
     dtype_origin, precision = origin, numerics.precision
-    dtype, note = _adapter_dtype(setting, numerics)
+    dtype, note = _adapter_dtype(setting, numerics, sharding)
     if dtype != "fp32" and precision == "fp16-mixed" and sharding.engine == "native":
         dtype, dtype_origin, note = "fp32", "assumed", _SCALING_NOTE
     modules: tuple[str, ...] = ledger.choose("modules_to_save", (), "assumed")

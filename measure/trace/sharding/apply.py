@@ -69,7 +69,7 @@ def apply_runtime(records: list[Record], scenario: Scenario) -> list[Record]:
     settings = zero_settings(scenario)
     if settings.stage == _STAGE_3:
         stream = RankRecords(_free_number(records))
-        second = TracedZero3(stream, reference_settings(settings)) if recipe.has_reference_model else None
+        second = TracedZero3(stream, reference_settings(scenario)) if recipe.has_reference_model else None
         return _Execution(TracedZero3(stream, settings), stream, recipe, second).run(records)
     runs = []
     for rank in dict.fromkeys((settings.world - 1, 0)):

@@ -192,19 +192,17 @@ class FsdpRank:
         self._stream.free(*inputs)
 
     def _wait(self, name: str, *, forward: bool) -> None:
-        """``wait_for_unshard``: copied out into parameters;
-        in forward the buffer stays until the next unit's copy.
+        """``wait_for_unshard``: copied out into parameters; in forward the buffer stays until the end of the
+        next unit's copy, because a variable (``prev_all_gather_state``) refers to it.
         """
         unit = self._units[name]
         if unit.received is None:
             return
-        if forward:
-            self._stream.free(self._kept)
-            self._kept = None
         for each in unit.parameters:
             n_bytes = self._settings.shard_elements(each) * self._settings.shards * each.element_bytes
             unit.whole.append(self._stream.take(n_bytes, _PARAMETER))
         if forward:
+            self._stream.free(self._kept)
             self._kept = unit.received
         else:
             self._stream.free(unit.received)

@@ -14,9 +14,6 @@ from planner.domain.stack_values import Zero12Upload
 _REDUCE_BUCKET = 500_000_000
 _PREFETCH_BUCKET = 50_000_000
 _PERSISTENCE = 100_000
-_MAX_LIVE = 1_000_000_000
-_MAX_REUSE_DISTANCE = 1_000_000_000
-_SUB_GROUP = 1_000_000_000
 _FP32 = 4
 # What "auto" stands for in transformers 5.23 integrations/deepspeed.py trainer_config_finalize.
 _PREFETCH_SHARE = 0.9
@@ -59,10 +56,10 @@ class ZeroSettings:
     flattens_on_card: bool
     prefetch_elements: int
     persistence_elements: int
+    max_live_elements: int
+    max_reuse_elements: int
+    sub_group_elements: int
     rank: int
-    max_live_elements: int = _MAX_LIVE
-    max_reuse_elements: int = _MAX_REUSE_DISTANCE
-    sub_group_elements: int = _SUB_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +136,14 @@ def makes_buckets_early(scenario: Scenario) -> bool:
     return scenario.recipe.sharding.is_zero12 and scenario.stack.zero12_early_buckets
 
 
-def reference_settings(settings: ZeroSettings) -> ZeroSettings:
+def reference_settings(scenario: Scenario) -> ZeroSettings:
     """Those of the engine of a second model: nobody fills in what is ``auto`` for it,
     so that DeepSpeed's own values hold.
 
     Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed; DeepSpeed 0.19.8 runtime/config_utils.py.
     """
-    return replace(settings, prefetch_elements=_PREFETCH_BUCKET, persistence_elements=_PERSISTENCE)
+    stack = replace(scenario.stack, zero_auto_buckets=False)
+    return zero_settings(replace(scenario, stack=stack))
 
 
 def zero_settings(scenario: Scenario) -> ZeroSettings:
@@ -153,16 +151,20 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
 
     Source: transformers 5.23 integrations/deepspeed.py trainer_config_finalize; DeepSpeed 0.19.8
     runtime/zero/config.py (stage 3 overlaps by default); the switches ``zero_auto_buckets``,
-    ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``, ``zero12_flattens_on_gpu``.
+    ``zero12_bucket_elements``, ``zero12_overlap``, ``zero12_upload``, ``zero12_flattens_on_gpu``; those of
+    ``zero3_`` hold the numbers of a file, where it has any.
     """
     recipe, stack = scenario.recipe, scenario.stack
     stage, width = recipe.sharding.zero_stage, scenario.model.hidden_size
-    auto = stack.zero_auto_buckets
-    bucket = (
-        (width * width if auto else _REDUCE_BUCKET)
-        if stage == 3
-        else stack.zero12_bucket_elements or width * width
+    usual = (_REDUCE_BUCKET, _PREFETCH_BUCKET, _PERSISTENCE)
+    if stack.zero_auto_buckets:
+        usual = (width * width, int(_PREFETCH_SHARE * width * width), _PERSISTENCE_WIDTHS * width)
+    given = (stack.zero3_bucket_elements, stack.zero3_prefetch_elements, stack.zero3_persistence_elements)
+    bucket, prefetch, persistence = (
+        number if said < 0 else said for said, number in zip(given, usual, strict=True)
     )
+    if stage != 3:
+        bucket = stack.zero12_bucket_elements or width * width
     world = int(scenario.hardware.world_size)
     return ZeroSettings(
         stage=stage,
@@ -183,6 +185,9 @@ def zero_settings(scenario: Scenario) -> ZeroSettings:
             stack.pins_masters == "always" or (stack.pins_masters == "as_set" and stack.pins_offload),
             stack.zero12_upload,
         ),
-        prefetch_elements=int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET,
-        persistence_elements=_PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE,
+        prefetch_elements=prefetch,
+        persistence_elements=persistence,
+        max_live_elements=stack.zero3_live_elements,
+        max_reuse_elements=stack.zero3_reuse_elements,
+        sub_group_elements=stack.zero3_sub_group_elements,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys
 from planner.domain.origin import tool_default
-from planner.errors import show
 from planner.units import TERA
 
 TOOL = "DeepSpeed 0.19.8"
@@ -42,15 +41,14 @@ _ZERO_HARMLESS = (
 # DeepSpeed's own values (runtime/zero/config.py), which hold where a file leaves the key out.
 _BUCKET = 500_000_000
 _STAGE_3 = {
-    "reduce_bucket_size": _BUCKET,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "stage3_param_persistence_threshold": 100_000,
+    "reduce_bucket_size": ("zero3_bucket_elements", _BUCKET),
+    "stage3_prefetch_bucket_size": ("zero3_prefetch_elements", 50_000_000),
+    "stage3_param_persistence_threshold": ("zero3_persistence_elements", 100_000),
+    "stage3_max_live_parameters": ("zero3_live_elements", 1_000_000_000),
+    "stage3_max_reuse_distance": ("zero3_reuse_elements", 1_000_000_000),
+    "sub_group_size": ("zero3_sub_group_elements", 1_000_000_000),
 }
-_LIVE = {
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_max_reuse_distance": 1_000_000_000,
-    "sub_group_size": 1_000_000_000,
-}
+_BY_HIDDEN_SIZE = tuple(_STAGE_3)[:3]
 # Fields of stage 3 that files may write without the prefix (DeepSpeedZeroConfig is filled by name as well as
 # by alias).
 _SHORT = {
@@ -138,11 +136,6 @@ def read_zero(zero: Keys, reading: Reading) -> None:
     ]
     say_offload(zero, (states, params), reading, places[0] if places else "stage")
     read_zero_buckets(zero, reading)
-    for name, usual in _LIVE.items():
-        if _number(zero, name) not in (None, usual):
-            reading.remark(
-                zero.where(name), f"{show(zero.get(name))} is not taken over: {usual:,} is counted"
-            )
     if zero.has("stage3_model_persistence_threshold"):
         reading.remark(
             zero.where("stage3_model_persistence_threshold"), "is not taken over: no limit is counted"
@@ -189,20 +182,16 @@ def _read_buckets(zero: Keys, reading: Reading) -> None:
 
 
 def _read_stage_3(zero: Keys, reading: Reading) -> None:
-    """Buckets of stage 3: all by hidden size (``auto``), or all DeepSpeed's own;
-    other numbers are remarked on.
+    """Sizes of stage 3: by hidden size where a file says ``auto``, else the file's number or DeepSpeed's
+    own.
     """
-    values = {name: zero.get(name) for name in _STAGE_3}
-    auto = [name for name, value in values.items() if value == AUTO]
-    place = zero.where(auto[0]) if auto else tool_default(TOOL)
-    reading.switch("zero_auto_buckets", bool(auto), place)
-    for name, usual in _STAGE_3.items():
-        number = None if name in auto else _number(zero, name)
-        if auto and name not in auto:
-            given = f"{number:,}" if number is not None else f"left out, which is {usual:,}"
-            reading.remark(zero.where(name), f"{given}, is counted as auto, like {auto[0]}")
-        elif number not in (None, usual):
-            reading.remark(zero.where(name), f"{number:,} is not taken over: {usual:,} is counted")
+    auto = [name for name in _BY_HIDDEN_SIZE if zero.get(name) == AUTO]
+    reading.switch("zero_auto_buckets", bool(auto), zero.where(auto[0]) if auto else tool_default(TOOL))
+    for name, (switch, usual) in _STAGE_3.items():
+        number = usual if (said := _number(zero, name)) is None else said
+        follows = name in _BY_HIDDEN_SIZE and bool(auto)
+        if name not in auto and (follows or number != usual):
+            reading.switch(switch, number, tool_default(TOOL) if said is None else zero.where(name))
     if zero.get("overlap_comm") is False:
         reading.remark(
             zero.where("overlap_comm"), "false is not taken over: communication is counted beside computation"

@@ -201,10 +201,7 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
     loads_packed = job.recipe.numerics.quantization != "none" and not job.stack.kbit_waits_on_host
     if loads_packed or job.stack.fsdp_loads_whole:
         weights = load_whole(stream, job)
-        for each in sorted(weights, key=lambda each: each.slot):
-            if sizes.divides(each):
-                _keep_shard(stream, job, sizes, each)
-                stream.free(each.slot)
+        _divide(stream, job, sizes, [each for each in weights if sizes.divides(each)])
     else:
         stream.enter("load")
         weights = model_weights(job)
@@ -221,6 +218,24 @@ def load_shards(stream: RequestStream, job: Job, sizes: Sizes) -> list[Weight]:
     stream.enter("forward")
     take_workspaces(stream, job)
     return weights
+
+
+def _divide(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:
+    """Weights that are on the card leave their shards there, one after the other.
+
+    Under FSDP2 of Accelerate a state dict has all of a 4-bit model until its last shard is there: 1.15
+    utils/fsdp_utils.py fsdp2_prepare_model (``original_sd``).
+    """
+    keeps = job.recipe.sharding.dtensors and job.stack.model_code != "own"
+    keeps = keeps and job.recipe.numerics.quantization != "none"
+    whole = []
+    for each in sorted(weights, key=lambda each: each.slot):
+        _keep_shard(stream, job, sizes, each)
+        whole.append(each.slot)
+        if not keeps:
+            stream.free(whole.pop())
+    for slot in whole:
+        stream.free(slot)
 
 
 def _one_by_one(stream: RequestStream, job: Job, sizes: Sizes, weights: Iterable[Weight]) -> None:

@@ -116,9 +116,8 @@ _SMALL_OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon-7b": {"hidden_size": 1024, "num_attention_heads": 16},
     "qwen2-0.5b": {"hidden_size": 448, "num_attention_heads": 7, "num_key_value_heads": 1},
     # Every sixth layer of Gemma 3 sees the whole sequence, and its model makes both masks.
-    **dict.fromkeys(
-        ("gemma-3-1b", "gemma-3-4b"), {"layer_types": [*3 * ["sliding_attention"], "full_attention"]}
-    ),
+    "gemma-3-1b": {"layer_types": [*3 * ["sliding_attention"], "full_attention"]},
+    "gemma-3-4b": {"layer_types": [*3 * ["sliding_attention"], "full_attention"]},
     "deepseek-v3": {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
 }
 

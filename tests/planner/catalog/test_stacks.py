@@ -83,15 +83,14 @@ def test_a_loop_over_a_kbit_base_is_prepared_as_peft_prepares_it(stack_id: str) 
 
 
 def switches_of_files() -> set[str]:
-    """Switches that readers of config files set: the first argument of ``reading.switch``."""
-    calls = (
-        node
+    """Switches that readers of config files set: those that they name."""
+    constants = (
+        node.value
         for path in (Path(configs.__file__).parent).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "switch"
+        if isinstance(node, ast.Constant)
     )
-    names = (call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant))
-    return {name for name in names if isinstance(name, str)}
+    return {name for name in constants if name in SWITCH_NAMES}
 
 
 def test_a_switch_with_one_value_in_all_stacks_is_set_elsewhere() -> None:

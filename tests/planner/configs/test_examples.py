@@ -53,7 +53,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], dict[str, Any]]] = [
             "grad_accum": 4,
             "epochs": 3, "precision": "bf16-mixed", "padding": "packed", "loss": "liger", "sharding": "zero3",
             "offload": "optimizer",
-            "switches": "fused_norm=true;fused_mlp=true;zero_auto_buckets=true;pins_offload=true",
+            "switches": "fused_norm=true;fused_mlp=true;zero_auto_buckets=true;pins_offload=true"
+            ";zero3_prefetch_elements=50000000;zero3_persistence_elements=100000",
         },
     ),
     (

@@ -47,12 +47,25 @@ TRAIN, MICRO, ACCUM = (
 
 
 def test_names_of_stage_3_may_lack_their_prefix(tmp_path: Path) -> None:
-    """DeepSpeed fills these fields by name as well, and a remark names the key as it is written."""
+    """DeepSpeed fills these fields by name as well."""
     config = deepspeed(
         tmp_path, "", '"stage": 3, "max_live_parameters": 7, "gather_16bit_weights_on_model_save": true'
     )
-    assert config.ignored == ()
-    assert [remark.origin.rpartition(".")[2] for remark in config.remarks] == ["max_live_parameters"]
+    assert (config.ignored, config.remarks) == ((), ())
+    assert "zero3_live_elements=7" in config.request.get("switches")
+
+
+def test_each_size_of_stage_3_is_the_files_own_number(tmp_path: Path) -> None:
+    """Beside ``auto``, which means hidden size for its own key alone, numbers and left-out keys hold."""
+    own = '"reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": "auto", "sub_group_size": 0'
+    config = deepspeed(tmp_path, "", f'"stage": 3, {own}, "stage3_max_reuse_distance": 1e9')
+    assert config.request.get("switches") == (
+        "zero_auto_buckets=true",
+        "zero3_bucket_elements=500000000",
+        "zero3_persistence_elements=100000",
+        "zero3_sub_group_elements=0",
+    )
+    assert config.remarks == ()
 
 
 @pytest.mark.parametrize(

@@ -211,3 +211,24 @@ def test_a_file_that_is_called_assumed_says_its_values(
         "gpu_memory": False,
     }
     assert scenario.assumption("no_field") is None
+
+
+@pytest.mark.parametrize(
+    ("stack", "quantization", "reentrant", "dtype"),
+    [
+        ("trl", "none", True, "bf16"),
+        ("trl", "nf4", True, "bf16"),
+        ("hf-trainer@5", "none", False, "fp32"),
+        ("trl@0.24", "none", None, "fp32"),
+    ],
+)
+def test_trl_forces_reentrant_checkpoints_and_adapters_of_the_base_under_zero3(
+    stack: str, quantization: str, reentrant: bool | None, dtype: str
+) -> None:
+    """LoRA of Llama 3.2 1B on four GPUs: 4.74 GiB without either, 4.38 in TRL's own run, 4.41 with both."""
+    flags = {"model": "llama-3.2-1b", "method": "lora", "gpu": "a100-80gb", "gpus": 4, "seq": 512}
+    flags |= {"sharding": "zero3", "stack": stack, "quantization": quantization, "load_dtype": "bf16"}
+    recipe = resolve(from_flags({**flags, "gradient_checkpointing": True})).recipe
+    assert recipe.adapter is not None
+    assert recipe.adapter.dtype == dtype
+    assert reentrant in (None, recipe.checkpoint_reentrant)

@@ -61,9 +61,6 @@ class ExpertFsdp2(Fsdp2):
 
     def _copy_own(self, group: Group, *, forward: bool) -> None:
         """Each parameter is cast and copied; a variable refers to the cast until the next one is there."""
-        if forward:
-            self.free(self._kept)
-            self._kept = None
         before: int | None = None
         for n_bytes in group.seen_bytes:
             cast = self._gathered(n_bytes, "cast of the shard") if group.narrows else None
@@ -71,6 +68,9 @@ class ExpertFsdp2(Fsdp2):
             group.whole.append(self._gathered(n_bytes, "unsharded parameter"))
             before = cast
         self.free(before)
+        if forward:
+            self.free(self._kept)
+            self._kept = None
 
     def elements_of(self, group: Group) -> float:
         """Elements of the gradients, with those that make parts equal; all weights are trained."""

@@ -19,6 +19,7 @@ from planner.program.load import take_workspaces
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight, model_weights
 from planner.program.request_stream import RequestStream
+from planner.program.runtime import Pass
 
 # The host runs ahead of the card.  ``_FreeEventQueue`` lets two flat parameters be given back that compute
 # still uses; before the next gather it waits for the older one.  Source: torch 2.13 distributed/fsdp
@@ -149,8 +150,9 @@ class Fsdp1(Fsdp):
         return n_bytes
 
     def _reduce_grad(self, group: Group, part: float) -> None:
-        """``_reduce_grad``: this GPU's part, then in the dtype of the shards;
-        added to what is there or sent to the host.
+        """``_reduce_grad``: this GPU's part, then in the dtype of the shards, or added to what is there.
+
+        What goes to the host stays here until backward ends, too (``_saved_grad_shard``).
         """
         trained = [each for each in group.weights if each.trained]
         # A value head in fp32 has a gradient, though its weight is too small to be among them.
@@ -167,10 +169,17 @@ class Fsdp1(Fsdp):
                 self.take(part / seen * stored, "gradients", "_cast_grad_to_param_dtype", REDUCE_STREAM),
             )
             self.free(narrow)
-        if self.offloads or group.reduced is not None:
+        if group.reduced is not None:
             self.free(kept)
         else:
             group.reduced = kept
+
+    def end_of_backward(self, phases: Pass) -> None:
+        """``prepare_gradient_for_optim``: gradients on the host take the place of those here."""
+        super().end_of_backward(phases)
+        for group in self.groups.values() if self.offloads else ():
+            self.free(group.reduced)
+            group.reduced = None
 
     def _free_late(self, group: Group, slot: int, lag: int) -> None:
         """What the root's backward leaves is the last, and the next forward pass waits for it."""

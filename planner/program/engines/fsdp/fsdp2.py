@@ -16,8 +16,8 @@ from planner.program.engines.groups import ROOT, TABLE, TAIL, Gradient, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
 from planner.program.parameters import Weight
-from planner.program.request_stream import RequestStream
-from planner.program.runtime import Pass
+from planner.program.request_stream import Instance, RequestStream
+from planner.program.runtime import Part, Pass
 
 _IN_ROOT: dict[Fsdp2Units, tuple[str, ...]] = {
     "ends_apart": (),
@@ -39,6 +39,8 @@ class Fsdp2(Fsdp):
         self._kept: int | None = None
         self._sent: int | None = None
         self._replicating: int | None = None
+        own_unit = self._head_alone and job.stack.fsdp2_units == "ends_apart"
+        self._reads_head = job.reads_head and own_unit
 
     def make_groups(self, weights: list[Weight]) -> dict[str, Group]:
         """Each layer; the token table; the last norm with the head, and a table that is tied to it;
@@ -113,25 +115,48 @@ class Fsdp2(Fsdp):
         self.free(*given)
 
     def wait(self, group: Group, *, forward: bool) -> None:
-        """``wait_for_unshard``: copied into parameters;
-        in forward the buffer stays until the next group is copied.
+        """``wait_for_unshard``: copied into parameters; in forward the buffer stays until the next group is
+        copied, to whose end a variable (``prev_all_gather_state``) refers to it.
         """
         if group.received is None:
             return
-        if forward:
-            self.free(self._kept)
         place = ("fsdp", "", "unsharded parameter")
         group.whole = self.stream.allocate_all(group.seen_bytes, "gathered_parameters", place)
         if forward:
+            self.free(self._kept)
             self._kept = group.received
         else:
             self.free(group.received)
         group.received = None
 
+    def run_aside(self, parts: list[Part], cached: list[Instance] | None = None) -> list[Instance]:
+        """A pass without gradients does not keep the head that its loss has read."""
+        made = super().run_aside(parts, cached)
+        if self._reads_head:
+            self._reshard(self.groups[TAIL])
+        return made
+
+    def _before_forward(self, name: str) -> None:
+        """A head of its own is not called by a loss that reads its weight, which gathers it by itself.
+
+        Source: trl 1.16.0 trainer/utils.py add_fused_lm_head (``full_tensor``), whose function keeps it for
+        its backward.
+        Ignored: heads that are trained beside adapters.
+        """
+        if name != TAIL or not self._reads_head:
+            super()._before_forward(name)
+            return
+        group = self.groups[TAIL]
+        group.whole = [self.take(group.shard_bytes * group.n, "gathered_parameters", "full_tensor")]
+
     def _after_forward(self, name: str, *, again: bool = False) -> None:
         """``post_forward``: in backward, where a checkpoint runs a module again, nothing is given back."""
-        if not again:
+        if not again and not (name == TAIL and self._reads_head):
             super()._after_forward(name)
+
+    def _before_backward(self, name: str) -> None:
+        if name != TAIL or not self._reads_head:
+            super()._before_backward(name)
 
     def reduce(self, group: Group) -> None:
         """``post_backward`` and ``foreach_reduce``:

@@ -6,7 +6,7 @@ DeepSpeed 0.19.8 runtime/zero/config.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.domain.recipes.recipe import DTYPE_BYTES
 from planner.program.job import Job
@@ -37,40 +37,47 @@ class Settings:
     offloads_params: bool
     prefetch: int
     persistence: int
-    max_live: int = 1_000_000_000
-    max_reuse: int = 1_000_000_000
-    sub_group: int = 1_000_000_000
+    max_live: int
+    max_reuse: int
+    sub_group: int
     hpz: int = 1
 
 
-def reference_settings(settings: Settings) -> Settings:
+def reference_settings(job: Job) -> Settings:
     """Those of an engine for a second model: what is ``auto`` is not filled in for it,
     so that DeepSpeed's own values hold.
 
     Source: trl 0.15.2 and 1.16.0 models/utils.py prepare_deepspeed, whose keys with dots say nothing;
     DeepSpeed 0.19.8 runtime/config_utils.py DeepSpeedConfigModel drops ``auto``.
     """
-    return replace(settings, prefetch=_PREFETCH_BUCKET, persistence=_PERSISTENCE)
+    return settings_of(job, fills=False)
 
 
-def settings_of(job: Job) -> Settings:
-    """The settings of a DeepSpeed job on its stack."""
+def settings_of(job: Job, *, fills: bool = True) -> Settings:
+    """The settings of a DeepSpeed job on its stack; ``fills``: ``auto`` is filled in by hidden size."""
     recipe, stack, width = job.recipe, job.stack, job.model.hidden_size
-    auto, stage_3 = stack.zero_auto_buckets, recipe.sharding.is_zero3
-    bucket = (
-        (width * width if auto else _REDUCE_BUCKET)
-        if stage_3
-        else stack.zero12_bucket_elements or width * width
-    )
+    auto, stage_3 = fills and stack.zero_auto_buckets, recipe.sharding.is_zero3
+    stage_12_bucket = stack.zero12_bucket_elements or width * width
+    stage_3_bucket = _said(stack.zero3_bucket_elements, width * width if auto else _REDUCE_BUCKET)
+    prefetch = int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET
+    persistence = _PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE
     return Settings(
         world=int(job.hardware.world_size),
         element_bytes=DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else 4,
-        bucket=bucket,
+        bucket=stage_3_bucket if stage_3 else stage_12_bucket,
         overlaps=stage_3 or stack.zero12_overlap,
         accumulates=int(recipe.batch.grad_accum) > 1,
         offloads_optimizer=recipe.offloads_optimizer,
         offloads_params=recipe.offloads_params,
-        prefetch=int(_PREFETCH_SHARE * width * width) if auto else _PREFETCH_BUCKET,
-        persistence=_PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE,
+        prefetch=_said(stack.zero3_prefetch_elements, prefetch),
+        persistence=_said(stack.zero3_persistence_elements, persistence),
+        max_live=stack.zero3_live_elements,
+        max_reuse=stack.zero3_reuse_elements,
+        sub_group=stack.zero3_sub_group_elements,
         hpz=recipe.parallel.hpz,
     )
+
+
+def _said(number: int, usual: int) -> int:
+    """The number that a file says; -1 where it says none."""
+    return usual if number < 0 else number

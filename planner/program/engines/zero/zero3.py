@@ -4,8 +4,9 @@ rank.
 Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, partition_parameters.py,
 runtime/comm/coalesced_collectives.py; each method names its counterpart.  Gradients are reduced by scattering
 (``reduce_scatter``, a default), in a stream of their own.
-Ignored: host memory; that a fused loss reads the head's weight without calling the head,
-which then stays whole.
+A loss that reads the head's weight without calling the head makes it a parameter of the model that is
+running (``register_external_parameter``): from then on it is whole as long as that model runs.
+Ignored: host memory; the same of losses other than TRL's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner.domain.term import TermName
+from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
 from planner.program.engines.zero.coordinator import Coordinator, Live, Module
 from planner.program.engines.zero.deepspeed import FP32, FP64, REDUCE_STREAM, DeepSpeed, Purpose
@@ -69,7 +71,10 @@ class Zero3(DeepSpeed):
     def __init__(self, stream: RequestStream, job: Job) -> None:
         super().__init__(stream, job)
         self._own = _Engine(Coordinator(self))
-        self._reference = _Engine(Coordinator(self, reference_settings(self.settings)))
+        # What holds parameters that others read: the model around the layers.
+        self._outer = Module()
+        self._read: Module | None = None
+        self._reference = _Engine(Coordinator(self, reference_settings(job)))
         # The one whose model runs.
         self._now = self._own
         self._trained_parts: list[int] = []
@@ -86,6 +91,8 @@ class Zero3(DeepSpeed):
         A k-bit model is on the card whole before.
         """
         self._note(self._own, self.parts, self.params)
+        if self.job.reads_head:
+            self._read = self._module_of_head()
         if self._loads_whole:
             self.weights = load_whole(self.stream, self.job)
             return
@@ -98,6 +105,11 @@ class Zero3(DeepSpeed):
             self._keep_part(param.elements, param.element_bytes, param.term, trained=param.trained)
         if self.job.recipe.has_reference_model:
             self._load_reference()
+
+    def _module_of_head(self) -> Module:
+        (head,) = (part.template for part in self.parts if part.name == HEAD)
+        names = [".".join(each) for each in head.modules]
+        return self._own.modules[HEAD][names.index(self.job.model.head.name)]
 
     def _load_reference(self) -> None:
         """A second model, which an engine without an optimizer divides (trl 1.16.0 models/utils.py
@@ -229,15 +241,35 @@ class Zero3(DeepSpeed):
     def forward(self, part: Instance) -> None:
         """The forward of a part; a layer is a module itself."""
         is_module, module = part.name.startswith("layer"), self._now.modules[part.name][0]
+        if self._read is not None and part.name == EMBEDDINGS:
+            self._own.coordinator.fetch(self._outer, forward=True, recomputes=False)
         if is_module or module.own:
             self._now.coordinator.fetch(module, forward=True, recomputes=False)
         super().forward(part)
         if is_module or module.own:
             self._now.coordinator.release(module, forward=True)
+        if self._read is not None and part.name == HEAD:
+            self._own.coordinator.release(self._outer, forward=True)
+
+    def backward(self, part: Instance) -> None:
+        """The backward of a part, within that of the model.
+
+        Before the model runs again the host has waited for the last gradients, and with them for this one.
+        Source: stage3.py independent_gradient_partition_epilogue.
+        """
+        if self._read is not None and part.name == HEAD:
+            self._own.coordinator.fetch(self._outer, forward=False, recomputes=False)
+        super().backward(part)
+        if self._read is not None and part.name == EMBEDDINGS:
+            self._own.coordinator.release(self._outer, forward=False, lag=0)
 
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
         module = self._now.modules[part.name][mark.number]
+        if module is self._read:
+            if mark.moment == "before_forward":
+                self._read_head()
+            return
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
             return
         forward = mark.moment in ("before_forward", "after_forward")
@@ -245,6 +277,15 @@ class Zero3(DeepSpeed):
             self._now.coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
         else:
             self._now.coordinator.release(module, forward=forward)
+
+    def _read_head(self) -> None:
+        """``_inject_parameters``: the weight is gathered where it is not whole, and becomes the model's.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py ZeROOrderedDict.
+        """
+        if self._read is not None and not self._outer.own:
+            self._outer.own += self._read.own
+        self._own.coordinator.gather_now(self._outer.own)
 
     def gradient(self, param: Param, slot: int) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``:

@@ -11,6 +11,7 @@ from tests.planner.program.engines.fsdp.test_fsdp import (
     TAIL,
     N,
     job,
+    left,
     rows,
 )
 
@@ -60,3 +61,14 @@ def test_flat_parameters_that_mix_adapters_and_frozen_weights_have_whole_gradien
     assert {n_bytes for op, n_bytes, _ in rows(mixed, "backward_2") if op == "cat"} == {
         2 * (LAYER + ADAPTERS)
     }
+
+
+def test_fsdp1_keeps_gradients_on_the_card_until_backward_ends_though_they_are_offloaded() -> None:
+    """``_saved_grad_shard``: Llama 3.2 1B on two GPUs reserved 9.53 GiB in TRL's own run, 7.66 without."""
+    subject = job(sharding="fsdp1", offload="optimizer+params")
+    stream = step_of(subject)
+    events = list(stream.events)
+    begin = next(begin for begin, phase in stream.phases if phase == "backward_2")
+    kept = [e for e in events[begin:] if e >= 0 and stream.place(e)[2] == "_cast_grad_to_param_dtype"]
+    assert min(events.index(~e) for e in kept[: LAYERS + 1]) > events.index(kept[LAYERS])
+    assert left(subject) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from planner.program.request_stream import RequestStream
+from planner.program.step import step_of
 from tests.planner.program.engines.fsdp.test_fsdp import (
     LAYER,
     LAYERS,
@@ -10,6 +12,7 @@ from tests.planner.program.engines.fsdp.test_fsdp import (
     WIDTH,
     N,
     job,
+    left,
     rows,
 )
 
@@ -105,3 +108,43 @@ def test_gradients_that_are_reduced_in_fp32_arrive_as_shards_are_stored() -> Non
     assert ("reduce_scatter_input", 4 * LAYER, 0) in found
     assert ("reduce_scatter_output", 4 * LAYER // N, 2) in found
     assert "sharded gradient" not in {op for op, _, _ in found}
+
+
+def test_a_head_that_the_loss_reads_is_gathered_by_itself_beside_adapters() -> None:
+    """``full_tensor``, once and in the main stream; what FSDP would have received is not there.
+
+    QLoRA of Qwen2.5 7B on 8 GPUs: the loss took 3.63 GiB with both, 2.75 in TRL's own run.
+    """
+    subject = job(stack="trl", method="lora", loss="chunked", load_dtype="bf16")
+    found = rows(subject, "loss_2")
+    assert [each for each in found if each[0] == "full_tensor"] == [("full_tensor", 2 * TABLE, 0)]
+    assert 2 * TABLE not in [n_bytes for op, n_bytes, _ in found if op == "all_gather_output"]
+    assert left(subject) == {"sharded gradient": LAYERS}
+
+
+def test_what_was_received_last_stays_until_the_next_group_is_copied() -> None:
+    """``wait_for_unshard`` refers to it until it ends.
+
+    QLoRA of Llama 3.2 1B on 4 GPUs: 1.39 GiB in TRL's own run, 1.36 without it.
+    """
+    stream = step_of(job())
+    begin = next(begin for begin, phase in stream.phases if phase == "forward_2")
+    events = stream.events[begin:]
+    received = [e for e in events if e >= 0 and stream.place(e)[2] == "all_gather_output"]
+    copies = [e for e in events if e >= 0 and stream.place(e)[2] == "unsharded parameter"]
+    of_first_layer = [events.index(e) for e in copies if events.index(e) > events.index(received[1])]
+    assert events.index(~received[0]) > of_first_layer[0]
+
+
+def test_accelerate_keeps_a_four_bit_model_whole_until_its_last_shard_is_there() -> None:
+    """``original_sd``: QLoRA of Qwen2.5 7B on 8 GPUs took 6.17 GiB in TRL's own run, and 5.66 without it."""
+    stream = step_of(job(stack="trl", method="qlora", quant_storage="bf16"))
+    end = next(begin for begin, phase in stream.phases if phase == "forward")
+    shards = [index for index, e in enumerate(stream.events[:end]) if e >= 0 and _is_shard(stream, e)]
+    packed = [e for e in stream.events[:end] if e >= 0 and stream.place(e)[2] == "packed"]
+    assert len(packed) == 7 * LAYERS
+    assert min(stream.events.index(~e) for e in packed) > max(shards)
+
+
+def _is_shard(stream: RequestStream, slot: int) -> bool:
+    return stream.place(slot)[2] == "shard"

@@ -20,6 +20,7 @@ SETTINGS = Settings(
     prefetch=15,
     persistence=0,
     max_live=1000,
+    sub_group=1000,
     max_reuse=0,
 )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.planner.program.engines.zero.test_zero12 import TRAINED, VECTORS, allocated, left, stream_of
+
+PHASES = ("forward_2", "backward_2")
 
 
 def test_a_job_keeps_half_of_everything_and_no_gathered_matrix() -> None:
@@ -153,3 +157,31 @@ def test_gradients_in_fp16_are_looked_through_before_the_step() -> None:
     steps = [phase for _, phase in stream.phases].count("optimizer_step")
     assert allocated(stream, sizes, name) == steps * [2 * own, own, own]
     assert not allocated(*stream_of(sharding="zero3", precision="bf16-mixed"), name)
+
+
+def test_a_files_own_numbers_are_those_of_the_engine() -> None:
+    """A sub-group of none is each parameter by itself; a bucket beside ``auto`` is as large as it is said."""
+    said = "zero3_sub_group_elements=0;zero3_bucket_elements=5000000;zero3_live_elements=0"
+    stream, sizes = stream_of(sharding="zero3", switches=said)
+    wide = allocated(stream, sizes, "flat gradients in fp32")
+    assert (max(wide), len(wide)) == (4 * 151_936 * 896 // 2, 2 * (1 + 24 * 12 + 1))
+    assert allocated(stream, sizes, "ipg_bucket.buffer") == [2 * 5_000_000]
+    # Nothing is gathered ahead, so nothing comes in a flat buffer.
+    ahead = [e for e in stream.events if e >= 0 and stream.place(e)[2] == "all_gather flat_tensor"]
+    assert {stream.place(e)[0].split()[0] for e in ahead} <= {"layer"}
+
+
+@pytest.mark.parametrize(("loss", "n_whole"), [("chunked", 1), ("hf", 0)])
+def test_a_head_that_the_loss_reads_is_whole_while_the_model_runs(loss: str, n_whole: int) -> None:
+    """From the second pass on, from the beginning of forward to the end of backward.
+
+    Llama 3.2 1B with LoRA on four GPUs, DeepSpeed's own numbers: 4.49 GiB without it, 3.87 in TRL's own run.
+    """
+    flags = {"stack": "trl", "model": "llama-3.2-3b", "method": "lora"}
+    stream, sizes = stream_of(sharding="zero3", loss=loss, **flags)
+    (begin, end) = (next(b for b, phase in stream.phases if phase == each) for each in PHASES)
+    table = 2 * 128_256 * 3_072
+    gathered = [e for e in stream.events[begin:end] if e >= 0 and sizes[e] == table]
+    freed = [~e for e in stream.events[begin:end] if e < 0]
+    whole = [slot for slot in gathered if stream.streams[slot] and slot not in freed]
+    assert len(whole) == n_whole
