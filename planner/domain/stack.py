@@ -102,6 +102,7 @@ class Stack:
     trainable_fp32: bool
     """The trained weights of a full fine-tune are upcast to fp32."""
     widens_ends: bool
+    widens_copies: bool
     """A full fine-tune keeps token table, head and norms in fp32 beside 16-bit matrices, but under
     engines.
     """
