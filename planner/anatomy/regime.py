@@ -21,12 +21,14 @@ class Regime:
 
     ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token
     table and head; ``copied``: trained copies of modules (``modules_to_save``); ``token_table``: the table
-    that tokens are looked up in, a copy or not.  ``norm_weight``: weights of norms.  ``compute``:
-    matrix products.  ``residual``: the stream between blocks.  ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices
-    of a block return.  ``trained``: the trained tensors on the GPU; ``gradient``: their gradients (16-bit
-    under DeepSpeed's 16-bit engine, whatever the tensors are); ``master``: separate fp32 masters (0: none);
-    ``state``: each element of an unquantised optimizer state.  ``adapter``: adapters as they are kept;
-    ``adapter_seen``: as their layers see them, which FSDP gathers in the compute dtype.
+    that tokens are looked up in, a copy or not.  ``norm_weight``: weights of norms.  ``compute``: matrix
+    products.  ``residual``: the stream between blocks.  ``norm_out``: what norms hand to matrices.
+    ``linear_out``: what the base matrices of a block return.  ``trained``: the trained tensors on the GPU;
+    ``gradient``: their gradients (16-bit under DeepSpeed's 16-bit engine, whatever the tensors are);
+    ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
+    ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in
+    the compute dtype (torch 2.13 distributed/fsdp MixedPrecisionPolicy ``param_dtype``, set by accelerate
+    1.15).
     """
 
     engine: Engine
@@ -94,9 +96,7 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
     # FSDP gathers weights in the compute dtype: inside blocks all is 16-bit although shards are fp32.
     gathers = engine == "fsdp" and numerics.mixed
     trained = _trained_bytes(recipe, base, casts=quantized or stack.zero3_casts_adapters)
-    # DeepSpeed's engine casts them back, and under ZeRO-3 they are left as they are.
-    widens = stack.widens_copies and stack.trainable_fp32 and engine != "deepspeed"
-    copied = trained if widens else outside
+    copied = trained if _widens_copies(stack, engine) else outside
     token_table = copied if copies_table else outside
     seen_outside, seen_norm = (compute, compute) if gathers else (token_table, norm_weight)
     if autocast and outside == compute == 2 and numerics.load_dtype != numerics.compute_dtype:
@@ -126,10 +126,16 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, co
         master=4 if engine == "deepspeed" and trained < 4 else 0,
         state=4 if engine == "deepspeed" else trained,
         adapter=trained if is_lora else 0,
-        # Source: torch 2.13 distributed/fsdp MixedPrecisionPolicy (``param_dtype``), which accelerate 1.15
-        # sets to the compute dtype.
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
     )
+
+
+def _widens_copies(stack: Stack, engine: Engine) -> bool:
+    """Whether trained copies of modules become as wide as adapters.
+
+    DeepSpeed's engine casts them back, and under ZeRO-3 they are left as they are.
+    """
+    return stack.widens_copies and stack.trainable_fp32 and engine != "deepspeed"
 
 
 def _linear_out(recipe: Recipe, stack: Stack, norm_out: int) -> int:
