@@ -20,12 +20,15 @@ class Regime:
     """Bytes per element of each kind of tensor on the GPU.
 
     ``base``: frozen or trained weight matrices inside blocks that are not quantised.  ``outside``: token
-    table and head.  ``norm_weight``: weights of norms.  ``compute``: matrix products.  ``residual``: the
-    stream between blocks.  ``norm_out``: what norms hand to matrices.  ``linear_out``: what the base matrices
-    of a block return.  ``trained``: the trained tensors on the GPU; ``gradient``: their gradients (16-bit
-    under DeepSpeed's 16-bit engine, whatever the tensors are); ``master``: separate fp32 masters (0: none);
-    ``state``: each element of an unquantised optimizer state.  ``adapter``: adapters as they are kept;
-    ``adapter_seen``: as their layers see them, which FSDP gathers in the compute dtype.
+    table and head; ``copied``: trained copies of modules (``modules_to_save``); ``token_table``: the table
+    that tokens are looked up in, a copy or not.  ``norm_weight``: weights of norms.  ``compute``: matrix
+    products.  ``residual``: the stream between blocks.  ``norm_out``: what norms hand to matrices.
+    ``linear_out``: what the base matrices of a block return.  ``trained``: the trained tensors on the GPU;
+    ``gradient``: their gradients (16-bit under DeepSpeed's 16-bit engine, whatever the tensors are);
+    ``master``: separate fp32 masters (0: none); ``state``: each element of an unquantised optimizer state.
+    ``adapter``: adapters as they are kept; ``adapter_seen``: as their layers see them, which FSDP gathers in
+    the compute dtype (torch 2.13 distributed/fsdp MixedPrecisionPolicy ``param_dtype``, set by accelerate
+    1.15).
     """
 
     engine: Engine
@@ -33,6 +36,8 @@ class Regime:
     quantized: bool
     base: int
     outside: int
+    copied: int
+    token_table: int
     norm_weight: int
     compute: int
     residual: int
@@ -62,7 +67,8 @@ def regime_of(scenario: Scenario) -> Regime:
     # In some models the quantiser finds no matrix to quantise.
     packs = recipe.numerics.quantization != "none" and has_quantizable(model, stack.skips_experts)
     norms = [norm.kind for norm in model.groups[0].block.norms if norm.on == "hidden"]
-    regime = _regime(recipe, stack, packs, (*norms, "rms")[0])
+    saved = recipe.adapter is not None and model.token_embedding.name in recipe.adapter.saved_names
+    regime = _regime(recipe, stack, packs, (*norms, "rms")[0], copies_table=saved)
     # Autocast runs a layer norm in fp32, so one over the embeddings starts an fp32 stream.
     widens = model.embedding_norm and regime.autocast
     return replace(regime, residual=4) if widens and regime.residual < 4 else regime
@@ -78,10 +84,10 @@ def frozen_regime(regime: Regime, recipe: Recipe) -> Regime:
     load = DTYPE_BYTES[recipe.numerics.load_dtype]
     if regime.outside > regime.base:
         return replace(regime, base=load)
-    return replace(regime, base=load, outside=load, norm_weight=load)
+    return replace(regime, base=load, outside=load, token_table=load, norm_weight=load)
 
 
-def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str) -> Regime:
+def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str, *, copies_table: bool) -> Regime:
     engine, numerics = recipe.sharding.engine, recipe.numerics
     compute = DTYPE_BYTES[numerics.compute_dtype]
     # DeepSpeed's 16-bit engine and FSDP's mixed precision cast the module itself, without autocast.
@@ -89,7 +95,10 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str) -> Re
     base, outside, norm_weight = _weight_bytes(recipe, stack)
     # FSDP gathers weights in the compute dtype: inside blocks all is 16-bit although shards are fp32.
     gathers = engine == "fsdp" and numerics.mixed
-    seen_outside, seen_norm = (compute, compute) if gathers else (outside, norm_weight)
+    trained = _trained_bytes(recipe, base, casts=quantized or stack.zero3_casts_adapters)
+    copied = trained if _widens_copies(stack, engine) else outside
+    token_table = copied if copies_table else outside
+    seen_outside, seen_norm = (compute, compute) if gathers else (token_table, norm_weight)
     if autocast and outside == compute == 2 and numerics.load_dtype != numerics.compute_dtype:
         # Adding a product to the stream makes that fp32: fp16 and bf16 have no common 16-bit type.
         seen_outside = 4
@@ -98,7 +107,6 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str) -> Re
     linear_out = _linear_out(recipe, stack, norm_out) if quantized else plain_out
     # The stream starts in the table's dtype and is widened by the first addition of a wider block output.
     residual = max(seen_outside, linear_out) if quantized else seen_outside
-    trained = _trained_bytes(recipe, base, casts=quantized or stack.zero3_casts_adapters)
     is_lora = recipe.method == "lora"
     return Regime(
         engine=engine,
@@ -106,6 +114,8 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str) -> Re
         quantized=quantized,
         base=base,
         outside=outside,
+        copied=copied,
+        token_table=token_table,
         norm_weight=norm_weight,
         compute=compute if quantized else plain_out,
         residual=residual,
@@ -116,10 +126,16 @@ def _regime(recipe: Recipe, stack: Stack, quantized: bool, norm_kind: str) -> Re
         master=4 if engine == "deepspeed" and trained < 4 else 0,
         state=4 if engine == "deepspeed" else trained,
         adapter=trained if is_lora else 0,
-        # Source: torch 2.13 distributed/fsdp MixedPrecisionPolicy (``param_dtype``), which accelerate 1.15
-        # sets to the compute dtype.
         adapter_seen=(compute if gathers else trained) if is_lora else 0,
     )
+
+
+def _widens_copies(stack: Stack, engine: Engine) -> bool:
+    """Whether trained copies of modules become as wide as adapters.
+
+    DeepSpeed's engine casts them back, and under ZeRO-3 they are left as they are.
+    """
+    return stack.widens_copies and stack.trainable_fp32 and engine != "deepspeed"
 
 
 def _linear_out(recipe: Recipe, stack: Stack, norm_out: int) -> int:

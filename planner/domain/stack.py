@@ -103,6 +103,8 @@ class Stack:
     """The trained weights of a full fine-tune are upcast to fp32."""
     widens_ends: bool
     """A full fine-tune without engines keeps token table, head and norms in fp32 beside 16-bit matrices."""
+    widens_copies: bool
+    """Copies of ``modules_to_save`` are upcast to fp32, too."""
     engine_halves_kbit: bool
     """DeepSpeed's 16-bit engine turns the upcast tensors of a k-bit model back to 16 bits."""
 

@@ -175,7 +175,8 @@ def engine_dtypes(job: Job, weights: Iterable[Weight]) -> dict[int, Dtype]:
 
 
 def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> list[Weight]:
-    """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals.
+    """LoRA matrices in the recipe's dtype, and copies of saved modules in the dtype of their originals,
+    until a stack widens them.
 
     OFT's rotations have the places above the diagonal in two buffers.
     Source: peft 0.21 tuners/lora/layer.py update_layer, tuners/oft/layer.py OFTRotationModule, utils/other.py
@@ -193,6 +194,8 @@ def add_adapters(stream: RequestStream, job: Job, weights: Iterable[Weight]) -> 
             for part in ("rows", "cols"):
                 index_bytes = each.shape[1][1] * ELEMENT_BYTES["int64"]
                 stream.allocate(Unit.ONE, index_bytes, "adapters", ("adapters", each.name, part))
+    if job.regime.copied > job.regime.outside:
+        replace(stream, made, {id(each): "fp32" for each in made})
     return made
 
 

@@ -129,7 +129,7 @@ def _parameters(described: _Described) -> tuple[Parameters, ...]:
     for each in (*base, *adapters):
         # Trained copies of modules have the names of these.
         copied = each.adapter and each.name in known
-        width: float = regime.outside if each.outside or copied else regime.base
+        width: float = regime.copied if copied else regime.outside if each.outside else regime.base
         if each.packed:
             width = packed
         elif each.kind == "norm":
@@ -252,7 +252,7 @@ def adapter_weights(job: Job) -> list[Weight]:
     model, adapter = job.model, job.recipe.adapter
     if adapter is None:
         return []
-    saved = frozenset(name.rpartition(".")[2] for name in adapter.modules_to_save)
+    saved = adapter.saved_names
     made = [*_tables(model.token_embedding)] if model.token_embedding.name in saved else []
     for linear, name in _named_linears(model):
         if linear.name in saved:

@@ -35,7 +35,7 @@ from planner.program.pipeline import run_pipeline
 from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
-from planner.program.view import LayerView, layer_view
+from planner.program.view import LayerView, head_view, layer_view
 from planner.program.vision.seeing import Before, Given, Manner, seeing_parts, take_pixels
 from planner.program.vision.tower import of_patches
 
@@ -173,6 +173,7 @@ def parts_of(job: Job, gradients: Gradients = "first", role: Role = "policy") ->
         layer_view(job, job.model.groups[0].block, trained=end in trained.ends)
         for end in ("norm", "embed", "head")
     ]
+    around[2] = head_view(job, around[2])
     needs_entry = makes_input_require_gradient(job.recipe, job.stack)
     ends = EndsView(job.model, around[0], around[1], around[2], _kinds(layers), needs_entry)
     mode = Mode(gradients, role)

@@ -52,7 +52,7 @@ def dtypes_of(regime: Regime, recipe: Recipe) -> Dtypes:
     return Dtypes(
         compute,
         named(regime.base),
-        named(regime.outside),
+        named(regime.token_table),
         named(regime.norm_weight),
         adapter,
         regime.autocast,
@@ -156,6 +156,16 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         dtypes(trained="embed" in parts_of(job.model, job.recipe).ends).table,
         mlp_only,
     )
+
+
+def head_view(job: Job, view: LayerView) -> LayerView:
+    """``view`` with the dtype of the head, which adapters may train a copy of."""
+    adapter, regime = job.recipe.adapter, job.regime
+    if adapter is None:
+        return view
+    saved = job.model.head.name in adapter.saved_names
+    seen = replace(regime, token_table=regime.copied if saved else regime.outside)
+    return replace(view, dtypes=replace(view.dtypes, table=dtypes_of(seen, job.recipe).table))
 
 
 def tower_view(job: Job, block: BlockSpec, *, trained: bool) -> LayerView:

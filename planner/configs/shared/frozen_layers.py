@@ -13,7 +13,8 @@ from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.keys import Keys
 from planner.errors import show
 
-_ENDS = {"embed_tokens": "embed", "norm": "norm", "lm_head": "head"}
+# LLaMA-Factory looks for a module's name anywhere in a parameter's: norm trains the norms of all layers, too.
+_ENDS = {"embed_tokens": "embed", "lm_head": "head"}
 # llamafactory 0.9.5 hparams/finetuning_args.py: freeze_trainable_layers.
 _DEFAULT_LAYERS = 2
 _OF_END = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}

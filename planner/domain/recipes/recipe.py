@@ -115,6 +115,11 @@ class Adapter:
     dora: bool
     oft_block_size: int = 0
 
+    @property
+    def saved_names(self) -> frozenset[str]:
+        """Last parts of the names in ``modules_to_save``."""
+        return frozenset(name.rpartition(".")[2] for name in self.modules_to_save)
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:

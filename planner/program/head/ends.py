@@ -54,8 +54,8 @@ class EndsView:
 
     def trains(self, part: LayerView, name: str) -> bool:
         """Whether this table or head is trained: itself, or as a copy in ``modules_to_save``."""
-        saved = part.recipe.adapter.modules_to_save if part.recipe.adapter else ()
-        return part.trains_base or any(each.rpartition(".")[2] == name for each in saved)
+        adapter = part.recipe.adapter
+        return part.trains_base or (adapter is not None and name in adapter.saved_names)
 
     @property
     def tied(self) -> bool:

@@ -176,18 +176,22 @@ def _zeros_like(torch: Operators, weight: Tensor) -> Tensor | None:
     return torch.new(weight.unit, weight.count, weight.dtype, "zeros_like")
 
 
-def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor:
+def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Tensor) -> Tensor | None:
     """Where autocast casts the operands: logits of their own, and the weight's copy for each of two products.
 
-    Its cache does not know the weight in the first one, which is transposed.
+    Its cache does not know the weight in the first one, which is transposed: from the second piece on a copy
+    of it is made beside the cached one.  Ignored: the time of the copies of these pieces.
     """
     compute = view.dtypes.compute
-    with torch.counted_as("weight_casts"):
-        _transposed = torch.new(weight.unit, weight.count, compute, "to", "autocast_copies", cost=[weight])
-    _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "mm", cost=None)
-    del _transposed
-    _copy = weight_copy(torch, view, weight)
-    return torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
+    _product: Tensor | None = None
+    for cost in ([weight], None):
+        with torch.counted_as("weight_casts"):
+            _transposed = torch.new(weight.unit, weight.count, compute, "to", "autocast_copies", cost=cost)
+        _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "mm", cost=None)
+        del _transposed
+        _copy = weight_copy(torch, view, weight)
+        _product = torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
+    return _product
 
 
 def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor) -> None:

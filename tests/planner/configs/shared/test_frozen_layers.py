@@ -82,6 +82,7 @@ def test_axolotl_leaves_unfrozen(patterns: list[str], layers: tuple[str, ...], t
     [
         (FACTORY + "freeze_trainable_modules: mlp\n", "some modules"),
         (FACTORY + "freeze_extra_modules: visual\n", "visual"),
+        (FACTORY + "freeze_extra_modules: embed_tokens,norm\n", "'norm' is not modelled"),
         (AXOLOTL + "unfrozen_parameters: ['model.layers.2[0-9]+.self_attn']\n", "whole layers"),
         (
             AXOLOTL

@@ -68,6 +68,23 @@ def test_a_trained_head_under_liger_has_its_gradient_in_the_forward_pass() -> No
     assert ~made[0] not in head.stages["backward"]
 
 
+def test_liger_casts_a_weight_in_fp32_for_each_piece_beside_the_copy_that_autocast_keeps() -> None:
+    """The second piece finds the copy that the first one left, and makes a transposed one of its own.
+
+    LLaMA-Factory's own run of Llama 3.2 1B (``stage: pt``, full, ``enable_liger_kernel``, 4 x 1,024 tokens)
+    has both at its allocated peak: 22.82 GiB.
+    """
+    wide = {"method": "full", "precision": "bf16-mixed", "load_dtype": "fp32"}
+    head = parts_of(job(**wide, gradient_checkpointing=True, loss="liger"))[-1].template
+    alive = most = 0
+    for event in head.stages["forward"]:
+        slot = event if event >= 0 else ~event
+        if slot < len(head.units) and head.unit_bytes[slot] == VOCABULARY * HIDDEN * 2:
+            alive += 1 if event >= 0 else -1
+            most = max(most, alive)
+    assert most == 2
+
+
 def test_torchtune_has_the_logits_of_all_eighths_and_an_fp32_copy_of_one() -> None:
     """Two bytes, four of the log-softmax, and an eighth of four; in backward the logits have gone."""
     assert peak(lora(stack="torchtune")) == TOKENS * VOCABULARY * 13 // 2
