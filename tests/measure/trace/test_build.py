@@ -55,9 +55,7 @@ def test_kernels_that_nothing_stands_in_for_are_refused(attention: str) -> None:
     """The sentence names those that can be traced."""
     case = resolve(from_flags({"model": "qwen2.5-0.5b", "method": "lora", "seq": 32, "gpu": "4090"}))
     case = replace(case, recipe=replace(case.recipe, attention=attention))  # type: ignore[arg-type]
-    with pytest.raises(
-        NotModelledError, match=f"'{attention}' cannot be traced: --attention"
-    ):
+    with pytest.raises(NotModelledError, match=f"'{attention}' cannot be traced: --attention"):
         make_config(case)
 
 
