@@ -80,7 +80,7 @@ def test_no_mask_of_rows_means_none(mask: Tensor | None) -> None:
 
 def test_a_longer_mask_is_cut_to_the_tokens_at_hand() -> None:
     """The last ones count."""
-    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1]])
     with recurrent_mask(padded=True):
         asked = modeling_qwen3_5.create_recurrent_attention_mask
         found = asked(inputs_embeds=torch.ones(1, 3, 8), attention_mask=mask)
