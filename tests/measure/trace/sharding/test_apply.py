@@ -75,7 +75,7 @@ def test_a_gradient_without_memory_of_its_own_is_refused() -> None:
 
 
 def test_the_rank_that_holds_more_is_traced() -> None:
-    """34 elements are padded to halves of 18: the first process has 18 of the matrix, the last 6 and the vector."""
+    """Halves are 18 elements: the first process has 18 of the matrix, the last 6 and the vector."""
     records = apply_runtime(step(), job())
     kept = [each.block.n_bytes for each in records if each.alloc and each.block.op == "grads_in_partition"]
     # The last one has all elements of both parameters in its buffer, of which it updates some.
