@@ -31,7 +31,6 @@ from measure.trace.cuda.quantized import MatMul8bit, int8_stand_in
 from measure.trace.traced_job import trace_records
 from measure.trace.tracer import Recorder
 from planner.domain.recipes.recipe import Numerics
-from planner.errors import NotModelledError
 
 ROWS, INPUTS, OUTPUTS = 64, 512, 768
 INT8 = Numerics("bf16", "bf16-mixed", "int8")
@@ -228,12 +227,3 @@ def test_inputs_stay_in_spite_of_non_reentrant_checkpointing(reentrant: bool, ke
     # as the sum with the outliers' part is.
     inputs = [block for block in alive.values() if block.n_bytes == 64 * 688 * 2]
     assert bool(inputs) is kept
-
-
-def test_inputs_of_four_dimensions_are_refused() -> None:
-    """The real layer takes outlier columns along the second dimension,
-    which is theirs only after three were made two.
-    """
-    layer = nn.Linear(16, 32)
-    with pytest.raises(NotModelledError, match="two or three dimensions"):
-        MatMul8bit.apply(torch.ones(2, 1, 4, 16), None, layer)

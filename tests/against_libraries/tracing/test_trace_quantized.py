@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from measure.trace.cuda.quantized import _stand_in
 from measure.trace.labels import to_events
 from measure.trace.traced_job import trace_records
 from planner.domain.recipes.recipe import Numerics
-from planner.errors import NotModelledError
 
 
 def _tensors(holder: Any) -> Iterator[torch.Tensor]:
@@ -93,14 +91,3 @@ def test_the_preparation_of_the_base_widens_what_is_left() -> None:
         if each.phase == "load" and each.module.endswith("lm_head")
     ]
     assert sizes == [("alloc", table * 2), ("alloc", table * 4), ("free", table * 2)]
-
-
-def test_another_quantisation_is_refused() -> None:
-    """GPTQ bases are not traced: no number, but a sentence with the way out."""
-    base = _qlora()
-    numerics = Numerics("bf16", "bf16-mixed", "gptq-int4")
-    case = replace(base, recipe=replace(base.recipe, numerics=numerics))
-    with pytest.raises(
-        NotModelledError, match=r"quantization 'gptq-int4' cannot be traced: .*use --method qlora"
-    ):
-        trace_records(case, small_config("llama", case))

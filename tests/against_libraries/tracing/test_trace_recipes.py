@@ -1,8 +1,7 @@
-"""Recipes beyond the plain ones, traced: which program they run, and what is refused with a sentence."""
+"""Recipes beyond the plain ones, traced: which program they run."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ import_or_skip("peft")
 from scenarios import Setup
 from tiny_traces import built, fake_trace, real_trace, small_scenario
 
-from measure.trace.traced_job import refuse_what_is_not_traced
 from planner.domain.recipes.recipe import Numerics
-from planner.errors import NotModelledError
 
 SCALED = Setup(rank=4, numerics=Numerics("fp32", "fp16-mixed"), optimizer="adamw_torch")
 
@@ -32,14 +29,6 @@ def test_fp16_training_scales_the_loss_and_unscales_in_place() -> None:
     # A real run reads whether anything overflowed: no bytes, but one number on the way.
     theirs = [(each.alloc, each.block.n_bytes) for each in real.records if each.alloc]
     assert [size for _, size in ours if size > 64] == [size for _, size in theirs if size > 64]
-
-
-@pytest.mark.parametrize("rank", [0, 4])
-def test_fp16_gradients_are_refused_as_torch_refuses_them(rank: int) -> None:
-    """torch does not unscale fp16 gradients; the sentence says which dtype to take instead."""
-    setup = replace(SCALED, rank=rank, numerics=Numerics("fp16", "fp16-mixed"), adapter_dtype="fp16")
-    with pytest.raises(NotModelledError, match="adapter-dtype fp32" if rank else "load-dtype fp32"):
-        refuse_what_is_not_traced(small_scenario("llama", setup))
 
 
 @pytest.mark.parametrize(

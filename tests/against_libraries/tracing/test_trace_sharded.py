@@ -23,16 +23,13 @@ from tiny_traces import small_config, small_scenario
 
 from measure.trace.labels import to_events
 from measure.trace.sharding.zero3_linear import _linear
-from measure.trace.traced_job import TraceOptions, refuse_what_is_not_traced, sharded_records
+from measure.trace.traced_job import TraceOptions, sharded_records
 from planner.allocator.documents.summary import summarize
 from planner.allocator.events import AllocEvent, allocated_timeline
 from planner.allocator.replay import replay
 from planner.catalog.stacks import load_stack
 from planner.domain.recipes.recipe import Batch
 from planner.domain.scenario import Scenario
-from planner.errors import NotModelledError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
 
 LAYERS = 6
 # A model that the engine finds whole is not what the Trainer makes under stage 3, so it is not traced.
@@ -262,29 +259,3 @@ def test_every_block_is_freed_at_most_once_and_lives_before() -> None:
     batch = Batch(1, 4, 32, "packed", 32)
     case = replace(case, recipe=replace(case.recipe, batch=batch))
     assert replay(events_of(case)).outcome != "out_of_memory"
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (
-            {"method": "lora", "sharding": "fsdp1"},
-            "sharding 'fsdp1' cannot be traced yet; use --sharding fsdp",
-        ),
-        (
-            {"method": "qlora", "sharding": "zero3"},
-            "stored as bytes under zero3, .* use --quant-storage bf16",
-        ),
-        (
-            {"method": "qlora", "sharding": "fsdp", "quant_storage": "fp32"},
-            "stored as fp32 under fsdp, which would cast them to bf16, .* use --quant-storage bf16",
-        ),
-    ],
-)
-def test_what_is_not_traced_is_refused_with_a_way_out(flags: dict[str, str], words: str) -> None:
-    """FSDP1 and k-bit bases that cannot be divided end with a sentence that names another setting,
-    not with wrong numbers.
-    """
-    common = {"model": "qwen2.5-0.5b", "gpu": "a100-80gb", "gpus": "2", "seq": "64"}
-    with pytest.raises(NotModelledError, match=words):
-        refuse_what_is_not_traced(resolve(from_flags({**common, **flags}), force=True))

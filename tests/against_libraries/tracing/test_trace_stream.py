@@ -4,19 +4,15 @@ in the same order.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 
 from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-import torch
 from live_bytes import counting
 from scenarios import Setup
 from tiny_traces import CONFIGS, built, fake_trace, peaks, real_trace, small_scenario
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.build import materialize
 from measure.trace.record import Trace
@@ -79,40 +75,6 @@ def test_optimizers_run_the_program_of_the_cpu(optimizer: Optimizer, rank: int) 
     assert operators_of(fake) == operators_of(real)
     assert bytes_in_order(fake) == bytes_in_order(real)
     assert peaks(fake) == peaks(real)
-
-
-def _program_with_shared_gradients() -> torch.Tensor:
-    """A residual stream, and a table that is used twice: as a table and as the head."""
-    table = torch.nn.Parameter(torch.ones(16, 4))
-    hidden = torch.nn.functional.embedding(torch.tensor([1, 2, 3]), table)
-    hidden = hidden + torch.relu(hidden * 3.0)
-    hidden = hidden + torch.sigmoid(hidden * 2.0)
-    return torch.nn.functional.linear(hidden, table).sum()
-
-
-@pytest.mark.parametrize("fake", [True, False])
-def test_gradients_are_summed_in_place_where_autograd_does_so_unwatched(fake: bool) -> None:
-    """A dispatch mode makes autograd sum out of place; the recorder undoes that,
-    also where the first gradient is a view.
-    """
-    from torch.profiler import ProfilerActivity, profile
-
-    loss = _program_with_shared_gradients()
-    with profile(activities=[ProfilerActivity.CPU]) as unwatched:
-        loss.backward()
-    wanted = [
-        each.name.removeprefix("aten::")
-        for each in unwatched.events()
-        if each.name in ("aten::add", "aten::add_")
-    ]
-    recorder = Recorder(keep_operators=True)
-    with FakeTensorMode() if fake else nullcontext():
-        loss = _program_with_shared_gradients()
-        with recorder:
-            recorder.enter_stage("backward")
-            loss.backward()
-    operators = (name.partition(" ")[0].split(".")[1] for name in recorder.trace.operators)
-    assert [name for name in operators if name in ("add", "add_")] == wanted == ["add_", "add_", "add"]
 
 
 def test_copies_of_a_frozen_base_in_another_dtype_are_kept_for_backward() -> None:

@@ -12,19 +12,16 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-from scenarios import GROUPED, SIZES
 from torch import nn
 
 from measure.cli.main import main
-from measure.trace import foreign, layers
-from measure.trace.build import configuration_of
+from measure.trace import foreign
 from measure.trace.foreign import described_by_modules
 from planner.catalog.hf_config import model_from_config
 from planner.cli.main import main as plan
 from planner.domain.model import ModelSpec
 from planner.errors import ExitCode, InputFileError, NotModelledError, UnknownArchitectureError
-from planner.intake.given.request import from_flags
-from planner.intake.resolve import resolve
+from tests.against_libraries.scenarios import GROUPED, SIZES
 
 TINY: dict[str, Any] = {"model_type": "nemotron", **SIZES, **GROUPED, "num_hidden_layers": 8}
 
@@ -66,6 +63,7 @@ def test_modules_describe_a_model_as_its_formulas_do(kind: str) -> None:
     assert len({(each.n_heads, each.n_kv_heads, each.head_dim) for each in heads}) == 1
 
 
+@pytest.mark.real
 def test_an_architecture_without_formulas_is_traced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +88,7 @@ def test_an_architecture_without_formulas_is_traced(
     assert "--trace" in capsys.readouterr().err
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("fields", "code", "says"),
     [
@@ -164,29 +163,6 @@ def test_targets_are_checked_against_the_modules(tmp_path: Path, capsys: pytest.
     """LoRA targets that name no matrix of these modules are refused, as for any model."""
     assert _traced(tmp_path, TINY, "--lora-targets", "nosuch_proj") == ExitCode.USAGE
     assert "nosuch_proj" in capsys.readouterr().err
-
-
-def test_layers_that_another_depth_would_order_otherwise_are_not_cut(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A prefix of the layers stands for all only if fewer layers make the same first ones;
-    else every layer is traced.
-    """
-    case = resolve(
-        from_flags({"model": _written(tmp_path, TINY), "method": "lora", "seq": 32, "gpu": "4090"}),
-        reader=lambda fields, _: _described(dict(fields)),
-    )
-    config = configuration_of(TINY)
-    assert layers.layer_pattern(case, config).periods == TINY["num_hidden_layers"]
-    shorten = layers.shortened
-
-    def otherwise(config: Any, n_layers: int) -> Any:
-        short = shorten(config, n_layers)
-        short.intermediate_size *= 2
-        return short
-
-    monkeypatch.setattr(layers, "shortened", otherwise)
-    assert layers.layer_pattern(case, config).periods == 0
 
 
 def test_the_error_that_the_catalog_raises_is_the_one_that_is_caught() -> None:
