@@ -276,9 +276,11 @@ class Recipe:
 
     @property
     def without_sizes(self) -> Recipe:
-        """The same with sizes that say nothing, so that recipes which differ in sizes alone are equal."""
+        """The same with sizes that say nothing, so that recipes which differ in sizes alone are equal;
+        how rows are filled is no size.
+        """
         adapter = replace(self.adapter, rank=1) if self.adapter else None
-        return replace(self, batch=Batch(1, 1, 1, "packed", 1), adapter=adapter)
+        return replace(self, batch=Batch(1, 1, 1, self.batch.padding, 1), adapter=adapter)
 
     def shards(self, hardware: Hardware) -> Number:
         """Over how many GPUs one copy of what is divided lies;

@@ -128,6 +128,18 @@ def test_axolotls_kernel_is_turned_off_by_a_key(tmp_path: Path, key: str, *, mas
     assert not scenario.stack.joins_rows(scenario.recipe)
 
 
+@pytest.mark.parametrize(("key", "masked"), [("", True), ("sdp_attention: true\n", False)])
+def test_axolotls_kernel_waits_for_the_name_of_attention(tmp_path: Path, key: str, *, masked: bool) -> None:
+    """Without one torch's fused attention gets the mask of the batch, which hides the padding behind a pack:
+    a run of Axolotl 0.19 with Qwen2.5 0.5B and 2 rows of 2 x 500 of 1,024 tokens allocates 6.34 GiB.
+    """
+    path = tmp_path / "axolotl.yaml"
+    path.write_text(AXOLOTL + "micro_batch_size: 4\n" + key, encoding="utf-8")
+    scenario = resolve(read_request({"gpu": "a100-80-sxm"}, str(path))[0])
+    assert scenario.recipe.attention == "sdpa"
+    assert scenario.stack.masks_samples(scenario.recipe) is masked
+
+
 @pytest.mark.parametrize(
     ("attention", "padding", "masked"),
     [("sdpa", "packed", True), ("eager", "packed", True), ("flash_attention_2", "longest", False)],

@@ -25,6 +25,7 @@ from planner.configs.tools.axolotl.axolotl_parallel import read_parallel
 from planner.configs.tools.axolotl.axolotl_parts import (
     is_llama,
     knows_ends,
+    names_attention,
     read_attention_keys,
     read_attention_of_2023,
     read_evaluation,
@@ -368,6 +369,10 @@ def _read_padding(keys: Keys, reading: Reading, *, old: bool) -> None:
         if old and keys.get("pretraining_dataset"):
             # Streams of pre-training have another collator.
             reading.switch("packed_mask", "none", keys.where("sample_packing"))
+        elif not old and not names_attention(keys):
+            # axolotl 0.19.0 core/builders/causal.py and loaders/patch_manager.py _apply_sdpa_varlen_patch:
+            # both ask for the name.  Without it the batch has a mask, which hides the padding behind a pack.
+            reading.switch("packed_mask", "rows", keys.where("sample_packing"))
         elif not old and keys.flag("sdpa_varlen") is False:
             reading.switch("packed_mask", "rows", keys.where("sdpa_varlen"))
     elif keys.flag("pretraining_sample_concatenation") and keys.get("pretraining_dataset"):

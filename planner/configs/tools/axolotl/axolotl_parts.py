@@ -165,6 +165,11 @@ def read_attention_keys(keys: Keys, reading: Reading, *, old: bool) -> None:
     _say_xformers(reading, keys.where(name))
 
 
+def names_attention(keys: Keys) -> bool:
+    """Whether a file names a kernel; Axolotl itself has no default."""
+    return keys.has("attn_implementation") or any(keys.flag(name) for name in _OLD_ATTENTION)
+
+
 def read_attention_of_2023(keys: Keys, reading: Reading) -> None:
     """Transformers 4.35 (requirements.txt of 2023-11) has no ``sdpa``: attention is eager,
     but for Falcon's without ALiBi, which calls torch's own.

@@ -15,6 +15,7 @@ from planner.domain.recipes.recipe import (
     Numerics,
     Offload,
     Packing,
+    Padding,
     Precision,
     Quantization,
     Recipe,
@@ -236,13 +237,16 @@ def test_log_probabilities_are_asked_before_where_weights_changed_since(recipe: 
 
 
 def test_recipes_that_differ_in_sizes_alone_are_equal_without_them() -> None:
-    """Batch, length and rank; dropout is no size."""
+    """Batch, length and rank; dropout is no size, nor is the way in which rows are filled."""
     adapter = Adapter(8, ("all-linear",), 0.0, (), "fp32", dora=False)
     small = replace(PLAIN, adapter=adapter)
-    large = replace(small, adapter=replace(adapter, rank=64), batch=Batch(9, 9, 9, "longest", 9))
+    large = replace(small, adapter=replace(adapter, rank=64), batch=Batch(9, 9, 9, small.batch.padding, 9))
     assert small.without_sizes == large.without_sizes
     dropping = replace(small, adapter=replace(adapter, dropout=0.1))
     assert small.without_sizes != dropping.without_sizes
+    padding: Padding = "longest" if small.batch.padding == "packed" else "packed"
+    padded = replace(small, batch=replace(small.batch, padding=padding))
+    assert small.without_sizes != padded.without_sizes
 
 
 @pytest.mark.parametrize(

@@ -140,11 +140,14 @@ def test_axolotl_of_2023_left_the_stored_dtype_to_bitsandbytes(
         ("local_rank:\n", True),
         ("local_rank:\nflash_attention: true\n", False),
         ("local_rank:\npretraining_dataset: [a]\n", False),
-        ("", False),
+        ("sdp_attention: true\n", False),
+        ("", True),
     ],
 )
 def test_a_pack_has_a_mask_where_samples_are_told_apart(tmp_path: Path, text: str, masked: bool) -> None:
-    """Up to 0.8 torch's fused attention gets it, as that of padding; 0.19 has a kernel for it."""
+    """Up to 0.8 torch's fused attention gets it, as that of padding; 0.19 has a kernel for it,
+    if the file names sdpa.
+    """
     config = read(tmp_path, LORA + "sample_packing: true\n" + text)
     scenario = resolve(with_flags(config, from_flags({"gpu": "a100-80-sxm"})))
     assert (scenario.recipe.attention == "sdpa") is ("flash" not in text)
