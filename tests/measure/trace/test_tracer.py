@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -162,3 +163,30 @@ def test_gradients_are_summed_in_place_where_autograd_does_so_unwatched(fake: bo
             loss.backward()
     operators = (name.partition(" ")[0].split(".")[1] for name in recorder.trace.operators)
     assert [name for name in operators if name in ("add", "add_")] == wanted == ["add_", "add_", "add"]
+
+
+class _Summed(torch.autograd.Function):
+    """Whose backward adds two tensors that nothing else holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Twice ``x``."""
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """A sum of temporaries, as BLOOM's activation has."""
+        return gradient * 1.0 + gradient * 1.0
+
+
+def test_a_sum_of_a_functions_own_backward_is_none_of_autograds() -> None:
+    """It makes a tensor; the sum of both gradients of ``x`` behind it is in place."""
+    recorder = Recorder(keep_operators=True)
+    x = torch.ones(4, requires_grad=True)
+    stream = x * 3.0
+    loss = (_Summed.apply(stream) + torch.relu(stream)).sum()
+    with recorder:
+        recorder.enter_stage("backward")
+        loss.backward()
+    operators = [name.partition(" ")[0].split(".")[1] for name in recorder.trace.operators]
+    assert sorted(name for name in operators if name in ("add", "add_")) == ["add", "add_"]

@@ -31,6 +31,25 @@ _OLD_KEYS = (
     *_KEYS_OF_2023,
     "flash_attn_fuse_qkv",
 )
+# Keys of 0.19.0 (utils/schemas) that 0.8.1 does not have: what an older file left behind is no news beside one.
+_NEW_KEYS = (
+    "activation_offloading",
+    "attn_implementation",
+    "chunked_cross_entropy",
+    "context_parallel_size",
+    "dp_replicate_size",
+    "dp_shard_size",
+    "eot_tokens",
+    "experts_implementation",
+    "fsdp_version",
+    "layer_offloading",
+    "lora_target_parameters",
+    "peft_autocast_adapter_dtype",
+    "qat",
+    "quantize_moe_experts",
+    "selective_checkpointing",
+    "tiled_mlp",
+)
 # Older names of the Trainer's (axolotl 0.8.0 core/trainers/base.py);
 # in 4 bits with a scale for 128 elements in place of 256.
 _TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4bit"}
@@ -38,6 +57,8 @@ _TORCHAO = {"ao_adamw_8bit": "adamw_torch_8bit", "ao_adamw_4bit": "adamw_torch_4
 
 def read_age(keys: Keys, reading: Reading) -> tuple[bool, bool]:
     """Whether a file is of 0.8 or before, and whether it is of 2023; its stack is entered then."""
+    if any(keys.has(name) for name in _NEW_KEYS):
+        return False, False
     old = next((name for name in _OLD_KEYS if keys.holds(name)), None)
     if old is None and keys.get("optimizer") == "adamw_hf":  # Transformers dropped it in 4.50.
         old = "optimizer"
@@ -60,6 +81,6 @@ def read_optimizer(keys: Keys, reading: Reading, *, old: bool) -> None:
     """
     if keys.text("optimizer") is not None:
         say_optimizer(keys, "optimizer", {**OPTIMIZERS, **_TORCHAO}, reading)
-    elif old and not keys.has("fsdp_version"):  # a key since 0.9
+    elif old:
         place = "axolotl 501b4d137 (2023-11) to 0.7.0 core/trainer_builder.py"
         reading.default("optimizer", "adamw_hf", f"{place}; 0.8.0 takes adamw_torch_fused, which needs less")

@@ -45,6 +45,8 @@ def read(folder: Path, text: str) -> ConfigFile:
         ("flash_attention: true\nsdp_attention: true\n", {"attention": "flash2"}),
         # Keys that only files up to 0.8 have, mostly empty.
         ("local_rank:\n", {"stack": "axolotl@0.8", "attention": None}),
+        # A key that 0.8 does not have.
+        ("local_rank:\neot_tokens: [x]\n", {"stack": "axolotl"}),
         ("xformers_attention:\nflash_attention: true\n", {"stack": "axolotl@0.8", "attention": "flash2"}),
         ("is_llama_derived_model: true\n", {"stack": "axolotl@0.3", "attention": "eager"}),
         (
