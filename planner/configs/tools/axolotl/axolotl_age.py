@@ -31,7 +31,7 @@ _OLD_KEYS = (
     *_KEYS_OF_2023,
     "flash_attn_fuse_qkv",
 )
-# Keys of 0.19.0 (utils/schemas) that 0.8.1 does not have: what an older file left behind is no news beside one.
+# Keys of 0.19.0 (utils/schemas) that 0.8.1 does not have: beside one, an older key is a leftover.
 _NEW_KEYS = (
     "activation_offloading",
     "attn_implementation",
