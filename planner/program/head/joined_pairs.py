@@ -24,10 +24,10 @@ def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: 
     held = [logits.pop().alias(), wide.alias()] if role == "policy" else []
     logits.clear()
     if role == "policy" and not view.single:
-        _of_metrics = torch.contiguous(torch.part(wide, wide.count))
+        _of_metrics = torch.contiguous(torch.shifted_rows(wide))
         held.append(_of_metrics.alias())
         del _of_metrics
-    part = torch.part(wide, wide.count)
+    part = torch.shifted_rows(wide)
     del wide
     out = cross_entropy(torch, view, part if view.single else torch.contiguous(part))
     del part

@@ -58,7 +58,7 @@ def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
 
 def shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """``logits[..., :-1, :].contiguous()``: a copy of several samples; a single one is contiguous already."""
-    part = torch.part(logits, logits.count)
+    part = torch.shifted_rows(logits)
     return part if view.single else torch.contiguous(part)
 
 
@@ -180,18 +180,21 @@ def _cast_pieces(torch: Operators, view: LayerView, spec: LinearSpec, weight: Te
     """Where autocast casts the operands: logits of their own, and the weight's copy for each of two products.
 
     Its cache does not know the weight in the first one, which is transposed: from the second piece on a copy
-    of it is made beside the cached one.  Ignored: the time of the copies of these pieces.
+    of it is made beside the cached one of a trained weight.  Ignored: the time of the copies of these pieces.
     """
     compute = view.dtypes.compute
-    _product: Tensor | None = None
+    product: Tensor | None = None
     for cost in ([weight], None):
+        product = None
         with torch.counted_as("weight_casts"):
             _transposed = torch.new(weight.unit, weight.count, compute, "to", "autocast_copies", cost=cost)
         _logits = torch.new(Unit.PIECE_TOKENS, spec.out_features, compute, "mm", cost=None)
         del _transposed
         _copy = weight_copy(torch, view, weight)
-        _product = torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
-    return _product
+        product = torch.new(Unit.PIECE_TOKENS, spec.in_features, compute, "mm", cost=None)
+        # Autocast keeps that of a trained weight.
+        del _copy
+    return product
 
 
 def pay_pieces(torch: Operators, view: LayerView, spec: LinearSpec, hidden: Tensor, weight: Tensor) -> None:

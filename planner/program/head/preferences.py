@@ -219,7 +219,10 @@ def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
     if view.stack.pair_logps in _WHOLE:
         parts.append(_log_softmax(torch, logits[0]))
     else:
-        parts.append(_rows(torch, torch.part(logits[0], logits[0].count)))
+        part = torch.shifted_rows(logits[0])
+        fused = view.stack.pair_logps == "fused_rows"
+        parts.append(_fused_rows(torch, view, part) if fused else _rows(torch, part))
+        del part
     out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
     torch.held = [logits.pop().alias()]
     torch.enter(FORWARD_LOSS)
@@ -230,7 +233,7 @@ def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
 def _chosen_likelihood(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """The cross-entropy of a copy of the chosen half, cut by one position; a single row needs no copy."""
     chosen = torch.part(logits, logits.count / 2)
-    part = torch.part(chosen, chosen.count)
+    part = torch.shifted_rows(chosen)
     del chosen
     return cross_entropy(torch, view, part if view.single_chosen else torch.contiguous(part))
 
@@ -239,7 +242,7 @@ def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     """The logits of the pass for the divergence are held until the other one ends;
     those of samples are copied after it.
     """
-    out = _rows(torch, torch.part(logits[0], logits[0].count))
+    out = _rows(torch, torch.shifted_rows(logits[0]))
     if role == "divergence":
         torch.outputs = [logits.pop().alias()]
         return out
@@ -296,7 +299,7 @@ def _kto_twice(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
 
 def _log_softmax(torch: Operators, logits: Tensor) -> Tensor:
     """``logits[:, :-1].log_softmax(-1)`` of all rows at once, and what is picked of it."""
-    part = torch.part(logits, logits.count)
+    part = torch.shifted_rows(logits)
     return _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
 
 
@@ -313,12 +316,12 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
     """A log-softmax for each row of 16-bit logits, which is saved;
     without gradients only two rows' are there at a time.
     """
-    unit, count, dtype = parts.unit, parts.count, parts.dtype
+    unit, count, dtype, row = parts.unit, parts.count, parts.dtype, _row_of(parts)
     picked = torch.new(Unit.TOKENS, 1, dtype, "gather")
     whole = shape_of(parts)
     if not torch.grad_enabled:
         torch.pay([whole], [whole])
-        _row, _next = (torch.new(Unit.LENGTH, count, dtype, "log_softmax", cost=None) for _ in range(2))
+        _row, _next = (torch.new(row, count, dtype, "log_softmax", cost=None) for _ in range(2))
         return picked
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -326,8 +329,7 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
         torch.pay([], [whole])
         torch.pay([whole, whole], [whole])
         _zeros, _row = (
-            torch.new(Unit.LENGTH, count, dtype, op, cost=None)
-            for op in ("scatter_add", "log_softmax_backward")
+            torch.new(row, count, dtype, op, cost=None) for op in ("scatter_add", "log_softmax_backward")
         )
         # The gradient of a row takes the place of its log-softmax, which goes.
         return [kept[0]]
@@ -335,6 +337,11 @@ def _row_log_softmaxes(torch: Operators, parts: Tensor) -> Tensor:
     scores = torch.new(unit, count, dtype, "log_softmax", cost=[whole])
     scores = record(torch, scores, [parts], [scores], backward)
     return record(torch, picked, [scores], [], lambda *_: [Tensor(None, unit, count, dtype)])
+
+
+def _row_of(rows: Tensor) -> Unit:
+    """What one row of the batch is counted in."""
+    return Unit.SHIFTED_LENGTH if rows.unit is Unit.SHIFTED_TOKENS else Unit.LENGTH
 
 
 def _unbound(torch: Operators, logits: Tensor) -> Tensor:
@@ -361,11 +368,11 @@ def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
     Source: torch 2.13 aten/src/ATen/native/ReduceOps.cpp logsumexp_out_impl;
     torch/csrc/autograd/FunctionsManual.cpp logsumexp_backward, gather_backward, unbind_backward.
     """
-    words, whole = logits.count, shape_of(logits)
+    words, whole, row = logits.count, shape_of(logits), _row_of(parts)
     # The largest, then differences that are made, and read to be summed.
     torch.pay([whole])
     torch.pay([whole, whole], [whole])
-    _less_maxima = torch.new(Unit.LENGTH, words, logits.dtype, "logsumexp", cost=None)
+    _less_maxima = torch.new(row, words, logits.dtype, "logsumexp", cost=None)
     del _less_maxima
 
     def backward(kept: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -373,9 +380,7 @@ def _logsumexp(torch: Operators, parts: Tensor, logits: Tensor) -> Tensor:
         gradients = torch.like(kept[0], "mul")
         for _ in ("sub", "exp"):
             torch.pay([whole], [whole])
-        _difference, _exponentials = (
-            torch.new(Unit.LENGTH, words, "fp32", op, cost=None) for op in ("sub", "exp")
-        )
+        _difference, _exponentials = (torch.new(row, words, "fp32", op, cost=None) for op in ("sub", "exp"))
         return [gradients]
 
     return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "logsumexp"), [parts], [logits], backward)
@@ -400,11 +405,11 @@ def _shifted_rows(torch: Operators, view: LayerView, logits: list[Tensor], role:
     Kernels of Axolotl (``fused_rows``) and the entropy read a copy where the cut leaves gaps between rows.
     """
     fused = view.stack.pair_logps == "fused_rows"
-    part = torch.part(logits[0], logits[0].count)
+    part = torch.shifted_rows(logits[0])
     out = _fused_rows(torch, view, part) if fused else _rows(torch, part)
-    del part
     torch.outputs = [logits[0].alias()] if role == "reference" else []
-    torch.held = [logits.pop().alias()] if role != "divergence" else []
+    torch.held = [part.alias()] if role != "divergence" else []
+    del part
     logits.clear()
     torch.enter(FORWARD_LOSS)
     if role == "policy":
@@ -454,7 +459,7 @@ def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor
     """The log-softmax of all logits at once, in a function that lets the logits go when it returns."""
     part = logits.pop()
     if kernel != "unshifted":
-        part = torch.part(part, part.count)
+        part = torch.shifted_rows(part)
     if kernel == "compiled":
         return _compiled(torch, part)
     scores = torch.kernel(part, "log_softmax", saves="output")

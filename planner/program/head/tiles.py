@@ -46,7 +46,7 @@ def _picked(torch: Operators, hidden: Tensor, picked: Unit) -> Tensor:
 
     Gradients are written into zeros for each of both indices.
     """
-    part = torch.part(hidden, hidden.count)
+    part = torch.shifted_rows(hidden)
     unit, count, dtype = hidden.unit, hidden.count, hidden.dtype
     out = torch.new(picked, count, dtype, "index", cost=[Tensor(None, picked, count, dtype)])
 

@@ -214,6 +214,10 @@ class Operators(Tape):
 
         return record(self, part_of(x, count, unit), [x], [], backward)
 
+    def shifted_rows(self, x: Tensor) -> Tensor:
+        """``x[:, :-1]``: a view of the rows that have a next token, smaller by one row of each sample."""
+        return self.part(x, x.count, unit=Unit.SHIFTED_TOKENS if x.unit is Unit.TOKENS else None)
+
     def index(self, x: Tensor, count: float, unit: Unit | None = None) -> Tensor:
         """``x[rows]``, a copy, counted in ``unit`` if not as ``x``;
         its gradient is added, row by row, to zeros in the shape of ``x``.

@@ -52,6 +52,8 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.TOKENS: tokens,
         Unit.PAIRS: pairs,
         Unit.LENGTH: length,
+        Unit.SHIFTED_TOKENS: tokens - tokens / length,
+        Unit.SHIFTED_LENGTH: length - 1,
         Unit.RANK: rank,
         Unit.RANK_TOKENS: rank * tokens,
         Unit.SINK_PAIRS: pairs + tokens,

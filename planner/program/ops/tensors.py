@@ -101,10 +101,16 @@ class Unit(IntEnum):
     """Patches of all images times themselves."""
     TABLE_ROWS = 49
     """Positions in tables of cosines and sines."""
+    SHIFTED_TOKENS = 50
+    """Tokens of a micro-batch without one of each sample, as labels are those of the next token."""
+    SHIFTED_LENGTH = 51
+    """Positions of one sample without one."""
+    EVAL_SHIFTED_TOKENS = 52
 
 
 EVALUATED = {
     Unit.TOKENS: Unit.EVAL_TOKENS,
+    Unit.SHIFTED_TOKENS: Unit.EVAL_SHIFTED_TOKENS,
     Unit.PAIRS: Unit.EVAL_PAIRS,
     Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
     Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
