@@ -14,11 +14,7 @@ import pytest
 from planner.catalog import hub
 from planner.catalog.models import load_model, storage_of
 from planner.errors import InputFileError, PlannerError, UsageError
-from tests.planner.catalog.hub_double import (
-    Double,
-    content,
-    gated,
-)
+from tests.planner.catalog.hub_double import Double, content, gated
 
 TINY = {
     "model_type": "llama",

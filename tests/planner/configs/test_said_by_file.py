@@ -9,7 +9,6 @@ import pytest
 
 from planner.configs.said_by_file import Reading, Said
 from planner.configs.shared.keys import Keys
-from planner.domain.origin import is_tool_default
 from planner.errors import InputFileError, NotModelledError, UsageError
 
 FILE = Path("train.yaml")
@@ -27,7 +26,6 @@ def test_the_first_key_holds_and_another_value_is_refused() -> None:
     reading = reading_of(seq=512, batch=None)
     reading.say("seq", 512, "other.yaml:max_len", "read later")
     assert reading.said == {"seq": Said("seq", 512, "train.yaml:seq")}
-    assert (reading.value("seq"), reading.value("batch")) == (512, None)
     with pytest.raises(UsageError, match=r"other.yaml:max_len: says seq 1024, but train.yaml:seq says 512"):
         reading.say("seq", 1024, "other.yaml:max_len")
 
@@ -39,37 +37,22 @@ def test_a_default_stands_where_no_key_does() -> None:
     reading.default("batch", 8, "args.py:2")
     assert reading.value("seq") == 512
     assert reading.said["batch"] == Said("batch", 8, "default of tool 1.0", "args.py:2")
-    assert is_tool_default(reading.said["batch"].origin)
-
-
-def test_an_older_stack_brings_its_own_defaults() -> None:
-    """From then on defaults are those of its tool, and a remark says how to ask for another."""
-    reading = reading_of(stack="tool@2")
-    reading.take_stack("tool@1", "tool 0.9", "train.yaml:old", "a key of before 1.0")
-    reading.default("batch", 4, "args.py:2")
-    assert reading.said["batch"].origin == "default of tool 0.9"
-    assert (reading.value("stack"), reading.said["stack"].origin) == ("tool@1", "train.yaml:old")
-    (remark,) = reading.remarks
-    assert (remark.origin, "--stack" in remark.text) == ("train.yaml:old", True)
 
 
 def test_switches_are_one_field_with_all_their_places() -> None:
     """Spelled as flags spell them; the first setting of a switch holds."""
     reading = reading_of()
-    reading.say_switches()
-    assert reading.said == {}
     reading.switch("liger", value=True, origin="train.yaml:liger")
     reading.switch("liger", value=False, origin="launch.yaml:liger")
     reading.switch("segments", value="on", origin="launch.yaml:env")
     reading.say_switches()
-    note = "liger: train.yaml:liger; segments: launch.yaml:env"
-    switches = ("liger=true", "segments=on")
-    assert reading.said["switches"] == Said("switches", switches, "train.yaml:liger", note)
+    assert reading.value("switches") == ("liger=true", "segments=on")
+    assert reading.said["switches"].note == "liger: train.yaml:liger; segments: launch.yaml:env"
 
 
 def test_unread_keys_are_told_or_refused() -> None:
     """Unless their name may change memory, or nobody read any."""
-    keys, reading = Keys(FILE, {"seq": 1, "note": "x"}), Reading(FILE, "tool 1.0")
+    keys, reading = Keys(FILE, {"seq": 1, "note": "x"}), reading_of()
     with pytest.raises(InputFileError, match="none of its keys is known"):
         reading.finish(keys)
     reading.take(keys, {"seq": "seq"})

@@ -19,21 +19,14 @@ from planner.catalog.architectures.parts import (
     rotary_width,
     router,
     separate_qkv,
-    with_scaling,
 )
-from planner.catalog.models import load_model
 from planner.domain.attention_shape import AttentionSpec
-from planner.domain.model import BlockSpec, LinearSpec, MlpSpec
+from planner.domain.model import BlockSpec, MlpSpec
 from planner.errors import InputFileError
 
 # Query 8 x 16, key 2 x 16, value 2 x 12, output 8 x 12.
 ATTENTION = AttentionSpec(n_heads=8, n_kv_heads=2, head_dim=16, value_head_dim=12)
 MOE = MlpSpec(32, gated=True, activation="silu", n_experts=4, top_k=2)
-
-
-def shapes(linears: tuple[LinearSpec, ...]) -> dict[str, tuple[int, int]]:
-    """Input and output features by name."""
-    return {each.name: (each.in_features, each.out_features) for each in linears}
 
 
 def test_layers_are_counted_over_the_model_or_row_by_row() -> None:
@@ -47,22 +40,18 @@ def test_layers_are_counted_over_the_model_or_row_by_row() -> None:
 
 def test_one_matrix_is_as_wide_as_those_it_replaces() -> None:
     """Keys and values have fewer heads, values narrower ones."""
-    wide = {"q_proj": (64, 128), "k_proj": (64, 32), "v_proj": (64, 24), "o_proj": (96, 64)}
-    assert shapes(separate_qkv(ATTENTION, 64)) == wide
-    fused = fused_qkv(ATTENTION, 64, ("qkv", "dense"), biases=(True, False))
-    assert shapes(fused) == {"qkv": (64, 184), "dense": (96, 64)}
-    assert [each.bias for each in fused] == [True, False]
-    assert shapes(fused_gated_mlp(64, 32)) == {"gate_up_proj": (64, 64), "down_proj": (32, 64)}
+    wide = separate_qkv(ATTENTION, 64)
+    assert [each.out_features for each in wide] == [128, 32, 24, 64]
+    qkv, dense = fused_qkv(ATTENTION, 64, ("qkv", "dense"), biases=(True, False))
+    assert (qkv.out_features, qkv.bias, dense.in_features, dense.bias) == (184, True, 96, False)
+    assert [each.weight_count for each in fused_gated_mlp(64, 32)] == [64 * 64, 32 * 64]
 
 
 def test_a_rotary_share_is_a_part_of_the_head() -> None:
     """The newer table wins over the older name; a share of nothing or of more than all is refused."""
-    older = {"partial_rotary_factor": 0.5}
-    assert rotary_width(ConfigFields({}, "x"), 96, 1.0) == 96
-    assert rotary_width(ConfigFields(older, "x"), 96, 1.0) == 48
-    assert rotary_width(ConfigFields({"rotary_pct": 0.25}, "x"), 96, 1.0, "rotary_pct") == 24
-    newer = {"rope_parameters": {"partial_rotary_factor": 0.25}}
-    assert rotary_width(ConfigFields(older | newer, "x"), 96, 1.0) == 24
+    older, newer = {"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.25}}
+    for said, width in (({}, 96), (older, 48), (older | newer, 24)):
+        assert rotary_width(ConfigFields(said, "x"), 96, 1.0) == width
     for wrong in (0, 1.01, True, "0.5"):
         with pytest.raises(InputFileError, match=r"x: .*'partial_rotary_factor' must be a number above 0"):
             rotary_width(ConfigFields({"partial_rotary_factor": wrong}, "x"), 96, 1.0)
@@ -75,15 +64,5 @@ def test_names_of_fused_experts_mean_the_experts_alone() -> None:
     assert [each.name for each in rest if each.adaptable] == ["q_proj", "k_proj", "v_proj", "o_proj"]
     assert (gate_up.legacy_names, gate_up.rank_factor) == (("gate_proj", "up_proj"), 2)
     assert (down.legacy_names, gate.legacy_names) == (("down_proj",), ("gate",))
-    # 4 experts of 64 x 64 and 32 x 64, 2 of which see a token.
+    # 4 experts of 64 x 64 and 32 x 64.
     assert (gate_up.weight_count, down.weight_count) == (16_384, 8_192)
-    assert (gate_up.active_copies, down.active_copies) == (2, 2)
-
-
-def test_a_scaling_is_of_every_norm() -> None:
-    """Those of the layers and the last; nothing else changes."""
-    before = load_model("llama-3.1-8b").spec
-    after = with_scaling(before, "one_plus")
-    norms = [norm for group in after.groups for norm in group.block.norms] + [*after.final_norms]
-    assert {norm.scaling for norm in norms} == {"one_plus"}
-    assert with_scaling(after, before.final_norms[0].scaling) == before
