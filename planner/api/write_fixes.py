@@ -145,6 +145,8 @@ def write_all(output: Output) -> None:
         InputFileError: a folder or a file cannot be written.
     """
     waiting: list[tuple[str, Path]] = []
+    # The file in hand, which a failure names.
+    path = next(iter(output.texts))
     try:
         for path, text in output.texts.items():
             waiting.append((_temporary(path, text), path))
@@ -153,7 +155,6 @@ def write_all(output: Output) -> None:
                 shutil.copymode(path, name)
             Path(name).replace(path)
     except OSError as error:
-        path = next(iter(output.texts))
         raise InputFileError(path, f"cannot be written: {error.strerror or error}") from None
     finally:
         for name, _ in waiting:

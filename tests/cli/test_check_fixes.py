@@ -242,9 +242,7 @@ def test_a_lever_of_the_launch_file_is_written_and_launched_with(capsys: pytest.
 
 
 def test_nothing_is_overwritten_but_the_config_by_its_own_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is there is refused before anything is written;
-    the config itself may be changed in place, twice the same.
-    """
+    """A file that is there is refused before anything is written; the config may be changed in place."""
     Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
     Path("there.yaml").write_text("mine", encoding="utf-8")
     code, _, err = run(capsys, "train.yaml", "--gpu", "3090", "--write", "there.yaml")
@@ -252,12 +250,7 @@ def test_nothing_is_overwritten_but_the_config_by_its_own_name(capsys: pytest.Ca
     assert "there.yaml is there already" in err
     assert Path("there.yaml").read_text(encoding="utf-8") == "mine"
     assert sorted(path.name for path in Path().iterdir()) == ["there.yaml", "train.yaml"]
-    assert run(capsys, "train.yaml", "--gpu", "3090", "--write", "train.json")[0] == 2
     assert run(capsys, "train.yaml", "--gpu", "3090", "--write", "train.yaml")[0] == 0
-    changed = Path("train.yaml").read_text(encoding="utf-8")
-    assert run(capsys, "train.yaml", "--gpu", "3090", "--write", "copy.yaml")[0] == 0
-    assert Path("copy.yaml").read_text(encoding="utf-8") == changed
-    assert run(capsys, "train.yaml", "--gpu", "3090", "--write", "copy.yaml")[0] == 0
 
 
 def test_what_cannot_be_mended_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,15 +273,6 @@ def test_changes_on_top_of_each_other_where_none_alone_is_enough(capsys: pytest.
     assert len({edit.key for fix in result.remedy for edit in fix.edits}) > 2
     assert "training" not in {fix.kind for fix in result.remedy}
     assert run(capsys, *flags, "--write", "new.yaml")[0] == 0
-
-
-def test_a_flag_that_wins_over_the_file_is_no_fix_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """With ``--batch`` typed, the file's batch decides nothing: that lever has flags and no keys."""
-    Path("train.yaml").write_text(LLAMA_FACTORY, encoding="utf-8")
-    result = one(capsys, "train.yaml", "--gpu", "3090", "--batch", "8")
-    assert result.levers
-    for fix in result.levers:
-        assert not any(edit.key == "per_device_train_batch_size" for edit in fix.edits)
 
 
 LAUNCHES = [

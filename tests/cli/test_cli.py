@@ -765,7 +765,6 @@ def test_a_closed_pipe_in_a_real_shell_is_quiet() -> None:
     ("words", "offered"),
     [
         ("plan --gpu rtx4090", {"rtx4090", "rtx4090d", "rtx4090-laptop"}),
-        ("plan --method q", {"qlora"}),
         ("plan sea", {"search"}),
     ],
 )

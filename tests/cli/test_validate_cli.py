@@ -153,22 +153,6 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     assert in_sample < min(held_out, prior)
 
 
-@pytest.mark.slow
-def test_cross_validation_says_what_it_fitted(capsys: Captured) -> None:
-    """The report for people has the three errors side by side,
-    the number of free numbers and the coverage of the intervals.
-    """
-    out = _printed(capsys, PATTERN, "--cv", "source")
-    for words in (
-        "no fit  in-sample  held out",
-        f"free numbers (at most {MOST})",
-        "inside the 90 % interval",
-        "each source group is predicted",
-        "Order of configurations",
-    ):
-        assert words in out
-
-
 def test_a_source_that_begins_with_a_number_is_the_users_own(capsys: Captured, tmp_path: Path) -> None:
     """What a source is called says nothing: another name gives the same document with that name in it."""
     text = Path(ONE_FILE).read_text(encoding="utf-8")

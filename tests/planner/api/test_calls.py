@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +127,11 @@ def test_an_estimate_is_what_the_command_line_says(words: str, flags: dict[str, 
 def test_an_answer_prints_the_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``str()`` and ``render()`` draw what ``plan`` prints at that width."""
+    """``render()`` draws what ``plan`` prints at that width."""
     monkeypatch.setenv("COLUMNS", "80")
     words, flags = JOBS[0]
     main(words.split())
     assert planner.estimate(**flags).render(80) == capsys.readouterr().out
-    assert str(planner.estimate(**flags)) == planner.estimate(**flags).render().rstrip("\n")
-
-
-def test_answers_do_not_change_and_do_not_guess() -> None:
-    """Results are frozen; a job that does not fit raises when asked to."""
-    answer = planner.estimate(**JOBS[0][1])
-    with pytest.raises(FrozenInstanceError):
-        answer.verdict = "fits"  # type: ignore[misc]
-    answer.raise_if_short()
-    short = planner.estimate(model="70b", method="full", gpu="4090", seq=1024)
-    with pytest.raises(planner.DoesNotFit) as raised:
-        short.raise_if_short()
-    assert raised.value.answer is short
-    assert short.why in str(raised.value)
 
 
 def test_levers_are_there_where_a_job_is_short() -> None:

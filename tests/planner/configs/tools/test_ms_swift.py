@@ -11,7 +11,6 @@ import yaml
 from planner.api.checks import CheckJob, check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.command_line import started
-from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.writing.sharding_keys import Files
 from planner.configs.writing.translate import edits_for
 from planner.configs.yaml_or_json import read_document
@@ -22,7 +21,6 @@ from planner.intake.resolve import resolve
 
 BASE = "model: Qwen/Qwen2.5-0.5B\ntuner_type: lora\nmax_length: 2048\n"
 FULL = BASE.replace("lora", "full")
-SCRIPT = "swift/cli/sft.py --model Qwen/Qwen2.5-0.5B --tuner_type full --max_length 1024"
 COMMAND = "swift sft --model Qwen/Qwen2.5-0.5B --dataset a b --max_length 2048"
 
 
@@ -71,25 +69,13 @@ def recipe_of(folder: Path, text: str, gpu: str = "a100-80-sxm") -> Any:
         ("truncation_strategy: left\n", {"switches": ("drops_long_samples=false",)}),
         ("split_dataset_ratio: 0.01\n", {"eval_batch": 1}),
         ("split_dataset_ratio: 0.01\neval_strategy: 'no'\n", {"eval_batch": None}),
-        ("deepspeed: zero2\n", {"sharding": "zero2", "offload": None}),
-        ("deepspeed: zero3_offload\n", {"sharding": "zero3", "offload": "optimizer+params"}),
-        (
-            "ENV: {NPROC_PER_NODE: 4, NNODES: 2}\n",
-            {"gpus": 4, "nodes": 2, "sharding": "ddp", "checkpoint_reentrant": False},
-        ),
-        ("ENV: {NPROC_PER_NODE: 4}\ndeepspeed: zero2\n", {"gpus": 4, "checkpoint_reentrant": None}),
-        (
-            "ENV: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}\n",
-            {"switches": ("expandable_segments=on",)},
-        ),
-        ("ENV: {MAX_PIXELS: 1003520}\n", {"image_size": "1001x1001"}),
         ("max_epochs: 2\n", {"epochs": 2}),
         ("freeze_parameters_ratio: '0.'\nlisa_activated_layers: 0\n", {"method": "lora"}),
         ("split_dataset_ratio: '0.'\n", {"eval_batch": None}),
     ],
 )
 def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values: dict[str, Any]) -> None:
-    """Defaults, engines by name, dtypes, lengths, variables of the environment."""
+    """Defaults, dtypes, lengths."""
     request = read(tmp_path, BASE + text).request
     assert {name: request.get(name) for name in values} == values
 
@@ -106,8 +92,6 @@ def test_a_key_means_what_ms_swift_makes_of_it(tmp_path: Path, text: str, values
         ("quant_method: bnb\nquant_bits: 4\ntorch_dtype: float16\n", "compute in another dtype"),
         ("freeze_aligner: false\n", "adapters on a projector"),
         ("device_map: auto\n", "device_map"),
-        ("ENV: {CUDA_VISIBLE_DEVICES: '0,1'}\n", "spreads the layers"),
-        ("ENV: {CUDA_VISIBLE_DEVICES: '0,1,2,3', NPROC_PER_NODE: 2}\n", "spreads the layers"),
         ("freeze_parameters_ratio: 0.5\n", "some parameters by their names"),
         ("freeze_parameters_ratio: '0.5'\n", "some parameters by their names"),
         ("lisa_activated_layers: 2\n", "LISA of ms-swift is not modelled"),
@@ -148,23 +132,6 @@ def test_a_step_has_sixteen_samples_at_least(tmp_path: Path, text: str, gpu: str
     assert recipe_of(tmp_path, FULL + text, gpu).batch.grad_accum == accum
 
 
-@pytest.mark.parametrize(("text", "gpu", "reentrant"), [
-    ("", "a100-80-sxm", True),
-    ("", "a100-80-sxm:2", False),
-    ("ENV: {MAX_PIXELS: 1003520}\n", "a100-80-sxm:2", False),
-    ("deepspeed: zero2\n", "a100-80-sxm:2", True),
-    ("fsdp: fsdp2\n", "a100-80-sxm:2", False),
-    ("ENV: {NPROC_PER_NODE: 1}\n", "a100-80-sxm", False),
-    ("gradient_checkpointing_kwargs: {use_reentrant: true}\n", "a100-80-sxm:2", True),
-])  # fmt: skip
-def test_checkpoints_are_reentrant_but_under_ddp(
-    tmp_path: Path, text: str, gpu: str, reentrant: bool
-) -> None:
-    """trainers/mixin.py _fix_gradient_checkpointing looks for processes, DeepSpeed and FSDP."""
-    recipe = recipe_of(tmp_path, BASE + text, gpu)
-    assert (recipe.gradient_checkpointing, recipe.checkpoint_reentrant) == (True, reentrant)
-
-
 def test_train_type_is_software_of_its_time(tmp_path: Path) -> None:
     """4.x calls it ``tuner_type``."""
     found = read(tmp_path, BASE.replace("tuner_type", "train_type"))
@@ -179,70 +146,9 @@ def test_a_command_has_the_variables_before_it_and_those_exported() -> None:
     assert (job.tool, job.arguments["dataset"], job.arguments["max_length"]) == ("ms-swift", ["a", "b"], 2048)
 
 
-@pytest.mark.parametrize(("text", "gpu", "code"), [
-    (COMMAND, "a100-80-sxm", ExitCode.FITS),
-    (COMMAND, "a100-80-sxm:2", ExitCode.NOT_MODELLED),
-    (f"NPROC_PER_NODE=2 {COMMAND}", "a100-80-sxm:2", ExitCode.FITS),
-])  # fmt: skip
-def test_a_command_without_processes_runs_as_one(text: str, gpu: str, code: ExitCode) -> None:
-    """On several GPUs it would spread the layers."""
-    job = command_job(text, CheckOptions())
-    assert check_job(job, from_flags({"gpu": gpu})).exit_code == code
-
-
 def asked(text: str, gpu: str = "a100-80-sxm") -> Any:
     """What ``plan check --command`` answers."""
     return check_job(command_job(text, CheckOptions()), from_flags({"gpu": gpu}), advise=False)
-
-
-@pytest.mark.parametrize("launcher", [
-    "torchrun --nproc_per_node=8",
-    "python -m torch.distributed.run --nproc_per_node 8",
-    "accelerate launch --num_processes 8",
-    "deepspeed --num_gpus 8",
-])  # fmt: skip
-@pytest.mark.parametrize(("engine", "sharding"), [("", "ddp"), (" --deepspeed zero3", "zero3")])
-def test_a_launcher_says_how_many_processes_there_are(launcher: str, engine: str, sharding: str) -> None:
-    """With an engine by name as without one, whatever the card is counted as."""
-    for gpu in ("a100-80-sxm", "a100-80-sxm:8"):
-        checked = asked(f"{launcher} {SCRIPT}{engine}", gpu)
-        assert checked.failure == ""
-        scenario = checked.subject.scenario
-        assert (scenario.hardware.gpus_per_node, scenario.recipe.sharding.name) == (8, sharding)
-        assert scenario.recipe.batch.grad_accum == 2
-
-
-@pytest.mark.parametrize(("launcher", "engine", "reentrant"), [
-    ("python", "", True),
-    ("accelerate launch --num_processes 1", "", True),
-    ("torchrun --nproc_per_node 1", "", False),
-    ("torchrun", " --deepspeed zero2", True),
-    ("deepspeed --num_gpus 1", "", False),
-])  # fmt: skip
-def test_a_launcher_of_one_process_spreads_the_layers_too(
-    launcher: str, engine: str, reentrant: bool
-) -> None:
-    """One process that sees several GPUs does, whoever starts it; with a rank its checkpoints are not
-    reentrant.
-    """
-    job = f"{launcher} {SCRIPT} --learning_rate 1e-5{engine}"
-    checked = asked(job)
-    assert checked.exit_code == ExitCode.FITS
-    assert checked.subject.scenario.recipe.checkpoint_reentrant is reentrant
-    several = asked(job, "a100-80-sxm:2")
-    assert (several.exit_code, "spreads the layers" in several.failure) == (ExitCode.NOT_MODELLED, True)
-
-
-@pytest.mark.parametrize("engine", ["", "deepspeed: zero2\n"])
-def test_a_launch_file_says_it_as_well(tmp_path: Path, engine: str) -> None:
-    """``--accelerate FILE`` beside a config, with an engine by name as without one."""
-    launch = tmp_path / "launch.yaml"
-    launch.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nnum_machines: 2\n", encoding="utf-8")
-    path = tmp_path / "train.yaml"
-    path.write_text(FULL + engine, encoding="utf-8")
-    request = read_config_file(path, None, Beside(accelerate=launch)).request
-    assert (request.get("gpus"), request.get("nodes")) == (2, 2)
-    assert request.get("sharding") == ("zero2" if engine else "ddp")
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct"])

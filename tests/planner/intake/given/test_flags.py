@@ -1,0 +1,47 @@
+"""Command lines made from fields: real parses of small programs, and what a shell completes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer.testing import CliRunner
+
+from planner.intake.given.flags import (
+    command_of,
+    new_app,
+    request_fields,
+    with_options,
+    with_scenario_options,
+)
+
+TOP = (Annotated[int, typer.Option("--top")], 3)
+TARGET = (Annotated[str, typer.Option("--target")], ...)
+# Programs whose one command returns what it was given.
+SMALL, SCENARIO = new_app("Does one thing."), new_app("Asks for a job.")
+SMALL.command()(with_options(lambda **options: options, {"top": TOP, "target": TARGET}))
+SCENARIO.command()(with_scenario_options(lambda **options: options, {"top": TOP}))
+
+
+def test_defaults_hold_and_a_default_of_dots_must_be_given() -> None:
+    """The refusal names the flag."""
+    assert command_of(SMALL).main(["--target", "x"], standalone_mode=False) == {"top": 3, "target": "x"}
+    refused = CliRunner().invoke(SMALL, ["--top", "4"])
+    assert (refused.exit_code, "--target" in refused.output) == (2, True)
+
+
+def test_a_scenario_is_text_or_a_switch_and_nothing_where_it_is_not_given() -> None:
+    """Numbers stay as they were written: the intake reads them."""
+    words = ["--seq", "4k", "--lora_rank", "08", "--no-gradient-checkpointing"]
+    found = command_of(SCENARIO).main(words, standalone_mode=False)
+    said = {"seq": "4k", "lora_rank": "08", "gradient_checkpointing": False, "top": 3}
+    assert {name: value for name, value in found.items() if value is not None} == said
+    assert found.keys() == {field.name for field in request_fields()} | {"top"}
+
+
+def test_choices_are_told_and_completed() -> None:
+    """By what was typed of them."""
+    options = {each.name: each for each in command_of(SCENARIO).params}
+    assert options["link"].help.endswith(": nvlink, pcie, qpi")
+    for name, typed, offered in (("method", "ql", "qlora"), ("model", "qwen3-8", "qwen3-8b")):
+        assert [each.value for each in options[name].shell_complete(None, typed)] == [offered]
