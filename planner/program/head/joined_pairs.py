@@ -10,7 +10,7 @@ zeros and ones of ``token_type_ids`` (masking_utils.py _preprocess_mask_argument
 
 from __future__ import annotations
 
-from planner.program.head.losses import cross_entropy
+from planner.program.head.losses import cross_entropy, cut, shifted
 from planner.program.head.roles import Role
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
@@ -24,12 +24,12 @@ def joined_pairs(torch: Operators, view: LayerView, logits: list[Tensor], role: 
     held = [logits.pop().alias(), wide.alias()] if role == "policy" else []
     logits.clear()
     if role == "policy" and not view.single:
-        _of_metrics = torch.contiguous(torch.part(wide, wide.count))
+        _of_metrics = torch.contiguous(cut(torch, wide))
         held.append(_of_metrics.alias())
         del _of_metrics
-    part = torch.part(wide, wide.count)
+    part = shifted(torch, view, wide)
     del wide
-    out = cross_entropy(torch, view, part if view.single else torch.contiguous(part))
+    out = cross_entropy(torch, view, part)
     del part
     torch.held = held
     del held

@@ -58,8 +58,16 @@ def _own_loss(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
 
 def shifted(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """``logits[..., :-1, :].contiguous()``: a copy of several samples; a single one is contiguous already."""
-    part = torch.part(logits, logits.count)
+    part = cut(torch, logits)
     return part if view.single else torch.contiguous(part)
+
+
+def cut(torch: Operators, logits: Tensor, share: int = 1) -> Tensor:
+    """``logits[..., :-1, :]``, of one of ``share`` parts of the samples: a view.
+
+    It takes other blocks of the allocator than whole logits, which then do not fit into what it left.
+    """
+    return torch.part(logits, logits.count / share, unit=Unit.SHIFTED_TOKENS)
 
 
 def _in_place(torch: Operators, logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.
 get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.
 Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
-Ignored: that logits which are cut by one position are one row in ``--seq`` smaller.
+Ignored: that one row of cut logits, and their copies for metrics, are one position shorter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.domain.recipes.recipe import PAIR_TASKS
 from planner.domain.stack_values import PairLogps
 from planner.program.head.ends import EndsView, head_weight, last_norm, own_loss, scaled_logits
 from planner.program.head.joined_pairs import joined_pairs
-from planner.program.head.losses import cross_entropy, full_loss
+from planner.program.head.losses import cross_entropy, cut, full_loss
 from planner.program.head.roles import Role
 from planner.program.head.tiles import tiles
 from planner.program.ops.autograd import record
@@ -219,7 +219,7 @@ def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
     if view.stack.pair_logps in _WHOLE:
         parts.append(_log_softmax(torch, logits[0]))
     else:
-        parts.append(_rows(torch, torch.part(logits[0], logits[0].count)))
+        parts.append(_rows(torch, cut(torch, logits[0])))
     out = _sum(torch, parts) if len(parts) > 1 else parts.pop()
     torch.held = [logits.pop().alias()]
     torch.enter(FORWARD_LOSS)
@@ -229,9 +229,7 @@ def _odds(torch: Operators, view: LayerView, logits: list[Tensor]) -> Tensor:
 
 def _chosen_likelihood(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """The cross-entropy of a copy of the chosen half, cut by one position; a single row needs no copy."""
-    chosen = torch.part(logits, logits.count / 2)
-    part = torch.part(chosen, chosen.count)
-    del chosen
+    part = cut(torch, logits, 2)
     return cross_entropy(torch, view, part if view.single_chosen else torch.contiguous(part))
 
 
@@ -239,7 +237,7 @@ def _kto_rows(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
     """The logits of the pass for the divergence are held until the other one ends;
     those of samples are copied after it.
     """
-    out = _rows(torch, torch.part(logits[0], logits[0].count))
+    out = _rows(torch, cut(torch, logits[0]))
     if role == "divergence":
         torch.outputs = [logits.pop().alias()]
         return out
@@ -296,8 +294,7 @@ def _kto_twice(torch: Operators, logits: list[Tensor], role: Role) -> Tensor:
 
 def _log_softmax(torch: Operators, logits: Tensor) -> Tensor:
     """``logits[:, :-1].log_softmax(-1)`` of all rows at once, and what is picked of it."""
-    part = torch.part(logits, logits.count)
-    return _gathered(torch, torch.kernel(part, "log_softmax", saves="output"))
+    return _gathered(torch, torch.kernel(cut(torch, logits), "log_softmax", saves="output"))
 
 
 def _rows(torch: Operators, logits: Tensor) -> Tensor:
@@ -400,7 +397,7 @@ def _shifted_rows(torch: Operators, view: LayerView, logits: list[Tensor], role:
     Kernels of Axolotl (``fused_rows``) and the entropy read a copy where the cut leaves gaps between rows.
     """
     fused = view.stack.pair_logps == "fused_rows"
-    part = torch.part(logits[0], logits[0].count)
+    part = cut(torch, logits[0])
     out = _fused_rows(torch, view, part) if fused else _rows(torch, part)
     del part
     torch.outputs = [logits[0].alias()] if role == "reference" else []
@@ -454,7 +451,7 @@ def _let_go(torch: Operators, logits: list[Tensor], kernel: PairLogps) -> Tensor
     """The log-softmax of all logits at once, in a function that lets the logits go when it returns."""
     part = logits.pop()
     if kernel != "unshifted":
-        part = torch.part(part, part.count)
+        part = cut(torch, part)
     if kernel == "compiled":
         return _compiled(torch, part)
     scores = torch.kernel(part, "log_softmax", saves="output")

@@ -67,6 +67,7 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.CUT_TOKENS: (images.tiles - 1) * images.tile_tokens if images else 0,
         Unit.LINE_TOKENS: images.tokens - images.tile_tokens if images else 0,
         Unit.PIXELS: n_images * images.numbers if images else 0,
+        Unit.SHIFTED_TOKENS: tokens - tokens / length,
         Unit.SCAN_BLOCKS: tokens / length * ceil_div(length, SCAN_BLOCK_TOKENS),
         **_expert_rows(scenario, tokens),
     }

@@ -101,6 +101,9 @@ class Unit(IntEnum):
     """Patches of all images times themselves."""
     TABLE_ROWS = 49
     """Positions in tables of cosines and sines."""
+    SHIFTED_TOKENS = 50
+    """Tokens of a micro-batch without the last one of each sample."""
+    EVAL_SHIFTED_TOKENS = 51
 
 
 EVALUATED = {
@@ -116,6 +119,7 @@ EVALUATED = {
     Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
     Unit.ARRIVED_ROWS: Unit.EVAL_ARRIVED_ROWS,
     Unit.EXPERT_ROWS: Unit.EVAL_EXPERT_ROWS,
+    Unit.SHIFTED_TOKENS: Unit.EVAL_SHIFTED_TOKENS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
 PROMPTED = {

@@ -9,6 +9,8 @@ from tests.extras import import_or_skip
 from tests.planner.program.head.test_ends import BATCH, SEQ, job
 
 VOCABULARY, HIDDEN, TOKENS = 128_256, 4096, BATCH * SEQ
+CUT = BATCH * (SEQ - 1)
+"""Tokens without the last one of each sample."""
 
 
 def peak(asked: Job, words: int = VOCABULARY) -> int:
@@ -103,19 +105,19 @@ def test_a_loop_that_keeps_the_models_output_has_the_logits_beside_their_gradien
 def test_transformers_4_widens_logits_in_their_place() -> None:
     """The fp32 logits, their shifted copy and the log-softmax, without the 16-bit logits."""
     asked = job(method="lora", stack="hf-trainer@4", precision="bf16-mixed", gradient_checkpointing=True)
-    assert peak(asked) == TOKENS * VOCABULARY * 12
+    assert peak(asked) == (4 * TOKENS + 8 * CUT) * VOCABULARY
 
 
 def test_a_model_that_leaves_its_logits_in_16_bits_widens_the_log_softmax() -> None:
-    """Qwen 1 under autocast: the log-softmax of 2 bytes, its fp32 copy for the loss,
-    and that copy's gradient.
+    """Qwen 1 under autocast: the logits of 2 bytes, their shifted copy, the log-softmax of that,
+    and its fp32 copy for the loss.
     """
     words = 151_936
     asked = job(
         model="qwen-7b", stack="qwen-finetune", method="lora", gradient_checkpointing=True, attention="flash2"
     )
     assert asked.regime.autocast
-    assert peak(asked, words) == TOKENS * words * (2 + 4 + 4)
+    assert peak(asked, words) == (2 * TOKENS + (2 + 2 + 4) * CUT) * words
 
 
 def test_torch_gives_cross_entropy_to_the_autocast_of_the_cpu_only() -> None:
@@ -134,12 +136,13 @@ def test_a_shifted_copy_lies_beside_the_fp32_one_that_it_is_made_of() -> None:
     4 of the log-softmax.
     """
     asked = lora(stack="hf-trainer@4", versions="transformers==4.47.0", load_dtype="bf16")
-    assert peak(asked) == TOKENS * VOCABULARY * 14
+    assert peak(asked) == (6 * TOKENS + 8 * CUT) * VOCABULARY
 
 
 def test_a_loss_that_nobody_uses_keeps_its_log_softmax_beside_another_one() -> None:
     """LLaMA-Factory v1: the same, and 4 bytes of the model's own loss."""
-    assert peak(lora(stack="llama-factory-v1", lora_dropout=0)) == TOKENS * VOCABULARY * 18
+    assert peak(lora(stack="llama-factory-v1", lora_dropout=0)) == (10 * TOKENS + 8 * CUT) * VOCABULARY
     # Liger's kernel needs no log-softmax: logits, the model's copy of them, and the trainer's, shifted.
     liger = "loss_forward=compute+model_loss+float+shifted;loss_backward=compute+compute_grad"
-    assert peak(lora(stack="llama-factory-v1", lora_dropout=0, switches=liger)) == TOKENS * VOCABULARY * 14
+    found = peak(lora(stack="llama-factory-v1", lora_dropout=0, switches=liger))
+    assert found == (10 * TOKENS + 4 * CUT) * VOCABULARY
