@@ -385,11 +385,11 @@ class Stack:
 
     # Positions
     rotary_tables: tuple[RotaryModel, ...]
-    """Architectures each of whose layers keeps tables of the cosines and sines of positions on the card;
-    ``none`` for no architecture.
-    """
+    """Architectures each of whose layers keeps tables of cosines and sines on the card, or ``none``."""
     rotary_rows: RotaryRows
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
+    rotary_product: bool
+    """Angles of positions come from a matrix product, once a pass and before the first layer."""
     causal_masks: tuple[MaskedModel, ...]
     """Architectures each of whose layers keeps a mask of all pairs of positions on the card."""
 

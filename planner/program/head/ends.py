@@ -110,14 +110,26 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
         stream = norm(torch, view, model.final_norms[0], stream, "word_embeddings_layernorm")
     make_masks(torch, ends.masked)
     if any(each.block.attention.position == "rope" for each in ends.kinds):
-        # Its tables are too small to count; ZeRO-3 fetches what comes next at each module that is entered.
+        # ZeRO-3 fetches what comes next at each module that is entered.
         with torch.inside("rotary_emb"):
-            pass
+            _angles(torch, view)
     if view.recipe.offload == "activations" and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         n_staged = view.stack.offloaded_inputs_kept
         torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(n_staged)]
     return dropout(torch, stream) if model.embedding_dropout else stream
+
+
+def _angles(torch: Operators, view: LayerView) -> None:
+    """The angles of rotary positions: too small to count, but the product that makes them is the first one.
+
+    Source: transformers 4.48.0 to 5.18.0 models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
+    Ignored: that GPT-J, which has a buffer of sines, takes no product.
+    """
+    if view.stack.rotary_product and view.stack.model_code != "own":
+        spec = view.block.attention
+        width = spec.rotary_width or spec.head_dim
+        torch.new(Unit.LENGTH, width / 2, "fp32", "bmm", cost=None)
 
 
 def token_rows(torch: Operators, ends: EndsView) -> Tensor:

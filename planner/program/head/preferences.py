@@ -11,7 +11,7 @@ hiyouga/LLaMA-Factory (commit ff6d4d12) train/dpo/trainer.py, train/kto/trainer.
 get_batch_logps.  At b0d996666~1 their sft_loss, with get_batch_logps of trl 0.8.6.
 Of allenai/open-instruct b08997673 and 90e956120 open_instruct/dpo_utils.py
 concatenated_forward, _get_batch_logps; at e6c3044aa padding_free_collator.py calculate_per_token_logps.
-Ignored: that logits which are cut by one position are one row in ``--seq`` smaller.
+Ignored: that copies of cut logits for metrics are one position shorter.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ All tokens are taken for trained ones, whose logits are copied where weights fol
 Source: llamafactory 0.9.5 train/trainer_utils.py dft_loss_func, eaft_loss_func, asft_loss_func,
 _kl_divergence; train/sft/trainer.py compute_loss; transformers 5.23 trainer.py compute_loss.
 torch 2.13 ATen/native/Loss.cpp kl_div.
-Ignored: the twenty largest logits of each token; that logits which are cut by one position are one row in
-``--seq`` smaller.
+Ignored: the twenty largest logits of each token.
 """
 
 from __future__ import annotations

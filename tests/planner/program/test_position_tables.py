@@ -113,3 +113,27 @@ def test_what_engines_cast_is_16_bits_wide() -> None:
     assert table_row_bytes(job(**flags, sharding="zero2")) == MISTRAL_ROW
     assert table_row_bytes(job(**flags, sharding="fsdp1")) == MISTRAL_ROW
     assert table_row_bytes(job(**flags, sharding="ddp")) == 2 * MISTRAL_ROW
+
+
+@pytest.mark.parametrize(
+    ("stack", "version", "module"),
+    [
+        ("hf-trainer@4", "4.47.1", "q_proj"),
+        ("hf-trainer@4", "4.48.0", "rotary_emb"),
+        ("hf-trainer@5", "5.18.0", "rotary_emb"),
+        ("hf-trainer@5", "5.19.0", "q_proj"),
+        ("unsloth", "4.48.0", "q_proj"),
+    ],
+)
+def test_the_first_product_is_that_of_the_angles_where_there_is_one(
+    stack: str, version: str, module: str
+) -> None:
+    """cuBLAS's workspace comes right before it, and is between other blocks from then on.
+
+    LLaMA-Factory 0.9.5 (Transformers 5.6.0), Qwen2.5-0.5B, full, ``adamw_bnb_8bit``, ``pure_bf16``: its own
+    dry run reserves 8.76 GiB; 8.79 here, and 7.63 with the workspace behind the first layer's norm.
+    """
+    stream = step_of(job("qwen2.5-0.5b", stack=stack, versions=f"transformers=={version}"))
+    assert stream.workspace is not None
+    behind = stream.events[stream.events.index(stream.workspace) + 1]
+    assert stream.place(behind)[1] == module

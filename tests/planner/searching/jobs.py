@@ -32,7 +32,13 @@ MANY_CARDS: Flags = {
     "precision": "bf16",
 }
 QLORA_ON_MANY: Flags = {"model": "70b", "method": "qlora", "gpu": "4090:4", "seq": "1024"}
-QLORA_DIVIDED: Flags = {"model": "34b", "method": "qlora", "gpu": "3090:2", "seq": "2048", "sharding": "fsdp1"}
+QLORA_DIVIDED: Flags = {
+    "model": "34b",
+    "method": "qlora",
+    "gpu": "3090:2",
+    "seq": "2048",
+    "sharding": "fsdp1",
+}
 OLD_CARD: Flags = {"model": "3b", "method": "full", "gpu": "t4", "seq": "2048"}
 EAGER: Flags = {
     "model": "7b",
