@@ -178,4 +178,4 @@ def _write_guess(native: Native, tensor: torch.Tensor) -> None:
     if tensor.numel() <= most:
         tensor.detach().fill_(0 if tensor.dtype == torch.bool else 1)
     # A storage that Python has seen counts as held, and autograd would no longer add to it in place.
-    native.spoil(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+    native.spoil(tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size())
