@@ -177,4 +177,5 @@ def _write_guess(native: Native, tensor: torch.Tensor) -> None:
     most = native.MOST_FLOATS if tensor.is_floating_point() else native.MOST_INTEGERS
     if tensor.numel() <= most:
         tensor.detach().fill_(0 if tensor.dtype == torch.bool else 1)
-    native.spoil(tensor.untyped_storage().data_ptr())
+    # A storage that Python has seen counts as held, and autograd would no longer add to it in place.
+    native.spoil(tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -31,3 +32,43 @@ def test_arguments_that_reach_a_store_are_written(body: str, written: set[str]) 
     source = f"def kernel(a_ptr, b_ptr, offset, n):\n{textwrap.indent(body, '    ')}\n"
     kernel = SimpleNamespace(parse=lambda: ast.parse(source), arg_names=["a_ptr", "b_ptr", "offset", "n"])
     assert written_arguments(kernel) == written
+
+
+class OnCard:
+    """A tensor that says it is on a card."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+
+def test_autograd_still_adds_in_place_to_a_gradient_that_a_kernel_wrote() -> None:
+    """Liger's loss scales its saved gradient of a tied head so; the table's is added to it."""
+    import torch
+
+    from measure.dry_run.libraries.triton_kernels import _write_guess
+
+    spoilt: list[int] = []
+    native: Any = SimpleNamespace(MOST_FLOATS=0, MOST_INTEGERS=0, spoil=spoilt.append)
+
+    class Loss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(torch.ones_like(x), torch.ones_like(weight))
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            of_x, of_weight = ctx.saved_tensors
+            _write_guess(native, OnCard(of_weight))  # type: ignore[arg-type]
+            return of_x, of_weight
+
+    weight = torch.zeros(100, 8, requires_grad=True)
+    x = torch.nn.functional.embedding(torch.arange(10), weight) * 2
+    Loss.apply(x, weight).backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert spoilt == [weight.grad.data_ptr()]
