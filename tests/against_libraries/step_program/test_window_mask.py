@@ -14,18 +14,19 @@ from tests.extras import import_or_skip
 
 import_or_skip("peft")
 
-# Four layers with a window of 512 tokens.
+# Three layers with a window of 512 tokens and one without.
 GEMMA = Cell(0, "small", "gemma-3-1b", "lora", False, "sdpa", 4, 512)
 
 
 @pytest.mark.parametrize("seq_tokens", [511, 512])
 def test_program_and_trace_agree_on_both_sides_of_the_window(seq_tokens: int) -> None:
-    """Below the window no layer has a mask; from it on all share one,
-    and each keeps what its kernel makes of it.
+    """Below the window no layer has a mask; from it on those with a window share one,
+    and each keeps what its kernel makes of it.  Tables of positions, which the program leaves out, are three
+    thousandths here.
     """
     cell = replace(GEMMA, seq_tokens=seq_tokens)
     trace = traced(cell)
-    assert planned(cell, trace.phase).allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.0025)
+    assert planned(cell, trace.phase).allocated_bytes == pytest.approx(trace.allocated_bytes, rel=0.0035)
 
 
 def test_the_mask_begins_at_the_window() -> None:
