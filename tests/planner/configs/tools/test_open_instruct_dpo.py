@@ -6,33 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from planner.configs.launchers.fsdp_keys import Beside
-from planner.configs.read import read_config
-from planner.configs.said_by_file import Reading
-
-NOW = {
-    "model_name_or_path": "gpt2",
-    "dataset_mixer_list": ["a/b", "1.0"],
-    "max_seq_length": 512,
-    "with_tracking": True,
-}
-
-
-OLD = {
-    "model_name_or_path": "gpt2",
-    "dataset_mixer": {"a/b": 1.0},
-    "max_seq_length": 512,
-    "checkpointing_steps": "epoch",
-} | {"dataset_mix_dir": "out"}
-
-
-def read(folder: Path, table: dict[str, Any], beside: Beside | None = None) -> Reading:
-    """What such a file says."""
-    path = folder / "train.yaml"
-    path.write_text(yaml.safe_dump(table), encoding="utf-8")
-    return read_config(path, None, beside)
+from tests.planner.configs.tools.test_open_instruct import NOW, OLD, read
 
 
 @pytest.mark.parametrize(
