@@ -20,6 +20,7 @@ from planner import configs
 from planner.catalog.location import data_dir
 from planner.catalog.packages import TABLES, package_path
 from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stack_ids
+from planner.configs.launchers.zero import _STAGE_3
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.stack import Stack
 from planner.domain.uncertainty.settled import SETTLED_BY
@@ -83,14 +84,17 @@ def test_a_loop_over_a_kbit_base_is_prepared_as_peft_prepares_it(stack_id: str) 
 
 
 def switches_of_files() -> set[str]:
-    """Switches that readers of config files set: those that they name."""
-    constants = (
-        node.value
+    """Switches that readers of config files set: the first argument of ``reading.switch``,
+    and those of stage 3, which a table pairs with keys.
+    """
+    calls = (
+        node
         for path in (Path(configs.__file__).parent).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "switch"
     )
-    return {name for name in constants if name in SWITCH_NAMES}
+    names = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+    return {name for name in names if isinstance(name, str)} | {name for name, _ in _STAGE_3.values()}
 
 
 def test_a_switch_with_one_value_in_all_stacks_is_set_elsewhere() -> None:
