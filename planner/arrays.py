@@ -55,6 +55,11 @@ def where(condition: Any, yes: Number, no: Number) -> Number:
     return np.where(condition, yes, no)
 
 
+def first_of(value: Number) -> int | float:
+    """The number itself, or the first of an array."""
+    return value if isinstance(value, _PLAIN) else value.flat[0].item()
+
+
 def mean(value: Number) -> float:
     """The number itself, or the mean over an array."""
     return float(value) if isinstance(value, _PLAIN) else float(value.mean())

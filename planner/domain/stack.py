@@ -242,9 +242,9 @@ class Stack:
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
     pins_inputs: PinsInputs
-    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there; ``if_room``: but
-    for blocks that host RAM has no room for, which stay pageable where others would fail.
-    """
+    """What is saved in host RAM is pinned there; ``if_room``: but for blocks it has no room for."""
+    offloads_saved: bool
+    """Without checkpointing, too, saved tensors go to host RAM, as by TRL's ``OffloadActivations``."""
 
     # Loss
     loss_forward: tuple[LogitsCopy, ...]

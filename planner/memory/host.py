@@ -11,7 +11,9 @@ from planner.domain.recipes.recipe import DTYPE_BYTES, Number
 from planner.domain.term import HostTerm
 from planner.memory.outside import paged_bytes
 from planner.program.engines.zero.deepspeed_settings import settings_of
+from planner.program.host_copies import WAITING, copies_to_host
 from planner.program.job import Job
+from planner.program.ops.sizes import unit_values
 from planner.program.parameters import Parameters
 
 
@@ -236,7 +238,7 @@ def pinned_cache_bytes(job: Job) -> Number:
 
 
 def offloaded_activation_bytes(job: Job) -> Number:
-    """Block inputs that checkpointing keeps in host RAM instead of on the GPU,
+    """Saved tensors that wait in host RAM instead of on the GPU,
     each rounded as pinned memory is where a stack pins them (``pins_inputs``).
 
     Where it pins only what there is room for, rounding takes no more than the host has left.
@@ -245,8 +247,9 @@ def offloaded_activation_bytes(job: Job) -> Number:
     """
     if job.recipe.offload != "activations":
         return 0
-    boundary = job.tokens * job.model.hidden_size * job.regime.residual
-    exact, pinned = job.model.n_layers * boundary, job.model.n_layers * pinned_bytes(boundary)
+    copies = copies_to_host(job, unit_values(job), WAITING)
+    exact: Number = sum(count * n_bytes for count, n_bytes in copies)
+    pinned: Number = sum(count * pinned_bytes(n_bytes) for count, n_bytes in copies)
     if job.stack.pins_inputs == "never":
         return exact
     available = job.hardware.host.memory_bytes

@@ -12,18 +12,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from weakref import ref
 
 from planner.program.ops.autograd import record, run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import ATTENTION, COSTLY, PLAIN, Node, Tensor, Unpack, keep, replaced
+from planner.program.ops.tensors import (
+    ATTENTION,
+    COSTLY,
+    ELEMENT_BYTES,
+    PLAIN,
+    Node,
+    Tensor,
+    Unpack,
+    keep,
+    replaced,
+)
+from planner.program.ops.work import ToHost
 
 Layer = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """``offloads``: the input lies in host RAM; ``selective``:
+    """``offloads``: the input lies in host RAM where other saved tensors do not; ``selective``:
     some outputs are kept with it (without reentry only); ``keeps_attention``: that of attention among them.
 
     ``hooked``: a hook on the second run's input refers to it and to its gradient until the whole backward
@@ -74,9 +86,9 @@ class _Frame:
     """One checkpointed call: its function and input, and what its second run has saved again."""
 
     def __init__(self, torch: Operators, layer: Layer, x: Tensor, how: Checkpointing) -> None:
-        self.torch, self.layer, self.offloads = torch, layer, how.offloads
+        self.torch, self.layer = torch, layer
         self.outputs = _Outputs(attention=how.keeps_attention) if how.selective else None
-        self.x = _without_memory(x) if how.offloads else x
+        self.x = _kept(torch, x, how)
         self.n_saved, self.n_parameters, self.path = 0, torch.n_parameters, torch.path
         self.again: dict[int, Tensor] = {}
         self.held: list[ref[Unpack]] = []
@@ -128,17 +140,31 @@ class _Frame:
         )
         with second_run:
             torch.mark("before_forward", self.path[-1])
-            if self.offloads:
-                self.x = _brought_back(torch, self.x)
+            x = self.x()
             try:
-                self.layer(self.x)
+                self.layer(x)
             except _Stop as stop:
                 # The frames that the exception went through hold what their variables refer to.
                 stop.__traceback__ = None
 
 
-def _without_memory(x: Tensor) -> Tensor:
+def _kept(torch: Operators, x: Tensor, how: Checkpointing) -> Unpack:
+    """The input of a layer, saved as other tensors are, or in host RAM; it comes with its node."""
+    node = x.node
+    unpack = partial(_brought_back, torch, _on_host(torch, x)) if how.offloads else torch.pack(x)
+
+    def back() -> Tensor:
+        again = unpack()
+        again.node = node
+        return again
+
+    return back
+
+
+def _on_host(torch: Operators, x: Tensor) -> Tensor:
     """What is left of ``x`` on the GPU when it lies in host RAM."""
+    size = x.count * ELEMENT_BYTES[x.dtype]
+    torch.spend(ToHost(size), x.unit, size)
     left = Tensor(None, x.unit, x.count, x.dtype)
     left.node = x.node
     return left
@@ -189,4 +215,4 @@ def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Check
                 run_backward(torch, again.node, [gradient.alias()])
         return [entry.node.grad]
 
-    return record(torch, out, [x], [_without_memory(x) if how.offloads else x], backward)
+    return record(torch, out, [x], [_on_host(torch, x) if how.offloads else x], backward)

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 from planner.domain.term import TERM_NUMBERS, TermName
 from planner.program.ops.autograd import LEAF_ORDER, run_backward
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit
+from planner.program.ops.tensors import Dtype, Mark, Node, Parameter, Storage, Tensor, Unit, keep
 from planner.program.ops.work import Work
+from planner.program.saved_on_host import SavedOnHost
 
 INPUT_SLOT, GRADIENT_SLOT = 0, 1
 SHARED_SLOTS = 1_000_000_000
@@ -30,10 +31,12 @@ FORWARD_LOSS, BACKWARD, BACKWARD_OUT, BACKWARD_END = (
     "backward_out",
     "backward_end",
 )
-RETURNS_AGAIN = "returns_again"
+BACKWARD_NEXT, RETURNS_AGAIN = "backward_next", "returns_again"
 _FORWARD_STAGES = (FORWARD, FORWARD_NEXT, FORWARD_RETURN, FORWARD_END, FORWARD_OUT, FORWARD_LOSS)
-_STAGES = (*_FORWARD_STAGES, BACKWARD, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
+_STAGES = (*_FORWARD_STAGES, BACKWARD, BACKWARD_NEXT, BACKWARD_OUT, BACKWARD_END, RETURNS_AGAIN)
 Gradients = Literal["first", "added", "none"]
+Saves = Literal["here", "on_host", "on_host_last"]
+"""Saved tensors stay on the GPU, or wait in host RAM; behind the last part nothing pushes them out."""
 _PORTS, _NOWHERE = "ports", ""
 
 
@@ -74,9 +77,10 @@ class Template:
 
     Stages: ``forward``; ``forward_next``, when the next layer has run; ``forward_return``, when the model
     below the head returns; ``forward_end``, when autocast ends; ``forward_out``, what the head does after
-    that; ``forward_loss``, what is done when other passes have run, too. Then ``backward``; ``backward_out``,
-    when hooks let go; ``backward_end``, when the graph goes; ``returns_again``, when the model has returned
-    in the next micro-step.  ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.
+    that; ``forward_loss``, what is done when other passes have run, too. Then ``backward``;
+    ``backward_next``, when the layer before has gone back; ``backward_out``, when hooks let go;
+    ``backward_end``, when the graph goes; ``returns_again``, when the model has returned in the next
+    micro-step.  ``out_slot`` and ``gradient_slot`` are the output and the gradient of the input.
     ``gradients``: unit, count, dtype, slot and module of each that parameters keep.  ``out``: shape of the
     output.
 
@@ -86,7 +90,7 @@ class Template:
     ``foreign``: where each stage frees what other parts made.  ``freed_shares``: slots of what is shared that
     each stage frees.
 
-    ``work``: what all operators cost together.
+    ``work``: what all operators cost together.  ``elsewhere``: slots in memory of a second CUDA stream.
 
     For engines: ``marks`` of each stage, each after so many of its events; ``modules``, paths of names;
     ``parameters``, by their numbers.
@@ -105,6 +109,7 @@ class Template:
     modules: tuple[tuple[str, ...], ...]
     parameters: tuple[Parameter, ...]
     work: Work
+    elsewhere: tuple[int, ...] = ()
     shares: dict[str, tuple[int, Shape]] = field(default_factory=dict)
     crossing: tuple[str, ...] = ()
     foreign: dict[str, tuple[int, ...]] = field(init=False)
@@ -153,15 +158,19 @@ def run(
     given: Mapping[str, Shape] = MappingProxyType({}),
     *,
     gradients: Gradients = "first",
+    saves: Saves = "here",
 ) -> Template:
     """Run ``part`` forward and backward, once, on an input of shape ``entry``.
 
     ``given``: shapes of what other parts share with it, by the name that the part knows it by.
     ``gradients``: those of parameters are the ``first``, are ``added`` to those of the micro-step before, or
-    are not made at all (``none``).
+    are not made at all (``none``).  ``saves``: where saved tensors wait for their backward.
     """
     torch = Operators(accumulates=gradients == "added")
     torch.grad_enabled = gradients != "none"
+    hooks = None if saves == "here" else SavedOnHost(torch)
+    if hooks is not None:
+        torch.pack, torch.end_node = hooks.pack, hooks.end_node
     torch.enter(_PORTS)
     crossing = [shape.shared for shape in (entry, *given.values()) if shape.shared]
     arguments = [torch.new(entry.unit, entry.count, entry.dtype, "input", cost=None)]
@@ -175,6 +184,8 @@ def run(
     torch.enter(FORWARD)
     out = part(torch, arguments.pop())
     torch.leaf = None
+    if hooks is not None and saves == "on_host":
+        hooks.end_forward()
     _return(torch)
     # What a part made belongs to the next one, or to all that share it; what it still refers to counts.
     torch.enter(_NOWHERE)
@@ -193,6 +204,11 @@ def run(
         arrived[0].unit, arrived[0].count, arrived[0].dtype = shape.unit, shape.count, shape.dtype
         run_backward(torch, root, arrived)
         torch.go_back_to(())
+    torch.pack, torch.end_node = keep, None
+    if hooks is not None:
+        hooks.end_backward()
+        torch.enter(BACKWARD_NEXT)
+        hooks.back.clear()
     graph = [root]
     del root
     _end(torch, graph)
@@ -292,4 +308,5 @@ def _template(torch: Operators, end: _End, terms: Terms) -> Template:
         modules=tuple(torch.modules),
         parameters=tuple(torch.parameters),
         work=torch.work,
+        elsewhere=tuple(torch.elsewhere),
     )

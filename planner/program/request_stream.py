@@ -26,6 +26,9 @@ from planner.program.recorded_part import (
     Template,
 )
 
+_HOST_COPIES = 4
+"""The CUDA stream of copies to and from the host; engines have lower numbers."""
+
 
 class RequestStream:
     """Allocations and frees of a job, in order.
@@ -125,6 +128,8 @@ class RequestStream:
         self.unit_bytes += columns.unit_bytes
         self.kinds += columns.kinds
         self.streams += array("B", [0]) * len(columns.units)
+        for slot in template.elsewhere:
+            self.streams[base + slot] = _HOST_COPIES
         return base
 
     def sizes(self, values: Mapping[Unit, float]) -> Sequence[int]:

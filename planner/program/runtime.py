@@ -19,6 +19,7 @@ from planner.program.parameters import Weight
 from planner.program.recorded_part import (
     BACKWARD,
     BACKWARD_END,
+    BACKWARD_NEXT,
     BACKWARD_OUT,
     FORWARD,
     FORWARD_END,
@@ -108,6 +109,10 @@ class Runtime:
         stream = self.stream
         made = instances(stream, ((part.name, part.template, part.count) for part in parts))
         stream.enter(phases.forward)
+        if self.job.stack.offloads_saved and self.job.recipe.offload == "activations":
+            # trl 1.9.0 and 1.16.0 models/activation_offloading.py __enter__, where bitsandbytes is imported,
+            # which PEFT does.
+            stream.empty_cache()
         first = [self.run_aside(given) for given in self.before]
         self.forward(made[0])
         for before, each in pairwise(made[:-1]):
@@ -120,8 +125,10 @@ class Runtime:
         self._loss(made, first)
         self.backward(made[-1])
         stream.enter(phases.backward)
-        for each in reversed(made[:-1]):
+        for each, behind in zip(reversed(made[:-1]), reversed(made[1:]), strict=True):
             self.backward(each)
+            stream.events += behind.events(BACKWARD_NEXT)
+        stream.events += made[0].events(BACKWARD_NEXT)
         for each in made:
             stream.events += each.events(BACKWARD_OUT)
         self.end_of_backward(phases)

@@ -32,7 +32,7 @@ from planner.program.load import settle_workspace
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor
 from planner.program.pipeline import run_pipeline
-from planner.program.recorded_part import NO_INPUT, Gradients, Shape, Template, Terms, run
+from planner.program.recorded_part import NO_INPUT, Gradients, Saves, Shape, Template, Terms, run
 from planner.program.request_stream import RequestStream
 from planner.program.runtime import Generation, Part, Pass, Runtime
 from planner.program.view import LayerView, head_view, layer_view
@@ -280,7 +280,10 @@ def _call_of(job: Job, number: int, view: LayerView) -> _Call:
 @lru_cache(maxsize=256)
 def _first(ends: EndsView, gradients: Gradients) -> Template:
     given = {} if gradients == "none" else ends.given
-    return run(lambda torch, _: embeddings(torch, ends), NO_INPUT, _OUTSIDE, given, gradients=gradients)
+    saves = _saves(ends.layer, gradients)
+    return run(
+        lambda torch, _: embeddings(torch, ends), NO_INPUT, _OUTSIDE, given, gradients=gradients, saves=saves
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -294,7 +297,13 @@ def _one_layer(
     values = mode.gradients == "none" and has_values
     keeps = values or (dpo and view.stack.pair_logps == "rows_and_hidden")
     runs = _caching_layer if mode.role in CACHING else _kept_layer if keeps else _layer
-    return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients)
+    saves = _saves(view, mode.gradients)
+    return run(partial(runs, view, call), entry, _LAYER, dict(given), gradients=mode.gradients, saves=saves)
+
+
+def _saves(view: LayerView, gradients: Gradients) -> Saves:
+    on_host = view.recipe.offload == "activations" and view.stack.offloads_saved
+    return "on_host" if on_host and gradients != "none" else "here"
 
 
 def _kept_layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
@@ -329,7 +338,9 @@ def _last(ends: EndsView, entry: Shape, shares: tuple[tuple[str, Shape], ...], m
             return tiles(torch, ends, passed)
         return head(torch, ends, passed)
 
-    return run(loss, entry, _LOSS, dict(shares), gradients=mode.gradients)
+    saves = _saves(ends.layer, mode.gradients)
+    last: Saves = "here" if saves == "here" else "on_host_last"
+    return run(loss, entry, _LOSS, dict(shares), gradients=mode.gradients, saves=last)
 
 
 def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
@@ -344,7 +355,7 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
         return function(x)
     run_again = checkpointed_reentrant if view.recipe.checkpoint_reentrant else checkpointed
     offloads, selective = (
-        view.recipe.offload == "activations",
+        view.recipe.offload == "activations" and not view.stack.offloads_saved,
         view.recipe.checkpoint_policy == "selective-op",
     )
     how = Checkpointing(offloads, selective, view.stack.selective_keeps_attention, _is_hooked(view))

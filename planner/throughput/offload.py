@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from planner.arrays import minimum
 from planner.domain.board import server_of
 from planner.domain.recipes.recipe import Number
+from planner.program.host_copies import SENT, copies_to_host
 from planner.throughput.communication import stored_param_bytes
+from planner.throughput.counted import unit_values
 from planner.throughput.time_inputs import TimedJob
 
 # Fused CPU Adam reads p, g, m, v (16 bytes), writes p, m, v (12) and a 16-bit copy (2) per parameter.
@@ -45,17 +47,10 @@ def transfers(job: TimedJob) -> Transfers:
     if recipe.offloads_params:
         fetched = 2 * micro_steps * stored_param_bytes(job) / job.world
     if recipe.offload == "activations":
-        fetched = 2 * micro_steps * activation_bytes(job)
+        values = unit_values(job.scenario, job.micro)
+        copies = copies_to_host(job.own, values, SENT)
+        fetched = 2 * micro_steps * sum(count * n_bytes for count, n_bytes in copies)
     return Transfers(fetched, exposed)
-
-
-def activation_bytes(job: TimedJob) -> Number:
-    """Bytes of block inputs that checkpointing sends to the host in a micro-step.
-
-    Source: as of :func:`planner.memory.host.offloaded_activation_bytes`.
-    """
-    model = job.scenario.model
-    return model.n_layers * model.hidden_size * job.regime.residual * job.micro.computed
 
 
 def cpu_adam_seconds(job: TimedJob) -> Number:

@@ -97,7 +97,9 @@ def read_trainer(keys: Keys, reading: Reading, *, own_loss: bool = False) -> Non
 
 def remark_on_tf32(keys: Keys, reading: Reading) -> None:
     """TF32 speeds the products of fp32 training up, and changes nothing where they are in 16 bits."""
-    if keys.flag("tf32") and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
+    # Axolotl's "auto" turns it on where the card has it.
+    on = keys.get("tf32") == "auto" or keys.flag("tf32")
+    if on and not any(keys.get(name) for name in ("bf16", "fp16", "bfloat16", "float16")):
         reading.remark(
             keys.where("tf32"), "products are counted at the rate of fp32: TF32 on tensor cores is faster"
         )

@@ -348,6 +348,11 @@ class Recipe:
         return changed or self.rollout.generator != "transformers"
 
     @property
+    def saves_on_host(self) -> bool:
+        """Whether every saved tensor goes to host RAM, and not only the inputs of checkpoints."""
+        return self.offload == "activations" and not self.gradient_checkpointing
+
+    @property
     def rebuilds_some(self) -> bool:
         """Whether checkpointing recomputes only every n-th layer, so that the others keep what they save."""
         return self.gradient_checkpointing and self.checkpoint_every > 1

@@ -427,12 +427,10 @@ RECIPE_RULES = (
     Rule(
         "activations-offload-without-checkpointing",
         "not-modelled",
-        "Activations in host RAM are modelled with gradient checkpointing only; add --gradient-checkpointing",
-        # Axolotl 0.19 (utils/schemas/validation.py) and torchtune 0.6 (recipes) refuse it; Unsloth has no
-        # other kind.  TRL 1.16 runs it, but what is saved again within five tensors stays on the GPU
-        # (activation_offloading.py pack_tensor), a third of all that a fully trained Llama layer saves: no
-        # formula says which.
-        lambda case: case.recipe.offload == "activations" and not case.recipe.gradient_checkpointing,
+        "With this stack activations in host RAM are modelled with gradient checkpointing only; add"
+        " --gradient-checkpointing",
+        # torchtune 0.6 (recipes) refuses it, Unsloth has no other kind.
+        lambda case: case.recipe.saves_on_host and not case.scenario.stack.offloads_saved,
     ),
     Rule(
         "selective-reentrant",

@@ -113,7 +113,7 @@ def embeddings(torch: Operators, ends: EndsView) -> Tensor:
         # ZeRO-3 fetches what comes next at each module that is entered.
         with torch.inside("rotary_emb"):
             _angles(torch, view)
-    if view.recipe.offload == "activations" and torch.grad_enabled:
+    if view.recipe.offload == "activations" and not view.stack.offloads_saved and torch.grad_enabled:
         # Inputs of layers on their way to the host and back, or buffers for them.
         n_staged = view.stack.offloaded_inputs_kept
         torch.outputs = [torch.like(stream, "staged", cost=None) for _ in range(n_staged)]

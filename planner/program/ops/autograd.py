@@ -74,6 +74,7 @@ def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
     ready = [(-root.order, 0, root)]
     n_ready = 0
     before, tape.grad_enabled = tape.grad_enabled, False
+    tape.n_graphs += 1
     module, manner, direction = tape.module, tape.manner, tape.direction
     tape.direction = "backward"
     while ready:
@@ -97,6 +98,7 @@ def run_backward(tape: Tape, root: Node, gradients: list[Tensor]) -> None:
             if not waiting[target] and target in buffers:
                 n_ready += 1
                 heappush(ready, (-target.order, n_ready, target))
+    tape.n_graphs -= 1
     tape.grad_enabled, tape.module = before, module
     tape.manner, tape.direction = manner, direction
 
@@ -106,6 +108,8 @@ def _run(tape: Tape, node: Node, buffers: dict[Node, Tensor]) -> list[Tensor | N
     assert node.backward is not None
     gradient = buffers.pop(node)
     results = node.backward([unpack() for unpack in node.saved], gradient)
+    if tape.end_node is not None:
+        tape.end_node()
     for index, edge in enumerate(node.inputs):
         result = results[index]
         if edge is None or result is None:

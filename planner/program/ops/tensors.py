@@ -263,6 +263,9 @@ class Tape:
     ``modules`` are the paths of names that modules were entered by, the whole part first.  ``path`` are the
     numbers of the modules that run now, ``path_back`` of those whose backward runs, ``passed`` of those that
     have sent a gradient on.
+
+    ``elsewhere``: slots that lie in memory of a second CUDA stream.  ``end_node``: runs when a node of the
+    backward pass has; ``n_graphs``: backward passes that run, each inside the one before.
     """
 
     def __init__(self) -> None:
@@ -286,6 +289,9 @@ class Tape:
         self.work: dict[Key, dict[Unit, float]] = {}
         self.direction: Direction = "forward"
         self.manner = PLAIN
+        self.elsewhere: list[int] = []
+        self.end_node: Callable[[], None] | None = None
+        self.n_graphs = 0
 
     def enter(self, stage: str) -> None:
         """Record into the list of ``stage`` from now on."""

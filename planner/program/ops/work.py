@@ -53,7 +53,14 @@ class Unpacking:
     weight_bytes: float
 
 
-Kind = Product | FusedAttention | Unpacking | Literal["bytes", "launches", "waits"]
+@dataclass(frozen=True, slots=True)
+class ToHost:
+    """Saved tensors that go to host RAM, of so many bytes each, counted in bytes."""
+
+    unit_bytes: float
+
+
+Kind = Product | FusedAttention | Unpacking | ToHost | Literal["bytes", "launches", "waits"]
 """``waits``: launches between which the host waits for the GPU."""
 Key = tuple[Direction, Share, Kind]
 Work = Mapping[Key, Mapping["Unit", float]]

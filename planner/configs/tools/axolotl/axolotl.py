@@ -100,9 +100,6 @@ _UNMODELLED = {
     "shrink_embeddings": "a smaller vocabulary is not modelled",
     "deepcompile": "DeepCompile is not modelled",
     "fp32_norms": "norms in fp32 are not modelled in this stack",
-    "model_quantization_config": (
-        "a base quantised otherwise is not modelled; load_in_4bit and load_in_8bit are"
-    ),
     "use_onebitllms": "ternary weights are not modelled",
     "peft_trainable_token_indices": "training single tokens' embeddings is not modelled",
     "scaling_softmax": "a scaled softmax is not modelled",
@@ -188,6 +185,7 @@ def read_axolotl(keys: Keys, reading: Reading, beside: Beside) -> None:
     if of_2023:
         read_attention_of_2023(keys, reading)
     read_plugins(keys, reading)
+    _read_stored_weights(keys)
     _read_sharding(keys, reading, beside)
     read_loss(keys, reading, old=old)
     read_kbit_tables(keys, reading, old=old, of_2023=of_2023)
@@ -421,24 +419,31 @@ def _read_checkpointing(keys: Keys, reading: Reading, *, old: bool) -> None:
         _read_offloading(keys, reading, name, old=old)
 
 
+def _read_stored_weights(keys: Keys) -> None:
+    """Packed weights of a checkpoint are turned to 16 bits where the file says so.
+
+    Source: axolotl 0.19.0 loaders/model.py _set_quantization_config; transformers 5.16
+    quantizers/quantizer_mxfp4.py is_trainable.
+
+    Raises:
+        NotModelledError: they stay packed.
+    """
+    name = "model_quantization_config"
+    details = keys.part(f"{name}_kwargs")
+    unpacks = details is not None and details.flag("dequantize")
+    if keys.get(name) and not unpacks:
+        raise keys.not_modelled(name, "packed weights do not train: say dequantize: true in its kwargs")
+
+
 def _read_offloading(keys: Keys, reading: Reading, name: str, *, old: bool) -> None:
     """Activations in host RAM; ``gradient_checkpointing: offload`` is an older way to say it.
 
     Source: axolotl 0.19.0 utils/schemas/validation.py check_gradient_checkpointing_w_offload,
     core/builders/base.py _configure_gradient_checkpointing, loaders/model.py _apply_activation_checkpointing:
-    a full fine-tune gets checkpoints of torch's own, which are not reentrant.
-
-    Raises:
-        NotModelledError: adapters, with which nothing is recomputed.
+    a full fine-tune gets checkpoints of torch's own, which are not reentrant; adapters get none.
     """
-    if keys.has("adapter") and not old:
-        why = (
-            "with adapters Axolotl recomputes nothing and moves every saved tensor to host RAM, which is not "
-            "modelled; gradient_checkpointing: true without activation_offloading is"
-        )
-        raise keys.not_modelled(name, why)
     reading.say("offload", "activations", keys.where(name))
-    if not old:
+    if not (old or keys.has("adapter")):
         reading.said.pop("checkpoint_reentrant", None)
         place = "axolotl 0.19.0 loaders/model.py _apply_activation_checkpointing: checkpoint_wrapper of torch"
         reading.default("checkpoint_reentrant", False, place)

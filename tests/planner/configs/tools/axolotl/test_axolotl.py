@@ -268,10 +268,25 @@ def test_fp8_is_read(tmp_path: Path) -> None:
     ["gradient_checkpointing: offload\n", "gradient_checkpointing: true\nactivation_offloading: true\n"],
 )
 def test_offloaded_activations_are_checkpoints_of_torch(tmp_path: Path, text: str) -> None:
-    """With adapters 0.19 recomputes nothing (core/builders/base.py); up to 0.8 the first was its own way."""
+    """Adapters keep the checkpoints that the loader switches on; up to 0.8 the first was its own way."""
     said = read(tmp_path, BASE + text).request
     assert said.get("gradient_checkpointing") is True
     assert said.get("offload") == "activations"
     assert said.get("checkpoint_reentrant") is False
-    with pytest.raises(NotModelledError, match="with adapters Axolotl recomputes nothing"):
-        read(tmp_path, LORA + text)
+    lora = read(tmp_path, LORA + text).request
+    assert lora.get("offload") == "activations"
+    assert lora.get("checkpoint_reentrant") is True
+
+
+def test_packed_experts_are_unpacked_where_the_file_says_so(tmp_path: Path) -> None:
+    """As examples for gpt-oss do; without it Transformers does not train over them."""
+    text = LORA + "model_quantization_config: Mxfp4Config\n"
+    with pytest.raises(NotModelledError, match="dequantize: true"):
+        read(tmp_path, text)
+    whole = read(tmp_path, text + "model_quantization_config_kwargs: {dequantize: true}\n")
+    assert whole.request.get("quantization") == read(tmp_path, LORA).request.get("quantization")
+
+
+def test_tf32_may_be_left_to_axolotl(tmp_path: Path) -> None:
+    """0.19.0 writes its default so (utils/schemas/config.py)."""
+    assert read(tmp_path, BASE + "tf32: auto\n").request == read(tmp_path, BASE).request
