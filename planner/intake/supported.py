@@ -23,6 +23,14 @@ _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9])")
 # `_supports_sdpa` and `_supports_flash_attn` absent or False.
 _NO_SDPA = frozenset({"bloom", "mpt", "gptj", "gemma2", "gpt_oss"})
 _NO_FLASH = frozenset({"bloom", "mpt", "llama4", "llama4_text"})
+# Models without ``_supports_flex_attn``, or a part of which has none.  Source: transformers 5.23.0 models.
+_NO_FLEX = frozenset(
+    {
+        *("bloom", "falcon", "falcon_h1", "gpt2", "gpt_bigcode", "gptj", "jamba", "mpt", "olmoe", "stablelm"),
+        *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_vl"),
+        *("qwen3_5_text", "qwen3_5_moe_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_text"),
+    }
+)
 # Modules that ship with the checkpoint and write attention out.  Source:
 # mosaicml/llm-foundry layers/attention.py; modeling_btlm.py.
 _REMOTE_NO_SDPA = frozenset({"mosaic_gpt", "btlm"})
@@ -82,6 +90,10 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     has no such attention kernel.
     """
     is_flash = ATTENTION_FACTS[attention].is_flash
+    if attention == "flex":
+        of_transformers = stack.model_code == "transformers-5" and not model.remote_code
+        drops = any(group.block.attention.dropout for group in model.groups)
+        return not of_transformers or model.architecture in _NO_FLEX or drops or has_sinks(model)
     if model.remote_code:
         return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
     if attention == "eager":

@@ -25,7 +25,7 @@ _WORTH_SHARE = 0.05
 # What else people commonly run, by setting and by the value that was assumed.
 _OTHERWISE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "attention": {"sdpa": ("eager",), "eager": ("sdpa",), "flash2": ("eager",)},
+        "attention": {"sdpa": ("eager",), "eager": ("sdpa",), "flash2": ("eager",), "flex": ("sdpa",)},
         "load_dtype": {"bf16": ("fp32",), "fp16": ("fp32",), "fp32": ("bf16",)},
         "precision": {"bf16-mixed": ("bf16",), "fp16-mixed": ("fp32",), "bf16": ("bf16-mixed",)},
         "optimizer": {

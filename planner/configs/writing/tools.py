@@ -15,6 +15,7 @@ from planner.configs.tools.llama_factory.llama_factory_v1_task import is_pair_ta
 from planner.configs.tools.open_instruct import OLD_KEYS
 from planner.configs.tools.open_instruct_dpo import is_dpo_table
 from planner.configs.writing.edits import REMOVED, Settings
+from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 
 Table = Mapping[str, Any]
 Rule = Callable[[Table, Any], Settings | None]
@@ -28,6 +29,7 @@ _OLD_ATTENTION = (
     "flex_attention",
 )
 _LONG_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_KERNELS = {ours: facts.names[0] for ours, facts in ATTENTION_FACTS.items()}
 # Rank of adapters where a full fine-tune has none: that of PEFT's and the tools' own examples.
 _RANK = 16
 # Of several names of one optimizer the oldest.
@@ -84,12 +86,8 @@ _TRAINER: Mapping[str, Rule] = {
 
 def _attention_of_script(table: Table, value: Any) -> Settings | None:
     """A script's own argument, which exists only where the file has it."""
-    words = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
-    return (
-        {("attn_implementation",): words[value]}
-        if "attn_implementation" in table and value in words
-        else None
-    )
+    known = "attn_implementation" in table and value in _KERNELS
+    return {("attn_implementation",): _KERNELS[value]} if known else None
 
 
 _TRANSFORMERS: Mapping[str, Rule] = {
@@ -157,7 +155,10 @@ _LLAMA_FACTORY_V1: Mapping[str, Rule] = {
     "epochs": _key("num_train_epochs"),
     "precision": _v1_precision,
     "gradient_checkpointing": _key("enable_activation_checkpointing"),
-    "attention": _words("flash_attn", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}),
+    "attention": _words(
+        "flash_attn",
+        _KERNELS,
+    ),
     "padding": _v1_padding,
 }
 
@@ -199,7 +200,8 @@ _TRL: Mapping[str, Rule] = {
     "lora_rank": _key("lora_r"),
     "modules_to_save": _key("lora_modules_to_save"),
     "attention": _words(
-        "attn_implementation", {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
+        "attn_implementation",
+        _KERNELS,
     ),
     # use_liger_kernel leaves the loss as it is (trl 1.16.0 trainer/sft_trainer.py:1127-1140).  The default,
     # nll, is the same as chunked_nll, which earlier 1.x need (sft_config.py:112, 314-321).
@@ -226,12 +228,11 @@ def _axolotl_method(table: Table, value: Any) -> Settings | None:
 
 def _axolotl_attention(table: Table, value: Any) -> Settings | None:
     """By the key that the file uses; older files switch one kernel on."""
-    words = {"eager": "eager", "sdpa": "sdpa", "flash2": "flash_attention_2"}
     old = {"flash2": "flash_attention", "sdpa": "sdp_attention", "eager": "eager_attention"}
     used = [name for name in _OLD_ATTENTION if name in table]
     if used and "attn_implementation" not in table:
         return {**{(name,): REMOVED for name in used}, (old[value],): True} if value in old else None
-    return {("attn_implementation",): words[value]} if value in words else None
+    return {("attn_implementation",): _KERNELS[value]} if value in _KERNELS else None
 
 
 def _axolotl_loss(table: Table, value: Any) -> Settings | None:

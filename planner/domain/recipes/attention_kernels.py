@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Attention = Literal["eager", "sdpa", "flash2"]
+Attention = Literal["eager", "sdpa", "flash2", "flex"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
 
@@ -15,10 +15,10 @@ class AttentionFacts:
     """What readers, rules and formulas ask of a kernel.
 
     ``family``: separate operators (``eager``); torch's fused attention, which takes masks and chooses among
-    kernels (``torch``); or one that is called like FlashAttention 2 (``flash``).  The latter takes no mask,
-    computes over the tokens and the window alone, and in 16 bits.  It takes heads of at most 256 features,
-    and needs a GPU of compute capability 8.0.  ``names``: values of ``attn_implementation``, the one that
-    real runs use first.
+    kernels (``torch``); or one that is called like FlashAttention 2 (``flash``).  The latter takes no mask of
+    all pairs, computes over the tokens and the window alone, and in 16 bits.  It takes heads of at most 256
+    features, and needs a GPU of compute capability 8.0.  ``names``: values of ``attn_implementation``, the
+    one that real runs use first.
     """
 
     title: str
@@ -47,4 +47,5 @@ ATTENTION_FACTS: Mapping[Attention, AttentionFacts] = {
             "kernels-community/vllm-flash-attn3",
         ),
     ),
+    "flex": AttentionFacts("FlexAttention", "flash", ("flex_attention",)),
 }

@@ -88,6 +88,12 @@ VISION_RULES = (
         lambda case: _has_images(case) and case.recipe.offload == "activations",
     ),
     Rule(
+        "images-flex",
+        "not-modelled",
+        "FlexAttention over images is not modelled: use sdpa",
+        lambda case: _has_images(case) and case.recipe.attention == "flex",
+    ),
+    Rule(
         "vision-train-layers",
         "not-modelled",
         "Training some layers of a vision-language model is not modelled: use --freeze for its parts",

@@ -24,7 +24,7 @@ _FLASH_WIDEST = 256
 _WIDTH_MULTIPLE = 8
 # Rows and columns of the tiles in which the memory-efficient kernel sums up the query's gradient.
 _TILE_COLUMNS = (32, 64, 96, 128)
-Kernel = Literal["flash", "efficient", "math"]
+Kernel = Literal["flash", "flex", "efficient", "math"]
 Pairs = Literal["triangle", "square"]
 MASK_KEYS = 16
 """A mask's rows are padded to a multiple of so many keys."""
@@ -74,16 +74,21 @@ def _attend(
     kernel = kernel_of(view, query, masked=masked)
     if kernel == "math":
         return _unfused(torch, view, query, key, value)
+    if kernel == "flex":
+        return _flex(torch, view, query, key, value)
     if kernel == "efficient":
         return _efficient(torch, view, (query, key, value), _bias(torch, view, query) if masked else None)
     return _flash(torch, view, query, key, value)
 
 
 def kernel_of(view: LayerView, query: Tensor, *, masked: bool) -> Kernel:
-    """The first that takes the inputs: flash, memory-efficient, unfused.  Source: ``select_sdp_backend``."""
+    """The one asked for, or the first that takes the inputs: flash, memory-efficient, unfused.
+
+    Source: ``select_sdp_backend``.
+    """
     spec = view.block.attention
     if ATTENTION_FACTS[view.recipe.attention].is_flash:
-        return "flash"
+        return "flex" if view.recipe.attention == "flex" else "flash"
     is_wide, is_shared = query.dtype == "fp32", spec.n_kv_heads != spec.n_heads
     one_for_all = spec.sdpa_input == "broadcast" and is_shared
     flash_fits = spec.head_dim == spec.value_head_dim and spec.head_dim <= _FLASH_WIDEST
@@ -174,6 +179,32 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
         out = torch.part(out, spec.n_heads * spec.head_dim)
         out.head_by_head = True
     return out
+
+
+def _flex(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """FlexAttention, compiled: saves what FlashAttention does; masks are lists of blocks, too small to count.
+
+    Heads of keys are copied where the number of a query's heads is no power of two.  Its output lies head by
+    head.  Backward: row sums and the gradients.
+    Source: transformers 5.23 integrations/flex_attention.py flex_attention_forward; torch 2.13
+    _inductor/kernel/flex/flex_attention.py.
+    """
+    spec, op = view.block.attention, "flash_attention"
+    times = spec.n_heads // spec.n_kv_heads
+    if spec.n_heads & (spec.n_heads - 1) and times > 1:
+        key, value = repeat_kv(torch, key, times), repeat_kv(torch, value, times)
+    cost = fused_cost(view, "flash", PRODUCTS)
+    out = torch.new(Unit.TOKENS, spec.out_width, query.dtype, op, cost=cost)
+    out.head_by_head = True
+    statistics = torch.new(Unit.TOKENS, spec.n_heads, "fp32", op, cost=None)
+    shapes = [shape_of(each) for each in (query, key, value)]
+
+    def backward(*_: object) -> list[Tensor | None]:
+        torch.pay(fused_cost(view, "flash", BACKWARD_PRODUCTS))
+        _sums = torch.new(Unit.TOKENS, spec.n_heads, "fp32", f"{op}_backward", cost=None)
+        return [torch.like(shape, f"{op}_backward", cost=None) for shape in shapes]
+
+    return record(torch, out, [query, key, value], [query, key, value, out, statistics], backward)
 
 
 def _flash_gradients(

@@ -115,7 +115,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
         (AXOLOTL + "context_parallel_size: two\n", InputFileError, "must be a whole number"),
         (AXOLOTL + "adapter: qlora\n", UsageError, "load_in_4bit"),
         (AXOLOTL + "load_in_8bit: true\n", UsageError, "through adapters only"),
-        (AXOLOTL + "flex_attention: true\n", NotModelledError, "flex_attention"),
+        (AXOLOTL + "sage_attention: true\n", NotModelledError, "sage_attention"),
         (
             AXOLOTL + "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n",
             NotModelledError,
@@ -128,7 +128,7 @@ def test_files_that_are_not_there_or_not_files_are_refused(tmp_path: Path) -> No
             "of one layer",
         ),
         (TRL + "load_in_4bit: true\nload_in_8bit: true\n", UsageError, "both true"),
-        (TRL + "attn_implementation: flex_attention\n", NotModelledError, "attention 'flex_attention'"),
+        (TRL + "attn_implementation: sage\n", NotModelledError, "attention 'sage'"),
         (TRL + "dtype: int4\n", InputFileError, "key 'dtype' must be auto"),
         (TRL.replace("true", "false") + "load_in_4bit: true\n", UsageError, "say use_peft: true"),
     ],

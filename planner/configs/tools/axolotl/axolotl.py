@@ -231,7 +231,7 @@ def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -
     (utils/models.py:424-436 at 332984d of 2023-11), and up to 0.8 xFormers cast none: it does as a value of
     attn_implementation (0.19.0 utils/schemas/enums.py:168).
     """
-    flash = reading.value("attention") == "flash2" and not (old and keys.flag("xformers_attention"))
+    flash = reading.value("attention") in ("flash2", "flex") and not (old and keys.flag("xformers_attention"))
     cast = (
         reading.value("method") != "full"
         or not knows_ends(keys, of_2023=of_2023)
@@ -240,7 +240,7 @@ def _read_fp32_ends(keys: Keys, reading: Reading, *, old: bool, of_2023: bool) -
     )
     if cast or reading.value("precision") == "fp32" or reading.value("loss") == "liger":
         return
-    others = ("flash_attention", "xformers_attention", "sdp_attention", "eager_attention")
+    others = ("flash_attention", "flex_attention", "xformers_attention", "sdp_attention", "eager_attention")
     name = next((name for name in others if keys.flag(name)), "attn_implementation")
     reading.switch("widens_ends", True, keys.where(name))
 

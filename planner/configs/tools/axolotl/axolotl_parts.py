@@ -59,7 +59,7 @@ _OLD_ATTENTION = {
     "s2_attention": "",
     "xformers_attention": "flash2",
     "sage_attention": "",
-    "flex_attention": "",
+    "flex_attention": "flex",
     "flash_attention": "flash2",
     "sdp_attention": "sdpa",
     "eager_attention": "eager",

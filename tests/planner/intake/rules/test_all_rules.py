@@ -372,6 +372,9 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {"attention": "sdpa", "precision": "fp32"},
     ),
     "flash2-wide-heads": ({"model": "WIDE", "attention": "flash2"}, {"model": "WIDE"}),
+    "flex-on-old-card": ({"gpu": "t4", "attention": "flex"}, {"gpu": "l4", "attention": "flex"}),
+    "flex-in-fp32": ({"attention": "flex", "precision": "fp32"}, {"attention": "flex"}),
+    "flex-wide-heads": ({"model": "WIDE", "attention": "flex"}, {"model": "WIDE"}),
     "kernel-not-in-model-code": ({"model": "bloom-3b", "attention": "sdpa"}, {"model": "bloom-3b"}),
     "attention-of-remote-code": ({"model": "qwen-7b", "attention": "sdpa"}, {"model": "qwen-7b"}),
     "liger-not-in-stack": (
@@ -472,6 +475,7 @@ EXAMPLES: dict[str, tuple[Flags, Flags]] = {
         {**SEES, "gradient_checkpointing": True, "offload": "activations"},
         {"model": "qwen2.5-vl-7b", "gradient_checkpointing": True, "offload": "activations"},
     ),
+    "images-flex": ({**SEES, "attention": "flex"}, SEES),
     "vision-train-layers": (
         {**SEES, "method": "full", "train_layers": "last:8"},
         {**SEES, "method": "full", "freeze": "vision_tower"},

@@ -69,6 +69,26 @@ def test_flash_with_shared_heads_sums_key_and_value_gradients_of_all_heads() -> 
     assert made(template, "backward") == [(backward, size, Unit.TOKENS) for size in sizes]
 
 
+@pytest.mark.parametrize(("heads", "copies"), [(4, False), (6, True)])
+def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(heads: int, copies: bool) -> None:
+    """Its output lies head by head, so that it is copied; backward has row sums and three gradients."""
+    view = view_of(AttentionSpec(heads, SHARED, WIDTH, WIDTH))
+    view.recipe.attention = "flex"  # type: ignore[misc]
+    template, query = recorded(view), heads * WIDTH * 2
+    repeated = [("clone", query, Unit.TOKENS)] * 2 if copies else []
+    kernel = [("flash_attention", query, Unit.TOKENS), ("flash_attention", heads * 4, Unit.TOKENS)]
+    assert made(template, "forward") == [*repeated, *kernel, ("clone", query, Unit.TOKENS)]
+    keys = [("flash_attention_backward", query if copies else KEY, Unit.TOKENS)] * 2
+    summed = [("sum", KEY, Unit.TOKENS)] * 2 if copies else []
+    sums = ("flash_attention_backward", heads * 4, Unit.TOKENS)
+    assert made(template, "backward") == [
+        sums,
+        ("flash_attention_backward", query, Unit.TOKENS),
+        *keys,
+        *summed,
+    ]
+
+
 @pytest.mark.parametrize(("switch", "value"), [("model_code", "transformers-4"), ("copies_kv_heads", True)])
 def test_some_code_copies_shared_heads_for_every_kernel(switch: str, value: Any) -> None:
     """Keys and values of all heads, before the kernel's output."""
