@@ -113,7 +113,7 @@ def accuracy_parts(
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "formulas": calibration.formulas,
-        "free_numbers": result.fitted.free_numbers,
+        "free_numbers": len(calibration.offsets),
         "rows": calibration.n_rows,
         "groups": len(calibration.groups),
         "coverage": {of: round(share, 3) for of, share in calibration.coverage},

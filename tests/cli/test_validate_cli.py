@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.calibration.fit.calibrate import MOST
+from planner.calibration.fit.calibrate import EARNED
 from planner.catalog import location
 from planner.cli.main import main
 from planner.domain.uncertainty.calibration import Knob, Offset
@@ -142,7 +142,7 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     document = json.loads(_printed(capsys, PATTERN, "--cv", "source", "--json"))
     ValidationDocument.model_validate_json(json.dumps(document))
     assert document["cv"] == "source"
-    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= MOST
+    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= len(EARNED)
     for scores in (document, document["in_sample"], document["prior"]):
         assert [each["n_rows"] for each in scores["sources"]] == [
             each["n_rows"] for each in document["sources"]

@@ -94,7 +94,7 @@ def test_log_errors_are_those_of_the_prediction() -> None:
     target = target_of("memory", peak_memory_mib=1024.0)
     assert target is not None
     half = replace(target, measured=float(predicted(target, Coefficients()) or 0) / 2)
-    assert log_errors(half, (), np.zeros((3, 0))) == pytest.approx([np.log(2)] * 3)
+    assert log_errors(half, {}, 3) == pytest.approx([np.log(2)] * 3)
 
 
 @pytest.mark.parametrize(
