@@ -14,10 +14,10 @@ from planner.calibration.fit.measured_machine import Attachments, one_machine
 from planner.calibration.fit.problem import Problem, machine_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
 from planner.calibration.fit.solver import solve
-from planner.calibration.fit.targets import QUANTITIES, Floats, Target, targets_of
+from planner.calibration.fit.targets import QUANTITIES, Floats, targets_of
 from planner.calibration.fit.unused import unused_readings
 from planner.domain.run_record import RunRecord
-from planner.domain.uncertainty.calibration import Calibration, Offset, Support, applies, formulas_version
+from planner.domain.uncertainty.calibration import Calibration, Offset, Support, formulas_version
 from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
 
@@ -31,7 +31,7 @@ class Personal:
     """A personal calibration, how many numbers it moved, what it left out,
     and coefficients that no reading depends on.
 
-    ``shipped``: by coefficient, the offset that the calibration below it has for the job of the first record.
+    ``shipped``: by coefficient, the offset that the calibration below it has.
     """
 
     calibration: Calibration
@@ -79,16 +79,8 @@ def calibrate_machine(
     )
     untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
     left_out = (*screened.left_out, *unused_readings(screened.used))
-    return Personal(calibration, len(offsets), left_out, untouched, _shipped(base, targets[0]))
-
-
-def _shipped(base: Calibration, target: Target) -> Mapping[str, float]:
-    """Offsets of ``base`` for one job, summed over those that apply."""
-    found: dict[str, float] = {}
-    for each in base.offsets:
-        if applies(each.knob, target.scenario, target.host):
-            found[each.knob.coefficient] = found.get(each.knob.coefficient, 0.0) + each.offset
-    return found
+    shipped = {each.knob.coefficient: each.offset for each in base.offsets}
+    return Personal(calibration, len(offsets), left_out, untouched, shipped)
 
 
 def _weights(problem: Problem) -> Floats:

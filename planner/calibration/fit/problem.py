@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.calibration.fit.targets import NOISE, Floats, Quantity, Target, log_errors
-from planner.domain.uncertainty.calibration import Knob, Offset, applies
+from planner.domain.uncertainty.calibration import Knob, Offset
 from planner.domain.uncertainty.hierarchy import FREEDOM
 
 # All readings of a group together count as this many independent ones: errors inside a document are of one
@@ -63,7 +63,7 @@ class Problem:
         """Log errors of every reading (columns) at every point (rows)."""
         offsets = self.offsets(points)
         found = [
-            log_errors(target, self._totals(target, active, offsets), len(points))
+            log_errors(target, self._totals(active, offsets), len(points))
             for target, active in zip(self.targets, self.active, strict=True)
         ]
         return np.stack(found, axis=1)
@@ -79,7 +79,7 @@ class Problem:
         slopes = np.zeros((n_points, len(self.targets), n_knobs))
         offsets = self.offsets(points)
         for row, (target, active) in enumerate(zip(self.targets, self.active, strict=True)):
-            totals = self._totals(target, active, offsets)
+            totals = self._totals(active, offsets)
             stepped = {name: np.tile(total, (1 + len(active), 1)) for name, total in totals.items()}
             for place, column in enumerate(active, start=1):
                 stepped[self.knobs[column].coefficient][place] += _STEP * self.spread[column]
@@ -89,13 +89,9 @@ class Problem:
             slopes[:, row, active] = ((values[1:] - values[0]) / _STEP).T
         return errors, slopes
 
-    def _totals(self, target: Target, active: npt.NDArray[np.intp], offsets: Floats) -> dict[str, Floats]:
-        """For each coefficient that moves the reading, the sum of its offsets at every point."""
-        totals: dict[str, Floats] = {}
-        for each in self.base:
-            if applies(each.knob, target.scenario, target.host):
-                known = totals.setdefault(each.knob.coefficient, np.zeros(len(offsets)))
-                totals[each.knob.coefficient] = known + each.offset
+    def _totals(self, active: npt.NDArray[np.intp], offsets: Floats) -> dict[str, Floats]:
+        """For each coefficient that moves a reading, the sum of its offsets at every point."""
+        totals = {each.knob.coefficient: np.full(len(offsets), each.offset) for each in self.base}
         for column in active:
             name = self.knobs[column].coefficient
             totals[name] = totals.get(name, np.zeros(len(offsets))) + offsets[:, column]
@@ -138,7 +134,7 @@ def machine_problem(
 
     ``None`` where it has no such reading.  All ``targets`` are taken to be of the machine.
     """
-    mine = tuple(replace(target, machine=machine) for target in targets if target.quantity == quantity)
+    mine = tuple(target for target in targets if target.quantity == quantity)
     reach = _reach(mine, FREEDOM)
     knobs = [Knob(name, "host", machine) for name, far in reach.items() if np.any(far > _NEGLIGIBLE)]
     return replace(_problem(quantity, mine, knobs, reach), base=tuple(base)) if knobs else None

@@ -53,7 +53,6 @@ class Target:
     so that more is always slower).
 
     ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.
-    ``machine`` names the machine in a personal calibration.
     """
 
     record: RunRecord
@@ -61,7 +60,6 @@ class Target:
     quantity: Quantity
     measured: float
     bound: Bound = "both"
-    machine: str = ""
 
     @property
     def group(self) -> str:
@@ -70,14 +68,10 @@ class Target:
 
     @property
     def host(self) -> str:
-        """The machine: as named, or what stands for it where no host is described,
-        one document's machine with this GPU.
-        """
+        """The machine: the host, or, where none is described, one document's machine with this GPU."""
         hardware = self.scenario.hardware
         described = hardware.host.cores is not None
-        return self.machine or (
-            hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}"
-        )
+        return hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}"
 
     @property
     def weight(self) -> float:

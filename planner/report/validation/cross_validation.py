@@ -120,7 +120,7 @@ def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Se
 
 
 def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> Grid:
-    """Each coefficient as it ships for the first job of the machine, and as it is there."""
+    """Each coefficient as it ships, and as it is there."""
     titles = ("as it ships", "here", "one sd")
     columns = (
         Column("coefficient", whole=True),

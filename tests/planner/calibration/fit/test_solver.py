@@ -13,7 +13,6 @@ import pytest
 from planner.calibration.fit.calibrate import EARNED, Fitted, calibrate
 from planner.calibration.fit.solver import objective, solve
 from planner.domain.run_record import RunRecord
-from planner.domain.uncertainty.calibration import applies
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients
 from planner.domain.uncertainty.hierarchy import FREEDOM, moved
 from planner.intake.given.request import from_record
@@ -70,12 +69,8 @@ def test_known_coefficients_are_recovered(quantity: str) -> None:
     problem = problem_of(simulated(EVERYWHERE, noise=0.0), quantity)
     found = solve(problem, 100 * problem.weights()[None, :])
     assert np.max(np.abs(found.errors)) < 0.02
-    totals = dict.fromkeys(FREEDOM, 0.0)
-    for knob, offset in zip(problem.knobs, problem.offsets(found.points)[0], strict=True):
-        totals[knob.coefficient] += (
-            offset if applies(knob, problem.targets[0].scenario, problem.targets[0].host) else 0.0
-        )
-    reached = {name: moved(name, total) for name, total in totals.items()}
+    fitted = {each.knob.coefficient: each.offset for each in problem.fitted(found.points[0], found.spread[0])}
+    reached = {name: moved(name, fitted.get(name, 0.0)) for name in FREEDOM}
     freed = {knob.coefficient for knob in problem.knobs}
     contexts = {name: reached[name] for name in ("context_bytes", "thread_memory_bytes")}
     assert quantity != "memory" or context_on("doc-a", replace(TRUTH, **contexts)) == pytest.approx(
