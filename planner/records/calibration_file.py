@@ -27,9 +27,8 @@ from planner.units import MIB, TERA
 CALIBRATION_SCHEMA_ID: Final = "planner/calibration@1"
 DEFAULT_CALIBRATION = "default"
 NO_CALIBRATION = "none"
-PREVIOUS_CALIBRATION = "previous"
 NAME_PATTERN = r"^[A-Za-z0-9._-]{1,60}$"
-RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION, PREVIOUS_CALIBRATION)
+RESERVED_NAMES = (DEFAULT_CALIBRATION, NO_CALIBRATION)
 _MAX_BYTES = 4 * MIB
 
 # Beyond these no number is physical: every coefficient has bounds of its own that are narrower
@@ -139,12 +138,9 @@ class CalibrationDocument(_Part):
     groups: Names
     machine: Name
     environment: EnvironmentPart | None = None
-    scale: ScalePart | None = None
-    """Only files of other formulas are without: these are read to explain what changed, and judge nothing."""
+    scale: ScalePart
     priors: Annotated[dict[Name, Finite], Field(max_length=_MAX_ITEMS)] = {}
-    """Priors that the offsets start from,
-    so that a file of other formulas can still be read as a previous one.
-    """
+    """Priors that the offsets start from, for people."""
 
 
 def personal_dir() -> Path:
@@ -201,8 +197,6 @@ def read_calibration(path: Path) -> Calibration:
     document = read_document(path)
     if document.formulas != formulas_version():
         raise InputFileError(path, _stale(document, path))
-    if document.scale is None:
-        raise InputFileError(path, "no calibration file: missing key 'scale'")
     return calibration_of(document, path)
 
 
@@ -229,11 +223,6 @@ def _stale(document: CalibrationDocument, path: Path) -> str:
     name = f" --name {document.name}" if document.machine else ""
     out = "" if document.machine and path.parent == personal_dir() else f" --out {path.parent}"
     versions = f"was fitted with formulas {document.formulas}, these are {formulas_version()}"
-    if document.name == PREVIOUS_CALIBRATION:
-        return (
-            f"{versions}; it is kept to explain what changed (plan validate FILE --explain ROW), not "
-            "to predict with"
-        )
     return f"{versions}; fit again: plan calibrate RECORDS...{name}{out}"
 
 
@@ -274,7 +263,7 @@ def find_calibration(name: str, shipped: Path) -> Calibration:
 
 
 def personal_names() -> list[str]:
-    """Names of the calibrations of one's own; ``default``, ``previous`` and ``none`` are never among them."""
+    """Names of the calibrations of one's own; ``default`` and ``none`` are never among them."""
     try:
         return [name for name in _names(personal_dir()) if name not in RESERVED_NAMES]
     except UsageError:
@@ -326,7 +315,7 @@ def calibration_of(document: CalibrationDocument, path: Path) -> Calibration:
         groups=tuple(document.groups),
         machine=document.machine,
         environment=_environment_of(document),
-        scale=ScaleParts() if document.scale is None else ScaleParts(**document.scale.model_dump()),
+        scale=ScaleParts(**document.scale.model_dump()),
     )
 
 

@@ -23,7 +23,6 @@ from planner.domain.uncertainty.calibration import method_of
 from planner.errors import ExitCode
 from planner.records import read_records
 from planner.records.calibration_file import write_calibration
-from planner.records.previous_calibration import keep_previous
 from tests.accuracy.anchors import AnchorGain, anchor_gains
 from tests.accuracy.budget import beyond_budget, budget_part, rounded_up
 from tests.accuracy.choices import stored_choices, worst_errors
@@ -113,7 +112,7 @@ def accuracy_parts(
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "formulas": calibration.formulas,
-        "free_numbers": result.fitted.free_numbers,
+        "free_numbers": len(calibration.offsets),
         "rows": calibration.n_rows,
         "groups": len(calibration.groups),
         "coverage": {of: round(share, 3) for of, share in calibration.coverage},
@@ -207,7 +206,6 @@ def main(arguments: Sequence[str]) -> int:
         return int(ExitCode.INTERNAL_ERROR if over else ExitCode.FITS)
     if "--write" in arguments:
         write_accuracy(parts)
-        keep_previous(result.fitted.calibration, data_dir() / "calibration")
         write_calibration(result.fitted.calibration, data_dir() / "calibration")
     else:
         sys.stdout.write(accuracy_text(stored_or_empty() | parts))

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from planner.calibration.fit.calibrate import Fitted
-from planner.calibration.fit.personal import OWN_PULL, OWN_PULLS, OWN_WEIGHT
+from planner.calibration.fit.personal import OWN_WEIGHT
 from planner.calibration.fit.problem import Problem, machine_problem
 from planner.calibration.fit.screen import screen
-from planner.calibration.fit.solver import Pull, solve
-from planner.calibration.fit.split import clearly_best
+from planner.calibration.fit.solver import solve
 from planner.calibration.fit.targets import Floats, Target, targets_of
 from planner.calibration.score.rows import throughput_column
 from planner.domain.run_record import RunRecord
-from planner.domain.uncertainty.calibration import Offset
-
-Base = Callable[[str], Sequence[Offset]]
-"""Offsets of the calibration that a group's anchors are put on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,49 +64,22 @@ def machines_of(records: Sequence[RunRecord]) -> tuple[Machine, ...]:
 def anchor_gains(fitted: Fitted, records: Sequence[RunRecord]) -> tuple[AnchorGain, ...]:
     """For each group with timed rows, the gain in throughput of one anchor row, which is not scored itself.
 
-    An anchor helps only the rows of its own machine.  How hard a machine's effects are held is chosen on
-    anchors of the other groups on top of the priors, which saw no row at all: nothing that leads to a figure
-    saw the rows it is about.
+    An anchor helps only the rows of its own machine.
     """
-    machines = machines_of(records)
-    unfitted = {pull: gains_under(pull, machines, lambda _: ()) for pull in OWN_PULLS}
-    gains: list[AnchorGain] = []
-    for judged in dict.fromkeys(each.group for each in machines):
-        mine = [each for each in machines if each.group == judged]
-        gains += gains_under(chosen_pull(unfitted, judged), mine, lambda group: fitted.without[group].offsets)
-    return tuple(gains)
-
-
-def chosen_pull(gains: Mapping[Pull, Sequence[AnchorGain]], without: str = "") -> Pull:
-    """The pull with the smallest error after an anchor, averaged over all groups but one.
-
-    ``OWN_PULL``, which personal calibrations take,
-    unless another is better by more than a standard error; also of no group.
-    """
-    others = {
-        pull: [each for each in found if each.group.partition(" (")[0] != without]
-        for pull, found in gains.items()
-    }
-    scores = {pull: np.array([each.after for each in found]) for pull, found in others.items()}
-    return clearly_best(scores, OWN_PULL) if len(scores.get(OWN_PULL, ())) > 1 else OWN_PULL
-
-
-def gains_under(pull: Pull, machines: Sequence[Machine], base: Base) -> tuple[AnchorGain, ...]:
-    """Gains of groups with the effects of machines held by ``pull``, on top of ``base``."""
     found: dict[str, list[tuple[Floats, Floats]]] = {}
-    for each in machines:
-        problem = machine_problem("throughput", each.targets, base(each.group), each.host)
+    for each in machines_of(records):
+        problem = machine_problem("throughput", each.targets, fitted.without[each.group].offsets, each.host)
         if problem is not None:
-            found.setdefault(each.title, []).append(_with_each_anchor(problem, pull))
+            found.setdefault(each.title, []).append(_with_each_anchor(problem))
     return tuple(_gain(title, pairs) for title, pairs in found.items())
 
 
-def _with_each_anchor(problem: Problem, pull: Pull) -> tuple[Floats, Floats]:
+def _with_each_anchor(problem: Problem) -> tuple[Floats, Floats]:
     """(absolute errors without an anchor,
     mean absolute error of the other rows for each choice of anchor).
     """
     count = len(problem.targets)
-    solution = solve(problem, OWN_WEIGHT * np.eye(count), [pull] * count)
+    solution = solve(problem, OWN_WEIGHT * np.eye(count))
     before = np.abs(_printed(problem, problem.errors(np.zeros((1, len(problem.knobs))))))[0]
     others = ~np.eye(count, dtype=bool)
     after = np.abs(_printed(problem, solution.errors))

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-import numpy as np
-
 from planner.calibration.fit.calibrate import EARNED
 from planner.calibration.fit.problem import Problem, make_problem
 from planner.calibration.fit.screen import screen
@@ -22,21 +20,17 @@ def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
     """By coefficient: ``without`` and ``with``, mean errors over left-out sources, and ``error``,
     of their difference.
 
-    Without effects of single machines, which no other machine's prediction uses.  An error far outside the
-    noise counts as four times the noise, as in the choice of a fit's strength.
+    An error far outside the noise counts as four times the noise.
     """
     targets = [target for record, scenario in screen(records).used for target in targets_of(record, scenario)]
     found: dict[str, dict[str, float]] = {}
     for quantity in QUANTITIES:
         whole = make_problem(quantity, targets, EARNED)
-        if whole is None:
-            continue
-        shared = np.flatnonzero(whole.is_shared).tolist()
-        best = _errors(whole.only(shared, ()))
-        for column in shared:
-            left = _errors(whole.only([each for each in shared if each != column], ()))
+        best = _errors(whole)
+        for knob in () if whole is None else whole.knobs:
+            left = _errors(make_problem(quantity, targets, EARNED - {knob.coefficient}))
             gains = [without - with_it for without, with_it in zip(left, best, strict=True)]
-            found[whole.knobs[column].coefficient] = {
+            found[knob.coefficient] = {
                 "without": round(fmean(left), 4),
                 "with": round(fmean(best), 4),
                 "error": round(stdev(gains) / len(gains) ** 0.5, 4),
@@ -44,6 +38,8 @@ def worth(records: Sequence[RunRecord]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _errors(problem: Problem) -> list[float]:
+def _errors(problem: Problem | None) -> list[float]:
+    if problem is None:
+        return []
     errors = cross_fit(problem).held_out_errors
     return [mean_error(problem, errors, group) for group in problem.groups]

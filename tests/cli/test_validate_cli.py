@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from planner.calibration.fit.calibrate import MOST
-from planner.catalog import location
+from planner.calibration.fit.calibrate import EARNED
 from planner.cli.main import main
-from planner.domain.uncertainty.calibration import Knob, Offset
 from planner.records import COLUMNS
-from planner.records.calibration_file import read_calibration, write_calibration
 from planner.report.validation.document import ValidationDocument
-from planner.units import parse_size_bytes
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "data" / "published"
 PATTERN = str(PUBLISHED / "[0-9]*.csv")
@@ -142,7 +136,7 @@ def test_cross_validation_stands_beside_the_fit_and_the_priors(capsys: Captured)
     document = json.loads(_printed(capsys, PATTERN, "--cv", "source", "--json"))
     ValidationDocument.model_validate_json(json.dumps(document))
     assert document["cv"] == "source"
-    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= MOST
+    assert document["fit"]["free_numbers"] == len(document["fit"]["coefficients"]) <= len(EARNED)
     for scores in (document, document["in_sample"], document["prior"]):
         assert [each["n_rows"] for each in scores["sources"]] == [
             each["n_rows"] for each in document["sources"]
@@ -284,38 +278,6 @@ def test_a_walk_has_no_json_and_no_cross_validation(capsys: Captured) -> None:
     assert main(["validate", ONE_FILE, "--explain", EXPLAINED, "--format", "markdown"]) == 0
     assert f"## Row {EXPLAINED}\n" in capsys.readouterr().out
     assert "leave one out" in refused(capsys, ONE_FILE, "--explain", EXPLAINED, "--history")
-
-
-def test_what_the_last_calibration_did_to_a_row_is_shown(
-    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prediction before and after, and for each coefficient that moved what its move alone does."""
-    shipped = read_calibration(location.data_dir() / "calibration" / "default.json")
-    less = Offset(Knob("context_bytes"), -0.2, 0.0)
-    earlier = replace(shipped, name="previous", date="2020-01-02", offsets=(less, *shipped.offsets))
-    data = tmp_path / "data"
-    data.mkdir()
-    for path in location.data_dir().iterdir():
-        if path.name != "calibration":
-            (data / path.name).symlink_to(path)
-    for each in (shipped, earlier):
-        write_calibration(each, data / "calibration")
-    monkeypatch.setattr("planner.catalog.location.data_dir", lambda: data)
-    assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
-    out = capsys.readouterr().out
-    section = out.partition("Since the calibration before, of 2020-01-02\n")[2].partition("\n\n")[0]
-    moved = next(line.split() for line in section.splitlines() if line.startswith("context_bytes"))
-    before, now = (parse_size_bytes(f"{moved[at]}{moved[at + 1]}") for at in (1, 3))
-    assert before < now
-    driver = next(line.split() for line in section.splitlines() if line.startswith("driver"))
-    assert float(driver[2]) < float(driver[3])
-    assert re.search(r"90 % interval of driver: [\d.]+ to [\d.]+ before, [\d.]+ to [\d.]+ now\.", section)
-    assert f"+{100 * (float(driver[3]) / float(driver[2]) - 1):.0f}" == f"+{float(moved[5].strip('+')):.0f}"
-    path = data / "calibration" / "previous.json"
-    old = json.loads(path.read_text(encoding="utf-8")) | {"formulas": "0-old", "priors": {}}
-    path.write_text(json.dumps(old), encoding="utf-8")
-    assert main(["validate", ONE_FILE, "--explain", EXPLAINED]) == 0
-    assert "Cannot be compared" in capsys.readouterr().out
 
 
 def test_an_unknown_row_is_named_with_its_neighbours(capsys: Captured) -> None:

@@ -23,7 +23,6 @@ from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import (
     Calibration,
-    Offset,
     Support,
     engine_of,
     formulas_version,
@@ -32,26 +31,19 @@ from planner.domain.uncertainty.calibration import (
 )
 from planner.errors import UsageError
 
-# With each of these, sources that are left out whole are predicted better than without it, by one to two
-# standard errors; with any other they are not, or worse (2026-11-26, `make figures NAMES=worth`).  The speed
-# of dequantisation matters to two sources with 4-bit rows, which the mean over all sources does not show.
+# With each of these, sources that are left out whole are predicted better than without it; with any other
+# they are not, or worse (2026-11-26, `make figures NAMES=worth`).
 EARNED = frozenset(
     {
         *("host_process_bytes", "int8_outlier_fraction"),
         *("hook_s", "dequantize_relative_speed", "int8_relative_speed"),
     }
 )
-# Effects of single machines on time that are kept beside these.
-_MACHINES = 18
-MOST = len(EARNED) + _MACHINES
-"""How many numbers are free at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A calibration on all groups, one without each group, and what they were made from; ``machines``:
-    that of each record.
-    """
+    """A calibration on all groups, one without each group, and what they were made from."""
 
     calibration: Calibration
     without: Mapping[str, Calibration]
@@ -59,12 +51,6 @@ class Fitted:
     residuals: tuple[Residual, ...]
     left_out: tuple[LeftOut, ...]
     not_fitted: Mapping[str, str] = field(default_factory=dict)
-    machines: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def free_numbers(self) -> int:
-        """How many numbers were free, those of single machines included."""
-        return sum(fit.free_numbers for fit in self.fits)
 
 
 def calibrate(records: Sequence[RunRecord], name: str = "default", free: Collection[str] = EARNED) -> Fitted:
@@ -78,11 +64,7 @@ def calibrate(records: Sequence[RunRecord], name: str = "default", free: Collect
     if not targets:
         raise UsageError(nothing_usable(screened.left_out))
     problems = [make_problem(quantity, targets, free) for quantity in QUANTITIES]
-    fits = tuple(
-        cross_fit(each, _MACHINES if each.quantity == "throughput" else 0)
-        for each in problems
-        if each is not None
-    )
+    fits = tuple(cross_fit(each) for each in problems if each is not None)
     groups = tuple(dict.fromkeys(target.group for target in targets))
     blind = {group: _calibration(f"{name} without {group}", targets, fits, group) for group in groups}
     residuals = tuple(chain.from_iterable(residuals_of(fit, blind) for fit in fits))
@@ -93,9 +75,8 @@ def calibrate(records: Sequence[RunRecord], name: str = "default", free: Collect
     whole = _with_intervals(_calibration(name, targets, fits, None), residuals)
     whole = replace(whole, coverage=tuple(sorted(measured_coverage(residuals).items())))
     left_out = (*screened.left_out, *unused_readings(screened.used))
-    machines = {target.record.id: target.host for target in targets}
     rest = not_fitted([fit.problem for fit in fits], free)
-    return Fitted(whole, without, fits, residuals, left_out, rest, machines)
+    return Fitted(whole, without, fits, residuals, left_out, rest)
 
 
 def _calibration(
@@ -107,7 +88,7 @@ def _calibration(
         name=name,
         date=datetime.now(UTC).date().isoformat(),
         formulas=formulas_version(),
-        offsets=tuple(offset for fit in fits for offset in _offsets(fit, held_out)),
+        offsets=tuple(offset for fit in fits for offset in fit.offsets(held_out)),
         spreads=(),
         support=support_of([(target.group, target.scenario) for target in seen]),
         n_rows=len({target.record.id for target in seen}),
@@ -121,10 +102,6 @@ def _with_intervals(calibration: Calibration, residuals: Sequence[Residual]) -> 
     """
     choice = choose(residuals)
     return replace(calibration, scale=parts_of(choice), spreads=make_spreads(rescaled(residuals, choice)))
-
-
-def _offsets(fit: CrossFit, held_out: str | None) -> tuple[Offset, ...]:
-    return (*fit.shared_offsets(held_out), *(fit.machine_offsets if held_out is None else ()))
 
 
 def support_of(readings: Sequence[tuple[str, Scenario]], vendor_sources: int = 2) -> Support:

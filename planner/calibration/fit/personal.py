@@ -13,22 +13,17 @@ from planner.calibration.fit.calibrate import support_of
 from planner.calibration.fit.measured_machine import Attachments, one_machine
 from planner.calibration.fit.problem import Problem, machine_problem
 from planner.calibration.fit.screen import LeftOut, nothing_usable, screen
-from planner.calibration.fit.solver import Pull, Solution, solve
-from planner.calibration.fit.targets import QUANTITIES, Floats, Target, targets_of
+from planner.calibration.fit.solver import solve
+from planner.calibration.fit.targets import QUANTITIES, Floats, targets_of
 from planner.calibration.fit.unused import unused_readings
 from planner.domain.run_record import RunRecord
-from planner.domain.uncertainty.calibration import Calibration, Offset, Support, applies, formulas_version
+from planner.domain.uncertainty.calibration import Calibration, Offset, Support, formulas_version
 from planner.domain.uncertainty.hierarchy import FREEDOM
 from planner.errors import UsageError
 
 # How much one reading of the machine itself counts:
 # repeated runs of one machine differ by far less than documents do.
 OWN_WEIGHT = 4.0
-# How hard the effects of one machine may be held to those of machines like it: times the prior.  The first is
-# what the published rows choose together (:func:`tests.accuracy.anchors.chosen_pull`); a slow test says so
-# when they choose another.
-OWN_PULLS = tuple(Pull(machine=pull) for pull in (1.0, 4.0, 10.0, 25.0))
-OWN_PULL = OWN_PULLS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class Personal:
     """A personal calibration, how many numbers it moved, what it left out,
     and coefficients that no reading depends on.
 
-    ``shipped``: by coefficient, the offset that the calibration below it has for the job of the first record.
+    ``shipped``: by coefficient, the offset that the calibration below it has.
     """
 
     calibration: Calibration
@@ -68,7 +63,8 @@ def calibrate_machine(
     for quantity in QUANTITIES:
         problem = machine_problem(quantity, targets, base.offsets, name)
         if problem is not None:
-            offsets += _offsets(problem, solve(problem, _weights(problem)[None, :], [OWN_PULL]))
+            found = solve(problem, _weights(problem)[None, :])
+            offsets += problem.fitted(found.points[0], found.spread[0])
     calibration = replace(
         base,
         name=name,
@@ -83,29 +79,13 @@ def calibrate_machine(
     )
     untouched = tuple(name for name in FREEDOM if all(each.knob.coefficient != name for each in offsets))
     left_out = (*screened.left_out, *unused_readings(screened.used))
-    return Personal(calibration, len(offsets), left_out, untouched, _shipped(base, targets[0]))
-
-
-def _shipped(base: Calibration, target: Target) -> Mapping[str, float]:
-    """Offsets of ``base`` for one job, summed over those that apply."""
-    found: dict[str, float] = {}
-    for each in base.offsets:
-        if applies(each.knob, target.scenario, target.host):
-            found[each.knob.coefficient] = found.get(each.knob.coefficient, 0.0) + each.offset
-    return found
+    shipped = {each.knob.coefficient: each.offset for each in base.offsets}
+    return Personal(calibration, len(offsets), left_out, untouched, shipped)
 
 
 def _weights(problem: Problem) -> Floats:
     """Every reading of the machine by its grade: they are its own, so many of them count as many."""
     return np.array([OWN_WEIGHT * target.weight for target in problem.targets])
-
-
-def _offsets(problem: Problem, solution: Solution) -> list[Offset]:
-    values = problem.offsets(solution.points[0])
-    spreads = solution.spread[0] * problem.spread
-    return [
-        Offset(knob, float(v), float(s)) for knob, v, s in zip(problem.knobs, values, spreads, strict=True)
-    ]
 
 
 def _joined(first: Support, second: Support) -> Support:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +22,6 @@ from planner.calibration.score.rows import (
 from planner.domain.recipes.recipe import Number
 from planner.domain.run_record import NOT_ITS_MEMORY, NOT_ITS_TIME, RunRecord
 from planner.domain.scenario import Scenario
-from planner.domain.uncertainty.calibration import Knob, applies
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.domain.uncertainty.hierarchy import moved
 from planner.memory.host import predict_host
@@ -54,7 +53,6 @@ class Target:
     so that more is always slower).
 
     ``scenario`` has no memory limit where the reading is compared with what an unlimited card would show.
-    ``machine`` names the machine in a personal calibration.
     """
 
     record: RunRecord
@@ -62,7 +60,6 @@ class Target:
     quantity: Quantity
     measured: float
     bound: Bound = "both"
-    machine: str = ""
 
     @property
     def group(self) -> str:
@@ -71,14 +68,10 @@ class Target:
 
     @property
     def host(self) -> str:
-        """The machine: as named, or what stands for it where no host is described,
-        one document's machine with this GPU.
-        """
+        """The machine: the host, or, where none is described, one document's machine with this GPU."""
         hardware = self.scenario.hardware
         described = hardware.host.cores is not None
-        return self.machine or (
-            hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}"
-        )
+        return hardware.host.id if described else f"{self.record.source_group}:{hardware.gpu.id}"
 
     @property
     def weight(self) -> float:
@@ -157,19 +150,15 @@ def predicted(target: Target, coefficients: Coefficients) -> Number | None:
     return count * level_bytes(memory, record.memory_kind or KIND_WHEN_BLANK, record.phase_reached)
 
 
-def log_errors(target: Target, knobs: Sequence[Knob], offsets: Floats) -> Floats:
-    """``log(predicted / measured)`` under each row of ``offsets`` (one column a knob,
-    in the unit of the prior's spread).
+def log_errors(target: Target, offsets: Mapping[str, Floats], count: int) -> Floats:
+    """``log(predicted / measured)`` at ``count`` points, with the offsets of each coefficient at all of them
+    (in the unit of the prior's spread).
     """
-    totals: dict[str, Floats] = {}
-    for column, knob in enumerate(knobs):
-        if applies(knob, target.scenario, target.host):
-            totals[knob.coefficient] = totals.get(knob.coefficient, 0.0) + offsets[:, column]
-    values = {name: moved(name, total) for name, total in totals.items()}
+    values = {name: moved(name, each) for name, each in offsets.items()}
     value = predicted(target, replace(Coefficients(), **values))
     if value is None:
         raise ValueError(f"{target.record.id} has no prediction of {target.quantity}")
-    logs: Floats = np.log(np.broadcast_to(np.asarray(value, dtype=np.float64), len(offsets))) - math.log(
+    logs: Floats = np.log(np.broadcast_to(np.asarray(value, dtype=np.float64), count)) - math.log(
         target.measured
     )
     return logs

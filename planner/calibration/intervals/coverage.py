@@ -2,22 +2,16 @@
 
 For each group, the parts of the scale are chosen and the quantiles taken among the other groups alone.  What
 is left of the judged group in them: the predictions of the others are by fits that did see it (each misses
-only its own group).  :func:`held_out_twice` is rid of that as well, by a fit without every pair of groups; a
-slow test says how little it changes.
+only its own group), and moved a few numbers by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import permutations
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.calibration.fit.solver import errors_of_fits
-from planner.calibration.fit.split import CrossFit
-from planner.calibration.fit.targets import Floats
-from planner.calibration.intervals.residuals import spread_of
 from planner.calibration.intervals.scale_choice import choose, rescaled
 from planner.calibration.intervals.spreads import Residual, make_spreads
 from planner.domain.uncertainty.interval import SpreadOf, find_spread, log_range
@@ -43,37 +37,6 @@ def held_out(residuals: Sequence[Residual]) -> tuple[Held, ...]:
         others = [each for each in residuals if each.group != group]
         found += judged([each for each in residuals if each.group == group], others)
     return tuple(found)
-
-
-def held_out_twice(fit: CrossFit, residuals: Sequence[Residual]) -> tuple[Held, ...]:
-    """:func:`held_out` for the readings of one fit,
-    with the errors of the others under fits that saw neither of both groups.
-
-    The strength of the priors is the one chosen without the judged group; scales are those of ``residuals``.
-    """
-    errors = _errors_without_pairs(fit)
-    place = {target.record.id: row for row, target in enumerate(fit.problem.targets)}
-    mine = [each for each in residuals if each.of in {spread_of(target) for target in fit.problem.targets}]
-    found: list[Held] = []
-    for group in dict.fromkeys(each.group for each in mine):
-        others = [
-            replace(each, log_ratio=-float(errors[group, each.group][place[each.record_id]]))
-            for each in mine
-            if each.group != group
-        ]
-        found += judged([each for each in mine if each.group == group], others)
-    return tuple(found)
-
-
-def _errors_without_pairs(fit: CrossFit) -> Mapping[tuple[str, str], Floats]:
-    """Log errors of all readings by (judged group, another one), under a fit that saw neither."""
-    names = np.array([target.group for target in fit.problem.targets])
-    weights = fit.problem.weights()
-    pulls = dict(zip(fit.groups, fit.pulls[1:], strict=True))
-    jobs = list(dict.fromkeys((frozenset(pair), pulls[pair[0]]) for pair in permutations(fit.groups, 2)))
-    seen = np.stack([weights * ~np.isin(names, list(pair)) for pair, _ in jobs])
-    errors = dict(zip(jobs, errors_of_fits(fit.problem, seen, [pull for _, pull in jobs]), strict=True))
-    return {pair: errors[frozenset(pair), pulls[pair[0]]] for pair in permutations(fit.groups, 2)}
 
 
 def judged(mine: Sequence[Residual], others: Sequence[Residual]) -> Iterator[Held]:

@@ -14,7 +14,7 @@ class CrossValidation:
     """Three validations of the same records.
 
     ``held_out``: each group by the calibration without it, as one of a machine that was never seen.
-    ``in_sample``: by the calibration on all groups, with the effects of the machine where it keeps some.
+    ``in_sample``: by the calibration on all groups.
     ``prior``: without any fit.
     """
 
@@ -35,7 +35,5 @@ def cross_validate(records: RecordSet) -> CrossValidation:
     fitted = calibrate(records.records)
 
     held_out = validate(records, lambda record: fitted.without.get(record.source_group, fitted.calibration))
-    in_sample = validate(
-        records, lambda record: replace(fitted.calibration, machine=fitted.machines.get(record.id, ""))
-    )
+    in_sample = validate(records, lambda _: fitted.calibration)
     return CrossValidation(fitted, held_out, replace(in_sample, is_held_out=False), prior)

@@ -59,15 +59,12 @@ def calibrate_files(files: Sequence[str], options: CalibrateOptions) -> Outcome:
     from planner.calibration.fit.calibrate import calibrate
     from planner.calibration.fit.unused import unread_lines
     from planner.records.calibration_file import DEFAULT_CALIBRATION, write_calibration
-    from planner.records.previous_calibration import keep_previous
     from planner.report.validation.cross_validation import fit_sections
 
     fitted, folder = calibrate(records.records, DEFAULT_CALIBRATION), Path(options.out or "")
-    kept = keep_previous(fitted.calibration, folder)
     path = write_calibration(fitted.calibration, folder)
-    replaced = f"; what it replaced is kept as {kept}" if kept else ""
     text = human_text(fit_sections(fitted, unread_lines(records.quarantined)))
-    return Outcome(f"{text}\nwritten to {path}{replaced}\n", ExitCode.FITS)
+    return Outcome(f"{text}\nwritten to {path}\n", ExitCode.FITS)
 
 
 def _records(files: Sequence[str]) -> RecordSet:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from planner.cli.blas import one_thread_for_small_matrices
 from planner.cli.outcome import Outcome, human_text
-from planner.errors import ExitCode, InputFileError, UnknownNameError, UsageError
+from planner.errors import ExitCode, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from planner.calibration.fit.screen import LeftOut
-    from planner.calibration.score.rows import RowScore
     from planner.calibration.score.validate import Validation
     from planner.domain.uncertainty.calibration import Calibration
     from planner.domain.uncertainty.coefficients import Coefficients
@@ -137,7 +136,6 @@ def _explain(records: RecordSet, model: Coefficients | Calibration, options: Val
     phases = row_phases(row, validation.phases.get(row_id, ()))
     sections = (
         *row_sections(row, records.places[row_id], validation.calibration),
-        *_change(row, model),
         *((phases,) if phases.blocks else ()),
     )
     if row.scenario is None:
@@ -153,28 +151,6 @@ def _text(sections: Sequence[Section], options: ValidateOptions) -> str:
 
         return to_markdown(sections)
     return human_text(sections)
-
-
-def _change(row: RowScore, model: Coefficients | Calibration) -> tuple[Section, ...]:
-    """What the last calibration did to the row,
-    where it was predicted with the one that ships and there was one before.
-    """
-    from planner.calibration.score.change import change_of
-    from planner.catalog.location import data_dir
-    from planner.domain.uncertainty.calibration import Calibration
-    from planner.records.calibration_file import DEFAULT_CALIBRATION
-    from planner.records.previous_calibration import read_previous
-    from planner.report.render.layout import Note, Section
-    from planner.report.validation.row import change_section
-
-    if not isinstance(model, Calibration) or model.name != DEFAULT_CALIBRATION:
-        return ()
-    try:
-        earlier = read_previous(data_dir() / "calibration")
-        change = None if earlier is None else change_of(row, earlier, model)
-    except InputFileError as error:
-        return (Section("Since the calibration before", (Note(f"Cannot be compared: {error}", "warn"),)),)
-    return () if change is None else (change_section(row, change),)
 
 
 def _cross_validate(files: Sequence[str], options: ValidateOptions) -> Outcome:

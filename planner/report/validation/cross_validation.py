@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from planner.calibration.fit.calibrate import MOST, Fitted
+from planner.calibration.fit.calibrate import Fitted
 from planner.calibration.fit.personal import Personal
 from planner.calibration.fit.screen import LeftOut
 from planner.calibration.score.cross_validate import CrossValidation
@@ -68,16 +68,10 @@ def fit_sections(fitted: Fitted, unread: Sequence[LeftOut] = ()) -> tuple[Sectio
     ``unread``: lines that never became records.
     """
     calibration = fitted.calibration
-    strengths = ", ".join(
-        f"{fit.problem.quantity.replace('_', ' ')} {fit.strengths[0]:g}"
-        for fit in fitted.fits
-        if fit.problem.is_shared.any()
-    )
     notes = [
         Note(
-            f"{fitted.free_numbers} free numbers (at most {MOST}), {calibration.n_rows} "
-            f"rows of {len(calibration.groups)} groups; prior strength chosen inside the "
-            f"training groups: {strengths or 'nothing is shared'}",
+            f"{len(calibration.offsets)} free numbers, {calibration.n_rows} "
+            f"rows of {len(calibration.groups)} groups",
             "strong",
         )
     ]
@@ -126,7 +120,7 @@ def personal_sections(own: Personal, unread: Sequence[LeftOut] = ()) -> tuple[Se
 
 
 def _machine_table(offsets: Sequence[Offset], shipped: Mapping[str, float]) -> Grid:
-    """Each coefficient as it ships for the first job of the machine, and as it is there."""
+    """Each coefficient as it ships, and as it is there."""
     titles = ("as it ships", "here", "one sd")
     columns = (
         Column("coefficient", whole=True),

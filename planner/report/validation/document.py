@@ -214,8 +214,7 @@ class UnusedPart(DocumentPart):
 
 
 class FitPart(DocumentPart):
-    """What was fitted.  ``prior_strength``: chosen inside all groups, by quantity.  ``coverage``:
-    of the held-out intervals.
+    """What was fitted.  ``coverage``: of the held-out intervals.
 
     ``scale``: how much each cause of scatter counts in an interval, chosen with all groups; ``fixed_bytes``
     in bytes, the others are factors.  ``coverage`` is with choices that leave the judged group out.
@@ -223,7 +222,6 @@ class FitPart(DocumentPart):
 
     formulas: str
     free_numbers: Count
-    prior_strength: dict[str, float]
     groups: list[str]
     rows: Count
     coefficients: list[CoefficientFitPart]
@@ -317,8 +315,7 @@ def _fit(fitted: Fitted) -> dict[str, Any]:
     calibration = fitted.calibration
     return {
         "formulas": calibration.formulas,
-        "free_numbers": fitted.free_numbers,
-        "prior_strength": {fit.problem.quantity: fit.strengths[0] for fit in fitted.fits},
+        "free_numbers": len(calibration.offsets),
         "groups": calibration.groups,
         "rows": calibration.n_rows,
         "coefficients": [_coefficient(offset) for offset in calibration.offsets],

@@ -126,7 +126,7 @@ def test_a_match_that_cannot_be_used_is_said(capsys: Captured, damage: str) -> N
     assert "--out" not in answer.warnings[-1]
 
 
-@pytest.mark.parametrize("name", ["default", "previous", "none", "../up", ""])
+@pytest.mark.parametrize("name", ["default", "none", "../up", ""])
 def test_a_name_that_means_something_else_is_refused(capsys: Captured, name: str, tmp_path: Path) -> None:
     """A personal calibration cannot hide the one that ships, nor leave its folder."""
     records = data_dir() / "published" / "003_f83f083c0d8bebd6.csv"

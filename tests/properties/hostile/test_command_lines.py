@@ -32,7 +32,7 @@ EXTREME = (
 )  # fmt: skip
 OWN: dict[str, tuple[str, ...]] = {
     "--format": ("human", "json", "markdown"),
-    "--calibration": ("none", "default", "previous"),
+    "--calibration": ("none", "default"),
     "--confidence": ("0.5", "0.95", "1", "0.999999"),
     "--top": ("1", "100"),
     "--global-batch": ("1", "64", "1000003"),

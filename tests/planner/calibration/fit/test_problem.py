@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from planner.calibration.fit.problem import Problem, machine_problem, make_problem
-from planner.domain.uncertainty.calibration import Offset
 from planner.domain.uncertainty.hierarchy import FREEDOM
 from tests.planner.calibration.simulated import SHAPES, TRUTH, problem_of, simulated
 
@@ -41,32 +40,6 @@ def test_slopes_are_those_of_the_errors() -> None:
         assert found == pytest.approx(slopes[0, :, column], rel=0.02, abs=1e-4)
 
 
-def test_effects_of_a_machine_move_its_own_readings_alone() -> None:
-    """The rate of one card has no slope at a reading of another one."""
-    problem = one_shape("doc-a", "doc-b")
-    _, slopes = problem.linearise(np.zeros((1, len(problem.knobs))))
-    own = [(knob, column) for column, knob in enumerate(problem.knobs) if knob.level == "host"]
-    assert own
-    for knob, column in own:
-        moved = [
-            target.host for target, slope in zip(problem.targets, slopes[0, :, column], strict=True) if slope
-        ]
-        assert set(moved) == {knob.key}
-    assert problem.is_shared.sum() == len(problem.knobs) - len(own)
-
-
-def test_the_problem_of_some_knobs_holds_the_others_where_they_are() -> None:
-    """With all numbers but the first one at rest, errors are those of the whole problem."""
-    problem = one_shape("doc-a", "doc-b")
-    point = np.full((1, len(problem.knobs)), 0.5)
-    rest = [
-        Offset(knob, float(n), 1.0) for knob, n in zip(problem.knobs, problem.offsets(point)[0], strict=True)
-    ]
-    alone = problem.only([0], rest[1:])
-    assert alone.knobs == problem.knobs[:1]
-    assert alone.errors(point[:, :1]) == pytest.approx(problem.errors(point))
-
-
 def test_without_a_reading_there_is_no_problem() -> None:
     """Records of memory and time say nothing of host RAM, neither for all nor for one machine."""
     targets = one_shape("doc-a").targets
@@ -75,9 +48,18 @@ def test_without_a_reading_there_is_no_problem() -> None:
 
 
 def test_a_machine_of_its_own_has_its_own_number_for_whatever_moves_its_readings() -> None:
-    """Nothing of it is shared, and every reading is of the machine."""
+    """Nothing of it is shared."""
     problem = machine_problem("throughput", one_shape("doc-a").targets, (), "mine")
     assert problem is not None
     assert {(knob.level, knob.key) for knob in problem.knobs} == {("host", "mine")}
-    assert {target.host for target in problem.targets} == {"mine"}
-    assert not problem.is_shared.any()
+
+
+def test_offsets_of_an_earlier_fit_stay() -> None:
+    """With half a spread of every number in the base, rest is where the problem without a base has it."""
+    targets = one_shape("doc-a").targets
+    plain = machine_problem("throughput", targets, (), "mine")
+    assert plain is not None
+    half = np.full((1, len(plain.knobs)), 0.5)
+    based = machine_problem("throughput", targets, plain.fitted(half[0], half[0]), "mine")
+    assert based is not None
+    assert based.errors(np.zeros_like(half)) == pytest.approx(plain.errors(half))
