@@ -49,6 +49,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "hybrids.jamba": ("jamba",),
     "hybrids.gated_delta": ("qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next"),
     "vision.llava": ("llava",),
+    "vision.paligemma": ("paligemma",),
     "vision.pixtral_vision": ("mistral3",),
     "vision.counted_towers": ("gemma4", "gemma4_unified", "mllama"),
     "vision.tiled_vision": ("internvl", "llava_next", "llava_onevision"),

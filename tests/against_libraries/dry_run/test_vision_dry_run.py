@@ -45,6 +45,11 @@ TOKENS = {
     "vision_end_token_id": 4003,
 }
 ROPE = {"mrope_section": [8, 12, 12]}
+_SIGLIP = {
+    "model_type": "siglip_vision_model", "hidden_size": 320, "intermediate_size": 1280,
+    "num_hidden_layers": 4, "num_attention_heads": 5, "image_size": 280, "patch_size": 14,
+    "vision_use_head": False,
+}  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {
         "model_type": "qwen2_vl", **TEXT, **TOKENS, "rope_scaling": {"type": "mrope", **ROPE},
@@ -95,11 +100,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "model_type": "gemma3_text", **TEXT, "head_dim": 64, "sliding_window": 512,
             "query_pre_attn_scalar": 64,
         },
-        "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 320, "intermediate_size": 1280,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 5, "image_size": 280, "patch_size": 14, "vision_use_head": False,
-        },
+        "vision_config": _SIGLIP,
+    },
+    "paligemma": {
+        "model_type": "paligemma", "image_token_index": 4000, "projection_dim": 256,
+        "text_config": {"model_type": "gemma", **TEXT, "head_dim": 64},
+        "vision_config": _SIGLIP,
     },
     "mistral3": {
         "model_type": "mistral3", "image_token_index": 4000, "tie_word_embeddings": False,
@@ -165,7 +171,7 @@ SIZES = {
     "qwen3_5": "576x384",
     "llava": "280x280",
 }
-SIZES |= {"gemma3": "280x280", "llava_next": "200x150"}
+SIZES |= {"gemma3": "280x280", "llava_next": "200x150", "paligemma": "280x280"}
 SIZES |= {"mistral3": "600x400", "pixtral": "320x300"}
 SIZES |= dict.fromkeys(("internvl", "internvl of 6B"), "448x224")
 

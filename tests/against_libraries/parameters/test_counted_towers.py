@@ -61,6 +61,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "llava", "text_config": _TEXT, "vision_feature_layer": -1,
         "vision_config": {"model_type": "pixtral", **_LAYERS, "hidden_size": 256, "intermediate_size": 512},
     },
+    "paligemma": {
+        "model_type": "paligemma", "projection_dim": 256, "text_config": {**_TEXT, "model_type": "gemma2"},
+        "vision_config": {
+            "model_type": "siglip_vision_model", **_SQUARE, "hidden_size": 144, "vision_use_head": False,
+        },
+    },
     "llava_next": {
         "model_type": "llava_next", "text_config": _TEXT,
         "vision_config": {"model_type": "clip_vision_model", **_SQUARE, "hidden_size": 240,
