@@ -16,7 +16,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision", "image_newline")
-COUNTED = ("gemma4",)
+COUNTED = ("gemma4", "glm4v")
 SIZED = ("internvl", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
 attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
