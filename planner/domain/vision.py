@@ -17,6 +17,7 @@ TowerCode = Literal[
     "llava",
     "llava_next",
     "gemma3",
+    "paligemma",
     "internvl",
     "pixtral",
     "mistral3",

@@ -102,9 +102,8 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
         return is_flash and has_sinks(model)
     if is_flash:
         return model.architecture in _NO_FLASH or has_sinks(model)
-    return model.architecture in (
-        _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA
-    )
+    lacking = _NO_SDPA_BEFORE_2024_09 if stack.model_code == "transformers-4" else _NO_SDPA
+    return not lacking.isdisjoint((model.architecture, model.decoder))
 
 
 def has_sinks(model: ModelSpec) -> bool:

@@ -20,6 +20,9 @@ from planner.errors import NotModelledError
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Parameters, parameters_of
 
+_SEES_BOTH_WAYS = ("gemma3", "paligemma")
+"""Whose tokens of an image attend to each other both ways; PaliGemma's, and those of its prompt."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -175,13 +178,14 @@ class Job:
         as for padding.
         Source: transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa
         (``kv_length < local_attention_size``), models/falcon/modeling_falcon.py FalconModel.forward
-        (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py create_masks_for_vision_model.
+        (``allow_is_causal_skip=False``), models/gemma3/modeling_gemma3.py create_masks_for_vision_model,
+        models/paligemma/modeling_paligemma.py PaliGemmaModel.forward (``block_sequence_ids``).
         """
         window, vision = block.attention.window_tokens, self.model.vision
         if self.recipe.attention != "sdpa" or self.stack.sdpa_mask != "bool":
             return self.recipe.attention == "sdpa" and self.stack.sdpa_mask == "given"
-        if vision is not None and vision.code == "gemma3" and self.recipe.batch.images is not None:
-            return True  # the tokens of an image attend to each other both ways
+        if vision is not None and vision.code in _SEES_BOTH_WAYS and self.recipe.batch.images is not None:
+            return True
         if window is None or block.attention.makes_mask:
             return block.attention.makes_mask
         reached: Any = self.recipe.batch.seq_len >= window

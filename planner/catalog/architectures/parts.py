@@ -118,25 +118,17 @@ def plain_mlp(
     )
 
 
-def fused_experts(hidden: int, mlp: MlpSpec, *, bias: bool = False) -> tuple[LinearSpec, ...]:
+def fused_experts(
+    hidden: int, mlp: MlpSpec, *, bias: bool = False, up_name: str = "gate_up_proj"
+) -> tuple[LinearSpec, ...]:
     """Expert tensors as Transformers 5 stores them: two three-dimensional parameters over all experts,
-    gate and up in one.
+    the first with gate and up in one where there is a gate.
     """
+    counts = (mlp.n_experts, mlp.top_k)
+    inner = 2 * mlp.width if mlp.gated else mlp.width
     return (
-        LinearSpec(
-            "gate_up_proj",
-            "expert",
-            hidden,
-            2 * mlp.width,
-            "mlp_in",
-            bias,
-            "parameter",
-            mlp.n_experts,
-            mlp.top_k,
-        ),
-        LinearSpec(
-            "down_proj", "expert", mlp.width, hidden, "mlp_mid", bias, "parameter", mlp.n_experts, mlp.top_k
-        ),
+        LinearSpec(up_name, "expert", hidden, inner, "mlp_in", bias, "parameter", *counts),
+        LinearSpec("down_proj", "expert", mlp.width, hidden, "mlp_mid", bias, "parameter", *counts),
     )
 
 

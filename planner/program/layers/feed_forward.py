@@ -94,7 +94,7 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     gates = [each for each in view.linears("mlp_in") if each.group == "router" and mlp.router != "module"]
     if not (gates or mlp.shared_first):
         weights = router(torch, view, x)
-        out = experts(torch, view, torch.reshaped(x), weights)
+        out = _narrow_experts(torch, view, torch.reshaped(x), weights)
         return torch.add(out, shared(x))
     beside = shared(x)
     out = experts(torch, view, x, router(torch, view, x))
@@ -103,3 +103,15 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         gate = torch.kernel(linear(torch, view, gates[0], rows), "sigmoid", saves="output")
         beside = torch.mul(gate, beside)
     return torch.add(out, beside)
+
+
+def _narrow_experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """What the experts return, between a matrix to fewer features and one back where the layer has them.
+
+    Source: transformers 5.23 models/nemotron_h/modeling_nemotron_h.py NemotronHMoE.forward.
+    """
+    inward = [spec for spec in view.linears("mlp_in") if spec.group == "mlp"]
+    if not inward:
+        return experts(torch, view, x, weights)
+    outward = next(spec for spec in view.linears("mlp_mid") if spec.group == "mlp")
+    return linear(torch, view, outward, experts(torch, view, linear(torch, view, inward[0], x), weights))

@@ -1,6 +1,6 @@
-"""Towers over squares, and their projectors: LLaVA, LLaVA-NeXT, Gemma 3, InternVL.
+"""Towers over squares, and their projectors: LLaVA, LLaVA-NeXT, Gemma 3, PaliGemma, InternVL.
 
-Source: transformers 5.23 models/{clip,siglip,internvl,llava,llava_next,gemma3}/modeling_*.py.
+Source: transformers 5.23 models/{clip,siglip,internvl,llava,llava_next,gemma3,paligemma}/modeling_*.py.
 """
 
 from __future__ import annotations
@@ -167,10 +167,19 @@ def _averaged(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
         return torch.mm(normed, weight_copy(torch, view, table), weight.out_features * share)
 
 
+def _projected(torch: Operators, seeing: SeeingView, x: Tensor) -> Tensor:
+    """PaliGemma's projector: a norm behind the tower, and one matrix."""
+    x = norm(torch, seeing.entry, seeing.tower.behind[0], x)
+    torch.shared["last_hidden_state"] = x.alias()
+    with torch.inside("multi_modal_projector"):
+        return linear(torch, seeing.projector, seeing.projector.block.linears[0], x)
+
+
 SQUARE_PROJECTORS: dict[TowerCode, Callable[[Operators, SeeingView, Tensor], Tensor]] = {
     "llava": _selected,
     "llava_next": _packed,
     "gemma3": _averaged,
+    "paligemma": _projected,
     "internvl": _shuffled,
 }
 """What makes tokens of patches, by whose code it is."""

@@ -28,6 +28,7 @@ _EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe
 _UNIFIED = {name: value for name, value in _GEMMA.items() if "per_layer" not in name}
 _LAYERS = {"num_hidden_layers": 3}
 _SQUARE = {**_LAYERS, "intermediate_size": 512, "patch_size": 14}
+_GLM = {"depth": 3, "hidden_size": 192, "num_heads": 4, "out_hidden_size": 256, "intermediate_size": 320}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4 with sounds": {
         "model_type": "gemma4", "text_config": {**_GEMMA, **_SHARED},
@@ -47,6 +48,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "gemma4_unified_vision", "mm_embed_dim": 96, "output_proj_dims": 96},
         "audio_config": {"model_type": "gemma4_unified_audio"},
     },
+    "glm4v": {
+        "model_type": "glm4v", "text_config": {**_TEXT, "model_type": "glm4v_text"},
+        "vision_config": _GLM,
+    },
+    "glm4v_moe": {
+        "model_type": "glm4v_moe", "vision_config": _GLM,
+        "text_config": {
+            **_TEXT, "model_type": "glm4v_moe_text", "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+        },
+    },
     "internvl": {
         "model_type": "internvl", "text_config": _TEXT,
         "vision_config": {"model_type": "internvl_vision", **_LAYERS, "attention_bias": True},
@@ -60,6 +72,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "pixtral": {
         "model_type": "llava", "text_config": _TEXT, "vision_feature_layer": -1,
         "vision_config": {"model_type": "pixtral", **_LAYERS, "hidden_size": 256, "intermediate_size": 512},
+    },
+    "paligemma": {
+        "model_type": "paligemma", "projection_dim": 256, "text_config": {**_TEXT, "model_type": "gemma2"},
+        "vision_config": {
+            "model_type": "siglip_vision_model", **_SQUARE, "hidden_size": 144, "vision_use_head": False,
+        },
     },
     "llava_next": {
         "model_type": "llava_next", "text_config": _TEXT,

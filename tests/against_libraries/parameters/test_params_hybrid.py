@@ -46,6 +46,12 @@ _EXPERTS = {
 }
 _MAMBA = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 32}
 _NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 16}
+_UNGATED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 24,
+}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", _DELTA),
     (
@@ -85,6 +91,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         "nemotron_h",
         _NEMOTRON | {"layers_block_type": ["mamba", "mlp", "attention", "mamba"], "use_bias": True},
     ),
+    ("nemotron_h", _NEMOTRON | _UNGATED | {"hybrid_override_pattern": "ME*E"}),
+    ("nemotron_h", _NEMOTRON | _UNGATED | {"hybrid_override_pattern": "ME*-", "moe_latent_size": 16}),
     ("jamba", {"num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1}),
     (
         "jamba",

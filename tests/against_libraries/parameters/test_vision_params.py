@@ -27,6 +27,9 @@ NAMES = (
     "llava-1.5-7b",
     "gemma-3-4b",
     "gemma-3-27b",
+    "paligemma-3b-224",
+    "paligemma2-10b-448",
+    "pixtral-12b",
     "mistral-small-3.1-24b",
     "ministral-3-3b",
 )

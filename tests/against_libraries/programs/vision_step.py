@@ -16,7 +16,7 @@ from measure.trace.cuda.recurrent import recurrent_kernels
 
 SEQ, ROWS, COLUMNS, IMAGES = 1024, 24, 36, 2
 SEEING = ("visual", "vision_tower", "multi_modal_projector", "embed_vision", "image_newline")
-COUNTED = ("gemma4",)
+COUNTED = ("gemma4", "glm4v")
 SIZED = ("internvl", "llava_next", "mistral3", "pixtral")
 path, method, frozen, checkpointing, *more = sys.argv[1:]
 attention = more.pop(0) if more[:1] in (["eager"], ["sdpa"]) else "sdpa"
@@ -65,7 +65,7 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
     if config.model_type in SIZED or vision.model_type in SIZED:
         return sized_batch()
-    square = config.model_type in ("llava", "gemma3")
+    square = config.model_type in ("llava", "gemma3", "paligemma")
     merge = 1 if square else vision.spatial_merge_size
     tokens = (vision.image_size // vision.patch_size) ** 2 if square else ROWS * COLUMNS // merge**2
     tokens = config.mm_tokens_per_image if config.model_type == "gemma3" else tokens
@@ -78,8 +78,8 @@ def batch(_: list[int]) -> dict[str, torch.Tensor]:
         )
         kinds[0, start : start + tokens] = 1
     made = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-    if config.model_type == "gemma3":
-        made["token_type_ids"] = kinds
+    if config.model_type in ("gemma3", "paligemma"):
+        made["token_type_ids"] = kinds if config.model_type == "gemma3" else 1 - kinds
     if square:
         return {**made, "pixel_values": torch.zeros(IMAGES, 3, vision.image_size, vision.image_size)}
     numbers = 3 * vision.temporal_patch_size * vision.patch_size**2

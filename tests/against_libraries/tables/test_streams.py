@@ -155,6 +155,13 @@ def test_every_request_of_other_architectures(kind: str, way: str, tmp_path: Pat
 # The program leaves out the indices of the chosen experts, copies of several samples in another layout, what
 # kernels of Mamba 2 make beside states, and tables of positions that have three numbers.
 _FEW = {"num_hidden_layers": 2, "head_dim": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+_NEMOTRON_EXPERTS = {
+    "hybrid_override_pattern": "ME*E",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 512,
+}
 BY_PEAK: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _DELTA,
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
@@ -182,6 +189,13 @@ BY_PEAK: dict[str, dict[str, Any]] = {
         "mamba_rms_norm": True,
     },
     "nemotron_h": _NEMOTRON,
+    "nemotron-experts": {**_NEMOTRON, **_NEMOTRON_EXPERTS, "model_type": "nemotron_h"},
+    "nemotron-narrow": {
+        **_NEMOTRON,
+        **_NEMOTRON_EXPERTS,
+        "model_type": "nemotron_h",
+        "moe_latent_size": 128,
+    },
     "lfm2_moe": {
         "layer_types": ["conv", "full_attention", "conv"],
         "num_experts": 8,
@@ -235,6 +249,7 @@ BY_PEAK: dict[str, dict[str, Any]] = {
 
 
 _HYBRIDS = ("granite-h-dense", "bamba", "falcon_h1", "falcon-h1-normed", "nemotron_h")
+_HYBRIDS += ("nemotron-experts", "nemotron-narrow")
 _MAMBA2_TARGETS = ("in_proj", "q_proj", "v_proj", "up_proj")
 
 

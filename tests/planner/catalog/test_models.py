@@ -110,6 +110,10 @@ def test_every_architecture_in_the_table_has_a_reader() -> None:
     ("unsloth/Ministral-3-3B-Instruct-2512", "ministral-3-3b"),
     ("unsloth/Phi-4", "phi-4-unsloth"),
     ("microsoft/phi-4", "phi-4"),
+    ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", "nemotron-3-nano-30b-a3b"),
+    ("google/paligemma2-3b-ft-docci-448", "paligemma2-3b-448"),
+    ("Nexusflow/Starling-LM-7B-beta", "openchat-3.5-7b"),
+    ("deepseek-ai/deepseek-coder-7b-instruct-v1.5", "deepseek-llm-7b"),
 ])  # fmt: skip
 def test_names_in_any_spelling(name: str, model_id: str) -> None:
     """Ids, aliases and Hub ids are found whatever their case and separators."""

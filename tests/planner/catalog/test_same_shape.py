@@ -91,6 +91,10 @@ def test_copies_and_fine_tunes_have_the_shape_of_their_base(hub_id: str, model_i
     *("Alibaba-NLP/gte-Qwen2-7B-instruct", "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct",
     "Ray2333/GRM_Llama3.1_8B_rewardmodel-ft", "Qwen/Qwen2.5-Math-7B-PRM800K"),
     *("tiiuae/Falcon-H1-1.5B-Deep-Base", "BAAI/Bunny-Llama-3-8B-V"),
+    *("nvidia/NVIDIA-Nemotron-3-Nano-4B-BF16", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8"),
+    *("nvidia/NVIDIA-Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "google/paligemma2-28b-pt-224"),
+    *("CohereForAI/aya-vision-32b", "google/paligemma2-3b-pt-640", "infly/OpenCoder-3B-Instruct"),
+    *("zai-org/GLM-4.5V", "zai-org/GLM-4.6V-Flash", "zai-org/GLM-4-9B-V"),
     *("hfl/chinese-llama-2-7b", "someone/KoreanLM-llama-2-7b", "someone/tiny-random-llama-3-8b",
     "someone/llama-3-8b-reward"),
 ])  # fmt: skip

@@ -90,6 +90,8 @@ def test_attention_falls_back_where_the_code_has_no_kernel() -> None:
     a default of flash attention gives way on an old card.
     """
     assert scenario_of(model="bloom-3b").recipe.attention == "eager"
+    assert scenario_of(model="paligemma2-3b-224").recipe.attention == "eager"
+    assert scenario_of(model="paligemma-3b-224").recipe.attention == "sdpa"
     assert scenario_of(model="qwen-7b", stack="qwen-finetune").recipe.attention == "flash2"
     assert scenario_of(model="qwen-7b", stack="qwen-finetune", gpu="t4").recipe.attention == "sdpa"
 

@@ -1,4 +1,4 @@
-"""GLM-4 as Transformers ships it: ``glm`` (GLM-4-9B) and ``glm4`` (GLM-4-0414).
+"""GLM-4 as Transformers ships it: ``glm`` (GLM-4-9B), ``glm4`` (GLM-4-0414) and the decoder of GLM-4.1V.
 
 Module names, shapes and defaults are those of Transformers 5.23 (``models/glm/modeling_glm.py``,
 ``models/glm4/modeling_glm4.py`` and their configuration classes).  The checkpoints' own code is in
@@ -18,8 +18,17 @@ from planner.catalog.architectures.parts import (
     separate_qkv,
     token_embedding,
 )
-from planner.domain.attention_shape import AttentionSpec
+from planner.domain.attention_shape import AttentionSpec, RotaryForm
 from planner.domain.model import BlockSpec, MlpSpec, ModelSpec
+
+_GLM4V = {
+    "hidden_size": 4096,
+    "intermediate_size": 13_696,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "vocab_size": 151_552,
+    "max_position_embeddings": 32_768,
+}
 
 
 def read_glm(fields: ConfigFields) -> ModelSpec:
@@ -32,16 +41,31 @@ def read_glm4(fields: ConfigFields) -> ModelSpec:
     return _glm(fields, norms_per_layer=4)
 
 
-def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
+def read_glm4v_text(fields: ConfigFields) -> ModelSpec:
+    """``glm4v_text``: the decoder of GLM-4.1V, whose positions are written out for all layers at once.
+
+    Queries, keys and values are always biased; whole heads are turned where no field says a share.
+    """
+    heads = fields.integer("num_attention_heads", default=32)
+    fixed = {"attention_bias": True, "head_dim": fields.integer("hidden_size", default=4096) // heads}
+    rope = {"rope_parameters": {"partial_rotary_factor": 1.0, **(fields.data.get("rope_parameters") or {})}}
+    if "partial_rotary_factor" in fields.data:
+        rope = {}
+    return _glm(
+        ConfigFields({**_GLM4V, **fields.data, **rope, **fixed}, fields.where),
+        norms_per_layer=4,
+        form="halves",
+    )
+
+
+def _glm(fields: ConfigFields, *, norms_per_layer: int, form: RotaryForm = "repeated_pairs") -> ModelSpec:
     hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=2)
     if heads % kv_heads:
         raise fields.fail(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     head_dim = fields.integer("head_dim", default=128)
-    attention = AttentionSpec(
-        heads, kv_heads, head_dim, head_dim, joined_rotary=True, rotary_form="repeated_pairs"
-    )
+    attention = AttentionSpec(heads, kv_heads, head_dim, head_dim, joined_rotary=True, rotary_form=form)
     attention = replace(attention, rotary_width=rotary_width(fields, head_dim, 0.5))
     block = BlockSpec(
         attention=attention,
@@ -60,4 +84,4 @@ def _glm(fields: ConfigFields, *, norms_per_layer: int) -> ModelSpec:
     )
 
 
-READERS = {"glm": read_glm, "glm4": read_glm4}
+READERS = {"glm": read_glm, "glm4": read_glm4, "glm4v_text": read_glm4v_text}

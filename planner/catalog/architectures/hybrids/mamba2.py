@@ -223,7 +223,7 @@ _PATTERN = {"M": _MIXED, "*": _FULL, "-": "mlp", "E": "moe"}
 
 def read_nemotron_h(fields: ConfigFields) -> ModelSpec:
     """``nemotron_h``: every layer is one part, Mamba 2, attention without positions,
-    or a feed-forward of two matrices.
+    a feed-forward of two matrices, or experts of two matrices beside a shared one.
     """
     hidden = fields.integer("hidden_size")
     kinds = _nemotron_kinds(fields)
@@ -239,8 +239,41 @@ def read_nemotron_h(fields: ConfigFields) -> ModelSpec:
         _MIXED: mixed_block(full, _nemotron_mixer(fields), hidden, bias=fields.flag("use_bias", False)),
         "mlp": BlockSpec(NO_ATTENTION, mlp, matrices, norm),
     }
+    if "moe" in kinds:
+        blocks["moe"] = _nemotron_experts(fields)
     spec = with_scaling(_of_kinds(fields, kinds, blocks), "widened")
     return replace(spec, token_embedding=replace(spec.token_embedding, name="embeddings"), wide_logits=True)
+
+
+def _nemotron_experts(fields: ConfigFields) -> BlockSpec:
+    """Experts without a gate, chosen as DeepSeek V3 does; ``moe_latent_size`` features where it is given."""
+    hidden, bias = fields.integer("hidden_size"), fields.flag("mlp_bias", False)
+    n_experts = fields.integer("n_routed_experts", "num_local_experts", default=8)
+    top_k = fields.integer("num_experts_per_tok", default=2)
+    mlp = replace(
+        experts_of(fields, fields.integer("moe_intermediate_size", default=7688), n_experts, top_k),
+        gated=False,
+        activation=fields.text("mlp_hidden_act", "relu2"),
+        shared_width=fields.integer("moe_shared_expert_intermediate_size", default=7688),
+        router="sigmoid",
+    )
+    latent = fields.optional_integer("moe_latent_size")
+    shared = plain_mlp(hidden, mlp.shared_width, ("up_proj", "down_proj"), bias=bias)
+    around = (
+        (
+            LinearSpec("fc1_latent_proj", "mlp", hidden, latent, "mlp_in", bias),
+            LinearSpec("fc2_latent_proj", "mlp", latent, hidden, "mlp_mid", bias),
+        )
+        if latent
+        else ()
+    )
+    linears = (
+        router(hidden, n_experts),
+        *around,
+        *fused_experts(latent or hidden, mlp, up_name="up_proj"),
+        *(replace(each, group="shared_expert") for each in shared),
+    )
+    return BlockSpec(NO_ATTENTION, mlp, linears, (rms(hidden),))
 
 
 def _nemotron_mixer(fields: ConfigFields) -> Mamba2Spec:
@@ -264,10 +297,9 @@ def _nemotron_kinds(fields: ConfigFields) -> list[str]:
         kinds = [_PATTERN.get(letter, letter) for letter in pattern]
     if not kinds:
         raise fields.fail("neither layers_block_type nor hybrid_override_pattern says what the layers are")
-    others = sorted(set(kinds) - {_FULL, _MIXED, "mlp"})
+    others = sorted(set(kinds) - {_FULL, _MIXED, "mlp", "moe"})
     if others:
-        what = "experts" if others[0] == "moe" else f"layers of type '{others[0][:40]}'"
-        raise NotModelledError(f"{fields.where}: {what} of this architecture are not modelled")
+        raise NotModelledError(f"{fields.where}: layers of type '{others[0][:40]}' are not modelled")
     if len(kinds) > MAX_LAYERS:
         raise fields.fail(f"{len(kinds)} layers are more than the limit of {MAX_LAYERS}")
     return kinds

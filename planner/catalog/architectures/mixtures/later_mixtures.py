@@ -80,6 +80,15 @@ def read_glm4_moe(fields: ConfigFields) -> ModelSpec:
     )
 
 
+def read_glm4v_moe_text(fields: ConfigFields) -> ModelSpec:
+    """``glm4v_moe_text``: the decoder of GLM-4.5V, GLM-4.5's without norms of heads.
+
+    It is biased, and whole heads are turned, where no field says otherwise.
+    """
+    data = {"attention_bias": True, "partial_rotary_factor": 1.0, **fields.data, "use_qk_norm": False}
+    return replace(read_glm4_moe(ConfigFields(data, fields.where)), omits="")
+
+
 def read_minimax_m2(fields: ConfigFields) -> ModelSpec:
     """``minimax_m2``: query and key normed over all heads, a part of each head turned,
     experts chosen by a sigmoid in fp32.
@@ -183,6 +192,7 @@ def _same_in_all_layers(fields: ConfigFields, name: str) -> int:
 
 READERS = {
     "glm4_moe": read_glm4_moe,
+    "glm4v_moe_text": read_glm4v_moe_text,
     "minimax_m2": read_minimax_m2,
     "ernie4_5_moe": read_ernie_moe,
     "hunyuan_v1_moe": read_hunyuan_moe,

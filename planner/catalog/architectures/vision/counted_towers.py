@@ -1,4 +1,5 @@
-"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, Llama 3.2 Vision.
+"""Towers that are loaded and counted, and whose computation is not modelled: Gemma 4, Llama 3.2 Vision;
+those of GLM in ``glm_vision``.
 Trained on text alone, such models are answered like any other.
 
 Module names, shapes and defaults are those of Transformers 5.23

@@ -165,6 +165,21 @@ def siglip_tower(vision: ConfigFields, hidden: int, tokens: int) -> TowerSpec:
     )
 
 
+def paligemma_tower(vision: ConfigFields, hidden: int) -> TowerSpec:
+    """SigLIP's tower and one matrix behind it, which makes a token of each patch.
+
+    Source: transformers 5.23 models/paligemma/modeling_paligemma.py PaliGemmaMultiModalProjector.
+    """
+    width, entry, layers, behind = siglip_layers(vision)
+    side, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=16)
+    last = LinearSpec("linear", "mlp", width, hidden, "mlp_in", bias=True)
+    rule = ImageRule("square", patch, side_pixels=side, tokens=(side // patch) ** 2)
+    projector = BlockSpec(NO_ATTENTION, MlpSpec(0, False, ""), (last,), ())
+    return TowerSpec(
+        "paligemma", width, rule, entry, (layers,), (BlockGroup(1, projector),), 1.0, behind=behind
+    )
+
+
 def _projector(width: int, hidden: int) -> BlockSpec:
     linears = (
         LinearSpec("linear_1", "mlp", width, hidden, "mlp_in", bias=True),

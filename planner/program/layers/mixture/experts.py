@@ -118,15 +118,21 @@ def _grouped(
     weights: Tensor,
     specs: tuple[tuple[LinearSpec, Factors], ...],
 ) -> Tensor:
-    """Each token once for each of its experts, by expert; products, gate, and the sum over these experts."""
+    """Each token once for each of its experts, by expert: products around a gate or a plain activation,
+    and the sum over these experts.
+    """
     hidden, rows = x.count, view.block.mlp.top_k
     selected = torch.index(x, rows * hidden)
     (gate_up, up_factors), (down, down_factors) = specs
     biases = _biases(torch, view, gate_up)
     first = _weight(torch, view, gate_up, up_factors)
     out = _product(torch, view, gate_up, selected, first, biases)
-    clamps = view.block.mlp.activation == "clamped_swiglu"
-    out = clamped_gate(torch, out) if clamps else _gate(torch, view, out)
+    if not view.block.mlp.gated:
+        out = activation(torch, view, out)
+    elif view.block.mlp.activation == "clamped_swiglu":
+        out = clamped_gate(torch, out)
+    else:
+        out = _gate(torch, view, out)
     biases = _biases(torch, view, down)
     second = _weight(torch, view, down, down_factors)
     out = _product(torch, view, down, out, second, biases)

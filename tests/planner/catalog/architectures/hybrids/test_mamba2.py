@@ -93,6 +93,20 @@ def test_letters_of_nemotron_are_its_layers() -> None:
     assert model.n_layers == 4
 
 
+@pytest.mark.parametrize("latent", [None, 16])
+def test_nemotrons_experts_have_two_matrices(latent: int | None) -> None:
+    """No gate, and of fewer features where two matrices stand around them; the shared one has them all."""
+    said = {"n_routed_experts": 4, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40}
+    block = spec(NEMOTRON, hybrid_override_pattern="E", moe_latent_size=latent, **said).groups[0].block
+    hidden = BASE["hidden_size"]
+    sizes = {(each.group, each.name): (each.in_features, each.out_features) for each in block.linears}
+    assert not block.mlp.gated
+    assert sizes["expert", "up_proj"] == (latent or hidden, 24)
+    assert sizes["expert", "down_proj"] == (24, latent or hidden)
+    assert sizes["shared_expert", "up_proj"] == (hidden, 40)
+    assert sizes.get(("mlp", "fc1_latent_proj")) == (None if latent is None else (hidden, latent))
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
@@ -113,8 +127,8 @@ def test_what_cannot_be_built_is_refused(said: dict[str, Any], sentence: str) ->
 
 
 def test_layers_of_other_kinds_have_no_verdict() -> None:
-    """Experts of Nemotron, and what nobody knows."""
-    with pytest.raises(NotModelledError, match="experts of this architecture"):
-        spec(NEMOTRON, hybrid_override_pattern="ME")
+    """Letters and names that nobody knows."""
+    with pytest.raises(NotModelledError, match="layers of type 'X' are not modelled"):
+        spec(NEMOTRON, hybrid_override_pattern="MX")
     with pytest.raises(NotModelledError, match="layers of type 'conv' are not modelled"):
         spec(GRANITE, layer_types=["conv"] * 4)

@@ -29,7 +29,8 @@ SIGLIP = {
 
 def model(kind: str, vision: dict[str, Any], **more: Any) -> ModelSpec:
     """A small model that sees."""
-    text = {"model_type": "gemma3_text" if kind == "gemma3" else "llama", **TEXT, "head_dim": 16}
+    decoder = {"gemma3": "gemma3_text", "paligemma": "gemma"}.get(kind, "llama")
+    text = {"model_type": decoder, **TEXT, "head_dim": 16}
     return model_from_config({"model_type": kind, "text_config": text, "vision_config": vision, **more}, "x")
 
 
@@ -90,3 +91,22 @@ def test_a_decoder_that_nobody_reads_has_no_verdict() -> None:
         model_from_config({**file, "text_config": {"model_type": "nobody"}}, "x")
     bare = model_from_config({**file, "text_config": {"vocab_size": 32064}}, "x")
     assert (bare.hidden_size, bare.n_layers, bare.vocab_size) == (4096, 32, 32064)
+
+
+def test_paligemma_has_a_token_for_each_patch() -> None:
+    """One matrix leads from the tower to a decoder of Gemma, whose width ``projection_dim`` must be."""
+    spec = model("paligemma", SIGLIP, projection_dim=OUT)
+    assert spec.vision is not None
+    assert (spec.vision.rule.tokens, spec.vision.token_share) == (16, 1.0)
+    assert spec.vision.projector_param_count == W * OUT + OUT
+    assert spec.tied
+    with pytest.raises(InputFileError, match=f"projection_dim 64 is not the decoder's hidden_size, {OUT}"):
+        model("paligemma", SIGLIP, projection_dim=64)
+
+
+def test_paligemma_around_another_decoder_is_refused() -> None:
+    """Its masks were read around Gemma and Gemma 2 alone."""
+    text = {"model_type": "llama", **TEXT}
+    config = {"model_type": "paligemma", "text_config": text, "vision_config": SIGLIP, "projection_dim": OUT}
+    with pytest.raises(NotModelledError, match="PaliGemma around 'llama' is not modelled"):
+        model_from_config(config, "x")
