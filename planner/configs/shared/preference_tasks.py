@@ -90,7 +90,7 @@ _TRL_SHARED = (
     "reference_free",
     "disable_dropout",
 )
-_WORD = re.compile(r"(?<![a-z])(dpo|kto|orpo|simpo|reward)(?![a-z])")
+_WORD = re.compile(r"(?<![a-z])(sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
 TRL_HARMLESS = (
     *_TRL_KEYS,
     *_TRL_SHARED,
@@ -248,19 +248,23 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     if told is None and keys.get("loss_type") == "simpo":  # of CPO's trainer alone
         told = "loss_type"
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
-    if told is None and shared is None and not script:
+    words = [
+        match[1]
+        for part in reversed(keys.path.absolute().parts[-3:])
+        if (match := _WORD.search(part.lower()))
+    ]
+    if told is None and shared is None and not script and words[:1] in ([], ["sft"]):
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
     if script:
         reading.say("task", script, str(keys.path), "the script's name")
         return True
-    named = [
-        match for part in reversed(keys.path.absolute().parts[-3:]) if (match := _WORD.search(part.lower()))
-    ]
-    if named:
-        origin = keys.where(told or shared or "")
-        reading.say("task", named[0][1], origin, f"the path says {named[0][1]}")
-        reading.remark(origin, f"read as a file for {named[0][1]}, as its path says; --task says another")
+    named = next((word for word in words if word != "sft"), None)
+    if named is not None:
+        key = told or shared
+        origin = keys.where(key) if key else str(keys.path)
+        reading.say("task", named, origin, f"the path says {named}")
+        reading.remark(origin, f"read as a file for {named}, as its path says; --task says another")
     elif told is not None:
         reading.say("task", _TRL_KEYS.get(told, "simpo"), keys.where(told), "of this trainer alone")
     else:

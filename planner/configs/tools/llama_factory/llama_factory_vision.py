@@ -8,7 +8,6 @@ hparams/finetuning_args.py, model/model_utils/visual.py and data/mm_plugin.py.
 from __future__ import annotations
 
 import re
-from math import isqrt
 
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
@@ -65,22 +64,24 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
         )
         return
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
-    side = _side(keys)
     sees = "template" if template in READ_TEMPLATES else "visual_inputs"
     if template not in _TEXT_TOO:
         reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
     elif any(map(_OF_IMAGES.search, keys.names("dataset"))):
         reading.say("images_per_sample", 1, keys.where("dataset"), IMAGES_UNSAID)
-    reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
+    _read_largest(keys, reading)
     _read_frozen(keys, reading)
 
 
-def _side(keys: Keys) -> int:
-    """Side of the largest square image: ``image_resolution`` was a side up to 0.9.1, and pixels in 0.9.2."""
+def _read_largest(keys: Keys, reading: Reading) -> None:
+    """How large images are left (data/mm_plugin.py _preprocess_image): ``image_resolution`` was the longer
+    side up to 0.9.1, of which only squares are counted, and pixels in 0.9.2.
+    """
     older = keys.count("image_resolution")
-    if older is not None:
-        return older if older <= _LONGEST_SIDE else isqrt(older)
-    return isqrt(keys.count("image_max_pixels") or _MAX_PIXELS)
+    if older is not None and older <= _LONGEST_SIDE:
+        reading.default("image_size", f"{older}x{older}", f"{_PLACE}, once a side")
+    else:
+        reading.limit_images(older or keys.count("image_max_pixels") or _MAX_PIXELS, _PLACE)
 
 
 def _read_frozen(keys: Keys, reading: Reading) -> None:

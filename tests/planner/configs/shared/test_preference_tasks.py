@@ -77,6 +77,20 @@ def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
     assert any("as its path says" in remark.text for remark in config.remarks)
 
 
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("dpo.yaml", "dpo"),
+        ("reward/config.yaml", "reward"),
+        ("recipes/dpo/sft.yaml", None),
+        ("sft/train.yaml", None),
+    ],
+)
+def test_a_file_is_told_by_its_name_alone(tmp_path: Path, name: str, task: str | None) -> None:
+    """No key is needed: the word nearest to the file's name counts."""
+    assert read(tmp_path, TRL, name).request.get("task") == task
+
+
 def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:
     """They are for TRL up to 0.12, where those of DPO go with the function that made them."""
     for task, switch in (("dpo", "pair_logps=whole_let_go"), ("orpo", "pair_logps=whole")):
