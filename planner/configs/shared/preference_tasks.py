@@ -40,8 +40,8 @@ _AXOLOTL_TASKS: dict[str, Task] = {
 _REINFORCED = ("gdpo", "ebft")
 _PRECOMPUTE = "precompute_ref_log_probs"
 _PRECOMPUTED = (
-    "log-probabilities of the reference that are computed before training are modelled for DPO with "
-    "adapters only"
+    "log-probabilities of the reference that are computed before training are modelled for DPO, and up to "
+    "TRL 0.26 with adapters only"
 )
 ASKED_BEFORE = (
     "before training, one forward pass over the data computes the reference's log-probabilities: "
@@ -217,19 +217,20 @@ def _refuse_other_labels(keys: Keys) -> None:
         raise keys.not_modelled("sample_packing", "packed samples with labels of steps are not modelled")
 
 
-def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
+def read_precomputed(keys: Keys, reading: Reading, *, single: bool) -> None:
     """``precompute_ref_log_probs``: no second model is loaded, and no step asks the model as it was.
 
-    Scripts of TRL up to 0.24 hand over a second model in a full fine-tune, which then stays.
-    Source: trl 0.9.6, 0.15.2, 0.24.0 and 1.16.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters);
-    0.24.0 scripts/dpo.py.
+    ``single``: the tool loads no second model for it.  Scripts of TRL up to 0.24 hand one over in a full
+    fine-tune, which then stays.
+    Source: trl 0.9.6, 0.15.2 and 0.24.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters), 1.16.0
+    (None whatever is trained, or let go before the first step); 0.24.0 scripts/dpo.py.
 
     Raises:
-        NotModelledError: another task, or no adapters.
+        NotModelledError: another task, or a second model that stays.
     """
     if not keys.flag(_PRECOMPUTE):
         return
-    if not adapters or reading.value("task") not in (None, "dpo"):
+    if not single or reading.value("task") not in (None, "dpo"):
         raise keys.not_modelled(_PRECOMPUTE, _PRECOMPUTED)
     reading.switch("caches_reference", True, keys.where(_PRECOMPUTE))
     reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)

@@ -90,8 +90,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_other_trainings(keys)
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = not generates and trl_task(keys, reading, beside.task)
-    read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
     old = read_age(keys, reading)
+    read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
     _read_model(keys, reading)
@@ -134,6 +134,8 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     for name in ("use_liger", "use_liger_kernel"):
         if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
             raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
+    if keys.flag("disable_dropout") is False and reading.value("lora_dropout") != 0:
+        raise keys.not_modelled("disable_dropout", "dropout beside preferences is not modelled; true is")
     if keys.has("dataset_mixer"):
         held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))

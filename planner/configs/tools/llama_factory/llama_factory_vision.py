@@ -11,6 +11,7 @@ import re
 
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
+from planner.domain.vision import FrozenPart
 
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
@@ -40,7 +41,7 @@ VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
 """Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
 ``mm_plugin=get_mm_plugin``.
 """
-_FREEZES = (
+_FREEZES: tuple[tuple[str, FrozenPart, bool], ...] = (
     ("freeze_vision_tower", "vision_tower", True),
     ("freeze_multi_modal_projector", "projector", True),
     ("freeze_language_model", "language_model", False),
@@ -93,16 +94,15 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
             )
         reading.say("freeze", ("vision_tower", "language_model"), keys.where("train_mm_proj_only"))
         return
-    frozen, places = [], []
+    frozen: list[FrozenPart] = []
+    places = []
     for key, part, default in _FREEZES:
         said = keys.flag(key)
         places += [] if said is None else [keys.where(key)]
         if default if said is None else said:
             frozen.append(part)
     if reading.value("method") != "full" and "projector" not in frozen:
-        raise keys.not_modelled(
-            "freeze_multi_modal_projector", "adapters on a projector are not modelled; true is"
-        )
+        _spare_projector(keys, reading, frozen)
     if not frozen:
         return
     if places:
@@ -113,3 +113,23 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
             tuple(frozen),
             "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next",
         )
+
+
+def _spare_projector(keys: Keys, reading: Reading, frozen: list[FrozenPart]) -> None:
+    """A projector that is free gets no adapters where the tower is frozen.
+
+    LLaMA-Factory looks for linear layers outside of projectors, and then takes each module whose name holds
+    one of theirs (model/model_utils/misc.py find_all_linear_modules, visual.py patch_target_modules).
+
+    Raises:
+        NotModelledError: the names of the tower's layers, or others of the file's own, may be a projector's.
+    """
+    names = keys.names("lora_target")
+    if "vision_tower" not in frozen or not all(name == "all" or name.endswith("_proj") for name in names):
+        raise keys.not_modelled(
+            "freeze_multi_modal_projector", "adapters on a projector are not modelled; true is"
+        )
+    frozen.append("projector")
+    reading.remark(
+        keys.where("freeze_multi_modal_projector"), "has no effect: the projector gets no adapters"
+    )
