@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ class Reading:
     tool for ``--tool``.  ``launch``: the launch file that was found and taken.  ``candidates``: launch files
     that could be meant, where none was.  ``several``: the sharding where the job has several GPUs and nothing
     says one, with the place that settles it.  ``alone``: a key that the tool takes on one GPU only.
+    ``most_pixels``: of an image, above which the tool makes it smaller, with sides of whole multiples.
     """
 
     path: Path
@@ -78,6 +80,7 @@ class Reading:
     candidates: tuple[Path, ...] = ()
     several: tuple[str, str] | None = None
     alone: Alone | None = None
+    most_pixels: tuple[int, int] | None = None
 
     def say(self, name: str, value: Any, origin: str, note: str = "") -> None:
         """Enter what a key says about a field.
@@ -116,6 +119,14 @@ class Reading:
         """
         if name not in self.said:
             self.said[name] = Said(name, value, tool_default(self.tool), place)
+
+    def limit_images(self, pixels: int, place: str, multiple: int = 1) -> None:
+        """Enter that larger images are made as small as this, in pixels, with sides of whole ``multiple``;
+        images as large as they are left are assumed.
+        """
+        self.most_pixels = min(filter(None, (self.most_pixels, (pixels, multiple))))
+        side = isqrt(pixels)
+        self.default("image_size", f"{side}x{side}", f"{place}; larger images are made as small as this")
 
     def remark(self, origin: str, text: str) -> None:
         """Enter a key that is known but not counted as it stands."""

@@ -63,15 +63,18 @@ _TRAINS = frozenset(
 )
 # What a script's name says where its arguments may not.
 _OTHERS = {
-    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "cpo xpo nash online_dpo",
+    "preference training other than DPO, KTO, ORPO and SimPO is not modelled": "cpo xpo nash online bco tpo",
     "reinforcement learning other than GRPO is not modelled": "rloo ppo",
+    "GRPO whose generation runs beside the update is not modelled": "async",
     "reward models of this kind are not modelled: say the job by flags": "prm rm",
-    "distillation is not modelled; supervised fine-tuning is": "gkd distill distillation minillm",
+    "distillation is not modelled; supervised fine-tuning is": "gkd distill distillation minillm gold",
     "a loop of its own is not modelled: say the job by flags": "no_trainer",
 }
-_TASKS = ("dpo", "kto", "orpo", "simpo", "reward", "grpo")
+_TASKS = {each: each for each in ("dpo", "kto", "orpo", "simpo", "reward", "grpo")}
+# trl 1.16.0 examples/scripts: GRPO and DPO with other losses.
+_TASKS |= {"gspo": "grpo", "mpo": "dpo"}
 # trl 1.16.0 scripts and examples/scripts.
-_TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo")
+_TRL_SCRIPTS = _names("sft dpo kto orpo reward reward_modeling grpo gspo dpo_vlm mpo_vlm grpo_vlm gspo_vlm")
 # Scripts of Transformers' examples/pytorch/language-modeling that train with its Trainer.
 _TRANSFORMERS_SCRIPTS = _names("run_clm run_fim run_mlm run_plm")
 _OWN_COMMANDS = {"tune": "its file: plan check FILE"}
@@ -242,7 +245,7 @@ def _read_name(path: Path, job: Started) -> None:
         for name in names.split():
             if name in words or (name == "no_trainer" and name in job.script.lower()):
                 raise NotModelledError(f"{path}: {show(job.script)}: {why}")
-    job.task = next((task for task in _TASKS if task in words), "")
+    job.task = next((task for name, task in _TASKS.items() if name in words), "")
     if stem in _TRANSFORMERS_SCRIPTS:
         job.tool = "transformers"
     job.tool = job.tool or ("trl" if stem in _TRL_SCRIPTS and job.task else None)

@@ -40,8 +40,8 @@ _AXOLOTL_TASKS: dict[str, Task] = {
 _REINFORCED = ("gdpo", "ebft")
 _PRECOMPUTE = "precompute_ref_log_probs"
 _PRECOMPUTED = (
-    "log-probabilities of the reference that are computed before training are modelled for DPO with "
-    "adapters only"
+    "log-probabilities of the reference that are computed before training are modelled for DPO, and up to "
+    "TRL 0.26 with adapters only"
 )
 ASKED_BEFORE = (
     "before training, one forward pass over the data computes the reference's log-probabilities: "
@@ -90,7 +90,7 @@ _TRL_SHARED = (
     "reference_free",
     "disable_dropout",
 )
-_WORD = re.compile(r"(?<![a-z])(dpo|kto|orpo|simpo|reward)(?![a-z])")
+_WORD = re.compile(r"(?<![a-z])(sft|dpo|kto|orpo|simpo|reward)(?![a-z])")
 TRL_HARMLESS = (
     *_TRL_KEYS,
     *_TRL_SHARED,
@@ -217,19 +217,20 @@ def _refuse_other_labels(keys: Keys) -> None:
         raise keys.not_modelled("sample_packing", "packed samples with labels of steps are not modelled")
 
 
-def read_precomputed(keys: Keys, reading: Reading, *, adapters: bool) -> None:
+def read_precomputed(keys: Keys, reading: Reading, *, single: bool) -> None:
     """``precompute_ref_log_probs``: no second model is loaded, and no step asks the model as it was.
 
-    Scripts of TRL up to 0.24 hand over a second model in a full fine-tune, which then stays.
-    Source: trl 0.9.6, 0.15.2, 0.24.0 and 1.16.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters);
-    0.24.0 scripts/dpo.py.
+    ``single``: the tool loads no second model for it.  Scripts of TRL up to 0.24 hand one over in a full
+    fine-tune, which then stays.
+    Source: trl 0.9.6, 0.15.2 and 0.24.0 trainer/dpo_trainer.py (``ref_model`` is None with adapters), 1.16.0
+    (None whatever is trained, or let go before the first step); 0.24.0 scripts/dpo.py.
 
     Raises:
-        NotModelledError: another task, or no adapters.
+        NotModelledError: another task, or a second model that stays.
     """
     if not keys.flag(_PRECOMPUTE):
         return
-    if not adapters or reading.value("task") not in (None, "dpo"):
+    if not single or reading.value("task") not in (None, "dpo"):
         raise keys.not_modelled(_PRECOMPUTE, _PRECOMPUTED)
     reading.switch("caches_reference", True, keys.where(_PRECOMPUTE))
     reading.remark(keys.where(_PRECOMPUTE), ASKED_BEFORE)
@@ -248,19 +249,23 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     if told is None and keys.get("loss_type") == "simpo":  # of CPO's trainer alone
         told = "loss_type"
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
-    if told is None and shared is None and not script:
+    words = [
+        match[1]
+        for part in reversed(keys.path.absolute().parts[-3:])
+        if (match := _WORD.search(part.lower()))
+    ]
+    if told is None and shared is None and not script and words[:1] in ([], ["sft"]):
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
     if script:
         reading.say("task", script, str(keys.path), "the script's name")
         return True
-    named = [
-        match for part in reversed(keys.path.absolute().parts[-3:]) if (match := _WORD.search(part.lower()))
-    ]
-    if named:
-        origin = keys.where(told or shared or "")
-        reading.say("task", named[0][1], origin, f"the path says {named[0][1]}")
-        reading.remark(origin, f"read as a file for {named[0][1]}, as its path says; --task says another")
+    named = next((word for word in words if word != "sft"), None)
+    if named is not None:
+        key = told or shared
+        origin = keys.where(key) if key else str(keys.path)
+        reading.say("task", named, origin, f"the path says {named}")
+        reading.remark(origin, f"read as a file for {named}, as its path says; --task says another")
     elif told is not None:
         reading.say("task", _TRL_KEYS.get(told, "simpo"), keys.where(told), "of this trainer alone")
     else:

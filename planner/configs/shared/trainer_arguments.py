@@ -260,8 +260,11 @@ def say_optimizer(keys: Keys, key: str, names: Mapping[str, str], reading: Readi
 def read_checkpointing(keys: Keys, reading: Reading) -> None:
     """Enter gradient checkpointing, by its old or its new name.
 
+    Source: transformers 5.23.0 trainer.py train, modeling_utils.py _set_gradient_checkpointing.
+
     Raises:
         InputFileError: a value that cannot be used.
+        NotModelledError: checkpoints in host RAM.
     """
     for name in ("gradient_checkpointing", "activation_checkpointing"):
         on = keys.flag(name)
@@ -272,6 +275,10 @@ def read_checkpointing(keys: Keys, reading: Reading) -> None:
             reentrant = details.flag("use_reentrant")
             if reentrant is not None:
                 reading.say("checkpoint_reentrant", reentrant, details.where("use_reentrant"))
+            every = details.count("every_n_layers")
+            if every is not None and every > 1:
+                reading.say("checkpoint_every", every, details.where("every_n_layers"))
+            details.refuse_switched_on({"offload": "checkpoints in host RAM are not modelled"})
             details.skip(("determinism_check", "preserve_rng_state", "debug", "early_stop"))
 
 

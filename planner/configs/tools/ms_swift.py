@@ -14,7 +14,7 @@ from planner.configs.shared.harmless import MS_SWIFT_HARMLESS
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.model_args import DTYPES
 from planner.configs.shared.trainer_arguments import read_attention, read_precision, read_trainer
-from planner.configs.tools.ms_swift_launch import read_engine, read_processes, say_largest_image
+from planner.configs.tools.ms_swift_launch import read_engine, read_processes
 from planner.configs.yaml_or_json import Document
 from planner.domain.recipes.recipe import TARGET_PATTERN
 from planner.errors import REFUSED_BY_TOOL, UsageError, show
@@ -297,7 +297,7 @@ def _read_images(keys: Keys, reading: Reading) -> None:
     """One image in each sample of a model that sees: the data decide."""
     reading.default("images_per_sample", 1, "the data say how many images a sample has: one is assumed")
     if (pixels := keys.count("max_pixels")) is not None:
-        say_largest_image(reading, pixels, keys.where("max_pixels"))
+        reading.limit_images(pixels, keys.where("max_pixels"))
     if keys.flag("vit_gradient_checkpointing") is False:
         reading.remark(
             keys.where("vit_gradient_checkpointing"), "the tower is counted as checkpointed, which is less"

@@ -7,7 +7,6 @@ swift/arguments/sft_args.py _init_deepspeed and _init_fsdp; the same in 3.12.6.
 from __future__ import annotations
 
 import re
-from math import isqrt
 from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
@@ -128,15 +127,8 @@ def _read_pixels(env: Keys, reading: Reading) -> None:
         reading.remark(env.where(name), "images are not counted by it: say --image-size")
         return
     side_of_token = 28 if family[1] == "2" else 32
-    say_largest_image(
-        reading, (pixels or 0) if tokens is None else tokens * side_of_token**2, env.where(name)
-    )
-
-
-def say_largest_image(reading: Reading, pixels: int, where: str) -> None:
-    """Images as large as they are left: each larger one is made as small as this."""
-    side = isqrt(pixels)
-    reading.default("image_size", f"{side}x{side}", f"{where}; larger images are made as small as this")
+    most = (pixels or 0) if tokens is None else tokens * side_of_token**2
+    reading.limit_images(most, env.where(name), side_of_token)
 
 
 def read_engine(keys: Keys, reading: Reading, beside: Beside, *, ranks: bool) -> None:

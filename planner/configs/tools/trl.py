@@ -90,8 +90,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_other_trainings(keys)
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = not generates and trl_task(keys, reading, beside.task)
-    read_precomputed(keys, reading, adapters=bool(keys.flag("use_peft")))
     old = read_age(keys, reading)
+    read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     _read_method(keys, reading)
     read_checkpoint(keys, "model_name_or_path", reading, trusts=_trusts(keys))
     _read_model(keys, reading)
@@ -100,7 +100,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     if keys.flag("activation_offloading"):
         reading.say("offload", "activations", keys.where("activation_offloading"))
     if not (compares or generates):
-        _read_loss(keys, reading)
+        _read_loss(keys, reading, old=bool(old))
     read_trainer(keys, reading, own_loss=not old)
     if compares:
         _read_preferences(keys, reading, old)
@@ -134,6 +134,8 @@ def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:
     for name in ("use_liger", "use_liger_kernel"):
         if keys.flag(name) and (old or reading.value("task") not in ("dpo", "kto")):
             raise keys.not_modelled(name, "Liger's losses of preferences are not modelled")
+    if keys.flag("disable_dropout") is False and reading.value("lora_dropout") != 0:
+        raise keys.not_modelled("disable_dropout", "dropout beside preferences is not modelled; true is")
     if keys.has("dataset_mixer"):
         held = "whole_let_go" if reading.value("task") == "dpo" else "whole"
         reading.switch("pair_logps", held, keys.where("dataset_mixer"))
@@ -362,11 +364,18 @@ def _read_images(keys: Keys, reading: Reading) -> None:
         reading.default("images_per_sample", 1, IMAGES_UNSAID)
 
 
-def _read_loss(keys: Keys, reading: Reading) -> None:
+def _read_loss(keys: Keys, reading: Reading, *, old: bool) -> None:
+    """``loss_type``: both losses of today's TRL follow from one pass in pieces that keeps numbers of tokens.
+
+    Source: trl 1.16.0 trainer/sft_trainer.py compute_loss; 0.24.0, where ``nll`` is the model's own loss
+    and ``dft`` keeps probabilities of all logits.
+    """
     if keys.flag("use_liger"):
         say_liger(reading, keys.where("use_liger"))
     kind = keys.text("loss_type")
-    if kind in ("nll", "chunked_nll"):
+    if old and kind == "nll":
+        return
+    if kind in ("nll", "chunked_nll") or (kind == "dft" and not old):
         reading.say("loss", "chunked", keys.where("loss_type"))
     elif kind is not None:
         raise keys.not_modelled("loss_type", f"the loss '{show(kind)}' is not modelled; nll is")

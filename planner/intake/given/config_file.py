@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from planner.domain.origin import tool_default
 from planner.errors import REFUSED_BY_TOOL, InputFileError, NotModelledError, UnknownNameError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS, missing_fields, split_count
 from planner.intake.given.request import Given, ScenarioRequest, from_toml, merge
+from planner.intake.images import parse_size
 from planner.intake.model_parallel import degrees
 
 OWN_TOOL = "plan"
@@ -30,7 +32,7 @@ class ConfigFile:
     beside it, each field with the sentence that asks for it.  ``launch``: the launch file that was found
     beside it and is counted.  ``candidates``: launch files that could be meant, where none is counted.
     ``several``: the sharding of several GPUs, where nothing says one.  ``alone``: a key that the tool takes
-    on one GPU only.
+    on one GPU only.  ``most_pixels``: of an image, and what its sides are multiples of where it had more.
     """
 
     request: ScenarioRequest
@@ -45,6 +47,7 @@ class ConfigFile:
     candidates: tuple[Path, ...] = ()
     several: Given | None = None
     alone: Alone | None = None
+    most_pixels: tuple[int, int] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -108,6 +111,7 @@ def config_of(reading: Reading) -> ConfigFile:
         candidates=reading.candidates,
         several=None if reading.several is None else _several(reading, *reading.several),
         alone=reading.alone,
+        most_pixels=reading.most_pixels,
     )
 
 
@@ -133,6 +137,8 @@ def with_flags(config: ConfigFile, flags: ScenarioRequest) -> ScenarioRequest:
         request = merge(ScenarioRequest({"sharding": config.several}), request)
     if config.least_batch is not None:
         request = _with_least(request, *config.least_batch)
+    if config.most_pixels is not None:
+        request = _with_smaller_images(request, *config.most_pixels)
     return request if config.total_batch is None else _with_total(request, config.total_batch)
 
 
@@ -144,6 +150,23 @@ def _with_least(request: ScenarioRequest, samples: int, where: str) -> ScenarioR
     accum = -(-samples // (micro * gpus))
     note = f"{micro} x {accum} x {gpus} GPUs is {samples} samples, or more"
     return merge(ScenarioRequest({"grad_accum": Given(accum, tool_default(where), note)}), request)
+
+
+def _with_smaller_images(request: ScenarioRequest, pixels: int, multiple: int) -> ScenarioRequest:
+    """``request`` with images of at most so many pixels, and then of sides that are whole multiples.
+
+    Source: llamafactory 0.9.5 data/mm_plugin.py _preprocess_image; transformers 5.23 smart_resize.
+    """
+    given = request.values.get("image_size")
+    if given is None:
+        return request
+    width, height = parse_size(given.value)
+    factor = math.sqrt(pixels / (width * height))
+    if factor >= 1:
+        return request
+    width, height = (max(int(side * factor) // multiple, 1) * multiple for side in (width, height))
+    note = f"{given.value}, made smaller: at most {pixels:,} pixels"
+    return merge(request, ScenarioRequest({"image_size": Given(f"{width}x{height}", given.origin, note)}))
 
 
 def _check_alone(alone: Alone, request: ScenarioRequest) -> None:

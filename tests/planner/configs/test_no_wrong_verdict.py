@@ -162,7 +162,8 @@ def test_keys_tell_the_age_of_a_plain_trainers_file(tmp_path: Path) -> None:
         (TRL + "pass_rate_min: 0.1\nnum_generations: 4\n", "filters a data set and does not train"),
         (TRL + "num_ppo_epochs: 4\nnum_generations: 8\n", "reinforcement learning"),
         (
-            TRL.replace("true", "false") + "beta: 0.1\nprecompute_ref_log_probs: true\n",
+            TRL.replace("true", "false")
+            + "beta: 0.1\nprecompute_ref_log_probs: true\ntorch_dtype: bfloat16\n",
             "computed before training",
         ),
         (TRL + "reward_model_path: a/b\n", "reward model's scores"),

@@ -93,19 +93,23 @@ def test_flags_win(tmp_path: Path) -> None:
         (FACTORY.replace("lora", "full"), ("vision_tower", "projector")),
         (FACTORY.replace("lora", "full") + "freeze_multi_modal_projector: false\n", ("vision_tower",)),
         (FACTORY + "freeze_vision_tower: false\n", ("projector",)),
+        (FACTORY + "freeze_multi_modal_projector: false\n", ("vision_tower", "projector")),
         (FACTORY.replace("lora", "full") + "train_mm_proj_only: true\n", ("vision_tower", "language_model")),
         (TRL, ()),
     ],
 )
 def test_frozen_parts(text: str, frozen: tuple[str, ...], tmp_path: Path) -> None:
-    """LLaMA-Factory freezes tower and projector unless told otherwise."""
+    """LLaMA-Factory freezes tower and projector unless told otherwise; adapters never reach a projector
+    beside a frozen tower.
+    """
     assert recipe_of(tmp_path, text).frozen == frozen
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        FACTORY + "freeze_multi_modal_projector: false\n",
+        FACTORY + "freeze_multi_modal_projector: false\nfreeze_vision_tower: false\n",
+        FACTORY + "freeze_multi_modal_projector: false\nlora_target: merger.mlp.0\n",
         FACTORY + "image_do_pan_and_scan: true\n",
         FACTORY.replace("qwen2_vl", "gemma3"),
         FACTORY.replace("Qwen/Qwen2.5-VL-7B-Instruct", "OpenGVLab/InternVL3-8B-hf").replace(

@@ -145,13 +145,14 @@ class Checkpoints:
 
 
 def _architectures(fields: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The class that the program's own Transformers has for a text model,
+    """The class that the program's own Transformers has for a model of text, or for one that sees as a whole,
     which some programs read and our catalog leaves out.
     """
-    known = importlib.import_module(
-        "transformers.models.auto.modeling_auto"
-    ).MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    found = known.get(fields.get("model_type"))
+    known = importlib.import_module("transformers.models.auto.modeling_auto")
+    kind = fields.get("model_type")
+    found = known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    if "vision_config" in fields:
+        found = getattr(known, "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", {}).get(kind, found)
     return {} if found is None else {"architectures": [found]}
 
 

@@ -211,7 +211,7 @@ def _read_task(keys: Keys, reading: Reading) -> None:
     if task is not None:
         names = ("rl", "reward_model", "process_reward_model")
         reading.say("task", task, keys.where(next(name for name in names if keys.get(name))))
-        read_precomputed(keys, reading, adapters=keys.has("adapter"))
+        read_precomputed(keys, reading, single=keys.has("adapter"))
         read_chosen_likelihood(keys, reading)
     if keys.get("model_type") in _OWN_CLASSES:
         raise keys.not_modelled(

@@ -8,10 +8,10 @@ hparams/finetuning_args.py, model/model_utils/visual.py and data/mm_plugin.py.
 from __future__ import annotations
 
 import re
-from math import isqrt
 
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading
 from planner.configs.shared.keys import Keys
+from planner.domain.vision import FrozenPart
 
 _MAX_PIXELS = 768 * 768
 _LONGEST_SIDE = 4096
@@ -41,7 +41,7 @@ VISION_TEMPLATES = frozenset(_VISION_TEMPLATES.split())
 """Templates with a plugin for images or sound: llamafactory 0.9.5 data/template.py,
 ``mm_plugin=get_mm_plugin``.
 """
-_FREEZES = (
+_FREEZES: tuple[tuple[str, FrozenPart, bool], ...] = (
     ("freeze_vision_tower", "vision_tower", True),
     ("freeze_multi_modal_projector", "projector", True),
     ("freeze_language_model", "language_model", False),
@@ -65,22 +65,24 @@ def read_vision(keys: Keys, reading: Reading, template: str | None) -> None:
         )
         return
     keys.refuse_switched_on({"image_do_pan_and_scan": _CUTS, "crop_to_patches": _CUTS})
-    side = _side(keys)
     sees = "template" if template in READ_TEMPLATES else "visual_inputs"
     if template not in _TEXT_TOO:
         reading.say("images_per_sample", 1, keys.where(sees), IMAGES_UNSAID)
     elif any(map(_OF_IMAGES.search, keys.names("dataset"))):
         reading.say("images_per_sample", 1, keys.where("dataset"), IMAGES_UNSAID)
-    reading.default("image_size", f"{side}x{side}", f"{_PLACE}; larger images are made as small as this")
+    _read_largest(keys, reading)
     _read_frozen(keys, reading)
 
 
-def _side(keys: Keys) -> int:
-    """Side of the largest square image: ``image_resolution`` was a side up to 0.9.1, and pixels in 0.9.2."""
+def _read_largest(keys: Keys, reading: Reading) -> None:
+    """How large images are left (data/mm_plugin.py _preprocess_image): ``image_resolution`` was the longer
+    side up to 0.9.1, of which only squares are counted, and pixels in 0.9.2.
+    """
     older = keys.count("image_resolution")
-    if older is not None:
-        return older if older <= _LONGEST_SIDE else isqrt(older)
-    return isqrt(keys.count("image_max_pixels") or _MAX_PIXELS)
+    if older is not None and older <= _LONGEST_SIDE:
+        reading.default("image_size", f"{older}x{older}", f"{_PLACE}, once a side")
+    else:
+        reading.limit_images(older or keys.count("image_max_pixels") or _MAX_PIXELS, _PLACE)
 
 
 def _read_frozen(keys: Keys, reading: Reading) -> None:
@@ -92,16 +94,15 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
             )
         reading.say("freeze", ("vision_tower", "language_model"), keys.where("train_mm_proj_only"))
         return
-    frozen, places = [], []
+    frozen: list[FrozenPart] = []
+    places = []
     for key, part, default in _FREEZES:
         said = keys.flag(key)
         places += [] if said is None else [keys.where(key)]
         if default if said is None else said:
             frozen.append(part)
     if reading.value("method") != "full" and "projector" not in frozen:
-        raise keys.not_modelled(
-            "freeze_multi_modal_projector", "adapters on a projector are not modelled; true is"
-        )
+        _spare_projector(keys, reading, frozen)
     if not frozen:
         return
     if places:
@@ -112,3 +113,23 @@ def _read_frozen(keys: Keys, reading: Reading) -> None:
             tuple(frozen),
             "llamafactory 0.9.5 hparams/finetuning_args.py: freeze_vision_tower and the next",
         )
+
+
+def _spare_projector(keys: Keys, reading: Reading, frozen: list[FrozenPart]) -> None:
+    """A projector that is free gets no adapters where the tower is frozen.
+
+    LLaMA-Factory looks for linear layers outside of projectors, and then takes each module whose name holds
+    one of theirs (model/model_utils/misc.py find_all_linear_modules, visual.py patch_target_modules).
+
+    Raises:
+        NotModelledError: the names of the tower's layers, or others of the file's own, may be a projector's.
+    """
+    names = keys.names("lora_target")
+    if "vision_tower" not in frozen or not all(name == "all" or name.endswith("_proj") for name in names):
+        raise keys.not_modelled(
+            "freeze_multi_modal_projector", "adapters on a projector are not modelled; true is"
+        )
+    frozen.append("projector")
+    reading.remark(
+        keys.where("freeze_multi_modal_projector"), "has no effect: the projector gets no adapters"
+    )

@@ -142,7 +142,10 @@ def test_programs_whose_arguments_are_not_read_are_named(text: str, program: str
 
 @pytest.mark.parametrize(
     "script",
-    ["trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py", "gkd.py"],
+    [
+        *("trl/scripts/rloo.py", "ppo.py", "online_dpo.py", "cpo.py", "prm.py", "run_clm_no_trainer.py"),
+        *("gkd.py", "bco.py", "dpo_online.py", "online_dpo_vlm.py", "async_grpo.py", "gold_vlm.py"),
+    ],
 )
 def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> None:
     """Other trainings take the same arguments."""
@@ -159,6 +162,8 @@ def test_the_name_of_a_script_says_what_its_arguments_may_not(script: str) -> No
         ("accelerate launch trl/scripts/grpo.py", "grpo"),
         ("python dpo.py", "dpo"),
         ("accelerate launch reward_modeling.py", "reward"),
+        ("accelerate launch examples/scripts/gspo_vlm.py", "grpo"),
+        ("python mpo_vlm.py", "dpo"),
         ("python sft.py", "sft"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.domain.scenario import Scenario
-from planner.errors import InputFileError, UsageError
+from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -75,6 +75,40 @@ def test_a_trl_file_that_names_no_trainer_is_asked(tmp_path: Path) -> None:
     config = read(tmp_path, TRL + "beta: 0.1\n", "recipes/dpo/config.yaml")
     assert config.request.get("task") == "dpo"
     assert any("as its path says" in remark.text for remark in config.remarks)
+
+
+PRECOMPUTED = TRL.replace("use_peft: true\n", "") + "precompute_ref_log_probs: true\n"
+
+
+def test_a_reference_of_a_full_fine_tune_that_is_asked_before_training(tmp_path: Path) -> None:
+    """TRL 1.16 loads no second model for it; scripts of older ones hand one over, which stays."""
+    recipe = scenario_of(tmp_path, PRECOMPUTED, method="full").recipe
+    assert recipe.caches_reference
+    assert not recipe.has_reference
+    with pytest.raises(NotModelledError, match=r"up to TRL 0\.26 with adapters only"):
+        read(tmp_path, PRECOMPUTED + "torch_dtype: bfloat16\n")
+
+
+def test_dropout_beside_preferences_is_refused(tmp_path: Path) -> None:
+    """It is off unless a file says so; without any there is nothing to keep."""
+    text = TRL + "beta: 0.1\ndisable_dropout: false\n"
+    with pytest.raises(NotModelledError, match="disable_dropout"):
+        read(tmp_path, text, "dpo.yaml")
+    assert read(tmp_path, text + "lora_dropout: 0\n", "dpo.yaml").request.get("task") == "dpo"
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("dpo.yaml", "dpo"),
+        ("reward/config.yaml", "reward"),
+        ("recipes/dpo/sft.yaml", None),
+        ("sft/train.yaml", None),
+    ],
+)
+def test_a_file_is_told_by_its_name_alone(tmp_path: Path, name: str, task: str | None) -> None:
+    """No key is needed: the word nearest to the file's name counts."""
+    assert read(tmp_path, TRL, name).request.get("task") == task
 
 
 def test_recipes_with_a_mixer_take_all_logits(tmp_path: Path) -> None:

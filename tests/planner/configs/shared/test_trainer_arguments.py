@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.errors import NotModelledError
 from planner.intake.given.config_file import read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -31,3 +32,23 @@ def test_whether_ddp_looks_for_unused_parameters(text: str, expected: str, tmp_p
     path.write_text(text, encoding="utf-8")
     given = with_flags(read_config_file(path, None, Beside()), from_flags({"gpu": "a100-80-sxm:2"}))
     assert resolve(given).stack.ddp_finds_unused == expected
+
+
+TRL = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: false\n"
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"])
+def test_every_how_many_layers_one_is_checkpointed(name: str, tmp_path: Path) -> None:
+    """Transformers 5.23 takes it by both names; layers between keep what they save."""
+    path = tmp_path / "train.yaml"
+    path.write_text(f"{TRL}{name}: {{every_n_layers: 4}}\n", encoding="utf-8")
+    recipe = resolve(with_flags(read_config_file(path), from_flags({"gpu": "a100-80-sxm"}))).recipe
+    assert (recipe.gradient_checkpointing, recipe.checkpoint_every) == (True, 4)
+
+
+def test_checkpoints_in_host_ram_are_refused(tmp_path: Path) -> None:
+    """They are another offload than TRL's."""
+    path = tmp_path / "train.yaml"
+    path.write_text(f"{TRL}activation_checkpointing_kwargs: {{offload: true}}\n", encoding="utf-8")
+    with pytest.raises(NotModelledError, match="checkpoints in host RAM"):
+        read_config_file(path)

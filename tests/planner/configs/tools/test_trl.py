@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import InputFileError, UsageError
+from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import ConfigFile, read_config_file, with_flags
 from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
@@ -52,6 +52,25 @@ def test_keys_tell_the_age_of_trl(tmp_path: Path, key: str, stack: str) -> None:
     assert config.request.get("stack") == stack
     assert (f"the stack {stack};" in remarks(config)) == (stack != "trl")
     assert with_flags(config, from_flags({"stack": "unsloth"})).get("stack") == "unsloth"
+
+
+@pytest.mark.parametrize(
+    ("text", "loss"),
+    [
+        ("loss_type: nll\n", "chunked"),
+        ("loss_type: dft\n", "chunked"),
+        ("loss_type: nll\ntorch_dtype: bfloat16\n", None),
+    ],
+)
+def test_the_loss_of_a_file_is_that_of_its_age(tmp_path: Path, text: str, loss: str | None) -> None:
+    """Up to TRL 0.26 ``nll`` is the model's own loss, of all logits; today's two are taken in pieces."""
+    assert read_config_file(written(tmp_path, TRL + text)).request.get("loss") == loss
+
+
+def test_old_trl_keeps_probabilities_of_all_logits(tmp_path: Path) -> None:
+    """Its ``dft`` is not today's."""
+    with pytest.raises(NotModelledError, match="loss 'dft'"):
+        read_config_file(written(tmp_path, TRL + "loss_type: dft\ntorch_dtype: bfloat16\n"))
 
 
 def test_old_trl_turns_no_precision_on(tmp_path: Path) -> None:

@@ -52,6 +52,24 @@ def test_switches_of_the_flags_win_one_by_one(tmp_path: Path) -> None:
     assert request.get("switches") == ("zero12_bucket_elements=200000000", "zero12_overlap=false")
 
 
+@pytest.mark.parametrize(
+    ("text", "size", "becomes"),
+    [
+        ("template: qwen2_vl\n", "640x480", "640x480"),
+        ("template: qwen2_vl\n", "1024x768", "886x665"),
+        ("template: qwen2_vl\nimage_max_pixels: 262144\n", "1024x768", "591x443"),
+        ("template: qwen2_vl\nimage_resolution: 512\n", "1024x768", "1024x768"),
+    ],
+)
+def test_a_tool_that_makes_large_images_smaller(tmp_path: Path, text: str, size: str, becomes: str) -> None:
+    """A size that a flag says is that of the data, of which LLaMA-Factory leaves so many pixels."""
+    text = LLAMA_FACTORY.replace("Qwen2.5-0.5B", "Qwen2-VL-2B-Instruct") + text
+    config = read_config_file(written(tmp_path, text))
+    request = with_flags(config, from_flags({"gpu": "4090", "seq": 2048, "image_size": size}))
+    assert request.get("image_size") == becomes
+    assert bool(request.values["image_size"].note) is (size != becomes)
+
+
 def asked(gpus: int, *, total: int = 0, least: int = 0, **said: int) -> tuple[object, object]:
     """Micro-batch and accumulation of a file that says these, on so many GPUs."""
     place = "ds.json:train_batch_size"

@@ -9,7 +9,7 @@ import pytest
 
 from measure.dry_run.guesses import Guesses
 from measure.dry_run.libraries import transformers_4
-from measure.dry_run.libraries.files.transformers_files import Checkpoints
+from measure.dry_run.libraries.files.transformers_files import Checkpoints, _architectures
 from measure.dry_run.libraries.files.words import tokenizer_of_words
 from tests.extras import import_or_skip
 
@@ -30,6 +30,22 @@ def test_models_of_several_parts_say_their_dtype_for_the_text(fields: dict[str, 
     checkpoints = Checkpoints(Guesses())
     checkpoints._note_dtype("m", fields)
     assert checkpoints.dtype_of("m") == getattr(torch, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sees", "found"),
+    [
+        ("qwen2", False, "Qwen2ForCausalLM"),
+        ("qwen2_vl", True, "Qwen2VLForConditionalGeneration"),
+        ("qwen3_5", True, "Qwen3_5ForConditionalGeneration"),
+        ("unknown", True, None),
+    ],
+)
+def test_a_checkpoint_names_its_class(kind: str, *, sees: bool, found: str | None) -> None:
+    """TRL loads the class that ``config.json`` names, which is the whole model where it sees."""
+    import_or_skip("transformers")
+    fields = {"model_type": kind, **({"vision_config": {}} if sees else {})}
+    assert _architectures(fields) == ({} if found is None else {"architectures": [found]})
 
 
 def old_transformers(loaded: list[Any]) -> ModuleType:
