@@ -242,9 +242,7 @@ class Stack:
     offloaded_inputs_kept: int
     """Block inputs on the GPU while others are in host RAM, beside that of the layer that is recomputed."""
     pins_inputs: PinsInputs
-    """Saved inputs that checkpointing keeps in host RAM lie in pinned memory there; ``if_room``: but
-    for blocks that host RAM has no room for, which stay pageable where others would fail.
-    """
+    """Inputs of layers in host RAM lie in pinned memory; ``if_room``: but for blocks without room there."""
 
     # Loss
     loss_forward: tuple[LogitsCopy, ...]
@@ -259,6 +257,8 @@ class Stack:
     """Pieces of a loss ``chunked``: eight; as many as half of the free memory asks for; or ``tiles`` of
     tokens and words, without a loss's own log-softmax.
     """
+    autocast_until_loss: bool
+    """Of preferences over a 4-bit base in bf16, autocast ends with the loss, not where the model returns."""
     loss_weights: LossWeights
     """The trainer takes the loss of each token from the logits that the model returns, and weighs it by
     the probability of the token, or by the entropy of a copy of its logits.  ``divergence``: by the

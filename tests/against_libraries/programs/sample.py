@@ -141,6 +141,11 @@ def _planned(file: str, folder: Path, gpu: str) -> dict[str, str]:
     flags = shlex.split(answer["flags"])
     if find_spec("alignment") is None:
         _make_newest(flags)
+    if "--gpus" in flags and gpu == CARD:
+        # Of a launcher's file that stands in a comment, and that the dry run does not start.
+        for flag in ("--gpus", "--sharding"):
+            place = flags.index(flag)
+            del flags[place : place + 2]
     flags += ["--versions", _versions(flags[flags.index("--stack") + 1])]
     done = _run("planner.cli.main", (*flags, "--gpu", gpu, "--json"), folder)
     memory = json.loads(done.stdout).get("memory")
