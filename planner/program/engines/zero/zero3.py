@@ -168,11 +168,14 @@ class Zero3(DeepSpeed):
                 Purpose("lp_param_buffer", trained[0].term),
             )
         if not settings.offloads_optimizer:
+            converted = None
             for group in self._groups:
-                narrow = group[0].element_bytes < FP32
+                # A variable of the loop: the last group's is there until the next one is made.
+                before, narrow = converted, group[0].element_bytes < FP32
                 converted = self.take(self._elements(group) * FP32, _CONVERTED) if narrow else None
+                self.free(before)
                 self.take(self._elements(group) * FP32, _MASTER)
-                self.free(converted)
+            self.free(converted)
             self.brief(max(self._elements(group) for group in self._groups) * FP32, _INITIAL)
         self.take(settings.bucket * settings.element_bytes, _BUCKET)
         if not settings.offloads_optimizer:
